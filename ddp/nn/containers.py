@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar, overload
 
 from ddp._tensor.core import Tensor
@@ -148,23 +148,21 @@ class ModuleList(_ModuleSequence):
         return lines
 
 
-class _Dict(Module):
+class _Dict(Module, MutableMapping[str, Any]):
     """What ModuleDict and ParameterDict share. `_entries`: the modules or parameters by name."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # a module equals itself alone
 
     @property
     def _entries(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _update(self, entries: Any) -> None:
-        pairs = entries.items() if isinstance(entries, Mapping | _Dict) else entries
-        for key, value in pairs:
-            self[key] = value
+    def __init__(self, entries: Any = None) -> None:
+        super().__init__()
+        self.update(entries or ())
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        raise NotImplementedError
 
     def __delitem__(self, key: str) -> None:
         del self._entries[key]
@@ -175,36 +173,16 @@ class _Dict(Module):
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._entries
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._entries)
 
-    def clear(self) -> None:
-        """Removes all entries."""
-        self._entries.clear()
-
-    def pop(self, key: str) -> Any:
-        """Removes an entry, and returns it. Raises: KeyError."""
-        return self._entries.pop(key)
-
-    def keys(self) -> KeysView[str]:
-        """The names."""
-        return self._entries.keys()
-
-    def items(self) -> ItemsView[str, Any]:
-        """The names and entries."""
-        return self._entries.items()
-
-    def values(self) -> ValuesView[Any]:
-        """The entries."""
-        return self._entries.values()
+    def popitem(self) -> tuple[str, Any]:
+        """Takes the last entry out, and returns it with its name."""
+        return self._entries.popitem()
 
 
 class ModuleDict(_Dict):
     """Modules by name, whose parameters are found, in the order of insertion."""
-
-    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
-        super().__init__()
-        self.update(modules or ())
 
     @property
     def _entries(self) -> dict[str, Any]:
@@ -212,10 +190,6 @@ class ModuleDict(_Dict):
 
     def __setitem__(self, key: str, module: Module) -> None:
         self.add_module(key, module)
-
-    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Adds modules, replacing those of the same names. Raises: DtypeError."""
-        self._update(modules)
 
 
 def _as_parameter(value: Any, name: str) -> Parameter:
@@ -241,19 +215,12 @@ class ParameterDict(_Dict):
     Raises: DtypeError for what is no tensor; KeyError for a name that is not there.
     """
 
-    def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
-        super().__init__()
-        self.update(parameters or ())
-
     @property
     def _entries(self) -> dict[str, Any]:
         return self._parameters
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.register_parameter(key, _as_parameter(value, "ParameterDict"))
-
-    def __reversed__(self) -> Iterator[str]:
-        return reversed(self._parameters)
 
     def __or__(self, other: ParameterDict) -> ParameterDict:
         return ParameterDict({**dict(self.items()), **dict(other.items())})
@@ -265,24 +232,6 @@ class ParameterDict(_Dict):
     def copy(self) -> ParameterDict:
         """Another dict of the same parameters."""
         return ParameterDict(self.items())
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The parameter of that name, or `default`."""
-        return self._parameters.get(key, default)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """The parameter of that name, put there if it is not there yet."""
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def popitem(self) -> tuple[str, Any]:
-        """Takes the last parameter out, and returns it with its name."""
-        return self._parameters.popitem()
-
-    def update(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        """Adds parameters, replacing those of the same names."""
-        self._update(parameters)
 
     def extra_repr(self) -> str:
         return _parameter_lines(self)

@@ -20,31 +20,27 @@ Hook = Callable[..., Any]
 Grads = tuple[Any, ...]
 
 
-class HookLists:
-    """The hooks of one module, each list in the order in which they are called."""
-
-    def __init__(self) -> None:
-        self.forward_pre: list[tuple[Hook, bool]] = []  # hook, with_kwargs
-        self.forward: list[tuple[Hook, bool, bool]] = []  # hook, with_kwargs, always_call
-        self.backward_pre: list[tuple[Hook]] = []
-        self.backward: list[tuple[Hook]] = []
-        self.state_dict_pre: list[tuple[Hook]] = []
-        self.state_dict_post: list[tuple[Hook]] = []
-        self.load_state_dict_pre: list[tuple[Hook]] = []
-        self.load_state_dict_post: list[tuple[Hook]] = []
+# The hooks of one module by kind, in the order in which they are called: each with its options. Kinds: forward_pre
+# (with_kwargs), forward (with_kwargs, always_call), backward_pre, backward, and pre and post of state_dict and
+# load_state_dict.
+Hooks = dict[str, list[tuple[Any, ...]]]
 
 
 class HasHooks:
     """The hooks of a module. Each registration returns a handle: `handle.remove()`, or `with` it."""
 
-    _hooks_: HookLists | None = None  # on the class: a module without hooks carries none
+    _hooks_: Hooks | None = None  # on the class: a module without hooks carries none
 
     def _add_hook(self, kind: str, entry: tuple[Any, ...], prepend: bool = False) -> RemovableHandle:
         if self._hooks_ is None:
-            self.__dict__["_hooks_"] = HookLists()
-        hooks = getattr(self._hooks_, kind)
+            self.__dict__["_hooks_"] = {}
+        hooks = cast(Hooks, self._hooks_).setdefault(kind, [])
         hooks.insert(0 if prepend else len(hooks), entry)
         return RemovableHandle(hooks, entry)
+
+    def _hooks(self, kind: str) -> tuple[tuple[Any, ...], ...]:
+        """The hooks of a kind at this moment: one may register or remove others."""
+        return tuple(self._hooks_.get(kind, ())) if self._hooks_ else ()
 
     def register_forward_pre_hook(
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
@@ -102,18 +98,17 @@ class HasHooks:
         return self._add_hook("load_state_dict_post", (hook,))
 
     def _call_with_hooks(self, forward: Hook, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        hooks = cast(HookLists, self._hooks_)
-        always = [entry for entry in hooks.forward if entry[2]]
+        always = [entry for entry in self._hooks("forward") if entry[2]]
         output = None
         try:
-            for hook, with_kwargs in tuple(hooks.forward_pre):
+            for hook, with_kwargs in self._hooks("forward_pre"):
                 inputs, options = _run_pre_hook(self, hook, with_kwargs, inputs, options)
             backward = None
-            if (hooks.backward_pre or hooks.backward) and modes.state.enabled:
-                backward = _BackwardHooks(self, hooks, len(inputs))
+            if modes.state.enabled and (self._hooks("backward_pre") or self._hooks("backward")):
+                backward = _BackwardHooks(self, len(inputs))
                 inputs = backward.attach_inputs(inputs)
             output = forward(*inputs, **options)
-            for entry in tuple(hooks.forward):
+            for entry in self._hooks("forward"):
                 always = [each for each in always if each is not entry]
                 output = _run_forward_hook(self, entry, inputs, options, output)
             return output if backward is None else backward.attach_output(output)
@@ -141,7 +136,7 @@ def _run_pre_hook(
 
 
 def _run_forward_hook(
-    module: Any, entry: tuple[Hook, bool, bool], inputs: tuple[Any, ...], options: dict[str, Any], output: Any
+    module: Any, entry: tuple[Any, ...], inputs: tuple[Any, ...], options: dict[str, Any], output: Any
 ) -> Any:
     hook, with_kwargs, _ = entry
     result = hook(module, inputs, options, output) if with_kwargs else hook(module, inputs, output)
@@ -151,9 +146,8 @@ def _run_forward_hook(
 class _BackwardHooks:
     """The backward hooks of one call of a module, and the gradients that they are given."""
 
-    def __init__(self, module: Any, hooks: HookLists, inputs: int) -> None:
+    def __init__(self, module: Any, inputs: int) -> None:
         self.module = module
-        self.hooks = hooks
         # Positions of the tensors that gradients go through, and what stands for the gradients of the others.
         self.input_positions: list[int] = []
         self.output_positions: list[int] = []
@@ -176,18 +170,18 @@ class _BackwardHooks:
 
     def _on_grad_output(self, grads: Grads) -> Grads:
         grad_output = _merge(grads, self.output_positions, self.other_grad_output)
-        for (hook,) in tuple(self.hooks.backward_pre):
+        for (hook,) in self.module._hooks("backward_pre"):
             grad_output = _replace("full backward pre-hook", hook(self.module, grad_output), grad_output)
         self.grad_output = grad_output if self.input_positions else ()
         if not self.input_positions:
-            for (hook,) in tuple(self.hooks.backward):
+            for (hook,) in self.module._hooks("backward"):
                 if hook(self.module, (None,) * len(self.other_grad_input), grad_output) is not None:
                     raise ArgumentError("full backward hook: no input requires grad, so there is nothing to replace")
         return tuple(grad_output[i] for i in self.output_positions)
 
     def _on_grad_input(self, grads: Grads) -> Grads:
         grad_input = _merge(grads, self.input_positions, self.other_grad_input)
-        for (hook,) in tuple(self.hooks.backward):
+        for (hook,) in self.module._hooks("backward"):
             grad_input = _replace("full backward hook", hook(self.module, grad_input, self.grad_output), grad_input)
         self.grad_output = ()
         return tuple(grad_input[i] for i in self.input_positions)

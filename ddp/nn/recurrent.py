@@ -45,9 +45,10 @@ class _RNNBase(Module):
     proj_size weight_hr_lk (proj_size, H); those of the other direction end in `_reverse`.
     """
 
+    mode: str  # a key of GATES
+
     def __init__(
         self,
-        mode: str,
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
@@ -58,11 +59,12 @@ class _RNNBase(Module):
         proj_size: int = 0,
         device: Any = None,
         dtype: Any = None,
+        *,
+        _mode: str = "",
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        if mode not in GATES:
-            raise ArgumentError(f"{name}: mode {mode!r}: expected one of {', '.join(GATES)}")
+        mode = self.mode = _mode or name.upper()
         if hidden_size <= 0 or num_layers <= 0:
             raise ArgumentError(f"{name}: hidden_size {hidden_size} and num_layers {num_layers} must be positive")
         if not 0 <= dropout <= 1:
@@ -182,14 +184,15 @@ class _RNNBase(Module):
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
-        for key, usual in {
+        usually = {
             "proj_size": 0,
             "num_layers": 1,
             "bias": True,
             "batch_first": False,
-            "dropout": 0.0,
+            "dropout": 0,
             "bidirectional": False,
-        }.items():
+        }
+        for key, usual in usually.items():
             if getattr(self, key) != usual:
                 text += f", {key}={getattr(self, key)}"
         return text
@@ -224,8 +227,8 @@ class RNN(_RNNBase):
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):
             raise ArgumentError(f"RNN: nonlinearity {nonlinearity!r}: expected 'tanh' or 'relu'")
-        options = (num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, *options, device=device, dtype=dtype)
+        options = (num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype)
+        super().__init__(input_size, hidden_size, *options, _mode=f"RNN_{nonlinearity.upper()}")
         self.nonlinearity = nonlinearity
 
 
@@ -236,22 +239,6 @@ class LSTM(_RNNBase):
     proj_size=0). Source: Hochreiter and Schmidhuber 1997; proj_size: Sak et al. 2014, arXiv:1402.1128.
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        proj_size: int = 0,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        options = (num_layers, bias, batch_first, dropout, bidirectional, proj_size)
-        super().__init__("LSTM", input_size, hidden_size, *options, device=device, dtype=dtype)
-
 
 class GRU(_RNNBase):
     """Gated recurrent units: gates r, z, n; h_t = (1 - z)*n + z*h_(t-1).
@@ -259,21 +246,6 @@ class GRU(_RNNBase):
     GRU(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False).
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        options = (num_layers, bias, batch_first, dropout, bidirectional)
-        super().__init__("GRU", input_size, hidden_size, *options, device=device, dtype=dtype)
 
 
 class _RNNCellBase(Module):

@@ -44,8 +44,7 @@ class HasStateDict:
         """
         module = cast("Module", self)
         result = {} if destination is None else destination
-        hooks = module._hooks_
-        for (hook,) in tuple(hooks.state_dict_pre) if hooks else ():
+        for (hook,) in module._hooks("state_dict_pre"):
             hook(module, prefix, keep_vars)
         for path, entry in _entries(module, prefix):
             result[path] = entry.tensor if keep_vars else entry.tensor.detach()
@@ -54,7 +53,7 @@ class HasStateDict:
         for name, child in module._modules.items():
             if child is not None:
                 child.state_dict(destination=result, prefix=_child_prefix(module, prefix, name), keep_vars=keep_vars)
-        for (hook,) in tuple(hooks.state_dict_post) if hooks else ():
+        for (hook,) in module._hooks("state_dict_post"):
             hook(module, result, prefix, {})
         return result
 
@@ -91,13 +90,13 @@ class HasStateDict:
                     walk(child, inside, below)
 
         walk(module, dict(state_dict), "")
-        hooked = [part for part in module.modules() if part._hooks_ and part._hooks_.load_state_dict_post]
+        hooked = [part for part in module.modules() if part._hooks("load_state_dict_post")]
         # A hook after loading may forgive a missing key, so then the loading comes first.
         _raise_problems(name, problems, keys if strict and not hooked else None)
         for write in writes:
             write()
         for part in reversed(hooked):
-            for (hook,) in tuple(part._hooks_.load_state_dict_post) if part._hooks_ else ():
+            for (hook,) in part._hooks("load_state_dict_post"):
                 hook(part, keys)
         _raise_problems(name, problems, keys if strict else None)
         return keys
@@ -177,20 +176,14 @@ def _overrides(module: Module, method: str) -> bool:
 
 
 def _plan_writes(
-    module: Module,
-    state: dict[str, Any],
-    prefix: str,
-    metadata: dict[str, Any],
-    strict: bool,
-    missing: list[str],
-    unexpected: list[str],
-    problems: list[str],
+    module: Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool, *lists: list[str]
 ) -> list[Callable[[], None]]:
-    """The calls that load the module's own part of `state`, children apart. Problems are added to the three lists.
+    """The calls that load the module's own part of `state`, children apart. What does not fit is added to `lists`.
 
     prefix: of the module's paths; strict: missing and unexpected paths are listed
     """
-    for (hook,) in tuple(module._hooks_.load_state_dict_pre) if module._hooks_ else ():
+    missing, unexpected, problems = lists
+    for (hook,) in module._hooks("load_state_dict_pre"):
         hook(module, state, prefix, metadata, strict, missing, unexpected, problems)
     assign = bool(metadata.get("assign_to_params_buffers"))
     entries = dict(_entries(module, prefix))

@@ -33,7 +33,7 @@ class TestForward:
         assert net._hooks_ is not None
         handle.remove()
         handle.remove()
-        assert net._hooks_.forward == []
+        assert net._hooks_ == {"forward": []}
 
     def test_what_they_see_and_replace(self) -> None:
         net = nn.Identity()
