@@ -140,16 +140,13 @@ class Embedding(Module):
         self.norm_type = norm_type
         self.scale_grad_by_freq = scale_grad_by_freq
         self.sparse = sparse
+        shape = (num_embeddings, embedding_dim)
+        if _weight is not None and tuple(_weight.shape) != shape:
+            raise ShapeError(f"Embedding: weight {tuple(_weight.shape)}: expected {shape}")
+        table = empty(shape, device=device, dtype=dtype) if _weight is None else _weight
+        self.weight = Parameter(table, requires_grad=not _freeze)
         if _weight is None:
-            table = empty(num_embeddings, embedding_dim, device=device, dtype=dtype)
-            self.weight = Parameter(table, requires_grad=not _freeze)
             self.reset_parameters()
-        else:
-            if tuple(_weight.shape) != (num_embeddings, embedding_dim):
-                raise ShapeError(
-                    f"Embedding: weight {tuple(_weight.shape)}: expected {(num_embeddings, embedding_dim)}"
-                )
-            self.weight = Parameter(_weight, requires_grad=not _freeze)
 
     @classmethod
     def from_pretrained(
@@ -184,12 +181,8 @@ class Embedding(Module):
 
     def extra_repr(self) -> str:
         text = f"{self.num_embeddings}, {self.embedding_dim}"
-        if self.padding_idx is not None:
-            text += f", padding_idx={self.padding_idx}"
-        if self.max_norm is not None:
-            text += f", max_norm={self.max_norm}"
-        if self.norm_type != 2:
-            text += f", norm_type={self.norm_type}"
-        if self.scale_grad_by_freq:
-            text += f", scale_grad_by_freq={self.scale_grad_by_freq}"
+        usually = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
+        for name, usual in usually.items():
+            if getattr(self, name) != usual:
+                text += f", {name}={getattr(self, name)}"
         return text

@@ -10,10 +10,11 @@ from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
+from ddp._tensor.functions import flatten
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
 from ddp.nn.activation import gelu, relu
-from ddp.nn.module import Module
+from ddp.nn.module import FunctionModule, Module
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import one_dtype
 from ddp.ops import products
@@ -92,8 +93,7 @@ def feed_forward(
             f"feed_forward: weights {weight1.shape} and {weight2.shape}, second bias "
             f"{None if bias2 is None else bias2.shape}: expected (m, n), (k, m) and (k,)"
         )
-    if modes.state.autocast is None:
-        one_dtype("feed_forward", input, weight2, bias2)
+    one_dtype("feed_forward", input, weight2, bias2)
     tensors = input, weight1, bias1, weight2, bias2
     return apply(products.feed_forward, tensors, activation=kind, keep=_needs_grad(*tensors))
 
@@ -120,8 +120,7 @@ def _is_fusable(kind: str, weight: Tensor) -> bool:
 
 
 def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    if modes.state.autocast is None:
-        one_dtype(name, input, weight, bias)
+    one_dtype(name, input, weight, bias)
     if not input.ndim or input.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         raise ShapeError(
             f"{name}: input {input.shape}, weight {weight.shape} and bias {None if bias is None else bias.shape}: "
@@ -244,20 +243,13 @@ class Bilinear(Module):
         )
 
 
-class Flatten(Module):
+class Flatten(FunctionModule):
     """Dimensions start_dim to end_dim (inclusive) joined into one: (N, C, H, W) becomes (N, C*H*W)."""
 
+    _function = staticmethod(flatten)
+
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
-        super().__init__()
-        self.start_dim = start_dim
-        self.end_dim = end_dim
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: any shape that has these dimensions."""
-        return input.flatten(self.start_dim, self.end_dim)
-
-    def extra_repr(self) -> str:
-        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+        self._init(start_dim=start_dim, end_dim=end_dim)
 
 
 class Unflatten(Module):

@@ -5,7 +5,7 @@ Hooks are in hooks.py, state dicts in state_dict.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar, cast
 
 from ddp._tensor.base import clear_grad
@@ -77,24 +77,19 @@ class Module(HasStateDict, HasHooks):
         elif isinstance(value, Buffer):
             self._put(name, value, self._buffers)
             self._set_persistent(name, value.persistent)
-        elif name in self._parameters:
-            if value is not None:
-                raise DtypeError(f"{name!r} is a parameter; assign a Parameter or None, not {type(value).__name__}")
-            self._parameters[name] = None
-        elif name in self._buffers:
-            if value is not None and not isinstance(value, Tensor):
-                raise DtypeError(f"{name!r} is a buffer; assign a Tensor or None, not {type(value).__name__}")
-            self._buffers[name] = value
-        elif name in self._modules:
-            if value is not None:
-                raise DtypeError(f"{name!r} is a module; assign a Module or None, not {type(value).__name__}")
-            self._modules[name] = None
         else:
+            for kind, word, wanted in _PARTS:
+                if name in self.__dict__[kind]:
+                    if value is not None and not (word == "buffer" and isinstance(value, Tensor)):
+                        message = f"{name!r} is a {word}; assign a {wanted.__name__} or None"
+                        raise DtypeError(f"{message}, not {type(value).__name__}")
+                    self.__dict__[kind][name] = value
+                    return
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         # Only names that are no plain attribute arrive here.
-        for kind in ("_parameters", "_buffers", "_modules"):
+        for kind, _, _ in _PARTS:
             found = self.__dict__.get(kind, {})
             if name in found:
                 return found[name]
@@ -113,7 +108,7 @@ class Module(HasStateDict, HasHooks):
         return sorted({*super().__dir__(), *(name for name in parts if not name[0].isdigit())})
 
     def _put(self, name: str, value: Any, own: Any) -> None:
-        """Puts a part under `name`, in place of what bore it. Raises: ArgumentError if it cannot be in a path."""
+        """Puts a part under `name`, in place of the previous one. Raises: ArgumentError if it cannot be in a path."""
         if not isinstance(name, str):
             raise DtypeError(f"{type(self).__name__}: a name is a string, not {type(name).__name__}")
         if not name or "." in name:
@@ -126,31 +121,28 @@ class Module(HasStateDict, HasHooks):
         own[name] = value
         note_registration()
 
+    def _register(self, function: str, kind: type, name: str, value: Any, own: Any) -> None:
+        """Adds a part of a kind, or None. Raises: DtypeError; ArgumentError if another attribute has that name."""
+        if value is not None and not isinstance(value, kind):
+            raise DtypeError(f"{function}({name!r}): expected a {kind.__name__}, got {type(value).__name__}")
+        if isinstance(name, str) and name not in own and hasattr(self, name):
+            raise ArgumentError(f"{type(self).__name__}: attribute {name!r} exists already")
+        self._put(name, value, own)
+
     def _set_persistent(self, name: str, persistent: bool) -> None:
         names = self._non_persistent_buffers_set
         (names.discard if persistent else names.add)(name)
 
-    def _check_free(self, name: str, own: Mapping[str, Any]) -> None:
-        """Raises: ArgumentError if something else bears that name, which the part would hide, or be hidden by."""
-        if isinstance(name, str) and name not in own and hasattr(self, name):
-            raise ArgumentError(f"{type(self).__name__}: attribute {name!r} is there already")
-
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Adds a parameter, or None as its place. Raises: ArgumentError, DtypeError."""
-        if param is not None and not isinstance(param, Parameter):
-            raise DtypeError(f"register_parameter({name!r}): expected a Parameter, got {type(param).__name__}")
-        self._check_free(name, self._parameters)
-        self._put(name, param, self._parameters)
+        self._register("register_parameter", Parameter, name, param, self._parameters)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Adds a tensor that is state but not trained; `persistent` ones are in the state dict.
 
         Raises: ArgumentError, DtypeError.
         """
-        if tensor is not None and not isinstance(tensor, Tensor):
-            raise DtypeError(f"register_buffer({name!r}): expected a Tensor, got {type(tensor).__name__}")
-        self._check_free(name, self._buffers)
-        self._put(name, tensor, self._buffers)
+        self._register("register_buffer", Tensor, name, tensor, self._buffers)
         self._set_persistent(name, persistent)
 
     def register_module(self, name: str, module: Module | None) -> None:
@@ -159,10 +151,7 @@ class Module(HasStateDict, HasHooks):
 
     def add_module(self, name: str, module: Module | None) -> None:
         """Adds a child. Raises: ArgumentError, DtypeError."""
-        if module is not None and not isinstance(module, Module):
-            raise DtypeError(f"add_module({name!r}): expected a Module, got {type(module).__name__}")
-        self._check_free(name, self._modules)
-        self._put(name, module, self._modules)
+        self._register("add_module", Module, name, module, self._modules)
 
     @staticmethod
     def registration_count() -> int:
@@ -376,6 +365,10 @@ class Module(HasStateDict, HasHooks):
         if len(lines) < 2 and not below:
             return f"{name}({head})"
         return f"{name}(\n  " + "\n  ".join([*lines, *(each.replace("\n", "\n  ") for each in below)]) + "\n)"
+
+
+# Where a module keeps its parts, what they are called, and their class.
+_PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor), ("_modules", "module", Module))
 
 
 class FunctionModule(Module):

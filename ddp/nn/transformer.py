@@ -153,7 +153,15 @@ class TransformerDecoderLayer(_TransformerLayer):
         return self._residual(3, tgt, self._feed_forward)
 
 
-class TransformerEncoder(Module):
+class _Stack(Module):
+    def __init__(self, layer: Module, num_layers: int, norm: Module | None = None) -> None:
+        super().__init__()
+        self.layers = ModuleList([copy.deepcopy(layer) for _ in range(num_layers)])
+        self.num_layers = num_layers
+        self.norm = norm
+
+
+class TransformerEncoder(_Stack):
     """num_layers copies of encoder_layer in a row, and `norm` after the last.
 
     enable_nested_tensor, mask_check: for PyTorch's signature; there are no nested tensors here.
@@ -167,10 +175,7 @@ class TransformerEncoder(Module):
         enable_nested_tensor: bool = True,
         mask_check: bool = True,
     ) -> None:
-        super().__init__()
-        self.layers = ModuleList([copy.deepcopy(encoder_layer) for _ in range(num_layers)])
-        self.num_layers = num_layers
-        self.norm = norm
+        super().__init__(encoder_layer, num_layers, norm)
 
     def forward(
         self,
@@ -186,14 +191,11 @@ class TransformerEncoder(Module):
         return src if self.norm is None else self.norm(src)
 
 
-class TransformerDecoder(Module):
+class TransformerDecoder(_Stack):
     """num_layers copies of decoder_layer in a row, and `norm` after the last."""
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
-        super().__init__()
-        self.layers = ModuleList([copy.deepcopy(decoder_layer) for _ in range(num_layers)])
-        self.num_layers = num_layers
-        self.norm = norm
+        super().__init__(decoder_layer, num_layers, norm)
 
     def forward(
         self,
@@ -241,16 +243,16 @@ class Transformer(Module):
         super().__init__()
         options = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias)
         where = {"device": device, "dtype": dtype}
-        if custom_encoder is None:
-            norm = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
-            encoder_layer = TransformerEncoderLayer(*options, **where)
-            custom_encoder = TransformerEncoder(encoder_layer, num_encoder_layers, norm)
-        if custom_decoder is None:
-            norm = LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
-            decoder_layer = TransformerDecoderLayer(*options, **where)
-            custom_decoder = TransformerDecoder(decoder_layer, num_decoder_layers, norm)
-        self.encoder = custom_encoder
-        self.decoder = custom_decoder
+
+        def norm() -> Module:
+            return LayerNorm(d_model, layer_norm_eps, bias=bias, **where)
+
+        self.encoder = custom_encoder or TransformerEncoder(
+            TransformerEncoderLayer(*options, **where), num_encoder_layers, norm()
+        )
+        self.decoder = custom_decoder or TransformerDecoder(
+            TransformerDecoderLayer(*options, **where), num_decoder_layers, norm()
+        )
         self.d_model = d_model
         self.nhead = nhead
         self.batch_first = batch_first
@@ -274,16 +276,8 @@ class Transformer(Module):
     ) -> Tensor:
         """src: (S, N, d_model), tgt: (T, N, d_model), N first if batch_first, or no N; like tgt."""
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
-        return self.decoder(
-            tgt,
-            memory,
-            tgt_mask,
-            memory_mask,
-            tgt_key_padding_mask,
-            memory_key_padding_mask,
-            tgt_is_causal,
-            memory_is_causal,
-        )
+        masks = tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask
+        return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)
 
     @staticmethod
     def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:

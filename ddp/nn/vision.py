@@ -9,7 +9,7 @@ from typing import Any
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from ddp.nn.module import FunctionModule, Module
+from ddp.nn.module import FunctionModule
 from ddp.nn.validation import Size, pair, walk
 from ddp.ops import convolution, pooling
 
@@ -168,11 +168,13 @@ def _image(name: str, input: Tensor, factor: int) -> tuple[int, int, int]:
 Factor = float | Sequence[float]
 
 
-class Upsample(Module):
+class Upsample(FunctionModule):
     """The input at another size. input: (N, C, L), (N, C, H, W) or (N, C, D, H, W); see functional.interpolate.
 
     Raises: ShapeError, DtypeError, ArgumentError when called.
     """
+
+    _function = staticmethod(interpolate)
 
     def __init__(
         self,
@@ -182,22 +184,11 @@ class Upsample(Module):
         align_corners: bool | None = None,
         recompute_scale_factor: bool | None = None,
     ) -> None:
-        super().__init__()
-        self.size = size
-        self.scale_factor: float | tuple[float, ...] | None
-        if isinstance(scale_factor, Sequence):
-            self.scale_factor = tuple(float(factor) for factor in scale_factor)
-        else:
-            self.scale_factor = None if scale_factor is None else float(scale_factor)
-        self.mode = mode
-        self.align_corners = align_corners
-        self.recompute_scale_factor = recompute_scale_factor
-
-    def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, L), (N, C, H, W) or (N, C, D, H, W)."""
-        return interpolate(
-            input, self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-        )
+        factor: Any = scale_factor
+        if factor is not None:
+            factor = tuple([float(each) for each in factor]) if isinstance(factor, Sequence) else float(factor)
+        how = {"mode": mode, "align_corners": align_corners, "recompute_scale_factor": recompute_scale_factor}
+        self._init(size=size, scale_factor=factor, **how)
 
     def extra_repr(self) -> str:
         size = f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"

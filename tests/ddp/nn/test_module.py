@@ -91,7 +91,7 @@ class TestAttributes:
             (net.register_module, nn.ReLU()),
         ):
             for name in ("plain", "forward"):
-                with pytest.raises(ArgumentError, match=f"'{name}' is there already"):
+                with pytest.raises(ArgumentError, match=f"'{name}' exists already"):
                     register(name, value)
         net.register_buffer("mean", ddp.ones(3))
         assert net.mean.tolist() == [1.0] * 3
