@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-from ddp import cuda
-from ddp._device import device
-from ddp.cuda import current_device as current_device_index
-from ddp.cuda import (
-    current_stream,
-    device_count,
-    empty_cache,
-    get_device_capability,
-    is_available,
-    max_memory_allocated,
-    max_memory_reserved,
-    memory_allocated,
-    memory_reserved,
-    memory_stats,
-    reset_peak_memory_stats,
-    set_stream,
-    synchronize,
-)
-from ddp.cuda import device as device_index
-from ddp.cuda import set_device as set_device_index
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "current_accelerator",
-    "current_device_index",
-    "current_stream",
-    "device_count",
-    "device_index",
-    "empty_cache",
-    "get_device_capability",
-    "is_available",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "reset_peak_memory_stats",
-    "set_device_index",
-    "set_stream",
-    "synchronize",
-]
+from ddp import _device, cuda
+
+if TYPE_CHECKING:
+    from ddp.cuda import *
+    from ddp.cuda import current_device as current_device_index
+    from ddp.cuda import device as device_index
+    from ddp.cuda import set_device as set_device_index
+else:
+    current_device_index, device_index, set_device_index = cuda.current_device, cuda.device, cuda.set_device
+    _SAME = (
+        "current_stream device_count empty_cache get_device_capability is_available max_memory_allocated memory_stats "
+        "max_memory_reserved memory_allocated memory_reserved reset_peak_memory_stats set_stream synchronize"
+    )
+    globals().update({name: getattr(cuda, name) for name in _SAME.split()})
+    __all__ = sorted(
+        [*_SAME.split(), "current_accelerator", "current_device_index", "device_index", "set_device_index"]
+    )
 
 
-def current_accelerator(check_available: bool = False) -> device | None:
+def current_accelerator(check_available: bool = False) -> _device.device | None:
     """The kind of device that there is besides the CPU: device("cuda"), or None without one."""
-    return device("cuda") if cuda.is_available() else None
+    return _device.device("cuda") if cuda.is_available() else None

@@ -39,7 +39,7 @@ def _on_each(tensors: list[Tensor]) -> dict[device, list[Tensor]]:
     return found
 
 
-def _slots(parameters: list[Tensor]) -> list[Any]:
+def _buffers(parameters: list[Tensor]) -> list[Any]:
     """The existing gradients, as arrays: their memory stays reserved for the next step."""
     full = [p for p in parameters if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full]
     for p in full:
@@ -91,26 +91,24 @@ def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) 
     where = next(iter(shares))
     norms = [place(_norm_on(each, arrays, p), where) for each, arrays in shares.items()]
     with on(where):
-        total = norms[0] if len(norms) == 1 else where.xp.asarray(_norm(where.xp, where.xp.stack(norms), p))
-    return _checked(total, where, p, error_if_nonfinite)
-
-
-def _norm_on(where: device, arrays: list[Any], p: float) -> Any:
-    xp = where.xp
-    if where.type == "cuda":
-        with on(where):
-            return gradients.total_norm(xp, arrays, p)
-    norms = [xp.asarray(_norm(xp, x, p)) for x in arrays]
-    return xp.asarray(norms[0] if len(norms) == 1 else _norm(xp, xp.stack(norms), p))
-
-
-def _checked(total: Any, where: device, p: float, error_if_nonfinite: bool) -> Tensor:
+        total = _joined(where.xp, norms, p)
     if error_if_nonfinite and not where.xp.isfinite(total):
         raise ArgumentError(
             f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
             "pass error_if_nonfinite=False to scale by it nevertheless"
         )
     return wrap(total, where)
+
+
+def _norm_on(where: device, arrays: list[Any], p: float) -> Any:
+    if where.type == "cuda":
+        with on(where):
+            return gradients.total_norm(where.xp, arrays, p)
+    return _joined(where.xp, [_norm(where.xp, x, p) for x in arrays], p)
+
+
+def _joined(xp: Any, norms: list[Any], p: float) -> Any:
+    return xp.asarray(norms[0] if len(norms) == 1 else _norm(xp, xp.stack(norms), p))
 
 
 @no_grad()
@@ -131,7 +129,7 @@ def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Ten
     if where.type == "cuda":
         total = place(total_norm.array, where)
         with on(where):
-            gradients.scale_to_norm(where.xp, _slots(params), total, max_norm)
+            gradients.scale_to_norm(where.xp, _buffers(params), total, max_norm)
         _note_change(params)
         return
     scale = np.asarray(np.minimum(float(max_norm) / (place(total_norm.array, where) + 1e-6), 1.0))
@@ -162,7 +160,7 @@ def clip_grad_norm_(
     each = _on_each(_listed(parameters))
     shares = {}
     for where, params in each.items():
-        found = [g.array for g in _grads(params)] if where.type == "cpu" else _slots(params)
+        found = [g.array for g in _grads(params)] if where.type == "cpu" else _buffers(params)
         if found:
             shares[where] = found
     if not shares:
@@ -183,7 +181,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
     for where, params in _on_each(_listed(parameters)).items():
         if where.type == "cuda":
             with on(where):
-                gradients.clamp_values(where.xp, _slots(params), bound)
+                gradients.clamp_values(where.xp, _buffers(params), bound)
             _note_change(params)
             continue
         for grad in _grads(params):

@@ -168,7 +168,7 @@ REFUSED = [
     (lambda: nn.ModuleList([nn.ReLU()]).insert(0, 3), DtypeError, "expected a Module, got int"),
     (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence of modules"),
     (lambda: nn.Sequential() + [nn.ReLU()], DtypeError, "expected a Sequential"),
-    (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys' is there already"),
+    (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys' exists already"),
     (lambda: nn.ModuleDict({"a.b": nn.ReLU()}), ArgumentError, "holds a dot"),
     (lambda: nn.ModuleList([nn.ReLU()])(1), NotImplementedError, "ModuleList defines no forward"),
     (lambda: nn.ParameterList([3]), DtypeError, "got int"),
