@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays import as_array, as_bytes, is_device_array
-from collectives.backends.shm import call_cache
-from collectives.backends.shm.call_cache import MISS, CallPlan
+from collectives.backends.shm.call_cache import CallPlan, no_result
 from collectives.backends.shm.hierarchy import share
-from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.call import MISS, CallArguments, CollectiveOp, user_site
 from collectives.engine.communicator_base import whole
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.engine.verify import signature_hash, spans
@@ -116,19 +115,17 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
-        if (
-            self._call_cache is not None
-            and not async_op
-            and self._call_cache.run("barrier", None, None, None, None) is not MISS
-        ):
-            return None
+        if async_op or self._cached("barrier", None, None, None, None) is MISS:
+            return self._barrier(async_op=async_op)
+        return None
 
+    def _barrier(self, *_: Any, async_op: bool = False) -> Any:
         def steps(call: CollectiveOp[None]) -> Steps[None]:
             signatures = yield from self.verify(call, Signature(signature_hash("barrier", "", None, None)))
             if signatures is None:  # else the ranks have met just now
                 yield self.transport.barrier()
 
-        plan = CallPlan(None, None, lambda control, signatures: call_cache.no_result())
+        plan = CallPlan(None, None, no_result, None, self._barrier)
         return self._run("barrier", None, steps, async_op, plan=plan)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:

@@ -14,15 +14,18 @@ answer has x's dtype, its byte order too.
 
 from __future__ import annotations
 
+import math
 import numbers
+from collections.abc import Sequence
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
 from collectives.errors import ArgumentError, DtypeError
+from collectives.lengths import split_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -127,3 +130,54 @@ def finish(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
     if scale is not None and (factor := _factor(scale)) != 1.0:
         # A Python number, or a float64 scale would be applied in float64 and the same Python float in float32.
         np.multiply(total, factor, out=total)
+
+
+class Reduction(NamedTuple):
+    """A reduction whose arguments are checked.
+
+    wire: the dtype in which it is carried out; shape: of this rank's result, None if it gets none
+    parts: each rank's rows, for reduce_scatter alone; text: what ranks must agree on beside dtype and shape
+    """
+
+    name: str
+    op: ReduceOp
+    wire: np.dtype[Any]
+    shape: tuple[int, ...] | None
+    root: int
+    parts: list[int]
+    text: str
+
+    def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, rest: Any) -> Any:
+        """Starts it on a transport of host or device arrays.
+
+        op: as that transport takes it; sent, total: one-dimensional, of the wire's dtype
+        rest: what the transport shall do with the total
+        """
+        if self.name == "all_reduce":
+            return transport.all_reduce(sent, total, op, rest)
+        if self.name == "reduce":
+            return transport.reduce(sent, total, op, self.root, rest)
+        assert self.shape is not None
+        counts = [rows * math.prod(self.shape[1:]) for rows in self.parts]
+        return transport.reduce_scatter(sent, total, counts, op, rest)
+
+
+def describe(
+    name: str, x: Any, op: ReduceOp | str, scale: object, root: int, lengths: Sequence[int] | None, rank: int, size: int
+) -> Reduction:
+    """What a call of all_reduce, reduce or reduce_scatter means for x, an array on the host or a GPU.
+
+    Raises: ArgumentError, DtypeError as those do.
+    """
+    op = ReduceOp.parse(op)
+    wire = wire_dtype(x.dtype, op)
+    check_scale(x.dtype, scale)
+    if name == "all_reduce":
+        return Reduction(name, op, wire, x.shape, root, [], op.value)
+    if name == "reduce":
+        return Reduction(name, op, wire, x.shape if rank == root else None, root, [], f"{op.value} root {root}")
+    if not x.ndim:
+        raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
+    parts = split_rows(len(x), lengths, size)
+    text = op.value if lengths is None else f"{op.value} lengths {parts}"
+    return Reduction(name, op, wire, (parts[rank], *x.shape[1:]), root, parts, text)

@@ -159,7 +159,8 @@ def test_a_line_is_a_line_of_the_formatters_making() -> None:
 FLOORS = {
     "collectives": (
         ("errors", "world", "version", "cores"),
-        ("reduction", "lengths", "exit_notice", "time_limit", "flight", "nccl_config"),
+        ("lengths", "exit_notice", "time_limit", "flight", "nccl_config"),
+        ("reduction",),
         ("dlpack",),
         ("arrays", "transport"),
         ("backends.nccl",),

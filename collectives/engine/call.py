@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _event_lock = threading.Lock()
+#: What a cached call returns that has not been carried out.
+MISS: Any = object()
 
 
 class CallArguments:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
+from collectives.arrays import as_bytes
+from collectives.engine.call import MISS, CallArguments, CollectiveOp, Work, user_site
 from collectives.engine.queue import CallQueue, CommunicatorRegistry
 from collectives.engine.verify import TEXT, table, to_text
 from collectives.errors import ArgumentError, MismatchError
@@ -30,6 +31,7 @@ class CommunicatorBase:
         self.queue = CallQueue(transport, self._ended)
         self.registry.join(transport.key, self.queue)
         self._call_cache = transport.call_cache(self.queue)
+        self._cached: Callable[..., Any] = _not_cached if self._call_cache is None else self._call_cache.run
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
@@ -45,37 +47,11 @@ class CommunicatorBase:
     def _ended(self) -> None:
         self.registry.leave(self.transport.key)
 
-    @overload
     def _run(
-        self,
-        name: str,
-        x: Array | None,
-        steps: Describe[T],
-        async_op: Literal[False],
-        more: str = "",
-        plan: Any = None,
-    ) -> T: ...
-    @overload
-    def _run(
-        self,
-        name: str,
-        x: Array | None,
-        steps: Describe[T],
-        async_op: bool,
-        more: str = "",
-        plan: Any = None,
-    ) -> T | Work[T]: ...
-    def _run(
-        self,
-        name: str,
-        x: Array | None,
-        steps: Describe[T],
-        async_op: bool,
-        more: str = "",
-        plan: Any = None,
-    ) -> T | Work[T]:
+        self, name: str, x: Array | None, steps: Describe[Any], async_op: bool, more: str = "", plan: Any = None
+    ) -> Any:
         """Puts a call in the queue. plan: how the next call like it can be served from the call cache."""
-        call: CollectiveOp[T] = CollectiveOp(name, CallArguments(x, more), user_site(), self.timeout)
+        call: CollectiveOp[Any] = CollectiveOp(name, CallArguments(x, more), user_site(), self.timeout)
         call.steps = steps(call)
         if async_op:
             self.queue.submit(call)
@@ -106,7 +82,7 @@ class CommunicatorBase:
             if found is not None and differ(found):
                 error = yield from self._told_apart(call, transport, ranks)
                 if signatures is None and transport is not self.transport:
-                    self.queue.break_off(error, _unheard)  # other nodes know nothing of it, and go on
+                    self.queue.break_off(error, lambda: None)  # other nodes know nothing of it, and go on
                 raise error
         return signatures
 
@@ -118,6 +94,12 @@ class CommunicatorBase:
         mine = to_text(call.name, what.more, array, str(call.site))
         yield transport.all_gather(mine, texts.reshape(-1), [TEXT] * transport.size)
         return MismatchError(table(texts, ranks, self.rank, call.number))
+
+    def _exchange_numbers(self, number: int) -> Steps[list[int]]:
+        """A whole number of every rank, in rank order. Collective."""
+        mine, everyones = np.array([number], np.int64), np.empty(self.size, np.int64)
+        yield self.transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * self.size)
+        return everyones.tolist()
 
     def _check_root(self, root: Any) -> int:
         """The root as a plain number. Raises: ArgumentError if there is no such rank."""
@@ -137,5 +119,5 @@ def whole(number: Any, least: int, most: int, what: str) -> int:
     return int(plain)
 
 
-def _unheard() -> None:
-    return
+def _not_cached(*_: Any) -> Any:
+    return MISS

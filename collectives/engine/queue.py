@@ -6,22 +6,12 @@ through one helper thread a communicator, one call after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from collectives.time_limit import TimeLimit
-
-if TYPE_CHECKING:
-    from collectives.nccl_config import NcclConfig
-
 import os
-import sys
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -38,6 +28,8 @@ from collectives.errors import (
     no_rank,
 )
 from collectives.flight.recorder import FAILED, QUEUED, STARTED, process_recorder
+from collectives.nccl_config import NcclConfig
+from collectives.time_limit import TimeLimit
 from collectives.transport import Transport
 
 T = TypeVar("T")
@@ -49,10 +41,9 @@ _IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
 _never_freed: list[Any] = []
 
 
-class _HandedOver(NamedTuple):
-    """A call that has been begun, and that `run` shall go on with. frame: of the collective, which calls `run`."""
+class Begun(NamedTuple):
+    """A cached call that a thread has begun, and that its next `run` goes on with."""
 
-    frame: FrameType
     thread: int
     record: int
     number: int
@@ -94,7 +85,7 @@ class CallQueue:
         self._beside = 0
         self._waiting = 0  # threads, for calls that the helper thread drives
         self._draining = 0  # how many wait until nothing is under way
-        self._handed_over: _HandedOver | None = None
+        self.begun: Begun | None = None
 
     def _detach_from_parent(self) -> None:
         """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
@@ -109,7 +100,7 @@ class CallQueue:
         inline = False
         try:
             with self._changed:
-                inline = self._taken_over(call)
+                inline = self._goes_on_with(call)
                 if not inline:
                     self._not_in_helper(call)  # before it is counted
                     self._enter(call)
@@ -168,7 +159,6 @@ class CallQueue:
             if self.inside:
                 self._postponed = True
                 return
-            self._dropped()
             self._closed = True
             self._changed.notify_all()
             helped = self._helper is not None or self._busy or self._beside > 0
@@ -184,7 +174,6 @@ class CallQueue:
     def drain(self, limit: TimeLimit) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so within the limit."""
         with self._changed:
-            self._dropped()
             self._draining += 1
             try:
                 while not self._changed.wait_for(self._finished, limit.remaining()):
@@ -258,20 +247,27 @@ class CallQueue:
         ends = self._closed or self._postponed or self._error is not None
         return ends or self.inside or self._busy or bool(self._queue)
 
-    def hand_over(self, index: int, frame: FrameType) -> None:
-        """What this frame calls `run` with next has been begun already: its header is published, under this record.
+    def hand_over(self, index: int) -> None:
+        """The call that this thread runs next has been begun already: its signature is published, under this record.
 
-        Called with the lock held, by a thread that found the queue unoccupied.
+        Called with the lock held, by a thread that found the queue unoccupied and calls `withdraw` in the end.
         """
         self._busy = True
-        self._handed_over = _HandedOver(frame, threading.get_ident(), index, self.started)
+        self.begun = Begun(threading.get_ident(), index, self.started)
         self.started += 1
+
+    def withdraw(self, what: str) -> None:
+        """If this thread has not run what it handed over, because Ctrl-C came in between, that breaks us."""
+        with self._changed:
+            if self.begun is not None and self.begun.thread == threading.get_ident():
+                self.interrupt(what, self.begun.record, KeyboardInterrupt())
+                self._changed.notify_all()
 
     def interrupt(self, what: str, index: int, error: BaseException) -> None:
         """A call that this thread ran by itself ended half-way, so ranks no longer agree. Called with the lock held."""
         self.recorder.end(index, FAILED)
         self._error = _interrupted(self._transport.rank, what, error)
-        self._busy, self._handed_over = False, None
+        self._busy, self.begun = False, None
 
     def break_off(self, error: CollectivesError, heard: Callable[[], None]) -> None:
         """From any thread: what a finished call left running on a device has failed, so no further call can be trusted.
@@ -300,26 +296,13 @@ class CallQueue:
         call.number = self.started
         self.started += 1
 
-    def _taken_over(self, call: CollectiveOp[Any]) -> bool:
-        given = self._handed_over
-        if given is None or given.thread != threading.get_ident() or self._dropped():
+    def _goes_on_with(self, call: CollectiveOp[Any]) -> bool:
+        """True if this thread has begun that call."""
+        begun = self.begun
+        if begun is None or begun.thread != threading.get_ident():
             return False
-        self._handed_over = None
-        call.record, call.recorder, call.number = given.record, self.recorder, given.number
-        return True
-
-    def _dropped(self) -> bool:
-        """True if this thread was to go on with a call and never will, for Ctrl-C came in between: that breaks us."""
-        given = self._handed_over
-        if given is None or given.thread != threading.get_ident():
-            return False
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if frame is given.frame:
-                return False
-            frame = frame.f_back
-        self.interrupt(f"call #{given.number}", given.record, KeyboardInterrupt())
-        self._changed.notify_all()
+        self.begun = None
+        call.record, call.recorder, call.number = begun.record, self.recorder, begun.number
         return True
 
     def _enlist(self, call: CollectiveOp[Any], state: int) -> None:

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from collectives.arrays import (
-    as_array,
-    as_bytes,
-    check_out,
-    contiguous,
-    is_device_array,
-    row_bytes,
-    rows,
-    writable,
-)
-from collectives.backends.shm import call_cache
-from collectives.backends.shm.call_cache import MISS, CallPlan
+from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array, row_bytes, rows, writable
+from collectives.backends.shm.call_cache import CallPlan, Result, Rows, concatenated, filled, no_result
 from collectives.backends.shm.control_block import ControlBlock
 from collectives.engine import array_header as header
-from collectives.engine.call import CollectiveOp
+from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, MismatchError
@@ -33,7 +23,10 @@ from collectives.transport import ROWS, Signature, Signatures, Steps, Test
 
 
 class DataMovement(CommunicatorBase):
-    """The movements of a communicator."""
+    """The movements of a communicator.
+
+    Functions that a `CallPlan` holds outlive the call that made them, so they keep none of its arrays alive.
+    """
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """The root's x, on every rank: written into x elsewhere.
@@ -42,39 +35,40 @@ class DataMovement(CommunicatorBase):
         Returns: x
         Raises: ArgumentError if there is no such root, or x is read-only off the root.
         """
-        if self._call_cache is not None and not async_op and type(x) is np.ndarray:
-            y = self._call_cache.run("broadcast", x, root, None, None)
-            if y is not MISS:
-                return y
-        root = self._check_root(root)
+        if not async_op and (y := self._cached("broadcast", x, root, None, None)) is not MISS:
+            return y
+        return self._broadcast(x, root=self._check_root(root), async_op=async_op)
+
+    def _broadcast(self, x: Any, out: Any = None, scale: Any = None, *, root: int, async_op: bool = False) -> Any:
         if is_device_array(x):
-            return self._device(x).broadcast(x, root, async_op=async_op)
+            return self._device(x).broadcast(x, root, async_op)
         array = as_array(x)
-        if self.rank != root:
+        dtype, shape, is_root = array.dtype, array.shape, self.rank == root
+        if not is_root:
             writable(array, "x")
-        shown = Signature(signature_hash("broadcast", f"root {root}", array.dtype, array.shape))
+        signature = Signature(signature_hash("broadcast", f"root {root}", dtype, shape))
+
+        def start(x: Array, out: Any, scale: Any, signatures: Signatures | None) -> tuple[Test, Array]:
+            return self.transport.broadcast(as_bytes(x), root), x
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             moved = contiguous(array)
-            sent = as_bytes(moved)
-            yield from self.verify(call, shown, sent if self.rank == root else None)
-            yield self.transport.broadcast(sent, root)
-            if moved is not array and self.rank != root:
+            yield from self.verify(call, signature, as_bytes(moved) if is_root else None)
+            yield start(moved, None, None, None)[0]
+            if moved is not array and not is_root:
                 np.copyto(array, moved)
             return x
 
         plan = None
-        if array is x:
-            brings, result = (
-                self.rank == root,
-                partial(call_cache.filled, root=root, dtype=array.dtype, shape=array.shape),
+        if self._call_cache is not None and not async_op and array is x:
+            plan = CallPlan(
+                root,
+                dtype if is_root else None,
+                lambda control, _: filled(control, root, dtype, shape),
+                start,
+                partial(self._broadcast, root=root),
+                writes=not is_root,
             )
-
-            def start(x: Array, out: Any, scale: Any) -> tuple[Test, Array]:
-                return self.transport.broadcast(as_bytes(x), root), x
-
-            wire = array.dtype if brings else None
-            plan = CallPlan(root, wire, lambda control, signatures: result(control), start, writes=not brings)
         return self._run("broadcast", array, steps, async_op, f"root {root}", plan)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
@@ -86,31 +80,11 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit.
         """
-        if self._call_cache is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
-            y = self._call_cache.run("gather", x, (root, lengths), out if self.rank == root else None, None)
-            if y is not MISS:
-                return y
+        out = out if self.rank == root else None
+        if not async_op and (y := self._cached("gather", x, (root, lengths), out, None)) is not MISS:
+            return y
         root = self._check_root(root)
-        if is_device_array(x):
-            return self._device(x).gather(x, root, lengths=lengths, out=out, async_op=async_op)
-        part = rows(as_array(x))
-        known = joined_rows(len(part), lengths, self.rank, self.size)
-        target = None if out is None or self.rank != root else as_array(out, "out")
-        more = f"root {root}{in_words(lengths, known)}"
-        shown = Signature(signature_hash("gather", more, part.dtype, part.shape[1:]), len(part))
-
-        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent = as_bytes(contiguous(part))
-            signatures = yield from self.verify(call, shown, sent)
-            counts = yield from self._lengths(part, known, signatures)
-            whole = _room((sum(counts), *part.shape[1:]), part, target) if self.rank == root else None
-            width = row_bytes(part)
-            room = None if whole is None else as_bytes(whole)
-            yield self.transport.gather(sent, room, [n * width for n in counts], root)
-            return None if whole is None else _hand_out(whole, target, out)
-
-        plan = self._joining((root, lengths), part, lengths, root) if part is x else None
-        return self._run("gather", part, steps, async_op, more, plan)
+        return self._gather(x, out, name="gather", root=root, lengths=lengths, async_op=async_op)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on every rank.
@@ -119,29 +93,71 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...)
         Raises: ArgumentError if lengths or out do not fit.
         """
-        if self._call_cache is not None and not async_op and type(x) is np.ndarray and type(lengths) is not list:
-            y = self._call_cache.run("all_gather", x, lengths, out, None)
-            if y is not MISS:
-                return y
+        if not async_op and (y := self._cached("all_gather", x, (None, lengths), out, None)) is not MISS:
+            return y
+        return self._gather(x, out, name="all_gather", root=None, lengths=lengths, async_op=async_op)
+
+    def _gather(
+        self,
+        x: Any,
+        out: Any,
+        scale: Any = None,
+        *,
+        name: str,
+        root: int | None,
+        lengths: Lengths,
+        async_op: bool = False,
+    ) -> Any:
+        """root: None if every rank gets the result."""
         if is_device_array(x):
-            return self._device(x).all_gather(x, lengths=lengths, out=out, async_op=async_op)
+            return self._device(x).gather(name, x, root, lengths, out, async_op)
         part = rows(as_array(x))
         known = joined_rows(len(part), lengths, self.rank, self.size)
+        receives = root is None or self.rank == root
         target = None if out is None else as_array(out, "out")
-        more = in_words(lengths, known).strip()
-        shown = Signature(signature_hash("all_gather", more, part.dtype, part.shape[1:]), len(part))
+        more = (("" if root is None else f"root {root}") + in_words(lengths, known)).strip()
+        dtype, row = part.dtype, part.shape[1:]
+        signature = Signature(signature_hash(name, more, dtype, row), len(part))
+
+        def move(x: Array, whole: Array | None, counts: list[int]) -> Test:
+            nbytes = [n * row_bytes(x) for n in counts]
+            room = None if whole is None else as_bytes(whole)
+            if root is not None:
+                return self.transport.gather(as_bytes(x), room, nbytes, root)
+            assert room is not None
+            return self.transport.all_gather(as_bytes(x), room, nbytes)
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent = as_bytes(contiguous(part))
-            signatures = yield from self.verify(call, shown, sent)
+            sent = contiguous(part)
+            signatures = yield from self.verify(call, signature, as_bytes(sent))
             counts = yield from self._lengths(part, known, signatures)
-            whole = _room((sum(counts), *part.shape[1:]), part, target)
-            width = row_bytes(part)
-            yield self.transport.all_gather(sent, as_bytes(whole), [n * width for n in counts])
-            return _hand_out(whole, target, out)
+            whole = _room((sum(counts), *row), dtype, part, target) if receives else None
+            yield move(sent, whole, counts)
+            return None if whole is None else _hand_out(whole, target, out)
 
-        plan = self._joining(lengths, part, lengths, None) if part is x else None
-        return self._run("all_gather", part, steps, async_op, more, plan)
+        def start(x: Array, out: Array | None, scale: Any, signatures: Signatures | None) -> tuple[Test, Array | None]:
+            assert signatures is not None
+            counts = [each[ROWS] for each in signatures]
+            if receives and out is None:
+                out = np.empty((sum(counts), *row), dtype)
+            return move(x, out, counts), out
+
+        def result(control: ControlBlock, signatures: Signatures) -> Result:
+            if not receives:
+                return no_result()
+            pieces = [Rows(rank, (each[ROWS], *row), 0, each[ROWS]) for rank, each in enumerate(signatures)]
+            return concatenated(control, dtype, pieces)
+
+        plan = None
+        if self._call_cache is not None and not async_op and part is x and isinstance(lengths, str | None):
+            plan = CallPlan(
+                (root, lengths),
+                dtype,
+                result,
+                start,
+                partial(self._gather, name=name, root=root, lengths=lengths),
+            )
+        return self._run(name, part, steps, async_op, more, plan)
 
     def scatter(
         self, x: Any, root: int = 0, *, lengths: Sequence[int] | None = None, out: Any = None, async_op: bool = False
@@ -153,54 +169,59 @@ class DataMovement(CommunicatorBase):
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
-        if self._call_cache is not None and not async_op and lengths is None:
-            if self.rank != root:
-                y = self._call_cache.run("scatter", None, root, out, None)
-            else:
-                y = self._call_cache.run("scatter", x, root, out, None) if type(x) is np.ndarray else MISS
+        if lengths is None and not async_op:
+            y = self._cached("scatter", x if self.rank == root else None, root, out, None)
             if y is not MISS:
                 return y
-        root = self._check_root(root)
+        return self._scatter(x, out, root=self._check_root(root), lengths=lengths, async_op=async_op)
+
+    def _scatter(
+        self,
+        x: Any,
+        out: Any,
+        scale: Any = None,
+        *,
+        root: int,
+        lengths: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Any:
         near = x if is_device_array(x) else out  # off the root, out alone tells that the root's x is on a GPU
         if is_device_array(near):
-            return self._device(near).scatter(x, root, lengths=lengths, out=out, async_op=async_op)
+            return self._device(near).scatter(x, root, lengths, out, async_op)
         whole = _splittable(x, "scatter") if self.rank == root else None
-        told = header.empty(self.size)
+        # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root sends.
+        message, prefix = header.empty(self.size), None
         if whole is not None:
-            counts = split_rows(len(whole), lengths, self.size)
-            told = header.encode(whole, counts)
+            message = prefix = header.encode(whole, split_rows(len(whole), lengths, self.size))
         target = None if out is None else as_array(out, "out")
-        # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root brings.
-        prefix = told if whole is not None else None
-        mark = 0 if prefix is None else zlib.crc32(prefix.tobytes())
-        shown = Signature(signature_hash("scatter", f"root {root}", None, None), mark)
+        checksum = 0 if prefix is None else zlib.crc32(prefix.tobytes())
+        signature = Signature(signature_hash("scatter", f"root {root}", None, None), checksum)
+
+        def start(sent: Array | None, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
+            dtype, row, parts = header.decode(message)
+            room = _room((parts[self.rank], *row), dtype, source, out)
+            nbytes = [n * row_bytes(room) for n in parts]
+            data = None if sent is None else as_bytes(sent)
+            return self.transport.scatter(data, as_bytes(room), nbytes, root), room
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent = None if whole is None else as_bytes(contiguous(whole))
-            yield from self.verify(call, shown, sent, prefix=prefix)
-            yield self.transport.root_prefix(told, root)
-            dtype, row_shape, parts = header.decode(told)
-            room = _room((parts[self.rank], *row_shape), np.empty(0, dtype) if whole is None else whole, target)
-            width = row_bytes(room)
-            yield self.transport.scatter(sent, as_bytes(room), [n * width for n in parts], root)
+            sent = None if whole is None else contiguous(whole)
+            yield from self.verify(call, signature, None if sent is None else as_bytes(sent), prefix=prefix)
+            yield self.transport.root_prefix(message, root)
+            test, room = start(sent, target, source=whole)
+            yield test
             return _hand_out(room, target, out)
 
-        def result(control: ControlBlock, signatures: Signatures) -> call_cache.Result:
-            dtype, row_shape, parts = header.decode(told)
+        def result(control: ControlBlock, signatures: Signatures) -> Result:
+            dtype, row, parts = header.decode(message)
             first = sum(parts[: self.rank])
-            mine = call_cache.Rows(root, (sum(parts), *row_shape), first, first + parts[self.rank], len(told))
-            return call_cache.concatenated(control, dtype, [mine])
-
-        def start(x: Array | None, out: Array | None, scale: Any) -> tuple[Test, Array]:
-            dtype, row_shape, parts = header.decode(told)
-            room = np.empty((parts[self.rank], *row_shape), dtype) if out is None else out
-            width = row_bytes(room)
-            sent = None if x is None else as_bytes(x)
-            return self.transport.scatter(sent, as_bytes(room), [n * width for n in parts], root), room
+            mine = Rows(root, (sum(parts), *row), first, first + parts[self.rank], len(message))
+            return concatenated(control, dtype, [mine])
 
         plan = None
-        if lengths is None and (whole is None or whole is x):
-            plan = CallPlan(root, None if whole is None else whole.dtype, result, start, prefix)
+        if self._call_cache is not None and not async_op and lengths is None and (whole is None or whole is x):
+            dtype = None if whole is None else whole.dtype
+            plan = CallPlan(root, dtype, result, start, partial(self._scatter, root=root), prefix)
         return self._run("scatter", whole, steps, async_op, f"root {root}", plan)
 
     def all_to_all(
@@ -222,86 +243,54 @@ class DataMovement(CommunicatorBase):
         Raises: ArgumentError if x is 0-d, or lengths or out do not fit; MismatchError on every rank if dtypes or
         row shapes differ and lengths are exchanged.
         """
-        if self._call_cache is not None and not async_op and type(x) is np.ndarray and lengths is None:
-            y = self._call_cache.run("all_to_all", x, None, out, None)
-            if y is not MISS:
-                return y
+        if lengths is None and not async_op and (y := self._cached("all_to_all", x, None, out, None)) is not MISS:
+            return y
+        return self._all_to_all(x, out, lengths=lengths, async_op=async_op)
+
+    def _all_to_all(self, x: Any, out: Any, scale: Any = None, *, lengths: Any = None, async_op: bool = False) -> Any:
         if is_device_array(x):
-            return self._device(x).all_to_all(x, lengths=lengths, out=out, async_op=async_op)
+            return self._device(x).all_to_all(x, lengths, out, async_op)
         whole = _splittable(x, "all_to_all")
         sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
         target = None if out is None else as_array(out, "out")
         more = "" if known is None else in_words(lengths, known).strip()
-        row = np.array(sends, np.int64)
-        tables: list[list[list[int]]] = []  # once the ranks have told each other
-        shown = Signature(signature_hash("all_to_all", more, whole.dtype, whole.shape[1:]), zlib.crc32(row.tobytes()))
+        dtype, row = whole.dtype, whole.shape[1:]
+        prefix = as_bytes(np.array(sends, np.int64))
+        table: list[list[int]] = []  # [source][destination], once the ranks have exchanged it
+        signature = Signature(signature_hash("all_to_all", more, dtype, row), zlib.crc32(prefix.tobytes()))
+
+        def start(sent: Array, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
+            room = _room((sum(sends[self.rank] for sends in table), *row), dtype, source, out)
+            nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
+            return self.transport.all_to_all(as_bytes(sent), as_bytes(room), nbytes), room
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent, told = as_bytes(contiguous(whole)), as_bytes(row)
-            signatures = yield from self.verify(call, shown, sent, prefix=told)
-            table = known
-            if table is None:
-                rows_sent = np.empty((self.size, self.size), np.int64)
-                yield self.transport.all_prefixes(told, rows_sent.view(np.uint8))
+            sent = contiguous(whole)
+            signatures = yield from self.verify(call, signature, as_bytes(sent), prefix=prefix)
+            if known is None:
+                received = np.empty((self.size, self.size), np.int64)
+                yield self.transport.all_prefixes(prefix, received.view(np.uint8))
                 if signatures is None:
                     yield from self._check_rows(whole)
-                table = rows_sent.tolist()
-            tables.append(table)
-            room = _room((sum(each[self.rank] for each in table), *whole.shape[1:]), whole, target)
-            width = row_bytes(whole)
-            yield self.transport.all_to_all(sent, as_bytes(room), [[n * width for n in each] for each in table])
+                table[:] = received.tolist()
+            else:
+                table[:] = known
+            test, room = start(sent, target, source=whole)
+            yield test
             return _hand_out(room, target, out)
 
-        def result(control: ControlBlock, signatures: Signatures) -> call_cache.Result:
-            # A slot holds the rows that its rank sends to each, then x.
+        def result(control: ControlBlock, signatures: Signatures) -> Result:
+            # An inline buffer holds the rows that its rank sends to each, then x.
             pieces = []
-            for rank, theirs in enumerate(tables[0]):
-                first = sum(theirs[: self.rank])
-                shape = (sum(theirs), *whole.shape[1:])
-                pieces.append(call_cache.Rows(rank, shape, first, first + theirs[self.rank], row.nbytes))
-            return call_cache.concatenated(control, whole.dtype, pieces)
-
-        def start(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array]:
-            room = out
-            if room is None:
-                room = np.empty((sum(theirs[self.rank] for theirs in tables[0]), *x.shape[1:]), x.dtype)
-            width = row_bytes(x)
-            bytes_sent = [[n * width for n in theirs] for theirs in tables[0]]
-            return self.transport.all_to_all(as_bytes(x), as_bytes(room), bytes_sent), room
+            for rank, sends in enumerate(table):
+                first = sum(sends[: self.rank])
+                pieces.append(Rows(rank, (sum(sends), *row), first, first + sends[self.rank], len(prefix)))
+            return concatenated(control, dtype, pieces)
 
         plan = None
-        if whole is x and lengths is None:
-            plan = CallPlan(None, whole.dtype, result, start, as_bytes(row))
+        if self._call_cache is not None and not async_op and whole is x and lengths is None:
+            plan = CallPlan(None, dtype, result, start, self._all_to_all, prefix)
         return self._run("all_to_all", whole, steps, async_op, more, plan)
-
-    def _joining(self, option: Hashable, part: Array, lengths: Lengths, root: int | None) -> CallPlan | None:
-        """The plan of a gather. root: None if the result is wanted everywhere."""
-        if not isinstance(lengths, str | None) or part.ndim == 0:
-            return None
-        here = root is None or root == self.rank
-        counts: list[int] = []
-
-        def result(control: ControlBlock, signatures: Signatures) -> call_cache.Result:
-            rows_of = [each[ROWS] for each in signatures]
-            counts[:] = [n * row_bytes(part) for n in rows_of]
-            if not here:
-                return call_cache.no_result()
-            shapes = [(n, *part.shape[1:]) for n in rows_of]
-            pieces = [call_cache.Rows(rank, shape, 0, shape[0]) for rank, shape in enumerate(shapes)]
-            return call_cache.concatenated(control, part.dtype, pieces)
-
-        def start(x: Array, out: Array | None, scale: Any) -> tuple[Test, Array | None]:
-            whole = None
-            if here:
-                length = sum(counts) // row_bytes(x)
-                whole = np.empty((length, *x.shape[1:]), x.dtype) if out is None else out
-            room = None if whole is None else as_bytes(whole)
-            if root is None:
-                assert room is not None
-                return self.transport.all_gather(as_bytes(x), room, counts), whole
-            return self.transport.gather(as_bytes(x), room, counts, root), whole
-
-        return CallPlan(option, part.dtype, result, start)
 
     def _lengths(self, part: Array, known: list[int] | None, signatures: Signatures | None) -> Steps[list[int]]:
         if signatures is not None:
@@ -311,27 +300,23 @@ class DataMovement(CommunicatorBase):
             return shown
         if known is not None:
             return known
-        told = np.empty(self.size, np.int64)
-        mine = np.array([len(part)], np.int64)
-        yield self.transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
+        counts = yield from self._exchange_numbers(len(part))
         yield from self._check_rows(part)
-        return told.tolist()
+        return counts
 
     def _check_rows(self, part: Array) -> Steps[None]:
         """Raises: MismatchError on every rank if dtypes or row shapes differ."""
-        mine = np.array([header.fingerprint(part)], np.int64)
-        marks = np.empty(self.size, np.int64)
-        yield self.transport.all_gather(as_bytes(mine), as_bytes(marks), [mine.nbytes] * self.size)
-        if (marks != marks[0]).any():
-            raise MismatchError(rows_differ(marks.tolist(), self.rank, f"{part.dtype} {part.shape[1:]}"))
+        marks = yield from self._exchange_numbers(header.fingerprint(part))
+        if len(set(marks)) > 1:
+            raise MismatchError(rows_differ(marks, self.rank, f"{part.dtype} {part.shape[1:]}"))
 
 
-def _room(shape: tuple[int, ...], part: Array, target: Array | None) -> Array:
-    """Where a result of this shape and of part's dtype arrives: in `target` if it can be there at once."""
-    if target is None or target.shape != shape or target.dtype != part.dtype:
-        return np.empty(shape, part.dtype)
-    at_once = target.flags.c_contiguous and target.flags.writeable and not np.may_share_memory(target, part)
-    return target if at_once else np.empty(shape, part.dtype)
+def _room(shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:
+    """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
+    if target is None or target.shape != shape or target.dtype != dtype:
+        return np.empty(shape, dtype)
+    overlaps = source is not None and np.may_share_memory(target, source)
+    return target if target.flags.c_contiguous and target.flags.writeable and not overlaps else np.empty(shape, dtype)
 
 
 def _hand_out(whole: Array, target: Array | None, out: Any) -> Any:

@@ -66,7 +66,7 @@ class Objects(CommunicatorBase):
 
         def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
             yield from self.verify(call, header)
-            told = yield from self._tell_all(length)
+            told = yield from self._exchange_numbers(length)
             counts = [abs(n) for n in told]
             if min(told) < 0:  # for everybody, since the root alone could not tell the others
                 return (yield from self._all_objects(mine, told))
@@ -89,7 +89,7 @@ class Objects(CommunicatorBase):
 
         def steps(call: CollectiveOp[list[Any]]) -> Steps[list[Any]]:
             yield from self.verify(call, header)
-            told = yield from self._tell_all(length)
+            told = yield from self._exchange_numbers(length)
             return (yield from self._all_objects(mine, told))
 
         return self._run("all_gather_object", None, steps, async_op)
@@ -126,12 +126,6 @@ class Objects(CommunicatorBase):
             return self._unpickled(mine, root)
 
         return self._run("scatter_object", None, steps, async_op, f"root {root}")
-
-    def _tell_all(self, length: int) -> Steps[list[int]]:
-        mine = np.array([length], np.int64)
-        told = np.empty(self.size, np.int64)
-        yield self.transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
-        return told.tolist()
 
     def _all_objects(self, mine: Array, told: list[int]) -> Steps[list[Any]]:
         counts = [abs(n) for n in told]

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from collectives.arrays import (
-    as_array,
-    check_out,
-    contiguous,
-    flat,
-    is_device_array,
-    is_plain,
-    writable,
-)
-from collectives.backends.shm import call_cache
-from collectives.backends.shm.call_cache import MISS, CallPlan, Start
-from collectives.engine.call import CollectiveOp
+from collectives.arrays import as_array, check_out, contiguous, flat, is_device_array, is_plain, writable
+from collectives.backends.shm.call_cache import CallPlan, no_result, reduced
+from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
-from collectives.lengths import split_rows
-from collectives.reduction import Array, ReduceOp, check_scale, finish, wire_dtype, wire_op
-from collectives.transport import Finish, Signature, Steps, Test, then
+from collectives.reduction import Array, ReduceOp, Reduction, check_scale, describe, finish, wire_op
+from collectives.transport import Finish, Signature, Signatures, Steps, Test, then
 
 
 class Reductions(CommunicatorBase):
@@ -45,39 +34,9 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
         """
-        if self._call_cache is not None and not async_op and type(x) is np.ndarray:
-            y = self._call_cache.run("all_reduce", x, op, out, scale)
-            if y is not MISS:
-                return y
-        if is_device_array(x):
-            return self._device(x).all_reduce(x, op, scale=scale, out=out, async_op=async_op)
-        source, given = as_array(x), op
-        op = ReduceOp.parse(op)
-        wire = wire_dtype(source.dtype, op)
-        check_scale(source.dtype, scale)
-        target = _target(out, x, source)
-        header = Signature(signature_hash("all_reduce", op.value, source.dtype, source.shape))
-
-        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent, total = _buffers(source, target, wire)
-            wire_in = flat(sent)
-            wire_out = wire_in if total is sent else flat(total)
-            yield from self.verify(call, header, wire_in, wire_out)
-            yield self.transport.all_reduce(wire_in, wire_out, wire_op(op), _finisher(op, self.size, scale))
-            total = _deliver(total, target, source.dtype)
-            return total if out is None else out
-
-        plan = None
-        if source is x:
-
-            def start(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
-                total = np.empty(x.shape, wire) if out is None else out
-                sent = flat(x)
-                finish = _finisher(op, self.size, scale)
-                return self.transport.all_reduce(sent, sent if out is x else flat(total), wire_op(op), finish), total
-
-            plan = _plan(given, wire, source, partial(call_cache.reduced, op=op), start)
-        return self._run("all_reduce", source, steps, async_op, op.value, plan)
+        if not async_op and (y := self._cached("all_reduce", x, op, out, scale)) is not MISS:
+            return y
+        return self._reduce(x, out, scale, name="all_reduce", op=op, async_op=async_op)
 
     def reduce(
         self,
@@ -95,51 +54,11 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype on the root, None elsewhere
         Raises: as `all_reduce`; ArgumentError if there is no such root.
         """
-        if self._call_cache is not None and not async_op and type(x) is np.ndarray:
-            y = self._call_cache.run("reduce", x, (op, root), out if self.rank == root else None, scale)
-            if y is not MISS:
-                return y
+        out = out if self.rank == root else None
+        if not async_op and (y := self._cached("reduce", x, (op, root), out, scale)) is not MISS:
+            return y
         root = self._check_root(root)
-        if is_device_array(x):
-            return self._device(x).reduce(x, op, root, scale=scale, out=out, async_op=async_op)
-        source, given = as_array(x), op
-        op = ReduceOp.parse(op)
-        wire = wire_dtype(source.dtype, op)
-        check_scale(source.dtype, scale)
-        here = self.rank == root
-        target = _target(out, x, source) if here else None
-        more = f"{op.value} root {root}"
-        header = Signature(signature_hash("reduce", more, source.dtype, source.shape))
-
-        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent = _to_wire(source, wire)
-            total = None
-            if here:
-                total = target if target is not None and _takes(target, wire, sent) else np.empty(source.shape, wire)
-            finish = _finisher(op, self.size, scale)
-            yield from self.verify(call, header, flat(sent))
-            yield self.transport.reduce(flat(sent), None if total is None else flat(total), wire_op(op), root, finish)
-            if total is None:
-                return None
-            total = _deliver(total, target, source.dtype)
-            return total if out is None else out
-
-        plan = None
-        if source is x:
-
-            def start(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array | None]:
-                total = None
-                if here:
-                    total = np.empty(x.shape, wire) if out is None or out is x else out
-                arrived = None if total is None else flat(total)
-                finish = _finisher(op, self.size, scale)
-                test = self.transport.reduce(flat(x), arrived, wire_op(op), root, finish)
-                if out is not x or total is None:
-                    return test, total
-                return then(test, lambda came: np.copyto(x, came), total), x
-
-            plan = _plan((given, root), wire, source, partial(call_cache.reduced, op=op) if here else None, start)
-        return self._run("reduce", source, steps, async_op, more, plan)
+        return self._reduce(x, out, scale, name="reduce", op=op, root=root, async_op=async_op)
 
     def reduce_scatter(
         self,
@@ -160,48 +79,82 @@ class Reductions(CommunicatorBase):
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
         """
-        if self._call_cache is not None and not async_op and lengths is None and type(x) is np.ndarray:
-            y = self._call_cache.run("reduce_scatter", x, op, out, scale)
-            if y is not MISS:
-                return y
+        if lengths is None and not async_op and (y := self._cached("reduce_scatter", x, op, out, scale)) is not MISS:
+            return y
+        return self._reduce(x, out, scale, name="reduce_scatter", op=op, lengths=lengths, async_op=async_op)
+
+    def _reduce(
+        self,
+        x: Any,
+        out: Any,
+        scale: Scale,
+        *,
+        name: str,
+        op: ReduceOp | str,
+        root: int = 0,
+        lengths: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Any:
         if is_device_array(x):
-            return self._device(x).reduce_scatter(x, op, scale=scale, lengths=lengths, out=out, async_op=async_op)
-        source, given = as_array(x), op
-        op = ReduceOp.parse(op)
-        wire = wire_dtype(source.dtype, op)
-        check_scale(source.dtype, scale)
-        if source.ndim == 0:
-            raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
-        parts = split_rows(len(source), lengths, self.size)
-        shape = (parts[self.rank], *source.shape[1:])
-        target = None if out is None else check_out(out, shape, source.dtype)
-        more = op.value if lengths is None else f"{op.value} lengths {parts}"
-        header = Signature(signature_hash("reduce_scatter", more, source.dtype, source.shape))
+            return self._device(x).reduce(name, x, op, scale, out, async_op, root, lengths)
+        source = as_array(x)
+        reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
+        in_place = name == "all_reduce"
+        target = None
+        if out is not None and reduction.shape is not None:
+            same = out is x and reduction.shape == source.shape
+            target = writable(source, "out") if same else check_out(out, reduction.shape, source.dtype)
+        signature = Signature(signature_hash(name, reduction.text, source.dtype, source.shape))
+
+        def start(
+            x: Array, out: Array | None, scale: Scale, signatures: Signatures | None
+        ) -> tuple[Test, Array | None]:
+            total = None
+            if reduction.shape is not None:
+                fits = out is not None and (in_place or out is not x)
+                total = out if fits else np.empty(reduction.shape, reduction.wire)
+            sent = flat(x)
+            received = None if total is None else sent if total is x else flat(total)
+            finisher = _finisher(reduction.op, self.size, scale)
+            test = reduction.start(self.transport, wire_op(reduction.op), sent, received, finisher)
+            if out is None or total is out:
+                return test, total
+            return then(test, partial(np.copyto, out), total), out
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent = _to_wire(source, wire)
-            total = target if target is not None and _takes(target, wire, sent) else np.empty(shape, wire)
-            width = int(np.prod(source.shape[1:], dtype=np.int64))
-            counts = [n * width for n in parts]
-            yield from self.verify(call, header, flat(sent))
-            finish = _finisher(op, self.size, scale)
-            yield self.transport.reduce_scatter(flat(sent), flat(total), counts, wire_op(op), finish)
+            sent, total = _buffers(source, target, reduction, in_place)
+            payload = flat(sent)
+            room = None if total is None or not in_place else payload if total is sent else flat(total)
+            yield from self.verify(call, signature, payload, room)
+            test, total = start(sent, total, scale, None)
+            yield test
+            if total is None:
+                return None
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
         plan = None
-        if source is x and lengths is None:
-            first = sum(parts[: self.rank])
-            mine = (first, first + parts[self.rank])
-            counts = [n * math.prod(source.shape[1:]) for n in parts]
+        if self._call_cache is not None and not async_op and source is x and lengths is None:
+            # These functions outlive the call, and must not keep its arrays alive.
+            plan = CallPlan(
+                (op, root) if name == "reduce" else op,
+                reduction.wire,
+                _inline_result(reduction, source.dtype, source.shape, self.rank),
+                # Else the way to the wire's dtype and back is what takes time.
+                start if reduction.wire == source.dtype else None,
+                partial(self._reduce, name=name, op=op, root=root),
+            )
+        return self._run(name, source, steps, async_op, reduction.text, plan)
 
-            def start(x: Array, out: Array | None, scale: float | None) -> tuple[Test, Array]:
-                total = np.empty(shape, wire) if out is None else out
-                finish = _finisher(op, self.size, scale)
-                return self.transport.reduce_scatter(flat(x), flat(total), counts, wire_op(op), finish), total
 
-            plan = _plan(given, wire, source, partial(call_cache.reduced, op=op, rows=mine), start)
-        return self._run("reduce_scatter", source, steps, async_op, more, plan)
+def _inline_result(reduction: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...], rank: int) -> Callable[..., Any]:
+    if reduction.shape is None:
+        return no_result
+    rows = None
+    if reduction.parts:
+        first = sum(reduction.parts[:rank])
+        rows = first, first + reduction.parts[rank]
+    return lambda control, _: reduced(control, op=reduction.op, dtype=dtype, shape=shape, rows=rows)
 
 
 def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
@@ -210,20 +163,6 @@ def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
     if source.dtype.kind == "b":
         return contiguous(source).view(wire)
     return source.astype(wire, order="C")
-
-
-def _plan(
-    option: Hashable,
-    wire: np.dtype[Any],
-    source: Array,
-    result: Callable[..., call_cache.Result] | None,
-    start: Start,
-) -> CallPlan:
-    dtype, shape = source.dtype, source.shape
-    starts = start if wire == dtype else None  # else the way to the wire's dtype and back is what takes time
-    if result is None:
-        return CallPlan(option, wire, lambda control, signatures: call_cache.no_result(), starts)
-    return CallPlan(option, wire, lambda control, signatures: result(control, dtype=dtype, shape=shape), starts)
 
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:
@@ -256,24 +195,16 @@ def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:
     return target
 
 
-def _target(out: Any, x: Any, source: Array) -> Array | None:
-    if out is None:
-        return None
-    return writable(source, "out") if out is x else check_out(out, source.shape, source.dtype)
-
-
-def _buffers(source: Array, target: Array | None, wire: np.dtype[Any]) -> tuple[Array, Array]:
-    """What a reduction sends, and where its total arrives: the same array for in place."""
-    if target is source and wire == source.dtype and is_plain(source):
+def _buffers(source: Array, target: Array | None, reduction: Reduction, in_place: bool) -> tuple[Array, Array | None]:
+    """What a reduction sends, and where its total arrives: the same array for in place; None if it does not."""
+    if in_place and target is source and reduction.wire == source.dtype and is_plain(source):
         return source, source
-    sent = _to_wire(source, wire)
-    if sent.size and not np.may_share_memory(sent, source):  # without an item x itself may look like a copy
+    sent = _to_wire(source, reduction.wire)
+    if in_place and sent.size and not np.may_share_memory(sent, source):  # without an item x may look like a copy
         return sent, sent  # a private copy can take the result as well
-    if target is not None and _takes(target, wire, sent):
+    if reduction.shape is None:
+        return sent, None
+    fits = target is not None and target.dtype == reduction.wire and is_plain(target)
+    if fits and not np.may_share_memory(sent, target):
         return sent, target
-    return sent, np.empty(source.shape, wire)
-
-
-def _takes(target: Array, wire: np.dtype[Any], sent: Array) -> bool:
-    """True if the wire's total can arrive in `target` itself."""
-    return target.dtype == wire and is_plain(target) and not np.may_share_memory(sent, target)
+    return sent, np.empty(reduction.shape, reduction.wire)

@@ -17,7 +17,7 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator, world
 from collectives.reduction import BFLOAT16
-from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.backends.shm.ranks import run_sharing
 
 pytestmark = pytest.mark.timeout(1200)  # with --long
 
@@ -223,6 +223,7 @@ def test_random_calls(way: str, count: Callable[[int, int], int]) -> None:
 
 if world.promised() is not None:  # inside the job that the last test starts
     from tests.collectives.shared.test_contract_on_nodes import on_nodes
+
     from tests.collectives.test_contract import by_messages
 
     @pytest.mark.parametrize("way", ["messages", "pieces", "nodes"])

@@ -2,8 +2,8 @@
 
 Nothing here but `cuda` is loaded before a communicator first meets an array on a GPU, or is asked for NCCL by name.
 
-    device_communicator   what a communicator calls: the semantics of host arrays, for device arrays; its families
-                          device_reductions, device_data_movement and device_p2p stand on device_base
+    device_communicator   what a communicator calls: the semantics of host arrays, for device arrays; `device_ops` has
+                          the collectives, which stand on `device_base`
     stream_handoff        the two edges that order a collective between streams, and its buffers
     device_transport      what moves the arrays: the protocol, and the copies of a world of one
     nccl_transport        ... by NCCL, on a stream of their own; registered_memory: memory that it moves without copies

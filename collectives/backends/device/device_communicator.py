@@ -6,9 +6,7 @@ import math
 from typing import Any
 
 from collectives.backends.device import cuda
-from collectives.backends.device.device_data_movement import DeviceDataMovement
-from collectives.backends.device.device_p2p import DeviceP2P
-from collectives.backends.device.device_reductions import DeviceReductions
+from collectives.backends.device.device_ops import DeviceOps
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.engine.call import CallArguments, CollectiveOp, user_site
@@ -18,7 +16,7 @@ from collectives.errors import ArgumentError, BackendError, CollectivesError
 from collectives.transport import Signature, Steps, Transport
 
 
-class DeviceCommunicator(DeviceReductions, DeviceDataMovement, DeviceP2P):
+class DeviceCommunicator(DeviceOps):
     """All collectives of one communicator on device arrays."""
 
     def negotiate(self) -> DeviceCommunicator:

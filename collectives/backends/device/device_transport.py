@@ -43,7 +43,7 @@ class DeviceTransport(Protocol):
     def all_reduce(self, x: Any, out: Any, op: ReduceOp, factor: Any) -> Steps[Remainder]:
         """x, out: (n,) of the wire's dtype, the same array or apart. factor: a number, a 0-d device array or None."""
 
-    def reduce(self, x: Any, out: Any | None, op: ReduceOp, factor: Any, root: int) -> Steps[Remainder]:
+    def reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int, factor: Any) -> Steps[Remainder]:
         """x: (n,); out: (n,) on the root, the same array as x or apart, None elsewhere."""
 
     def reduce_scatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp, factor: Any) -> Steps[Remainder]:
@@ -83,7 +83,7 @@ class SingleDeviceTransport:
         yield from self._copy(x, out)
         return Remainder(op, factor)
 
-    def reduce(self, x: Any, out: Any | None, op: ReduceOp, factor: Any, root: int) -> Steps[Remainder]:
+    def reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int, factor: Any) -> Steps[Remainder]:
         return self.all_reduce(x, out, op, factor)
 
     def reduce_scatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp, factor: Any) -> Steps[Remainder]:

@@ -96,7 +96,7 @@ class HostStagedTransport:
         yield from self._pipeline(x.dtype, _slices(x, cuts), _slices(out, cuts), transfer)
         return Remainder(op, factor)
 
-    def reduce(self, x: Any, out: Any | None, op: ReduceOp, factor: Any, root: int) -> Steps[Remainder]:
+    def reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int, factor: Any) -> Steps[Remainder]:
         cuts = self._spans(x)
 
         def transfer(k: int, sent: Array, received: Array) -> Test:

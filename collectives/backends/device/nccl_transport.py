@@ -89,7 +89,7 @@ class NcclTransport:
 
         return (yield from self._reduce(x, out, op, factor, issue, slice(None)))
 
-    def reduce(self, x: Any, out: Any | None, op: ReduceOp, factor: Any, root: int) -> Steps[Remainder]:
+    def reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int, factor: Any) -> Steps[Remainder]:
         def issue(send: Any, recv: Any, op: Any) -> None:
             self._nccl.reduce(_address(send), _address(recv), send.size, send.dtype, op, root, self.stream.ptr)
 

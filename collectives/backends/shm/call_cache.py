@@ -3,7 +3,7 @@
 The key is the place in the user's code and the call's op, root, dtype and shape. The general path has carried out the
 first such call and found it valid, so the next one checks only what may have changed. What the ranks exchange is the
 same on both paths, and ranks may read different ones in one call. Anything unusual (a late rank, another call on
-another rank, more rows) is a miss: the general path takes over with the signature already published.
+another rank, more rows) is handed to the general path, which goes on with the signature that is already published.
 
 What it earns (benchmarks/collectives.py, 2 ranks, AMD EPYC): all_reduce of 8 B in 8.6 us instead of 67, of 64 KiB in
 19.5 us instead of 93, of 1 MiB in `comm.empty` in 116 us instead of 164.
@@ -12,6 +12,7 @@ What it earns (benchmarks/collectives.py, 2 ranks, AMD EPYC): all_reduce of 8 B 
 from __future__ import annotations
 
 import math
+import os
 import struct
 import sys
 from collections.abc import Callable, Hashable, Sequence
@@ -22,7 +23,7 @@ import numpy as np
 
 from collectives.arrays import flat, is_plain
 from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
-from collectives.engine.call import CollectiveOp
+from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.progress import spin
 from collectives.engine.queue import CallQueue
 from collectives.flight.recorder import FAILED
@@ -32,36 +33,41 @@ from collectives.transport import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Signatur
 if TYPE_CHECKING:
     from collectives.backends.shm.shm_transport import ShmTransport
 
-#: What a cached call returns that has not been carried out.
-MISS: Any = object()
-
 # Looks at a header before its rank is called late: about 5 microseconds.
 _POLLS = 100
 # Beyond that many the oldest are forgotten: calls of ever new shapes are not made again.
 _KEPT = 4096
 # Bytes beyond which a few microseconds do not matter, and other threads should not be kept from queueing their calls.
 _LARGEST = 8 << 20
-_WORDS = struct.Struct("<4q").pack_into  # agreed, rows, nbytes, prefix
+_WORDS = struct.Struct("<4q").pack_into  # signature hash, rows, nbytes, prefix
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 Read = Callable[[int, Any, Any, "float | None"], Any]
 Shape = tuple[int, ...]
 
 
 class Result(NamedTuple):
-    """What a call returns on this rank. make: how, out of the inline buffers, for arrays that fit into them.
+    """What a call returns on this rank. read: makes it of the inline buffers of one parity, x, out and scale.
 
     shape, dtype: what `out` must be like; None where there is none
     """
 
-    make: Callable[[], Read]
+    read: Read
     shape: Shape | None = None
     dtype: np.dtype[Any] | None = None
 
 
 def inline_arrays(control: ControlBlock, rank: int, dtype: np.dtype[Any], shape: Shape, start: int = 0) -> list[Array]:
-    """A rank's two inline buffers, seen from byte `start` on as arrays of this dtype and shape."""
+    """A rank's two inline buffers, seen from byte `start` on as arrays of this dtype and shape; none if too large."""
     nbytes = math.prod(shape) * dtype.itemsize
+    if start + nbytes > INLINE_BYTES:
+        return []
     return [control.inline[parity][rank][start : start + nbytes].view(dtype).reshape(shape) for parity in (0, 1)]
+
+
+def no_result(*_: Any) -> Result:
+    """No result on this rank."""
+    return Result(lambda parity, x, out, scale: None)
 
 
 def reduced(
@@ -71,55 +77,42 @@ def reduced(
     wire, size, ufunc = wire_dtype(dtype, op), control.size, COMBINE[wire_op(op)]
     mean, same = op is ReduceOp.MEAN, wire == dtype
     wanted = shape if rows is None else (rows[1] - rows[0], *shape[1:])
+    where = ... if rows is None else slice(*rows)
+    each = [inline_arrays(control, rank, wire, shape) for rank in range(size)]
+    parts = [[arrays[parity][where] for arrays in each if arrays] for parity in (0, 1)]
 
-    def make() -> Read:
-        each = [inline_arrays(control, rank, wire, shape) for rank in range(size)]
-        where = ... if rows is None else slice(*rows)
-        parts = [[each[rank][parity][where] for rank in range(size)] for parity in (0, 1)]
+    def read(parity: int, x: Any, out: Any, scale: float | None) -> Any:
+        first, second, *others = parts[parity]
+        if out is not None and same:
+            y = ufunc(first, second, out=out)
+        else:  # a result without dimensions would be a scalar, which nothing can be added to
+            y = ufunc(first, second) if wanted else ufunc(first, second, out=np.empty(wanted, wire))
+        for source in others:
+            ufunc(y, source, out=y)
+        if mean or scale is not None:
+            finish(y, op, size, scale)
+        if same:
+            return y
+        if out is None:
+            return y.astype(dtype)
+        np.copyto(out, y, casting="unsafe")
+        return out
 
-        def read(parity: int, x: Any, out: Any, scale: float | None) -> Any:
-            first, second, *others = parts[parity]
-            if out is not None and same:
-                y = ufunc(first, second, out=out)
-            else:  # a result without dimensions would be a scalar, which nothing can be added to
-                y = ufunc(first, second) if wanted else ufunc(first, second, out=np.empty(wanted, wire))
-            for source in others:
-                ufunc(y, source, out=y)
-            if mean or scale is not None:
-                finish(y, op, size, scale)
-            if same:
-                return y
-            if out is None:
-                return y.astype(dtype)
-            np.copyto(out, y, casting="unsafe")
-            return out
-
-        # As in `CallQueue.drive`; integers have no error state that could be raised.
-        return np.errstate(all="ignore")(read) if wire.kind in "fc" else read
-
-    return Result(make, wanted, dtype)
-
-
-def no_result() -> Result:
-    """No result on this rank."""
-    return Result(lambda: lambda parity, x, out, scale: None)
+    # As in `CallQueue.drive`; integers have no error state that could be raised.
+    return Result(np.errstate(all="ignore")(read) if wire.kind in "fc" else read, wanted, dtype)
 
 
 def filled(control: ControlBlock, root: int, dtype: np.dtype[Any], shape: Shape) -> Result:
     """x, filled with the root's; on the root itself it stays as it is."""
     if control.me == root:
-        return Result(lambda: lambda parity, x, out, scale: x)
+        return Result(lambda parity, x, out, scale: x)
+    sources = inline_arrays(control, root, dtype, shape)
 
-    def make() -> Read:
-        sources = inline_arrays(control, root, dtype, shape)
+    def read(parity: int, x: Any, out: Any, scale: float | None) -> Any:
+        x[...] = sources[parity]
+        return x
 
-        def read(parity: int, x: Any, out: Any, scale: float | None) -> Any:
-            x[...] = sources[parity]
-            return x
-
-        return read
-
-    return Result(make)
+    return Result(read)
 
 
 class Rows(NamedTuple):
@@ -135,27 +128,16 @@ class Rows(NamedTuple):
 def concatenated(control: ControlBlock, dtype: np.dtype[Any], pieces: Sequence[Rows]) -> Result:
     """Rows of inline buffers, joined along axis 0."""
     whole = (sum(piece.last - piece.first for piece in pieces), *pieces[0].shape[1:])
+    each = [(piece, inline_arrays(control, piece.rank, dtype, piece.shape, piece.start)) for piece in pieces]
+    parts = [[arrays[parity][piece.first : piece.last] for piece, arrays in each if arrays] for parity in (0, 1)]
+    native = dtype.isnative  # else joining would turn the bytes round
 
-    def make() -> Read:
-        each = [inline_arrays(control, piece.rank, dtype, piece.shape, piece.start) for piece in pieces]
-        parts = [
-            [arrays[parity][piece.first : piece.last] for arrays, piece in zip(each, pieces, strict=True)]
-            for parity in (0, 1)
-        ]
+    def read(parity: int, x: Any, out: Any, scale: float | None) -> Any:
+        if not native and out is None:
+            out = np.empty(whole, dtype)
+        return np.concatenate(parts[parity], out=out)
 
-        native = dtype.isnative  # else joining would turn the bytes round
-
-        def read(parity: int, x: Any, out: Any, scale: float | None) -> Any:
-            if not native and out is None:
-                out = np.empty(whole, dtype)
-            return np.concatenate(parts[parity], out=out)
-
-        return read
-
-    return Result(make, whole, dtype)
-
-
-Start = Callable[[Any, Any, "float | None"], tuple[Test, Any]]
+    return Result(read, whole, dtype)
 
 
 class CallPlan(NamedTuple):
@@ -164,8 +146,9 @@ class CallPlan(NamedTuple):
     option: op, root and the like, as the caller gave them
     wire: the dtype in which this rank's x lies in its inline buffer, None if it brings nothing
     result: how the result is made of the inline buffers, from the control block and all ranks' signatures
-    start: starts to move what does not fit into inline buffers, as the general path does once the signatures agree,
-    from x, out and scale; returns its test and the result. None: large arrays take the general path
+    start: starts to move what does not fit into inline buffers, from x, out, scale and the signatures; returns its test
+    and the result. None: large arrays take the general path
+    again: makes such a call, of x, out and scale, on the general path
     prefix: what lies in the inline buffer before x
     writes: x is written
     """
@@ -173,7 +156,8 @@ class CallPlan(NamedTuple):
     option: Hashable
     wire: np.dtype[Any] | None
     result: Callable[[ControlBlock, Signatures], Result]
-    start: Start | None = None
+    start: Callable[[Any, Any, Any, Signatures | None], tuple[Test, Any]] | None
+    again: Callable[[Any, Any, Any], Any]
     prefix: Array | None = None
     writes: bool = False
 
@@ -193,8 +177,10 @@ class CallCache:
         try:
             if x is None:
                 cached = self._cached.get((name, id(code), frame.f_lasti, option, None, None))
-            else:
+            elif type(x) is np.ndarray:
                 cached = self._cached.get((name, id(code), frame.f_lasti, option, x.shape, x.dtype))
+            else:
+                return MISS
         except TypeError:  # an option that cannot be hashed: an array of lengths, or nothing that makes sense
             return MISS
         if cached is None or cached.code is not code:
@@ -202,10 +188,12 @@ class CallCache:
         return cached.run(x, out, scale)
 
     def learn(self, call: CollectiveOp[Any], x: Array | None, plan: CallPlan) -> None:
-        """Prepares the call that has just been carried out, for the caller of the caller's caller."""
-        frame = sys._getframe(3)
-        if frame.f_code.co_filename != call.site.file or frame.f_lineno != call.site.line:
-            return  # called from our own code, on behalf of more than one place
+        """Prepares the call that has just been carried out."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        if frame is None or frame.f_code.co_filename != call.site.file or frame.f_lineno != call.site.line:
+            return  # called from ddp's code, on behalf of more than one place
         signatures = call.signatures
         assert signatures is not None
         small = max(header[NBYTES] + header[PREFIX] for header in signatures) <= INLINE_BYTES
@@ -215,32 +203,33 @@ class CallCache:
             self._cached.pop(next(iter(self._cached)), None)  # another thread may have been faster
         shape, dtype = (None, None) if x is None else (x.shape, x.dtype)
         key = (call.name, id(frame.f_code), frame.f_lasti, plan.option, shape, dtype)
-        kind = _InlineCall if small else _StagedCall
-        self._cached[key] = kind(self._transport, self._queue, call, frame.f_code, x, plan)
+        self._cached[key] = _CachedCall(self._transport, self._queue, call, frame.f_code, x, plan, small)
 
 
 class _CachedCall:
     """One call at one place of the user's code.
 
     code: the caller's, so that no other at the same address is taken for it
+    small: what all ranks bring fits into inline buffers, so the result is there with one look at the others. Else it
+    goes through the stages, or is read where it lies
     """
 
     __slots__ = (
         "_begin",
         "_call",
         "_control",
-        "_dtype",
         "_evictions",
         "_expected",
         "_header",
-        "_prefix",
+        "_mine",
+        "_plan",
         "_queue",
+        "_result",
         "_scalable",
-        "_shape",
         "_signature",
+        "_small",
         "_timeout",
         "_transport",
-        "_writes",
         "code",
     )
 
@@ -252,6 +241,7 @@ class _CachedCall:
         code: CodeType,
         x: Array | None,
         plan: CallPlan,
+        small: bool,
     ) -> None:
         assert call.signatures is not None
         control = transport.control
@@ -267,39 +257,107 @@ class _CachedCall:
             ]
             for parity in (0, 1)
         ]
-        self._prefix, self._writes = plan.prefix, plan.writes
+        self._plan, self._small = plan, small
         self._scalable = plan.wire is not None and plan.wire.kind in "fc"
         self._begin = queue.recorder.begin
         self._evictions = self._signature = -1
-        result = plan.result(control, call.signatures)
-        self._shape, self._dtype = result.shape, result.dtype
-        self._prepare(x, plan, result)
-
-    def _prepare(self, x: Array | None, plan: CallPlan, result: Result) -> None:
-        """What each kind keeps besides."""
-        raise NotImplementedError
+        self._result = plan.result(control, call.signatures)
+        self._mine: Sequence[Array] | None = None
+        if plan.wire is not None and x is not None:
+            self._mine = inline_arrays(control, control.me, plan.wire, x.shape, self._header[3])
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
         """The result, or MISS."""
-        raise NotImplementedError
+        plan, small = self._plan, self._small
+        if (out is not None or scale is not None or plan.writes) and not self._accepts(x, out, scale):
+            return MISS
+        if not small and not _movable(x, out):
+            return MISS
+        queue = self._queue
+        index, half_way, rest = -1, False, None
+        try:
+            with queue.lock:  # the others hold it for a moment only
+                if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
+                    return MISS
+                queue.inside = True
+                try:
+                    control = self._control
+                    if queue.recorder.evictions != self._evictions:
+                        self._evictions, self._signature = queue.recorder.evictions, queue.intern(*self._call)
+                    index = self._begin(queue.communicator, queue.started, self._signature)
+                    if small:
+                        sequence = control.sequence + 1
+                        parity = sequence & 1
+                        if self._mine is not None:
+                            self._mine[parity][...] = x
+                        if plan.prefix is not None:
+                            control.inline[parity][control.me][: len(plan.prefix)] = plan.prefix
+                        at = control.header(parity, control.me)
+                        _WORDS(control.bytes, (at + HASH) * 8, *self._header)
+                        half_way = True
+                        control.sequence = control.words[at + SEQUENCE] = sequence
+                        if self._all_agree(sequence):
+                            queue.started += 1
+                            half_way = False
+                            result = self._result.read(parity, x, out, scale)
+                            queue.recorder.end(index)
+                            return result
+                    else:
+                        half_way = True
+                        met = self._publish(x, out)
+                        if self._all_agree(control.sequence):
+                            met()
+                            assert plan.start is not None
+                            with np.errstate(all="ignore"):  # as in `CallQueue.drive`
+                                test, result = plan.start(x, out, scale, self._transport.signatures())
+                                complete = test() or spin(test)
+                            if complete:
+                                queue.started += 1
+                                half_way = False
+                                queue.recorder.end(index)
+                                return result
+                            rest = _rest(test, result)
+                    if rest is None:
+                        control.published = True
+                    queue.hand_over(index)
+                except BaseException as error:
+                    if half_way:
+                        queue.interrupt(str(self), index, error)
+                    else:
+                        queue.recorder.end(index, FAILED)
+                    raise
+                finally:
+                    queue.inside = False
+            if rest is None:
+                return plan.again(x, out, scale)
+            call: CollectiveOp[Any] = CollectiveOp(*self._call, self._timeout)
+            call.steps = rest
+            return queue.run(call)
+        finally:
+            if queue.begun is not None:
+                queue.withdraw(str(self))
+
+    def __str__(self) -> str:
+        name, what, site = self._call
+        return f"{name} #{self._queue.started} ({site}) {what}"
 
     def _accepts(self, x: Any, out: Any, scale: Any) -> bool:
         """True if these can be used as they are."""
+        shape, dtype = self._result.shape, self._result.dtype
         if out is not None and not (
-            type(out) is np.ndarray and out.shape == self._shape and out.dtype == self._dtype and out.flags.writeable
+            type(out) is np.ndarray and out.shape == shape and out.dtype == dtype and out.flags.writeable
         ):
             return False
         if scale is not None and not (type(scale) is float and self._scalable):
             return False
-        return not self._writes or x.flags.writeable
+        return not self._plan.writes or x.flags.writeable
 
-    def _enlist(self) -> int:
-        if self._queue.recorder.evictions != self._evictions:
-            self._sign()
-        return self._begin(self._queue.communicator, self._queue.started, self._signature)
-
-    def _sign(self) -> None:
-        self._evictions, self._signature = self._queue.recorder.evictions, self._queue.intern(*self._call)
+    def _publish(self, x: Any, out: Any) -> Test:
+        """Shows the others the signature of a large call, as the general path does."""
+        payload = None if self._header[2] < 0 else flat(x)
+        room = None if out is None else payload if out is x else flat(out)
+        signature = Signature(self._header[0], self._header[1])
+        return self._transport.exchange_signatures(signature, payload, room, self._plan.prefix)
 
     def _all_agree(self, sequence: int) -> bool:
         """True if all ranks have come soon, and call what this one calls."""
@@ -315,135 +373,14 @@ class _CachedCall:
                 return False
         return True
 
-    def _miss(self, index: int) -> Any:
-        self._control.published = True
-        self._queue.hand_over(index, _collective())
-        return MISS
 
-    def _interrupt(self, index: int, error: BaseException) -> None:
-        name, what, site = self._call
-        self._queue.interrupt(f"{name} #{self._queue.started} ({site}) {what}", index, error)
-
-
-class _InlineCall(_CachedCall):
-    """What all ranks bring fits into inline buffers: one look at the others, and the result is there."""
-
-    __slots__ = ("_mine", "_read")
-
-    def _prepare(self, x: Array | None, plan: CallPlan, result: Result) -> None:
-        self._mine: Sequence[Array] | None = None
-        if plan.wire is not None and x is not None:
-            self._mine = inline_arrays(self._control, self._control.me, plan.wire, x.shape, self._header[3])
-        self._read = result.make()
-
-    def run(self, x: Any, out: Any, scale: Any) -> Any:
-        if (out is not None or scale is not None or self._writes) and not self._accepts(x, out, scale):
-            return MISS
-        queue = self._queue
-        index, half_way = -1, False
-        with queue.lock:  # the others hold it for a moment only
-            if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
-                return MISS
-            queue.inside = True
-            try:
-                # This is `_enlist`, written out here: a call in Python costs as much as a look at another rank.
-                control = self._control
-                if queue.recorder.evictions != self._evictions:
-                    self._sign()
-                index = self._begin(queue.communicator, queue.started, self._signature)
-                sequence = control.sequence + 1
-                parity = sequence & 1
-                if self._mine is not None:
-                    self._mine[parity][...] = x
-                if self._prefix is not None:
-                    control.inline[parity][control.me][: len(self._prefix)] = self._prefix
-                at = control.header(parity, control.me)
-                _WORDS(control.bytes, (at + HASH) * 8, *self._header)
-                half_way = True
-                control.sequence = control.words[at + SEQUENCE] = sequence
-                if not self._all_agree(sequence):
-                    return self._miss(index)
-                queue.started += 1
-                half_way = False
-                result = self._read(parity, x, out, scale)
-                queue.recorder.end(index)
-                return result
-            except BaseException as error:
-                if half_way:
-                    self._interrupt(index, error)
-                else:
-                    queue.recorder.end(index, FAILED)
-                raise
-            finally:
-                queue.inside = False
-
-
-class _StagedCall(_CachedCall):
-    """What is brought goes through the stages, or is read where it lies: only the meeting is quick."""
-
-    __slots__ = ("_signed", "_start")
-
-    def _prepare(self, x: Array | None, plan: CallPlan, result: Result) -> None:
-        assert plan.start is not None
-        self._start = plan.start
-        self._signed = Signature(self._header[0], self._header[1])
-
-    def run(self, x: Any, out: Any, scale: Any) -> Any:
-        if not self._accepts(x, out, scale) or (x is not None and not is_plain(x)):
-            return MISS
-        if out is not None and out is not x and not (is_plain(out) and not _overlap(x, out)):
-            return MISS
-        queue = self._queue
-        index, half_way = -1, False
-        with queue.lock:  # the others hold it for a moment only
-            if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
-                return MISS
-            queue.inside = True
-            try:
-                index, transport = self._enlist(), self._transport
-                brought = None if self._header[2] < 0 else flat(x)
-                given = None if out is None else brought if out is x else flat(out)
-                half_way = True
-                met = transport.exchange_signatures(self._signed, brought, given, self._prefix)
-                if not self._all_agree(self._control.sequence):
-                    return self._miss(index)
-                met()
-                with np.errstate(all="ignore"):  # as in `CallQueue.drive`
-                    test, result = self._start(x, out, scale)
-                    complete = test() or spin(test)
-                if complete:
-                    queue.started += 1
-                    half_way = False
-                    queue.recorder.end(index)
-                    return result
-                queue.hand_over(index, sys._getframe())
-            except BaseException as error:
-                if half_way:
-                    self._interrupt(index, error)
-                else:
-                    queue.recorder.end(index, FAILED)
-                raise
-            finally:
-                queue.inside = False
-        name, what, site = self._call
-        rest: CollectiveOp[Any] = CollectiveOp(name, what, site, self._timeout)
-        rest.steps = _rest(test, result)
-        return queue.run(rest)
-
-
-def _collective() -> FrameType:
-    """The frame of the collective that called `CallCache.run`."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code is not CallCache.run.__code__:
-        frame = frame.f_back
-    assert frame.f_back is not None
-    return frame.f_back
+def _movable(x: Any, out: Any) -> bool:
+    """True if large arrays can be moved as they are."""
+    if x is not None and not is_plain(x):
+        return False
+    return out is None or out is x or (is_plain(out) and (x is None or not np.may_share_memory(x, out)))
 
 
 def _rest(test: Test, result: Any) -> Steps[Any]:
     yield test
     return result
-
-
-def _overlap(x: Any, out: Array) -> bool:
-    return x is not None and bool(np.may_share_memory(x, out))

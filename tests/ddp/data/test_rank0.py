@@ -18,7 +18,7 @@ import collectives
 from collectives import heartbeat
 from ddp.data import rank0_first
 from ddp.errors import PeerError
-from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.backends.shm.ranks import run_sharing
 
 LAUNCH = [sys.executable, "-m", "launcher"]
 

@@ -14,7 +14,7 @@ from collectives import Communicator
 from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES
 from collectives.backends.shm.hierarchy import HierarchicalTransport
 from collectives.transport import Test
-from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.backends.shm.ranks import run_sharing
 
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2], [0, 1, 1, 2]]
 on_all_nodes = pytest.mark.parametrize("nodes", NODES, ids=str)

@@ -17,7 +17,7 @@ import pytest
 import collectives
 from collectives import Communicator
 from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES, ControlBlock
-from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.backends.shm.ranks import run_sharing
 
 pytestmark = pytest.mark.timeout(400)  # with --long
 

@@ -19,8 +19,8 @@ from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.backends.shm.hierarchy import HierarchicalTransport, share
 from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.progress import complete
+from tests.collectives.backends.shm.ranks import run_sharing
 from tests.collectives.contract.run import Run
-from tests.collectives.shared.ranks import run_sharing
 from tests.collectives.test_contract import Contract, by_messages
 
 #: Each rank's node: two of two, three and one, by turns, and three nodes of which one has two ranks.

@@ -16,7 +16,7 @@ from numpy.testing import assert_array_equal
 
 from collectives import Communicator
 from collectives.backends.shm import segment
-from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.backends.shm.ranks import run_sharing
 
 on_one_node_and_on_two = pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0, 1]], ids=str)
 

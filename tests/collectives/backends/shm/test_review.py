@@ -21,7 +21,7 @@ from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.ops import reductions
 from collectives.reduction import finish
 from collectives.time_limit import TimeLimit
-from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.backends.shm.ranks import run_sharing
 
 PAIR = [0, 0]
 

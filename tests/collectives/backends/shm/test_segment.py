@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.backends.shm.control_block import STAGING_BYTES
 from collectives.backends.shm.segment import NOWHERE, ArrayLocation
 from collectives.backends.shm.shm_transport import ShmTransport
-from tests.collectives.shared.ranks import run_sharing
+from tests.collectives.backends.shm.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 5])
 N = STAGING_BYTES  # items: more than one tile of any dtype

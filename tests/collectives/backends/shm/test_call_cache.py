@@ -15,10 +15,11 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm import call_cache
-from collectives.backends.shm.call_cache import MISS
 from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
 from collectives.backends.shm.shm_transport import ShmTransport
-from tests.collectives.shared.ranks import run_sharing
+from collectives.engine.call import MISS
+from collectives.engine.queue import CallQueue
+from tests.collectives.backends.shm.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 5])
 LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1, 40_000]
@@ -28,14 +29,19 @@ LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1, 40_000]
 def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many cached calls were carried out, and how many were left to the general path."""
     counted: Counter[str] = Counter()
-    for kind in (call_cache._InlineCall, call_cache._StagedCall):
+    cached_run, hand_over = call_cache._CachedCall.run, CallQueue.hand_over
 
-        def run(self: Any, x: Any, out: Any, scale: Any, way: Callable[..., Any] = kind.run) -> Any:
-            result = way(self, x, out, scale)
-            counted["left" if result is MISS else "taken"] += 1
-            return result
+    def run(self: Any, x: Any, out: Any, scale: Any) -> Any:
+        result = cached_run(self, x, out, scale)
+        counted["left" if result is MISS else "taken"] += 1
+        return result
 
-        monkeypatch.setattr(kind, "run", run)
+    def handed_over(self: CallQueue, index: int) -> None:
+        counted.update({"left": 1, "taken": -1})
+        hand_over(self, index)
+
+    monkeypatch.setattr(call_cache._CachedCall, "run", run)
+    monkeypatch.setattr(CallQueue, "hand_over", handed_over)
     return counted
 
 
