@@ -11,6 +11,7 @@ would lose their masks; tensors that require grad, whose autograd would not see 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,8 @@ def _shared(x: Any) -> Array:
     if hasattr(x, "__dlpack__"):
         # DLPack before __array__, after which PyTorch never lets the storage be resized again, as FSDP does; but not
         # where it does not tell what may be written: JAX gives its immutable arrays away like that.
-        readers = [dlpack.read_flagged, *readers, dlpack.read] if readers else [dlpack.read]
+        flagged = partial(dlpack.read, flagged=True)
+        readers = [flagged, *readers, dlpack.read] if readers else [dlpack.read]
     refusals: list[str] = []
     for read in readers:
         try:
