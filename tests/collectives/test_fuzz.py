@@ -7,6 +7,8 @@ same bits.
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator, world
+from collectives.backends.shm.control_block import ControlBlock
 from collectives.reduction import BFLOAT16
 from tests.collectives.backends.shm.ranks import run_sharing
 
@@ -206,8 +209,22 @@ def make_calls(comm: Communicator, calls: int, seed: int) -> None:
             ends.clear()
 
 
-@pytest.mark.parametrize("way", ["threads", "memory", "nodes"])
-def test_random_calls(way: str, count: Callable[[int, int], int]) -> None:
+def late(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, now and then a moment late."""
+
+    def act(*args: Any) -> Any:
+        if random.random() < 0.1:
+            time.sleep(random.random() * 3e-4)
+        return method(*args)
+
+    return act
+
+
+@pytest.mark.parametrize("way", ["threads", "memory", "late memory", "nodes"])
+def test_random_calls(way: str, count: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "late memory":
+        for name in ("publish", "met", "advance", "advanced", "turn"):
+            monkeypatch.setattr(ControlBlock, name, late(getattr(ControlBlock, name)))
     for seed in range(count(500, 10_000) // BLOCK):
         rng = np.random.default_rng([seed, 1])
         size = int(rng.integers(1, 5)) if way == "threads" else int(rng.integers(2, 6))
@@ -218,7 +235,9 @@ def test_random_calls(way: str, count: Callable[[int, int], int]) -> None:
         if way == "threads":
             collectives.run_threads(rank, size, timeout=20)
         else:
-            run_sharing(rank, [0] * size if way == "memory" else [int(node) for node in rng.integers(0, 3, size)])
+            run_sharing(
+                rank, [0] * size if way.endswith("memory") else [int(node) for node in rng.integers(0, 3, size)]
+            )
 
 
 if world.promised() is not None:  # inside the job that the last test starts

@@ -30,18 +30,6 @@ def test_work_may_take_longer_than_the_time_limit() -> None:
     assert min(collectives.run_threads(main, size=3)) - start >= 0.7
 
 
-def test_everybody_leaves_when_the_last_is_done_and_not_a_beat_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 30.0)
-
-    def main(comm: Communicator) -> None:
-        with Heartbeat(comm):
-            time.sleep(0.05 * comm.rank)
-
-    start = time.monotonic()
-    collectives.run_threads(main, size=3)
-    assert time.monotonic() - start < 10.0
-
-
 def test_a_rank_whose_script_has_ended_starts_no_thread_and_is_heard_at_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,9 +110,3 @@ def test_a_rank_that_has_left_ends_the_wait() -> None:
             pass
 
     collectives.run_threads(main, size=2)
-
-
-def test_one_rank_alone() -> None:
-    with Heartbeat(collectives.init("single")) as beat:
-        pass
-    assert beat.failed == ()

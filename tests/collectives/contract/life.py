@@ -223,15 +223,6 @@ class LifeContract:
 
         run(check)
 
-    def test_closed_splits_are_given_back(self, run: Run, count: Callable[[int, int], int]) -> None:
-        def check(comm: Communicator) -> None:
-            for _ in range(count(20, 2100)):  # an MPI has about 2,000
-                part = comm.split(comm.rank % 2)
-                assert part is not None
-                part.close()
-
-        run(check)
-
     def test_communicators_are_closed_in_any_order_on_any_rank(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             rng = np.random.default_rng(comm.rank)  # another order on each rank

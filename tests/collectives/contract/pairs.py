@@ -150,16 +150,6 @@ class PairsContract:
 
         run(check)
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_both_ranks_of_a_pair_may_receive_first(self, run: Run, size: int) -> None:
-        def check(comm: Communicator) -> None:
-            before, after = neighbours(comm)
-            work = comm.recv(before, async_op=True)
-            comm.send(np.full(size, comm.rank), after)
-            assert_array_equal(work.wait(), np.full(size, before))
-
-        run(check)
-
     def test_what_is_sent_to_oneself_is_copied(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             for size in SIZES:

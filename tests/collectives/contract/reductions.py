@@ -13,22 +13,9 @@ import collectives
 from collectives import Communicator
 from tests.collectives.contract.run import Run
 
-REDUCIBLE = [np.float32, np.float64, np.float16, np.int8, np.uint8, np.int32, np.int64, np.uint64, np.complex64]
-
 
 class ReductionsContract:
     """all_reduce, reduce, reduce_scatter."""
-
-    @pytest.mark.parametrize("dtype", REDUCIBLE)
-    def test_all_reduce_sums_over_ranks(self, run: Run, dtype: type) -> None:
-        def check(comm: Communicator) -> None:
-            x = np.arange(6, dtype=dtype).reshape(2, 3) + dtype(comm.rank)
-            y = comm.all_reduce(x)
-            assert y.dtype == dtype
-            assert_array_equal(y, comm.size * np.arange(6).reshape(2, 3) + sum(range(comm.size)))
-            assert_array_equal(x, np.arange(6).reshape(2, 3) + comm.rank)
-
-        run(check)
 
     @pytest.mark.parametrize(
         ("op", "expected"), [("max", np.max), ("min", np.min), ("prod", np.prod), ("mean", np.mean)]
@@ -46,35 +33,6 @@ class ReductionsContract:
 
         run(check)
 
-    def test_mean_of_integers_is_rounded_toward_zero(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            mine = np.array([-comm.rank, comm.rank, -(2**53) - 1])
-            total = comm.size * (comm.size - 1) // 2
-            y = comm.all_reduce(mine, "mean")
-            assert y.tolist() == [-(total // comm.size), total // comm.size, -(2**53) - 1]
-
-        run(check)
-
-    def test_mean_of_small_integers_does_not_wrap(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            y = comm.all_reduce(np.full(3, 120, np.int8), "mean")
-            assert y.dtype == np.int8
-            assert y.tolist() == [120] * 3
-
-        run(check)
-
-    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-    def test_nan_wins_max_and_min_on_every_rank(self, run: Run, dtype: type) -> None:
-        def check(comm: Communicator) -> None:
-            for lost in range(comm.size):
-                x = np.array([np.nan if comm.rank == lost else 1, comm.rank], dtype)
-                for op, other in (("max", comm.size - 1), ("min", 0)):
-                    assert_array_equal(comm.all_reduce(x, op), np.array([np.nan, other], dtype))
-                    on_root = comm.reduce(x, op, root=0)
-                    assert on_root is None or np.isnan(on_root[0])
-
-        run(check)
-
     @pytest.mark.parametrize("dtype", [np.float16, np.float32])
     def test_numpys_error_state_is_left_to_the_caller(self, run: Run, dtype: type) -> None:
         def check(comm: Communicator) -> None:
@@ -87,14 +45,6 @@ class ReductionsContract:
                     on_root = comm.reduce(huge, scale=4.0)
                     assert on_root is None or np.isinf(on_root).all()
                 assert np.geterr()["over"] == ("raise" if comm.rank == 0 else "warn")
-
-        run(check)
-
-    def test_float16_is_summed_in_float32(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            # In float16, 2048 + 1 is 2048 again; the sum of many such steps would be lost.
-            x = np.full(4, 2048 if comm.rank == 0 else 1, np.float16)
-            assert_array_equal(comm.all_reduce(x), np.float16(np.float32(2048 + comm.size - 1)))
 
         run(check)
 
@@ -240,43 +190,6 @@ class ReductionsContract:
 
         run(check)
 
-    def test_other_libraries_arrays_are_taken_by_their_interfaces(self, run: Run) -> None:
-        class Interface:
-            def __init__(self, array: Any) -> None:
-                self.__array_interface__ = array.__array_interface__
-                self.array = array
-
-        class Dlpack:
-            def __init__(self, array: Any) -> None:
-                self.array = array
-                self.__dlpack__ = array.__dlpack__
-                self.__dlpack_device__ = array.__dlpack_device__
-
-        def check(comm: Communicator) -> None:
-            for kind in (Interface, Dlpack):
-                x = kind(np.full(3, comm.rank + 1.0))
-                assert_array_equal(comm.all_reduce(x), np.full(3, sum(range(comm.size + 1))))
-            inside = Interface(np.full(3, comm.rank + 1.0))
-            comm.all_reduce(inside, out=inside)
-            assert_array_equal(inside.array, np.full(3, sum(range(comm.size + 1))))
-
-        run(check)
-
-    @pytest.mark.parametrize("dtype", REDUCIBLE)
-    @pytest.mark.parametrize("rows", [0, 1, 7])
-    def test_reduce_scatter_hands_out_the_rows_of_the_sum(self, run: Run, dtype: type, rows: int) -> None:
-        def check(comm: Communicator) -> None:
-            whole = np.arange(rows * 2).reshape(rows, 2)
-            x = whole.astype(dtype) + dtype(comm.rank)
-            y = comm.reduce_scatter(x)
-            assert y.dtype == dtype
-            total = comm.size * whole + sum(range(comm.size))
-            assert_array_equal(y, np.array_split(total, comm.size)[comm.rank])
-            assert_array_equal(x, whole + comm.rank)
-            assert_array_equal(comm.reduce_scatter(x, async_op=True).wait(), y)
-
-        run(check)
-
     @pytest.mark.parametrize(
         ("op", "expected"), [("max", np.max), ("min", np.min), ("prod", np.prod), ("mean", np.mean)]
     )
@@ -298,16 +211,6 @@ class ReductionsContract:
                 assert_array_equal(y, want)
             if op == "mean":
                 assert_array_equal(comm.reduce_scatter(x, "sum", scale=0.5, lengths=lengths), want * comm.size / 2)
-
-        run(check)
-
-    @pytest.mark.filterwarnings("ignore:invalid value")
-    def test_nan_wins_reduce_scatter_too(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            for dtype in (np.float32, np.float16):
-                x = np.full((comm.size, 3), np.nan if comm.rank == 0 else 1, dtype)
-                for op in ("max", "min"):
-                    assert np.isnan(comm.reduce_scatter(x, op)).all()
 
         run(check)
 
@@ -334,12 +237,5 @@ class ReductionsContract:
                 comm.reduce_scatter(base, out=np.ones((9, 9)))
             with pytest.raises(collectives.DtypeError, match="sum of bool"):
                 comm.reduce_scatter(np.ones((4, 1), bool))
-
-        run(check)
-
-    def test_reduce_scatter_gives_the_same_bits_every_time(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            x = np.random.default_rng(comm.rank).normal(size=(3001, 2)).astype(np.float32)
-            assert len({comm.reduce_scatter(x).tobytes() for _ in range(5)}) == 1
 
         run(check)

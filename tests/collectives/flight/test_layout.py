@@ -26,12 +26,6 @@ def test_the_layout_is_held() -> None:
     assert all(end <= at for end, (at, _) in zip(ends, regions[1:], strict=False)), "regions overlap"
 
 
-def test_the_first_communicators_keep_their_location() -> None:
-    slots = [(layout.communicator_at(number) - layout.COMMUNICATORS_AT) // 128 for number in range(1, 1_000)]
-    assert slots[:255] == list(range(1, 256))
-    assert set(slots[255:]) == set(range(256, 512))
-
-
 @pytest.mark.parametrize("fields", [[""], ["a"], ["a", "", ""], ["", "", "b"], ["größe", "→"], ["", ""]])
 def test_text_comes_back(fields: list[str]) -> None:
     slot = layout.pack_text(7, fields, 64)
@@ -46,13 +40,6 @@ def test_text_that_is_torn_is_not_believed() -> None:
         assert layout.unpack_text(old[:cut] + new[cut:], 2) is None
     assert layout.unpack_text(bytes(128), 2) is None
     assert layout.unpack_text(b"", 2) is None
-
-
-def test_text_that_no_slot_should_hold() -> None:
-    assert layout.unpack_text(layout.pack_text(1, ["a\0b", "\udcff"], 64), 2) == (1, ["a b", "?"])
-    assert layout.unpack_text(layout.pack_text(1, ["a", "b"], 64), 3) is None, "another number of fields"
-    with pytest.raises(ValueError, match="49 bytes of text in a slot of 64"):
-        layout.pack_text(1, ["a" * 49], 64)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import gc
 import os
 import signal
 import struct
@@ -129,25 +127,6 @@ def test_what_a_dead_process_did_last(recorded: Any) -> None:
         read(job.process.pid)
 
 
-def test_by_file_descriptor(recorded: Any) -> None:
-    job = recorded("call(); ready(); print(recorder.fd, flush=True); time.sleep(60)")
-    fd = int(job.process.stdout.readline())
-    assert read_fd(job.process.pid, fd) == read(job.process.pid)
-    with pytest.raises(RecordError, match=f"process {job.process.pid} has no file descriptor 99"):
-        read_fd(job.process.pid, 99)
-
-
-def test_a_reader_closes_its_file_once() -> None:
-    recorder = Recorder()
-    assert recorder.fd is not None
-    gc.collect()
-    held = len(os.listdir("/proc/self/fd"))
-    with FlightReader.of_fd(os.getpid(), recorder.fd) as reader:
-        assert len(os.listdir("/proc/self/fd")) == held + 1
-    assert len(os.listdir("/proc/self/fd")) == held
-    reader.close()
-
-
 def _file(content: bytes, name: str = "other") -> int:
     fd = os.memfd_create(name)
     os.write(fd, content)
@@ -180,16 +159,6 @@ def test_what_is_no_flight_record_is_refused(content: bytes, words: str) -> None
         os.close(fd)
 
 
-def test_a_record_full_of_noise_holds_no_call() -> None:
-    noise = os.urandom(layout.SIZE - layout.HEADER.size)
-    fd = _file(_forged()[: layout.HEADER.size] + noise)
-    try:
-        record = read_fd(os.getpid(), fd)
-    finally:
-        os.close(fd)
-    assert (record.calls, record.position) == ([], None)
-
-
 def test_a_record_that_shrinks_under_its_reader_is_an_error() -> None:
     fd = _file(_forged())
     try:
@@ -200,24 +169,6 @@ def test_a_record_that_shrinks_under_its_reader_is_an_error() -> None:
                 read(reader)
     finally:
         os.close(fd)
-
-
-def test_our_own_record_cannot_shrink() -> None:
-    recorder = Recorder()
-    assert recorder.fd is not None
-    with pytest.raises(PermissionError):
-        os.ftruncate(recorder.fd, 4096)
-    assert fcntl.fcntl(recorder.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-
-
-def test_a_foreign_file_of_our_name_hides_nothing(recorded: Any) -> None:
-    job = recorded("os.memfd_create('ddp-flight'); call(); ready(); time.sleep(60)")
-    assert len(read(job.process.pid).calls) == 1
-    job = recorded(
-        "os.close(recorder.fd); os.closerange(3, 50); os.memfd_create('ddp-flight'); ready(); time.sleep(60)"
-    )
-    with pytest.raises(RecordError, match="this is not a flight record"):
-        read(job.process.pid)
 
 
 def test_a_process_without_a_record() -> None:
@@ -287,17 +238,6 @@ def test_a_reader_costs_an_agent_little() -> None:
 
 # The newest call alone, which an agent reads every second -------------------------------------------------------------
 
-NOTHING = {
-    "step": None,
-    "calls": 0,
-    "call": None,
-    "call_on": None,
-    "call_state": None,
-    "call_age": None,
-    "where": None,
-    "where_age": None,
-}
-
 
 def enter(recorder: Recorder, number: int, state: int, name: str = "all_reduce") -> int:
     signature = recorder.intern(name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
@@ -306,10 +246,6 @@ def enter(recorder: Recorder, number: int, state: int, name: str = "all_reduce")
 
 def newest(recorder: Recorder, later: float = 0.0) -> dict[str, object]:
     return FlightReader(recorder.peek).newest(time.monotonic_ns() + round(later * 1e9))
-
-
-def test_a_new_record_says_nothing() -> None:
-    assert newest(Recorder()) == NOTHING
 
 
 @pytest.mark.parametrize(("state", "word"), [(DONE, "done"), (FAILED, "failed")])
@@ -331,20 +267,6 @@ def test_a_queued_call_gives_way_to_the_one_for_which_it_waits() -> None:
     found = newest(recorder)
     assert (found["calls"], found["call_state"]) == (2, "started")
     assert str(found["call"]).startswith("gather #0")
-
-
-def test_queued_calls_alone() -> None:
-    recorder = Recorder()
-    enter(recorder, 0, QUEUED)
-    found = newest(recorder, later=2)
-    assert (found["call_state"], found["call_age"]) == ("queued", pytest.approx(2, abs=0.5))
-
-
-def test_the_position_has_an_age() -> None:
-    recorder = Recorder()
-    recorder.record_position(("/home/me/data.py", 31, "load"), ("/lib/x.py", 5, "read"))
-    found = newest(recorder, later=7)
-    assert (found["where"], found["where_age"]) == ("data.py:31 in load", pytest.approx(7, abs=0.5))
 
 
 def test_the_programs_own_count_goes_before_that_of_backwards() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from collectives.flight.reader import FlightReader
-from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, process_recorder
+from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder
 from collectives.flight.report import RecordedCall, read
 from tests.collectives.flight.test_reader import read_fd
 
@@ -44,14 +44,6 @@ def test_a_call_through_its_states() -> None:
     assert (done.file, done.line, done.site) == ("/home/me/train.py", 88, "train.py:88")
 
 
-def test_a_synchronous_call_starts_as_it_is_entered() -> None:
-    recorder = Recorder()
-    recorder.end(recorder.begin(recorder.communicator("world"), 0, signature(recorder)), FAILED)
-    (call,) = calls(recorder)
-    assert call.state == "failed"
-    assert call.queued == call.started <= call.ended
-
-
 def test_who_writes() -> None:
     recorder = Recorder()
     record = read_fd(os.getpid(), recorder.fd)
@@ -60,11 +52,6 @@ def test_who_writes() -> None:
     record = read_fd(os.getpid(), recorder.fd)
     assert (record.pid, record.rank, record.size) == (os.getpid(), 3, 8)
     assert record.clock + time.monotonic_ns() == pytest.approx(time.time_ns(), abs=1e9)
-
-
-def test_a_process_has_one() -> None:
-    assert process_recorder() is process_recorder()
-    assert read(os.getpid()).pid == os.getpid()
 
 
 def test_the_ring_goes_round_and_signatures_are_given_up_and_none_is_ever_wrong() -> None:
@@ -89,39 +76,6 @@ def test_the_ring_goes_round_and_signatures_are_given_up_and_none_is_ever_wrong(
     assert record.calls == read(FlightReader(recorder.peek)).calls
 
 
-def test_a_signature_that_was_given_up_is_entered_again() -> None:
-    recorder = Recorder()
-    world = recorder.communicator("world")
-    first = signature(recorder, "first")
-    assert signature(recorder, "first") == first
-    for number in range(5_000):
-        recorder.begin(world, number, signature(recorder, f"gather_{number}"))
-    copy_error = signature(recorder, "first")
-    assert copy_error != first
-    recorder.begin(world, 5_000, copy_error)
-    recorder.begin(world, 5_001, first)  # kept for too long
-    assert [call.name for call in calls(recorder)[-2:]] == ["first", "?"]
-
-
-def test_dtypes_and_shapes_are_put_into_words_once() -> None:
-    said = []
-
-    class Dtype:
-        def __str__(self) -> str:
-            said.append(self)
-            return "bfloat16"
-
-    recorder = Recorder()
-    dtype = Dtype()
-    numbers = {recorder.intern("barrier", dtype, (), "", "a.py", 1) for _ in range(3)}
-    assert (len(numbers), len(said)) == (1, 1)
-    recorder.begin(recorder.communicator("world"), 0, numbers.pop())
-    recorder.begin(recorder.communicator("world"), 1, recorder.intern("barrier", None, None, "", "a.py", 1))
-    said_so, bare = calls(recorder)
-    assert (said_so.dtype, said_so.shape, said_so.more) == ("bfloat16", "()", "")
-    assert str(bare) == "barrier #1 (a.py:1)"
-
-
 def test_texts_of_any_length_and_kind() -> None:
     recorder = Recorder()
     world = recorder.communicator("w" * 500)
@@ -136,18 +90,6 @@ def test_texts_of_any_length_and_kind() -> None:
     assert first.name.startswith("größegröße")
     assert first.shape.startswith("(0, 1, 2, ")
     assert (second.name, second.file, second.line) == ("a b", "/home/?/train.py", 7)
-
-
-def test_more_communicators_than_the_table_holds() -> None:
-    recorder = Recorder()
-    numbers = [recorder.communicator(f"world.{each}") for each in range(1_000)]
-    assert recorder.communicator("world.3") == numbers[3]
-    called = signature(recorder)
-    for each in (0, 254, 255, 743, 744, 999):
-        recorder.begin(numbers[each], each, called)
-    lost = [f"communicator {numbers[each]}" for each in (255, 743)]
-    kept = [call.communicator for call in calls(recorder)]
-    assert kept == ["world.0", "world.254", *lost, "world.744", "world.999"]
 
 
 def test_a_call_that_goes_on_a_thousand_calls_late_touches_no_other() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from typing import Any
 import pytest
 
 from collectives.flight.reader import FlightReader
-from collectives.flight.recorder import Recorder
 from collectives.flight.report import Position, read
-from collectives.flight.sampler import Sampler, main_thread_position
 
 ROOT = Path(__file__).parents[3]
 
@@ -51,26 +48,6 @@ def test_a_process_that_sleeps_and_one_that_computes(recorded: Any, body: str) -
     copy_error = _await_position(pid, "work", after=position.time)
     assert copy_error.time - position.time > 0.04e9
     assert copy_error.time <= time.monotonic_ns()
-
-
-def test_a_process_that_holds_the_gil_shows_an_old_sample(recorded: Any) -> None:
-    job = recorded(
-        """
-        import ctypes
-        sampler = Sampler(recorder, period=0.01)
-        sampler.start()
-        def compute():
-            time.sleep(0.2)
-            ready()
-            ctypes.PyDLL(None).sleep(60)
-        compute()
-        """
-    )
-    time.sleep(0.3)
-    position = read(job.process.pid).position
-    assert position is not None
-    assert position.function == "compute"
-    assert time.monotonic_ns() - position.time > 0.2e9
 
 
 def test_the_users_frame_is_told_and_that_of_a_library_beside_it(recorded: Any) -> None:
@@ -123,14 +100,6 @@ def test_which_frame_is_the_users(tmp_path: Path, main: str, user: tuple[str, st
     assert _run(tmp_path / "main.py") == str([user, INNERMOST])
 
 
-def test_where_there_are_only_libraries_the_innermost_is_told(tmp_path: Path) -> None:
-    libraries = tmp_path / "site-packages"
-    libraries.mkdir()
-    (libraries / "lib.py").write_text(SHOW)
-    (libraries / "main.py").write_text("import lib\nlib.show()")
-    assert _run(libraries / "main.py") == str([("lib.py", "show"), INNERMOST])
-
-
 def _run(script: Path) -> str:
     path = os.pathsep.join(map(str, (ROOT, script.parent, script.parent / "site-packages")))
     done = subprocess.run(
@@ -142,23 +111,6 @@ def _run(script: Path) -> str:
     )
     assert done.stderr == ""
     return done.stdout.strip()
-
-
-def test_starting_twice_is_starting_once_and_stopping_ends_it() -> None:
-    recorder = Recorder()
-    sampler = Sampler(recorder, period=0.01)
-    before = threading.active_count()
-    sampler.start()
-    sampler.start()
-    assert threading.active_count() == before + 1
-    sampler.stop()
-    deadline = time.monotonic() + 20
-    while threading.active_count() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    sampler.start()
-    assert threading.active_count() == before + 1
-    sampler.stop()
 
 
 def test_it_delays_no_exit(run_job: Any) -> None:
@@ -200,8 +152,3 @@ def test_no_forked_child_samples(recorded: Any) -> None:
     assert position.function == "parent"
     result = job.wait(20)
     assert (result.stdout, result.stderr) == ("1\n", ""), "threads in the child"
-
-
-def test_without_a_main_thread_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "_current_frames", dict)
-    assert main_thread_position() is None

@@ -12,7 +12,6 @@ import pytest
 import collectives
 from collectives.backends.device import negotiation
 from collectives.backends.device.device_transport import Remainder
-from collectives.backends.device.host_staged import part_spans, spans
 from collectives.backends.device.nccl_transport import NativeReduction, plan_native
 from collectives.backends.device.negotiation import Capability, decide
 from collectives.reduction import ReduceOp
@@ -98,22 +97,6 @@ def test_without_nccl_on_one_rank_all_go_over_host_memory(
     assert [record.message for record in caplog.records] == [expected]
 
 
-def test_ranks_that_cannot_meet_in_nccl_fall_back_together(
-    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = rig(2, FakeLibrary())
-    connect = negotiation.NcclCommunicator.connect
-
-    def refused(nccl: Any, unique_id: bytes, rank: int, *rest: Any, **more: Any) -> Any:
-        if rank == 1:
-            raise collectives.NcclError("no route to host")
-        return connect(nccl, unique_id, rank, *rest, **more)
-
-    monkeypatch.setattr(negotiation.NcclCommunicator, "connect", refused)
-    assert made.run(reduce_once) == ["host memory"] * 2
-    assert [end.closed for end in made.ends] == [True]
-
-
 def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         comm.registry.wanted = "nccl"
@@ -134,10 +117,6 @@ def test_nccl_by_name_meets_at_once_and_a_world_of_one_uses_it_too(rig: Callable
 
     for size in (1, 2):
         assert rig(size, FakeLibrary()).run(rank) == ["NCCL"] * size
-
-
-def test_a_world_of_one_copies(rig: Callable[..., Rig]) -> None:
-    assert rig(1, FakeLibrary()).run(reduce_once) == ["single"]
 
 
 def test_init_by_name_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +142,17 @@ def test_what_nccl_does_by_itself(op: ReduceOp, factor: Any, real: bool, expecte
     assert plan_native(op, factor, 4, real=real) == expected
 
 
-def test_how_arrays_are_cut() -> None:
-    assert spans(10, 4) == [(0, 4), (4, 8), (8, 10)]
-    assert spans(0, 4) == []
-    assert part_spans([5, 2, 0], 3) == [[(0, 3), (0, 2), (0, 0)], [(3, 5), (2, 2), (0, 0)]]
-    assert part_spans([0, 0], 3) == []
+def test_ranks_that_cannot_meet_in_nccl_fall_back_together(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = rig(2, FakeLibrary())
+    connect = negotiation.NcclCommunicator.connect
+
+    def refused(nccl: Any, unique_id: bytes, rank: int, *rest: Any, **more: Any) -> Any:
+        if rank == 1:
+            raise collectives.NcclError("no route to host")
+        return connect(nccl, unique_id, rank, *rest, **more)
+
+    monkeypatch.setattr(negotiation.NcclCommunicator, "connect", refused)
+    assert made.run(reduce_once) == ["host memory"] * 2
+    assert [end.closed for end in made.ends] == [True]

@@ -108,15 +108,6 @@ def test_where_there_is_no_such_memory_the_array_is_cupys(rig: Callable[..., Rig
         assert_array_equal(got, np.full((2, 2), 4.0))
 
 
-def test_ranks_that_ask_for_different_arrays_are_told(rig: Callable[..., Rig]) -> None:
-    def rank(comm: Any, cupy: Any) -> None:
-        with pytest.raises(collectives.MismatchError, match="empty"):
-            comm.empty(4 + comm.rank, np.float32, like=cupy.empty(0))
-        assert_array_equal(comm.all_reduce(cupy.asarray(np.ones(2))).get(), [2, 2])
-
-    rig(2, FakeLibrary()).run(rank)
-
-
 def test_none_while_a_graph_is_captured(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> None:
         like = cupy.empty(0)

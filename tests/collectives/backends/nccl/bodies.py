@@ -15,7 +15,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from collectives.backends.nccl.issuer import Issuer
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, allocate, free, unique_id
 from collectives.backends.nccl.table import DTYPES, Nccl
 from collectives.backends.nccl.watchdog import Watchdog
@@ -90,23 +89,6 @@ def reductions(r: Rank) -> None:
                 comm.reduce_scatter(at(x), at(out), count, dtype, op, STREAM)
                 r.wait()
                 np.testing.assert_array_equal(out, total)
-    r.close(comm)
-
-
-def in_place_and_large(r: Rank) -> None:
-    comm = r.connect()
-    count, dtype = 100_003, np.dtype(np.float32)  # several chunks of the stub
-    x = np.full(count, r.rank + 1, dtype)
-    comm.all_reduce(at(x), at(x), count, dtype, ReduceOp.SUM, STREAM)
-    whole = np.zeros((r.size, count), dtype)
-    whole[r.rank] = r.rank
-    comm.all_gather(at(whole[r.rank]), at(whole), count, dtype, STREAM)
-    parts = np.tile(np.arange(r.size, dtype=dtype)[:, None], count)
-    comm.reduce_scatter(at(parts), at(parts[r.rank]), count, dtype, ReduceOp.SUM, STREAM)
-    r.wait()
-    np.testing.assert_array_equal(x, np.full(count, sum(range(r.size + 1)), dtype))
-    np.testing.assert_array_equal(whole, np.tile(np.arange(r.size, dtype=dtype)[:, None], count))
-    np.testing.assert_array_equal(parts[r.rank], np.full(count, r.rank * r.size, dtype))
     r.close(comm)
 
 
@@ -368,14 +350,6 @@ def abort_hangs(r: Rank) -> None:
     assert comm.abort(), "there is nothing left to abort"
 
 
-def destroy_hangs(r: Rank) -> None:
-    """NCCL_STUB_HANG=ncclCommDestroy."""
-    comm = r.connect()
-    begun = time.monotonic()
-    assert not comm.close(timeout=0.3)
-    assert time.monotonic() - begun < SOON
-
-
 def close_fails(r: Rank) -> None:
     """NCCL_STUB_FAIL makes a call of the close fail: the communicator is gone all the same."""
     comm = r.connect()
@@ -383,23 +357,6 @@ def close_fails(r: Rank) -> None:
     with raises(CommunicatorClosed, "closed"):
         comm.split(None, 0)
     assert r.stub.live() == 0
-
-
-def different_calls(r: Rank) -> None:
-    """The stub finds what NCCL does not; here it stands for whatever goes wrong outside a call."""
-    comm = r.connect()
-    x = np.ones(4)
-    with raises(NcclError, r"3 \(ncclInternalError.*ranks made different calls"):
-        if r.rank == 0:
-            comm.all_reduce(at(x), at(x), 4, x.dtype, ReduceOp.SUM, STREAM)
-        else:
-            comm.broadcast(at(x), at(x), 4, x.dtype, 0, STREAM)
-        deadline = time.monotonic() + 10
-        while comm.async_error() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        comm.all_reduce(at(x), at(x), 4, x.dtype, ReduceOp.SUM, STREAM)
-    comm.abort()
-    assert comm.async_error() is None, "an aborted communicator has nothing to tell"
 
 
 def watched(r: Rank, comm: NcclCommunicator, **options: Any) -> tuple[Watchdog, list[str]]:
@@ -414,24 +371,6 @@ def hear(dog: Watchdog) -> None:
     while time.monotonic() < deadline:
         dog.check()
         time.sleep(0.01)
-
-
-def watchdog_in_peace(r: Rank) -> None:
-    comm = r.connect()
-    dog, seen = watched(r, comm)
-    issuer = Issuer("issuer")
-    x = np.ones(1000)
-    for number in range(30):
-        issuer.submit(lambda: comm.all_reduce(at(x), at(x), 1000, x.dtype, ReduceOp.MAX, STREAM)).result()
-        dog.watch(r.stub.record(STREAM), x, f"all_reduce #{number}", 20)
-    r.wait()
-    deadline = time.monotonic() + 5
-    while dog.in_flight() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not dog.in_flight()
-    dog.close()
-    assert seen == []
-    r.close(comm)
 
 
 def watchdog_ends_a_lonely_rank(r: Rank) -> None:

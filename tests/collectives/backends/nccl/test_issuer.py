@@ -8,7 +8,6 @@ import weakref
 
 import pytest
 
-from collectives.backends.nccl import issuer
 from collectives.backends.nccl.issuer import Issuer, StillRunning, run_within
 
 
@@ -51,16 +50,6 @@ def test_an_idle_thread_keeps_nothing_alive() -> None:
     thread.submit(threading.get_ident).result(10)  # the one before is over and gone
     gc.collect()
     assert kept() is None
-
-
-def test_one_issuer_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(issuer, "_threads", {})
-    entered: list[int] = []
-    first = issuer.of_device(0, lambda: entered.append(0))
-    assert issuer.of_device(0) is first
-    assert issuer.of_device(1) is not first
-    first.submit(threading.get_ident).result(10)
-    assert entered == [0]
 
 
 def test_in_time_and_too_late() -> None:

@@ -119,16 +119,3 @@ def test_pynccl_is_shown_the_package_and_the_environment_is_as_before(monkeypatc
     with library._shown_to_pynccl(file):
         assert os.environ["NUMBA_NCCLLIB"] == "/my/own"
     assert os.environ["NUMBA_NCCLLIB"] == "/my/own"
-
-
-def test_the_file_is_that_of_the_library_behind_the_one_that_links_to_it(
-    run_job: Run, stub: Callable[..., Path], tmp_path: Path
-) -> None:
-    mine, front, source = stub(), tmp_path / "front.so", tmp_path / "front.c"
-    source.write_text("int front(void) { return 1; }\n")
-    flags = ["-shared", "-fPIC", "-Wl,--no-as-needed", f"-Wl,-rpath,{mine.parent}", "-o", str(front)]
-    subprocess.run(["cc", str(source), *flags, str(mine)], check=True, timeout=60)
-    code = "import ctypes, sys\nfrom collectives.backends.nccl import library\n"
-    code += "print(library.loaded_from(ctypes.CDLL(sys.argv[1])))"
-    done = run_job([sys.executable, "-c", code, str(front)])  # a process that has loaded no other library of that name
-    assert Path(done.stdout.strip()).samefile(mine), done.stderr

@@ -93,17 +93,6 @@ def test_buffers_alone_need_no_communicator_and_no_limit() -> None:
     dog.check()
 
 
-def test_an_idle_thread_ends_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectives.backends.nccl.watchdog._IDLE", 0.02)
-    dog = Watchdog(0, passed, lambda error, calls: None)
-    for _ in range(3):
-        event = FakeEvent()
-        dog.watch(event, None)
-        assert dog._thread is not None
-        event.passed = True
-        soon(lambda: dog._thread is None)
-
-
 def test_what_is_late_breaks_the_communicator_and_then_aborts_it() -> None:
     steps: list[str] = []
     dog, _ = watchdog(steps)
@@ -141,18 +130,6 @@ def test_whatever_fails_is_raised(finder: str) -> None:
     assert len(steps) == 2
 
 
-def test_what_cannot_be_marked_broken_is_aborted_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
-    def refuse(error: Exception, calls: list[object]) -> None:
-        raise OSError("the queue is gone")
-
-    steps: list[str] = []
-    dog, _ = watchdog(steps, on_failure=refuse)
-    dog.heard()
-    dog.watch(FakeEvent(), None, "late", 0)
-    soon(lambda: steps == ["abort because of CollectiveTimeout"])
-    assert "the queue is gone" in capfd.readouterr().err
-
-
 def test_a_program_that_does_not_hear_of_it_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
     steps: list[str] = []
     watchdog(steps, silence=0.2)[0].watch(FakeEvent(), None, "all_reduce #5 (train.py:7)", 0)
@@ -186,11 +163,6 @@ def test_after_a_close_nothing_is_late() -> None:
 
 
 # Over the stub -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_operations_of_real_ranks(crew: Crew, size: int) -> None:
-    crew(size, "watchdog_in_peace")
 
 
 def test_a_rank_whose_peer_leaves_out_a_call(crew: Crew) -> None:

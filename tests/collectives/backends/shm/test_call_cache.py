@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,12 +15,17 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import Communicator
+from collectives import Communicator, CommunicatorClosed
 from collectives.backends.shm import call_cache
 from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
 from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.call import MISS
 from collectives.engine.queue import CallQueue
+from collectives.errors import CollectiveInterrupted, CollectivesError, DtypeError, MismatchError
+from collectives.flight.recorder import DONE, FAILED, Recorder
+from collectives.ops import reductions
+from collectives.reduction import finish
+from collectives.time_limit import TimeLimit
 from tests.collectives.backends.shm.ranks import run_sharing
 
 SIZES = pytest.mark.parametrize("size", [2, 3, 5])
@@ -188,21 +195,6 @@ def test_another_call_on_another_rank_is_told_to_all_and_forgotten(taken: Counte
     assert taken["taken"] > 0
 
 
-def test_two_places_that_look_alike_are_two_calls() -> None:
-    def check(comm: Communicator) -> None:
-        for step in range(6):
-            x = np.ones(4)
-            if step % 3 == 2:
-                with pytest.raises(collectives.MismatchError, match=r"(?s)all_reduce #\d+ +sum .*all_reduce #\d+ +max"):
-                    comm.all_reduce(x, "sum") if comm.rank == 0 else comm.all_reduce(x, "max")
-            # Two calls in one line, and the same call in a loop.
-            one, two = comm.all_reduce(x), comm.all_reduce(2 * x)
-            assert (one.tolist(), two.tolist()) == ([comm.size] * 4, [2 * comm.size] * 4)
-            assert [comm.all_reduce(np.full(2, i))[0] for i in range(3)] == [0, comm.size, 2 * comm.size]
-
-    run_sharing(check, [0, 0, 0])
-
-
 @pytest.mark.parametrize("where", ["met", "polls", "stages"])
 def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     strikes: set[int] = set()
@@ -283,18 +275,239 @@ def test_threads_with_communicators_of_their_own_at_once(taken: Counter[str]) ->
     assert taken["taken"] > 0
 
 
-def test_threads_that_share_a_communicator_take_turns() -> None:
-    def check(comm: Communicator) -> None:
-        def work() -> None:
-            for _ in range(50):
-                totals.append(float(comm.all_reduce(np.ones(5))[0]))
+PAIR = [0, 0]
 
-        totals: list[float] = []
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert totals == [comm.size] * 150
 
-    run_sharing(check, [0, 0])
+def test_the_second_call_has_the_byte_order_of_the_first() -> None:
+    def body(comm: Communicator) -> None:
+        x = np.arange(4.0, dtype=">f4")
+        for _ in range(3):
+            for y in (comm.all_gather(x), comm.gather(x), comm.all_to_all(x), comm.scatter(x), comm.reduce_scatter(x)):
+                assert y is None or y.dtype == x.dtype
+
+    run_sharing(body, PAIR)
+
+
+def test_a_scale_for_whole_numbers_is_an_error_whichever_way_a_call_takes() -> None:
+    def body(comm: Communicator) -> None:
+        x = np.arange(3)
+        for scale in (None, None, 0.5):
+            if scale is None:
+                comm.barrier()
+            elif comm.rank == 1:
+                time.sleep(0.02)  # so that rank 0 would leave a cached call half-way
+            if scale is None:
+                _reduce(comm, x, scale)
+            else:
+                with pytest.raises(DtypeError, match="scale"):
+                    _reduce(comm, x, scale)
+        assert_array_equal(comm.broadcast(np.full(3, comm.rank), 1), [1, 1, 1])
+
+    run_sharing(body, PAIR)
+
+
+def _reduce(comm: Communicator, x: Any, scale: float | None) -> Any:
+    return comm.all_reduce(x, scale=scale)
+
+
+def test_a_function_that_gives_no_scale_breaks_the_communicator() -> None:
+    def body(comm: Communicator) -> None:
+        bad: Any = lambda: "half"  # noqa: E731
+        with pytest.raises(CollectivesError, match="scale"):
+            comm.all_reduce(np.ones(100_000), scale=bad)
+        assert comm.queue.broken
+
+    run_sharing(body, PAIR)
+
+
+@pytest.mark.parametrize("run", [run_sharing, lambda fn, nodes: collectives.run_threads(fn, len(nodes), timeout=20)])
+def test_a_duplicate_is_the_same_one_on_all_ranks_after_a_mismatch(run: Callable[..., list[str]]) -> None:
+    def body(comm: Communicator) -> str:
+        with pytest.raises(MismatchError):
+            comm.duplicate() if comm.rank else comm.barrier()
+        with pytest.raises(MismatchError):
+            comm.split(0) if comm.rank else comm.barrier()
+        twin, part = comm.duplicate(), comm.split(comm.rank == 5)
+        assert part is not None
+        twin.barrier()
+        part.barrier()
+        return f"{twin.key} {part.key}"
+
+    assert len(set(run(body, PAIR))) == 1
+
+
+def _for_ever(fn: Callable[[], object]) -> None:
+    while True:
+        fn()
+
+
+class Stop(Exception):
+    """What the signal raises."""
+
+
+@contextmanager
+def alarm_after(seconds: float) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def free(lock: Any) -> bool:
+    """True if another thread can take the lock."""
+    taken: list[bool] = []
+
+    def take() -> None:
+        taken.append(lock.acquire(timeout=5))
+        lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    return taken[0]
+
+
+def test_a_signal_never_leaves_the_lock_of_a_prepared_call_held() -> None:
+    kept: list[Communicator] = []
+
+    def body(comm: Communicator) -> None:
+        for _ in range(2):
+            comm.barrier()
+        kept.append(comm)
+
+    run_sharing(body, PAIR)
+    comm = kept[0]
+    assert comm._call_cache is not None
+    prepared = next(iter(comm._call_cache._cached.values()))
+    comm.queue._busy = True  # so that it takes the lock, looks, and goes
+    for attempt in range(200):
+        with pytest.raises(Stop), alarm_after(20e-6 + attempt * 1e-6):
+            _for_ever(lambda: prepared.run(None, None, None))
+        assert free(comm.queue.lock)
+
+
+@pytest.mark.parametrize("end", ["call", "another collective", "drain", "close"])
+def test_a_call_interrupted_on_its_way_from_the_cache_to_the_general_path_breaks_the_communicator(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    left = threading.Event()
+
+    def interrupted(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    def body(comm: Communicator) -> None:
+        x = np.ones(3)
+        for last in (False, False, True):
+            comm.barrier()
+            if last and comm.rank == 1:
+                assert left.wait(10)  # so that rank 0 leaves its cached call half-way
+                return
+            if last:
+                monkeypatch.setattr("collectives.ops.reductions.is_device_array", interrupted)
+            try:
+                comm.all_reduce(x)
+                assert not last
+            except KeyboardInterrupt:
+                assert last
+        monkeypatch.undo()
+        left.set()
+        if end == "drain":
+            assert comm.queue.drain(TimeLimit(1))
+        elif end == "close":
+            comm.close()
+            assert comm.queue.drain(TimeLimit(1))
+        for _ in range(2):
+            with pytest.raises(CollectiveInterrupted):
+                comm.all_reduce(x) if end == "call" else comm.all_gather_object(x)
+        assert comm.queue.broken
+
+    run_sharing(body, PAIR)
+
+
+def test_an_error_while_a_result_is_made_ends_the_call_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[int] = []
+    end = Recorder.end
+
+    def noted(self: Recorder, index: int, state: int = DONE) -> None:
+        states.append(state)
+        end(self, index, state)
+
+    monkeypatch.setattr(Recorder, "end", noted)
+
+    broken = threading.Event()
+
+    def finish_or_fail(*args: Any) -> None:
+        if broken.is_set():
+            raise ZeroDivisionError("no finish")
+        finish(*args)
+
+    for module in (call_cache, reductions):
+        monkeypatch.setattr(module, "finish", finish_or_fail)
+
+    def body(comm: Communicator) -> None:
+        x = np.ones(3, np.float32)
+        for _ in range(2):
+            _reduce(comm, x, 2.0)
+        comm.barrier()
+        broken.set()
+        # A call that is prepared raises what happened; one that had to wait long goes the general path, which wraps it.
+        with pytest.raises((ZeroDivisionError, CollectivesError), match="no finish"):
+            _reduce(comm, x, 2.0)
+
+    run_sharing(body, PAIR)
+    assert states.count(FAILED) == 2
+
+
+@pytest.mark.parametrize("nodes", [PAIR, [0, 0, 1]])
+def test_numpys_error_state_does_not_reach_into_long_reductions(nodes: list[int]) -> None:
+    def body(comm: Communicator) -> None:
+        huge = np.full(40_000, 3e38, np.float32)
+        with np.errstate(all="raise" if comm.rank == 0 else "warn"):  # pytest makes warnings errors
+            for _ in range(2):
+                assert np.isinf(_reduce(comm, huge, 2.0)).all()
+
+    run_sharing(body, nodes)
+
+
+def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler: dict[int, Callable[[], None]] = {}
+    agree = call_cache._CachedCall._all_agree
+
+    def interrupted(self: Any, sequence: int) -> bool:  # where a signal's handler would run
+        handler.pop(self._control.me, lambda: None)()
+        return agree(self, sequence)
+
+    monkeypatch.setattr(call_cache._CachedCall, "_all_agree", interrupted)
+
+    def body(comm: Communicator) -> None:
+        def close() -> None:
+            with pytest.raises(CollectivesError, match=r"barrier .* in the middle of another call"):
+                comm.barrier()
+            comm.close()
+
+        def call() -> None:
+            for _ in range(2):  # from one place, where the call is prepared
+                with pytest.raises(CollectivesError, match=r"all_reduce .* in the middle of another call"):
+                    total()
+
+        def total() -> Any:
+            return comm.all_reduce(np.ones(1))
+
+        for turn in range(4):
+            if turn == 3:
+                handler[comm.rank] = call
+            assert total() == comm.size
+        for turn in range(4):
+            if turn == 3:
+                handler[comm.rank] = close
+            assert comm.all_reduce(np.ones(1)) == comm.size  # the call itself is finished
+        with pytest.raises(CommunicatorClosed):
+            comm.barrier()
+
+    run_sharing(body, PAIR)

@@ -10,7 +10,6 @@ import pytest
 from collectives.backends.shm import segment
 from collectives.backends.shm.algorithms import combine_all, share
 from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES, ControlBlock, control_bytes
-from collectives.transport import chunks
 
 
 def boards(size: int) -> list[ControlBlock]:
@@ -49,15 +48,6 @@ def test_a_slot_and_a_header_alternate_and_are_free_again_two_calls_later() -> N
         assert call == 1 or first.words[first.header(1 - parity, 1)] == call - 1
 
 
-def test_a_rank_that_is_a_call_ahead_has_met_and_the_other_has_not() -> None:
-    first, second = boards(2)
-    first.publish([1])
-    second.publish([1])
-    first.publish([2])
-    assert second.met()
-    assert not first.met()
-
-
 def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
     one, two, three = all_of_them = boards(3)
     for _ in range(3):
@@ -74,14 +64,6 @@ def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
         two.advance()
         three.advance()
     assert one.turn()[0] is not one.turn()[0]
-
-
-@pytest.mark.parametrize(
-    ("length", "step", "expected"),
-    [(0, 4, []), (1, 4, [(0, 1)]), (4, 4, [(0, 4)]), (5, 4, [(0, 4), (4, 5)]), (9, 3, [(0, 3), (3, 6), (6, 9)])],
-)
-def test_chunks(length: int, step: int, expected: list[tuple[int, int]]) -> None:
-    assert chunks(length, step) == expected
 
 
 @pytest.mark.parametrize(

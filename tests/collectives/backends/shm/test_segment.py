@@ -1,7 +1,13 @@
-"""Arrays of `comm.empty`: found again through views and offsets, by one number on all ranks, until all are gone."""
+"""Shared memory and arrays in it: found again, refused where it cannot be had, given back when all have let go."""
 
 from __future__ import annotations
 
+import gc
+import logging
+import os
+import platform
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +16,7 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
+from collectives.backends.shm import segment
 from collectives.backends.shm.control_block import STAGING_BYTES
 from collectives.backends.shm.segment import NOWHERE, ArrayLocation
 from collectives.backends.shm.shm_transport import ShmTransport
@@ -47,24 +54,6 @@ def test_views_at_any_offset_are_reduced_where_they_lie(size: int) -> None:
             assert_array_equal(x, want)
             assert_array_equal(flat[:start], np.arange(start) % 100)  # and what is beside it stays as it was
             assert_array_equal(flat[start + N :], np.arange(start + N, 4 * N) % 100)
-
-    run_sharing(check, [0] * size)
-
-
-@SIZES
-def test_each_rank_may_bring_another_part_or_memory_of_its_own(size: int) -> None:
-    def check(comm: Communicator) -> None:
-        one, two = comm.empty(2 * N), comm.empty(2 * N)
-        for private in range(-1, comm.size):
-            for base, out in ((one, None), (one, "x"), ([one, two][comm.rank % 2], "beside")):
-                x = np.empty(N, np.float32) if comm.rank == private else base[comm.rank : comm.rank + N]
-                x[:] = np.arange(N) % 50 + comm.rank
-                beside = (two if base is one else one)[5 : 5 + N]
-                given = {None: None, "x": x, "beside": beside if comm.rank != 0 else np.empty(N, np.float32)}[out]
-                want = np.arange(N) % 50 * comm.size + sum(range(comm.size))
-                assert_array_equal(comm.all_reduce(x, out=given), want)
-                if out != "x":
-                    assert_array_equal(x, np.arange(N) % 50 + comm.rank)
 
     run_sharing(check, [0] * size)
 
@@ -147,3 +136,149 @@ def test_shapes_and_dtypes_of_all_kinds() -> None:
 
     run_sharing(check, [0, 0, 0])
     collectives.run_threads(check, 2)
+
+
+on_one_node_and_on_two = pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0, 1]], ids=str)
+
+
+def use(comm: Communicator) -> None:
+    for length in (3, 100_000):
+        x = comm.empty(length)
+        assert not x.any()
+        x[:] = comm.rank
+        assert_array_equal(comm.all_reduce(x), np.full(length, sum(range(comm.size))))
+        assert_array_equal(comm.all_reduce(x, out=x), np.full(length, sum(range(comm.size))))
+
+
+def no_memfd(monkeypatch: pytest.MonkeyPatch) -> str:
+    def refuse(*args: Any) -> int:
+        raise PermissionError(1, "seccomp says no")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    return "rank 0 cannot make a segment of .* seccomp says no"
+
+
+def not_to_be_reached(monkeypatch: pytest.MonkeyPatch) -> str:
+    def refuse(*args: Any) -> segment.Segment:
+        raise FileNotFoundError(2, "no such process")
+
+    monkeypatch.setattr(segment, "attach", refuse)
+    return r"rank \d \(pid \d+\) cannot map the segment of rank 0: .*no such process"
+
+
+def another_container(monkeypatch: pytest.MonkeyPatch) -> str:
+    create = segment.create
+
+    def elsewhere(nbytes: int) -> segment.Segment:
+        made = create(nbytes)
+        made.address = made.address._replace(token=made.address.token ^ 1)
+        return made
+
+    monkeypatch.setattr(segment, "create", elsewhere)
+    return "is not the rank that was meant: another container"
+
+
+def too_small(monkeypatch: pytest.MonkeyPatch) -> str:
+    create = segment.create
+    monkeypatch.setattr(segment, "create", lambda nbytes: create(nbytes // 2))
+    return "mmap length is greater than file size"
+
+
+def another_processor(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    return "the order of stores is not kept on aarch64"
+
+
+@on_one_node_and_on_two
+@pytest.mark.parametrize("refuse", [no_memfd, not_to_be_reached, another_container, too_small, another_processor])
+def test_without_shared_memory_everything_still_works_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refuse: Callable[[pytest.MonkeyPatch], str],
+    nodes: list[int],
+) -> None:
+    reason = refuse(monkeypatch)
+
+    def check(comm: Communicator) -> None:
+        assert not comm.transport.shares_memory
+        use(comm)
+        use(comm.duplicate())  # which says nothing again
+
+    with caplog.at_level(logging.WARNING, "collectives"):
+        run_sharing(check, nodes)
+    assert len(caplog.messages) == 1
+    assert re.search(reason, caplog.messages[0])
+    assert "go through threads and not through shared memory" in caplog.messages[0]
+
+
+@on_one_node_and_on_two
+def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nodes: list[int]
+) -> None:
+    create, limit = segment.create, 8 << 20
+
+    def rationed(nbytes: int) -> segment.Segment:
+        if nbytes > limit:
+            raise OSError(28, "no space left")
+        return create(nbytes)
+
+    monkeypatch.setattr(segment, "create", rationed)
+
+    def check(comm: Communicator) -> None:
+        first, large, second = comm.empty(50_000), comm.empty(5 << 20), comm.empty(50_000)
+        arrays = comm.transport.shared_arrays
+        assert arrays is not None
+        numbers = [arrays.find(x).segment for x in (first, large, second)]
+        assert numbers[1] == 0
+        assert len(set(numbers)) == 3
+        everyones = comm.all_gather_object(numbers)
+        assert all(everyones[rank] == numbers for rank, node in enumerate(nodes) if node == comm.node)
+        for x in (second, large, first):
+            x[:] = comm.rank
+            assert_array_equal(comm.all_reduce(x, out=x), np.full(len(x), sum(range(comm.size))))
+
+    with caplog.at_level(logging.WARNING, "collectives"):
+        run_sharing(check, nodes)
+    assert len(caplog.messages) == len(set(nodes))  # one a node
+    assert "comm.empty gives each rank memory of its own" in caplog.messages[0]
+
+
+def held() -> tuple[int, int]:
+    """Mappings of segments in this process, and its open files."""
+    gc.collect()
+    with open("/proc/self/maps") as maps:
+        return sum("ddp-shared" in line for line in maps), len(os.listdir("/proc/self/fd"))
+
+
+@on_one_node_and_on_two
+def test_what_was_shared_is_given_back(nodes: list[int]) -> None:
+    def check(comm: Communicator) -> None:
+        for _ in range(200):
+            twin = comm.duplicate()
+            twin.barrier()
+            twin.close()
+        for _ in range(200):
+            x = comm.empty(20_000)
+            comm.all_reduce(x, out=x)
+            del x
+        part = comm.split(comm.rank // 2)
+        assert part is not None
+        part.close()
+        comm.empty(1)  # which looks at what has been dropped
+        del twin, part
+        comm.barrier()
+        if comm.rank == 0:  # one alone can collect garbage
+            in_use.append(held())
+        comm.barrier()
+
+    in_use: list[tuple[int, int]] = []
+    run_sharing(Communicator.barrier, nodes)  # what is opened once and for all is open
+    before = held()
+    run_sharing(check, nodes)
+    maps, files = in_use[0]
+    # Of each rank, all in this process: the board, and at most two arrays.
+    assert maps <= before[0] + 3 * len(nodes)
+    assert files <= before[1] + 12
+    after = held()
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]

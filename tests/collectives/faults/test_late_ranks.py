@@ -6,18 +6,12 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import collectives
-from collectives import Communicator
-from collectives.backends.shm import segment
-from collectives.backends.shm.control_block import ControlBlock, control_bytes
 from collectives.backends.single import SingleTransport
 from collectives.engine.call import CallArguments, CollectiveOp, user_site
 from collectives.engine.progress import describe_late
@@ -65,44 +59,6 @@ def test_of_many_late_ranks_the_first_are_described() -> None:
     assert lines[0] == "Ranks 1-99 have not arrived:"
     assert lines[1:-1] == [f"  rank {rank} (pid {2**22 + 1}): there is no process {2**22 + 1}" for rank in range(2, 9)]
     assert lines[-1] == f"  {ORDER}."
-
-
-def test_a_process_without_a_record_is_named_all_the_same() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        text = describe_late(call_of(), Waiting([1], {1: child.pid}))
-        child.communicate(b"\n")
-    assert f"rank 1 (pid {child.pid}): process {child.pid} (" in text
-    assert "keeps no flight record" in text
-
-
-def test_who_is_behind_in_a_phase_is_missing_though_its_header_is_there() -> None:
-    shared = segment.create(control_bytes(3))
-    boards = [ControlBlock(shared, rank, 3) for rank in range(3)]
-    shared.release()
-    for board in boards[:2]:
-        board.publish([1, 0, 0, 0])
-    assert boards[0].missing() == [2]
-    boards[2].publish([1, 0, 0, 0])
-    assert boards[0].missing() == []
-    for board in (boards[0], boards[2]):
-        board.advance()
-    assert boards[0].missing() == [1]
-    assert boards[1].missing() == []
-
-
-def test_simulated_ranks_are_named() -> None:
-    def check(comm: Communicator) -> str:
-        if comm.rank == 1:
-            time.sleep(0.6)
-            return ""
-        with pytest.raises(collectives.CollectiveTimeout) as caught:
-            comm.all_reduce(np.ones(2))
-        return str(caught.value)
-
-    said = collectives.run_threads(check, size=3, timeout=0.3)
-    for rank in (0, 2):
-        assert f"rank {rank}: all_reduce #0 (test_timeouts.py:" in said[rank]
-        assert f"was not complete after 0.3 s. Rank 1 has not arrived. {ORDER}" in said[rank]
 
 
 HEAD = """
@@ -154,29 +110,3 @@ def test_a_rank_of_a_part_of_the_world_is_found_by_its_place_there(said: Callabl
     assert late is not None
     assert "rank 0: barrier #0 (job.py:" in text
     assert f"Rank 1 has not arrived:\n  rank 1 (pid {late[1]}): last call split #0 (job.py:" in text
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("call", ["comm.all_reduce(np.ones(2), async_op=True).wait()", "comm.recv(1)"])
-def test_a_call_of_any_kind_says_where_the_late_rank_stands_and_is_recorded_as_failed(
-    said: Callable[..., str], call: str
-) -> None:
-    text = said(
-        f"""
-        from collectives.flight.recorder import process_recorder
-        from collectives.flight.reader import FlightReader
-        from collectives.flight.report import read
-        comm.timeout = 1
-        if comm.rank == 1:
-            time.sleep(60)
-        try:
-            {call}
-        except collectives.CollectiveTimeout as error:
-            print(error, flush=True)
-            print(read(FlightReader(process_recorder().peek)).calls[-1].state, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
-    assert "\n  rank 1 (pid " in text
-    assert "): no call yet; its Python stood at job.py:" in text
-    assert "failed" in text

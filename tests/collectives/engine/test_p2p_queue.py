@@ -18,7 +18,6 @@ import collectives
 from collectives import Communicator
 from collectives.communicator import plan_split
 from collectives.engine import array_header as header
-from collectives.exit_notice import ExitNotice, among
 from collectives.transport import EAGER_LIMIT
 
 SIZES = [3, 40_000]  # one travels in its letter, one behind it
@@ -71,17 +70,6 @@ def test_a_rank_that_left_without_receiving_is_named() -> None:
     collectives.run_threads(check, size=2)
 
 
-def test_only_the_peer_counts_for_point_to_point() -> None:
-    def check(comm: Communicator) -> None:
-        if comm.rank == 0:
-            assert_array_equal(comm.recv(1), np.ones(2))  # rank 2 has left long before
-        elif comm.rank == 1:
-            time.sleep(0.3)
-            comm.send(np.ones(2), 0)
-
-    collectives.run_threads(check, size=3)
-
-
 def test_a_receive_from_any_source_ends_when_every_other_rank_has_left() -> None:
     def check(comm: Communicator) -> None:
         if comm.rank == 0:
@@ -103,21 +91,6 @@ def test_a_rank_that_left_without_making_a_group_is_named() -> None:
                 comm.create_group([0, 2])
 
     collectives.run_threads(check, size=3)
-
-
-def test_a_group_that_not_all_members_make_ends_with_the_time_limit() -> None:
-    evictions = threading.Event()
-
-    def check(comm: Communicator) -> None:
-        if comm.rank == 0:
-            comm.timeout = 0.2
-            with pytest.raises(collectives.CollectiveTimeout, match="Rank 1 has not made the call that it answers"):
-                comm.create_group([0, 1])
-            evictions.set()
-        else:
-            evictions.wait(20)
-
-    collectives.run_threads(check, size=2)
 
 
 def test_a_rank_of_a_split_that_left_is_named_by_its_number_there() -> None:
@@ -180,11 +153,6 @@ def test_a_split_is_planned_by_color_then_key_then_rank() -> None:
     assert plan_split(told, 9) == []
 
 
-def test_departures_are_known_by_the_ranks_numbers_in_a_communicator() -> None:
-    left = {2: ExitNotice(status=0, calls={}), 5: ExitNotice(status=1, calls={})}
-    assert among([5, 0, 2], left) == {0: left[5], 2: left[2]}
-
-
 SCRIPT = """
 import sys, time
 import numpy as np
@@ -212,11 +180,6 @@ def run(run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[
 
 @pytest.mark.mpi
 class TestOverMPI:
-    def test_a_rank_that_left_without_sending(self, run: Run) -> None:
-        done = run("if comm.rank == 0: comm.recv(1)")
-        assert done.returncode != 0
-        assert "rank 1 has left (exit status 0) while rank 0 waits in recv #0 (script.py:9) from 1 tag 0" in done.stderr
-
     def test_a_rank_that_failed(self, run: Run) -> None:
         done = run("if comm.rank == 0: comm.recv(1)\nelse: sys.exit(3)")
         assert done.returncode == 3
@@ -238,26 +201,6 @@ class TestOverMPI:
         done = run("if comm.rank == 0: comm.send(np.ones(300_000), 1, async_op=True)")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("done") == 2
-
-    def test_leaving_with_a_receive_that_nobody_answers(self, run: Run) -> None:
-        done = run("if comm.rank == 0: comm.recv(1, async_op=True)")
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("done") == 2
-
-    def test_leaving_with_communicators_open_and_closed_in_any_order(self, run: Run) -> None:
-        done = run(
-            "all_of_them = [comm.duplicate(), comm.split(0), comm.split(comm.rank), comm.duplicate()]\n"
-            "works = [each.all_reduce(np.ones(10_000), async_op=True) for each in all_of_them]\n"
-            "for each in all_of_them[:: 1 if comm.rank else -1][:3]: each.close()\n"
-            "if comm.rank == 1: comm.close(); time.sleep(0.3)"
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("done") == 2
-
-    def test_leaving_a_split_while_its_other_rank_waits(self, run: Run) -> None:
-        done = run("part = comm.split(0, -comm.rank)\nif comm.rank == 0: part.barrier()")
-        assert done.returncode != 0
-        assert "rank 0 has left (exit status 0) while rank 1 waits in barrier #0 (script.py:10)" in done.stderr
 
 
 GROUP = """

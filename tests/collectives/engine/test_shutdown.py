@@ -62,12 +62,6 @@ class TestUnderTheBareEngine:
         assert done.returncode == 3
         assert "rank 1 has failed (exit status 3)" in done.stderr
 
-    def test_an_exit_status_while_the_other_computes(self, run: Run) -> None:
-        assert run("if comm.rank == 1: sys.exit(3)\ntime.sleep(30)").returncode == 3
-
-    def test_an_exit_status_when_all_have_finished(self, run: Run) -> None:
-        assert run("sys.exit(3 if comm.rank == 1 else 0)").returncode == 3
-
     def test_ctrl_c_on_one_rank(self, run: Run) -> None:
         done = run("if comm.rank == 1: signal.raise_signal(signal.SIGINT)")
         assert done.returncode == 130
@@ -96,10 +90,6 @@ class TestUnderTheBareEngine:
         )
         assert done.returncode == 0, done.stderr
         assert "forgiven" in done.stdout
-
-    def test_an_mpi_of_the_users_own_is_left_to_the_user(self, run: Run) -> None:
-        done = run("from mpi4py import MPI\nassert MPI.COMM_WORLD.allreduce(1) == comm.size")
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
