@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
+import pkgutil
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from types import ModuleType
 
-from collectives import cores, simulation, world
-from collectives.backends.device.cuda import take_local_gpu
+from collectives import backends, simulation, world
 from collectives.backends.shm.hierarchy import share
-from collectives.backends.single import DetachedTransport, SingleTransport
+from collectives.backends.single import DetachedTransport
 from collectives.communicator import Communicator
-from collectives.engine import shutdown as farewell
 from collectives.engine.progress import complete
 from collectives.engine.queue import CommunicatorRegistry
+from collectives.engine.shutdown import ExitStatus, depart
 from collectives.errors import ArgumentError, BackendError
 from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler
+from collectives.nccl_config import NcclConfig
 from collectives.transport import Placement
-from collectives.world import APART, World, promised, started_by_torchrun, torchrun_job
+from collectives.world import WORKER_OF, World, promised, started_by_torchrun, torchrun_job
 
-if TYPE_CHECKING:
-    from collectives.backends.mpi.mpi_world import MPIWorld
-    from collectives.nccl_config import NcclConfig
-
-_BACKENDS = ("auto", "single", "mpi", "nccl")
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
 
 # How the names of the processes begin that start ranks.
@@ -71,14 +68,13 @@ def init(
     global _world
     with _lock:
         if _world is None:
-            where = inherited_placement(os.environ)
-            if where is not None:
+            placement = inherited_placement(os.environ)
+            if placement is not None:
                 _world = Communicator(
-                    DetachedTransport(where), timeout, CommunicatorRegistry(None if backend == "auto" else backend)
+                    DetachedTransport(placement), timeout, CommunicatorRegistry(None if backend == "auto" else backend)
                 )
                 return _world
-            wanted = "nccl" if backend == "nccl" else None
-            _world = _join(choose(backend, promised()), timeout, _CHECKS[check], wanted, nccl)
+            _world = _join(backend, timeout, _CHECKS[check], nccl)
         elif backend not in ("auto", _world.backend):
             raise BackendError(f"backend {backend!r} was asked for, but this process already uses {_world.backend!r}")
         return _world
@@ -89,57 +85,50 @@ def asked_for(backend: str, environ: Mapping[str, str]) -> str:
     said = "backend"
     if backend == "auto" and world.BACKEND in environ:
         said, backend = f"environment variable {world.BACKEND}", environ[world.BACKEND]
-    if backend not in _BACKENDS:
-        raise BackendError(f"{said} should be one of {', '.join(_BACKENDS)}, is {backend!r}")
+    if backend not in ("auto", "nccl") and _backend(backend) is None:
+        found = [each.name for each in pkgutil.iter_modules(backends.__path__) if _backend(each.name) is not None]
+        raise BackendError(f"{said} should be one of auto, nccl, {', '.join(found)}, is {backend!r}")
     return backend
+
+
+def _backend(name: str) -> ModuleType | None:
+    """The module of that backend, None if there is none."""
+    try:
+        module = importlib.import_module(f"{backends.__name__}.{name}")
+    except ModuleNotFoundError:
+        return None
+    return module if hasattr(module, "join") else None
 
 
 def choose(backend: str, promised: World | None) -> str:
-    """The backend that serves the promised world. Raises: BackendError if "single" is asked for in a larger one."""
-    size = 1 if promised is None else promised.size
-    if backend in ("auto", "nccl"):  # NCCL moves arrays on GPUs; all else goes the way of host arrays
-        return "single" if size == 1 else "mpi"
-    if backend == "single" and size > 1:
-        raise BackendError(f'backend "single" was asked for in a world of {size} ranks')
+    """The backend of host arrays that serves the promised world; NCCL moves arrays on GPUs alone."""
+    if backend in ("auto", "nccl"):
+        return "single" if promised is None or promised.size == 1 else "mpi"
     return backend
 
 
-def _take_place(membership: MPIWorld, engine: str) -> None:
-    """This rank's part of its node, where no launcher has given it one: cores for BLAS, and a GPU."""
-    local_rank = membership.node.index(membership.rank)
-    cores.settle(membership.cores, local_rank, membership.node, engine)
-    if len(membership.node) > 1:
-        take_local_gpu(local_rank)
-
-
-def _join(
-    backend: str, timeout: float, checks: int | None, wanted: str | None, nccl: NcclConfig | None
-) -> Communicator:
-    if backend == "single":
-        comm = Communicator(SingleTransport(), timeout, CommunicatorRegistry(wanted, nccl))
+def _join(backend: str, timeout: float, checks: int | None, nccl: NcclConfig | None) -> Communicator:
+    registry = CommunicatorRegistry("nccl" if backend == "nccl" else None, nccl)
+    engines_world = promised()
+    module = _backend(choose(backend, engines_world))
+    assert module is not None
+    inner, membership = module.join(engines_world, timeout, checks)
+    if membership is None:
+        comm = Communicator(inner, timeout, registry)
         comm.connect_nccl()
         return comm
-    # Here, so that a world of one never loads MPI.
-    from collectives.backends.mpi.mpi_transport import world_transport
-    from collectives.backends.mpi.mpi_world import MPIWorld
-
-    engines_world = promised()
-    membership = MPIWorld(engines_world, timeout, checks)
     recorder = process_recorder()
     recorder.identify(membership.rank, membership.size)
     if membership.size > 1:
-        _take_place(membership, engines_world.engine if engines_world else "")
         Sampler(recorder).start()
-    below = world_transport(membership)
-    comm = Communicator(complete("init", share(below), below, timeout), timeout, CommunicatorRegistry(wanted, nccl))
-    registry = comm.registry
-    status = farewell.ExitStatus(lambda: sum(registry.calls().values()))
+    comm = Communicator(complete("init", share(inner), inner, timeout), timeout, registry)
+    status = ExitStatus(lambda: sum(registry.calls().values()))
     status.watch()
     me = os.getpid()
 
     def leave() -> None:
         if os.getpid() == me:  # the exit of a forked child is not this rank's
-            farewell.depart(membership, registry, status.status(), timeout, world.supervised())
+            depart(membership, registry, status.status(), timeout, world.supervised())
 
     atexit.register(leave)
     os.environ.update(child_environment(comm, None, me))
@@ -165,7 +154,7 @@ def child_environment(comm: Communicator | None, promised: World | None, pid: in
     else:
         return {}
     numbers = " ".join(map(str, where if pid is None else (*where, pid)))
-    return {APART: f"{numbers};{torchrun_job(os.environ)}"}
+    return {WORKER_OF: f"{numbers};{torchrun_job(os.environ)}"}
 
 
 def inherited_placement(environ: Mapping[str, str]) -> Placement | None:
@@ -175,9 +164,9 @@ def inherited_placement(environ: Mapping[str, str]) -> Placement | None:
     variables were inherited, too: a program that was started without them is a world of its own. So are the ranks of a
     torchrun that the rank has started.
     """
-    if APART not in environ or started_by_torchrun(environ):
+    if WORKER_OF not in environ or started_by_torchrun(environ):
         return None
-    numbers = [int(word) for word in environ[APART].partition(";")[0].split()]
+    numbers = [int(word) for word in environ[WORKER_OF].partition(";")[0].split()]
     where, rank = Placement._make(numbers[:5]), numbers[5:]
     return where if not rank or (promised(environ) is not None and _works_for(rank[0])) else None
 

@@ -30,7 +30,7 @@ PAUSED_AT = 8
 DEBUG_RANK = "DDP_DEBUG_RANK"
 
 #: Set in a process that works for a rank and is none, to the rank's place: see `collectives.start`.
-APART = "DDP_APART"
+WORKER_OF = "DDP_WORKER_OF"
 
 #: The exit code of a rank that stopped as it was asked to, its state saved: start the same command to go on. It is
 #: EX_TEMPFAIL of sysexits.h, "try again later": no signal's 128 + N, and nothing that Python or an engine ends with.
@@ -76,7 +76,7 @@ def promised(environ: Mapping[str, str] = os.environ) -> World | None:
     Raises: ValueError if an engine's variable holds no number.
     """
     # What a rank of torchrun has started inherits these, and may be a rank of an engine.
-    first = _TORCHRUN in environ and (APART not in environ or started_by_torchrun(environ))
+    first = _TORCHRUN in environ and (WORKER_OF not in environ or started_by_torchrun(environ))
     for engine, rank, size, local_rank, local_size in (_ENVIRONMENT, *_TABLE) if first else (*_TABLE, _ENVIRONMENT):
         if rank in environ and size in environ:
             return World(
@@ -95,8 +95,8 @@ def torchrun_job(environ: Mapping[str, str]) -> str:
 
 
 def started_by_torchrun(environ: Mapping[str, str]) -> bool:
-    """True if torchrun started this process, and was itself started by the rank whose placement stands in APART."""
-    _, found, job = environ.get(APART, "").partition(";")
+    """True if torchrun started this process, and was itself started by the rank whose placement stands in WORKER_OF."""
+    _, found, job = environ.get(WORKER_OF, "").partition(";")
     return bool(found) and torchrun_job(environ) not in ("", job)
 
 

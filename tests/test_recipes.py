@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ import pytest
 import collectives
 import ddp
 from collectives.backends.single import SingleTransport
-from collectives.communicator import Communicator
 from ddp import nn
 from ddp._tensor.base import apply
 from ddp.ops.op import OPS, Op
@@ -100,9 +101,13 @@ class CountingTransport(SingleTransport):
         return super().all_reduce(x, out, op, finish)
 
 
-def test_a_backend_is_a_transport() -> None:
+def test_a_backend_is_a_transport_and_how_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = CountingTransport()
-    comm = Communicator(transport, timeout=10.0)
+    module = types.ModuleType("collectives.backends.counting")
+    module.join = lambda promised, timeout, checks: (transport, None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("collectives.start._world", None)
+    comm = collectives.init("counting", timeout=10.0)
     assert comm.backend == "counting"
     assert comm.all_reduce(np.arange(3.0), async_op=True).wait().tolist() == [0.0, 1.0, 2.0]
     assert transport.calls == 1

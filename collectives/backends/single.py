@@ -7,10 +7,18 @@ from typing import NoReturn
 
 import numpy as np
 
-from collectives.errors import no_rank
+from collectives.errors import BackendError, no_rank
 from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
 from collectives.transport import Finish, Placement, Signature, Test, Transport, completed, then
+from collectives.world import World
+
+
+def join(promised: World | None, timeout: float, checks: int | None) -> tuple[SingleTransport, None]:
+    """Raises: BackendError in a world of several ranks."""
+    if promised is not None and promised.size > 1:
+        raise BackendError(f'backend "single" was asked for in a world of {promised.size} ranks')
+    return SingleTransport(), None
 
 
 class SingleTransport(Transport):

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from collectives.world import APART
+from collectives.world import WORKER_OF
 from launcher.errors import UsageError
 
 MPICH = "mpich"
@@ -26,7 +26,7 @@ _LIBRARIES = {"12": MPICH, "20": OPENMPI, "40": OPENMPI, "80": OPENMPI}
 # An outer engine's word about its own rank must not be taken for the inner one's.
 _FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
 # Nor that of torchrun and its kin, nor the place of a rank that has started ddp-launch: its job is a world of its own.
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", APART)
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", WORKER_OF)
 
 
 def find_mpiexec_for(

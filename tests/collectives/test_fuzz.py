@@ -241,8 +241,7 @@ def test_random_calls(way: str, count: Callable[[int, int], int], monkeypatch: p
 
 
 if world.promised() is not None:  # inside the job that the last test starts
-    from tests.collectives.shared.test_contract_on_nodes import on_nodes
-
+    from tests.collectives.backends.shm.test_contract_on_nodes import on_nodes
     from tests.collectives.test_contract import by_messages
 
     @pytest.mark.parametrize("way", ["messages", "pieces", "nodes"])

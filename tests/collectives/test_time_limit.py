@@ -12,7 +12,7 @@ import pytest
 
 import collectives
 from collectives import Communicator, time_limit, world
-from collectives.backends.nccl.limits import StillRunning, run_within
+from collectives.backends.nccl.issuer import StillRunning, run_within
 from collectives.errors import CollectiveTimeout
 
 SECOND = 10**9

@@ -14,6 +14,7 @@ import pytest
 
 import collectives
 from collectives import world
+from collectives.backends import single
 from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.start import choose
 from collectives.world import World
@@ -49,7 +50,7 @@ STEP = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"}
         ({**PLAIN, **STEP, "TORCHELASTIC_RUN_ID": "none"}, World("environment", 5, 8, 1, 4)),
         # A rank of torchrun has started mpiexec.
         (
-            {**PLAIN, **HYDRA, "TORCHELASTIC_RUN_ID": "none", world.APART: "5 8 1 4 0 77"},
+            {**PLAIN, **HYDRA, "TORCHELASTIC_RUN_ID": "none", world.WORKER_OF: "5 8 1 4 0 77"},
             World(engine="mpich", rank=1, size=4, local_rank=1, local_size=2),
         ),
     ],
@@ -98,8 +99,8 @@ def test_the_backend_follows_the_promise(backend: str, size: int | None, expecte
 
 def test_a_backend_asked_for_by_name_never_falls_back() -> None:
     with pytest.raises(collectives.BackendError, match='"single" was asked for in a world of 2'):
-        choose("single", World(engine="mpich", rank=0, size=2))
-    with pytest.raises(collectives.BackendError, match="backend should be one of auto, single, mpi, nccl, is 'gloo'"):
+        single.join(World(engine="mpich", rank=0, size=2), 10.0, None)
+    with pytest.raises(collectives.BackendError, match="backend should be one of auto, nccl, mpi, single, is 'gloo'"):
         collectives.init("gloo")
 
 

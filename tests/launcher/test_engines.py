@@ -115,7 +115,7 @@ def test_a_world_of_one_has_no_engine() -> None:
 )
 def test_a_rank_may_start_a_job_of_its_own(engine: Engine) -> None:
     of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "HOME": "/h"}
-    inherited = {**of_torchrun, "DDP_APART": "1 2 1 2 0 4711"}
+    inherited = {**of_torchrun, "DDP_WORKER_OF": "1 2 1 2 0 4711"}
     assert engine.environment(inherited, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
 
 
