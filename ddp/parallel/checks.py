@@ -2,7 +2,7 @@
 
     what                     when                             how
     check_models             at wrapping                      hash of names, shapes and dtypes; lists where they differ
-    broadcast_values         at wrapping                      rank 0's values for all; bit sums before and after
+    broadcast_values         at wrapping                      rank 0's values for all; bit sums before
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     FrozenParameterCheck     when backward reaches one        parameters that were frozen at wrapping
     FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
@@ -14,7 +14,7 @@ Each raises ParallelError, all but the frozen parameters' on every rank alike.
 from __future__ import annotations
 
 import hashlib
-import json
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
+from ddp._device import CPU, place
 from ddp._engine import Leaf
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
@@ -33,52 +34,51 @@ from ddp.parallel.error_context import error_context
 
 _log = logging.getLogger("ddp.parallel")
 
-#: name, shape, dtype, requires_grad, writeable
-Description = tuple[str, list[int], str, bool, bool]
 
-
-def describe(name: str, tensor: Tensor) -> Description:
+def describe(name: str, tensor: Tensor) -> str:
     """What must be the same on all ranks."""
     array = tensor.array
-    writeable = bool(getattr(array.flags, "writeable", True))  # CuPy's arrays always are, and have no such flag
-    return name, list(array.shape), str(array.dtype), bool(tensor.requires_grad), writeable
+    grad = "" if tensor.requires_grad else " without grad"
+    # CuPy's arrays are always writeable, and have no such flag.
+    return f"{name} {array.dtype} {array.shape}{grad}{'' if getattr(array.flags, 'writeable', True) else ', read-only'}"
 
 
-def check_models(comm: Communicator, mine: Sequence[Description]) -> None:
+def check_models(comm: Communicator, mine: Sequence[str]) -> None:
     """Returns if all ranks bring the same descriptions. Collective.
 
-    Raises: ParallelError on every rank, error_context the first difference and the ranks.
+    Raises: ParallelError on every rank, with the first difference and the ranks.
     """
-    digest = np.frombuffer(hashlib.sha256(json.dumps(mine).encode()).digest(), np.uint8)
+    digest = np.frombuffer(hashlib.sha256("\n".join(mine).encode()).digest(), np.uint8)
     with error_context("DataParallel, comparing the ranks' modules"):
         digests = comm.all_gather(digest, lengths="equal").reshape(comm.size, -1)
         if (digests != digests[0]).any():
-            everyones = comm.all_gather_object(list(mine))
-            raise ParallelError(f"ranks wrap different models: {first_difference(everyones)}")
+            raise ParallelError(f"ranks wrap different models: {first_difference(comm.all_gather_object(list(mine)))}")
 
 
-def broadcast_values(comm: Communicator, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+def first_difference(descriptions: Sequence[Sequence[str]]) -> str:
+    """The first place where another rank's list differs from rank 0's. At least two of the lists differ."""
+    for number, present in enumerate(itertools.zip_longest(*descriptions, fillvalue="missing")):
+        for rank, theirs in enumerate(present):
+            if theirs != present[0]:
+                return f"parameter or buffer {number} is {present[0]} on rank 0, but {theirs} on rank {rank}"
+    raise AssertionError("the lists are the same")
+
+
+def broadcast_values(comm: Communicator, tensors: Sequence[Tensor]) -> None:
     """Gives every rank rank 0's values. Collective.
 
     Rank 0 logs, at level INFO, which ranks had others before: models that were made from different seeds, or of which
     only one was loaded from a file.
-
-    Raises: ParallelError on every rank if they are not the same afterwards.
     """
     if comm.size == 1:
         return
-    before = _differing(comm, tensors)
+    sums = np.array([int(bit_sum(tensor.array, tensor.device.xp)) for tensor in tensors], np.uint64)
+    table = comm.all_gather(sums, lengths="equal").reshape(comm.size, -1)
+    differing = table != table[0]
     for tensor in tensors:
         comm.broadcast(tensor.array, root=0)
-    after = _differing(comm, tensors)
-    if after.any():
-        name, ranks = names[int(after.any(axis=0).argmax())], np.flatnonzero(after.any(axis=1)).tolist()
-        raise ParallelError(
-            f"rank 0's {name} did not arrive as it was sent on rank {', '.join(map(str, ranks))}: memory or network of "
-            "that machine is at fault"
-        )
-    if before.any() and comm.rank == 0:
-        ranks, count = np.flatnonzero(before.any(axis=1)).tolist(), int(before.any(axis=0).sum())
+    if differing.any() and comm.rank == 0:
+        ranks, count = np.flatnonzero(differing.any(axis=1)).tolist(), int(differing.any(axis=0).sum())
         _log.info(
             "rank %s had other values than rank 0 in %d of %d parameters and buffers; rank 0's are used",
             ", ".join(map(str, ranks)),
@@ -87,46 +87,16 @@ def broadcast_values(comm: Communicator, names: Sequence[str], tensors: Sequence
         )
 
 
-def _differing(comm: Communicator, tensors: Sequence[Tensor]) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """(size, tensors): where a rank's values are not rank 0's, as far as the sum of their bits tells."""
-    sums = np.array([int(bit_sum(tensor.array, tensor.device.xp)) for tensor in tensors], np.uint64)
-    table = comm.all_gather(sums, lengths="equal").reshape(comm.size, -1)
-    differing: np.ndarray[tuple[int, int], np.dtype[np.bool_]] = table != table[0]
-    return differing
-
-
-def first_difference(descriptions: Sequence[Sequence[Description]]) -> str:
-    """Where rank 0's list and another's part, in words. At least two of the lists differ."""
-    for place in range(max(map(len, descriptions))):
-        at = [theirs[place] if place < len(theirs) else None for theirs in descriptions]
-        for rank, theirs in enumerate(at):
-            if theirs != at[0]:
-                zeros, differs = _described(at[0]), _described(theirs)
-                return f"parameter or buffer {place} is {zeros} on rank 0, but {differs} on rank {rank}"
-    raise AssertionError("the lists are the same")
-
-
-def _described(described: Description | None) -> str:
-    if described is None:
-        return "missing"
-    name, shape, dtype, requires_grad, writeable = described
-    return (
-        f"{name} {dtype} {tuple(shape)}{'' if requires_grad else ' without grad'}{'' if writeable else ', read-only'}"
-    )
-
-
 class ParameterCheck:
     """Finds parameters that came into the module after it was wrapped: each rank would train them alone."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._known = {
-            id(p): p for p in module.parameters()
-        }  # the parameters too: an id is theirs only while they live
+        self._known = {id(p): p for p in module.parameters()}  # held, since an id is theirs only while they live
         self._seen = registration_count()
 
     def check(self) -> None:
-        """Looks again if any module has got or lost a part since. Raises: ParallelError error_context what is new."""
+        """Looks again if any module has got or lost a part since. Raises: ParallelError with what is new."""
         now = registration_count()
         if now == self._seen:
             return
@@ -140,9 +110,9 @@ class ParameterCheck:
 
 
 class FrozenParameterCheck:
-    """The watcher of a leaf that was frozen when its model was wrapped: see `ddp._engine.GradReadyHook`."""
+    """The ready hook of a tensor that is no parameter to reduce: see `ddp._engine.GradReadyHook`."""
 
-    turn = -1  # before anybody has told other ranks anything
+    turn = -1  # before any reducer sends a message
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner = owner  # the DataParallel
@@ -198,8 +168,8 @@ class FiniteCheck:
         """
         first = -1
         if self._found:
-            well = HostCopy(self._xp.stack([each for _, each in self._found]), self._xp).read()
-            first = next((index for (index, _), is_well in zip(self._found, well, strict=True) if not is_well), -1)
+            finite = place(self._xp.stack([each for _, each in self._found]), CPU)
+            first = next((index for (index, _), each in zip(self._found, finite, strict=True) if not each), -1)
         firsts = self._comm.all_gather(np.array([first]), lengths="equal").tolist()
         bad = [f"{self._names[index]} on rank {rank}" for rank, index in enumerate(firsts) if index >= 0]
         if bad:
@@ -215,51 +185,51 @@ class ConsistencyCheck:
     """Finds parameters that drift apart: such ranks train different models, and nothing else would tell.
 
     Every so many steps each rank takes a checksum of its parameters. It goes with the control message of the next
-    backward: no further call, and on a device no wait but for a sum that is a whole step old.
+    backward: no further call. The host waits for a device in that backward alone.
 
-    names, tensors: the parameters; every: how many synchronized backwards from one checksum to the next, 0: none"""
+    names, tensors: the parameters; every: how many synchronized backwards from one checksum to the next, 0: none
+    """
 
     def __init__(self, comm: Communicator, names: Sequence[str], tensors: Sequence[Tensor], every: int) -> None:
         self._comm = comm
         self._names = names
         self._tensors = tensors
         self._every = every
-        self._sums: HostCopy | None = None  # of each parameter, not yet compared
+        self._sums: Any = None  # of each parameter, where they are computed; not yet compared
         self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)
         self._taken = 0  # at which step
         self._agreed = 0  # the last step at which ranks had the same parameters
 
     def checksum(self, step: int) -> float:
         """What the control message of this backward carries; takes the next checksum if it is time for one."""
-        said = NO_CHECKSUM
+        checksum = NO_CHECKSUM
         if self._sums is not None:
-            self._compared = self._sums.read()  # they were taken a step ago: nothing is waited for
-            said, self._sums = float(mix(self._compared.tolist())), None
+            self._compared = place(self._sums, CPU)
+            checksum, self._sums = float(mix(self._compared.tolist())), None
             self._taken = step - 1
         if self._every and self._comm.size > 1 and step % self._every == 0:
             xp = self._tensors[0].device.xp
-            self._sums = HostCopy(xp.stack([bit_sum(tensor.array, xp) for tensor in self._tensors]), xp)
-        return said
+            self._sums = xp.stack([bit_sum(tensor.array, xp) for tensor in self._tensors])
+        return checksum
 
     def forget(self) -> None:
         """What was taken is of no use any more: this rank's parameters are to be replaced."""
         self._sums = None
 
     def compare(self, checksums: np.ndarray[Any, Any]) -> None:
-        """Looks at what the ranks said. Collective if they differ.
+        """Compares the ranks' checksums. Collective if they differ.
 
         checksums: (size,)
         Raises: ParallelError on every rank, with the parameter and the ranks.
         """
-        said = checksums[checksums != NO_CHECKSUM]
-        if len(said) == 0:
+        ranks = np.flatnonzero(checksums != NO_CHECKSUM)
+        if len(ranks) == 0:
             return
-        if (said == said[0]).all():
+        if (checksums[ranks] == checksums[ranks[0]]).all():
             self._agreed = self._taken
             return
         mine = self._compared if len(self._compared) else np.zeros(len(self._names), np.uint64)
         table = self._comm.all_gather(mine, lengths="equal").reshape(self._comm.size, -1)
-        ranks = np.flatnonzero(checksums != NO_CHECKSUM)
         drift = describe_drift(self._names, table[ranks], ranks.tolist())
         raise ParallelError(
             f"{drift} at step {self._taken} (all had the same at step "
@@ -269,12 +239,12 @@ class ConsistencyCheck:
 
 
 def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Sequence[int]) -> str:
-    """Who describe_drift, in words. table: (ranks, parameters) sums, at least two rows of which differ."""
+    """Which ranks differ, in words. table: (ranks, parameters) sums, at least two rows of which differ."""
     at = int(np.flatnonzero((table != table[0]).any(axis=0))[0])
     others = int((table != table[0]).any(axis=0).sum()) - 1
     (common, most), *rest = Counter(table[:, at].tolist()).most_common()
     more = f" (and {others} more)" if others else ""
-    if rest[0][1] == most:  # nobody can say who is right
+    if rest[0][1] == most:  # no majority
         listed = ", ".join(map(str, ranks))
         return f"{names[at]}{more} is not the same on ranks {listed}"
     odd = [rank for rank, each in zip(ranks, table[:, at].tolist(), strict=True) if each != common]
@@ -284,9 +254,7 @@ def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Seq
 
 def bit_sum(array: Array, xp: Any) -> Array:
     """() uint64: the sum of an array's bits as whole numbers, modulo 2^64: any one bit that differs changes it."""
-    flat = xp.ascontiguousarray(array).reshape(-1).view(xp.uint8)
-    if xp is not np and flat.data.ptr % 8:  # a GPU reads no number across its alignment
-        flat = flat.copy()
+    flat = xp.array(array, order="C").reshape(-1).view(xp.uint8)  # a copy: a GPU reads no number across its alignment
     whole = flat.size // 8 * 8
     # Arrays of one: NumPy warns where a scalar overflows.
     total = flat[:whole].view(xp.uint64).sum(dtype=xp.uint64, keepdims=True)
@@ -300,29 +268,3 @@ def mix(sums: Sequence[int]) -> int:
         mixed = (mixed * 0x9E3779B97F4A7C15 + each) % (1 << 64)
         mixed ^= mixed >> 29
     return mixed >> (64 - _BITS)
-
-
-class HostCopy:
-    """What an array holds now, on its way to the host; read when it is needed, a step later.
-
-    Reading an array of a GPU waits for all that was launched before. A copy into pinned memory that is started in time
-    is over when it is needed.
-
-    array: contiguous, of `xp`, whose current stream computes it"""
-
-    def __init__(self, array: Array, xp: Any) -> None:
-        self._host: np.ndarray[Any, Any] = array
-        self._event: Any = None
-        if xp is not np:
-            memory = xp.cuda.alloc_pinned_memory(max(array.nbytes, 1))
-            self._host = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
-            self._source = array  # copied from until the event has passed
-            array.get(out=self._host, blocking=False)
-            self._event = xp.cuda.Event(block=False, disable_timing=True)
-            self._event.record()
-
-    def read(self) -> np.ndarray[Any, Any]:
-        """The numbers; waits until they are there."""
-        if self._event is not None:
-            self._event.synchronize()
-        return self._host

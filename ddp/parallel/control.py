@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp, Work
+from ddp.errors import ParallelError
 
 Array = np.ndarray[Any, Any]
 STOP, SAVE, SAVED = range(3)
@@ -56,7 +57,7 @@ class ControlMessage:
         self.array: Array = np.zeros(self._rows + comm.size * (1 + width))
         self._table = self.array[self._rows :].reshape(comm.size, 1 + width)
         self._work: Work[Any] | None = None
-        self.weight_given = False  # by this rank
+        self._weight_given = False  # by this rank
 
     def send(
         self,
@@ -77,7 +78,7 @@ class ControlMessage:
         array[self._rows :] = 0
         counted = 1.0 if weight is None else weight
         array[_WEIGHT], array[_JOINED_WEIGHT] = (0.0, counted) if joined else (counted, 0.0)
-        array[_WEIGHTED] = self.weight_given = weight is not None and not joined
+        array[_WEIGHTED] = self._weight_given = weight is not None and not joined
         array[_JOINED] = joined
         array[_REQUESTS:_USED] = requests
         array[_USED : self._rows] = used
@@ -122,9 +123,15 @@ class ControlMessage:
         """How many ranks gave a weight."""
         return int(self.array[_WEIGHTED])
 
-    def joined_ranks(self) -> int:
-        """How many ranks are out of data."""
-        return int(self.array[_JOINED])
+    def check_weights(self) -> None:
+        """Raises: ParallelError, on every rank, if some ranks with data gave a weight and others did not."""
+        active, weighted = self._comm.size - int(self.array[_JOINED]), self.weighted_ranks()
+        if weighted not in (0, active):
+            call = "model.backward(loss, weight=...)" if self._weight_given else "loss.backward()"
+            raise ParallelError(
+                f"rank {self._comm.rank} called {call}, but {weighted} of {active} ranks gave a weight: all ranks must "
+                "call the same one"
+            )
 
     def requests(self) -> list[int]:
         """How many ranks made each request."""

@@ -123,7 +123,7 @@ class DataParallel(Module):
         if len({p.device for _, p in trainable}) > 1:
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
         self.comm = comm.duplicate()
-        broadcast_values(self.comm, [name for name, _ in tensors], [tensor for _, tensor in tensors])
+        broadcast_values(self.comm, [tensor for _, tensor in tensors])
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         planner = Planner(
             self.comm,
@@ -137,7 +137,7 @@ class DataParallel(Module):
         )
         nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
         try:
-            begun = planner.begin([p.requires_grad for p in params])
+            planner.begin([p.requires_grad for p in params])
             if replaced is not None and replaced._hooked is not None:
                 replaced._hooked.release()  # it may be this one's
             self._hooked = None
@@ -157,7 +157,6 @@ class DataParallel(Module):
             params,
             self.comm,
             planner,
-            begun,
             Timeline(self.comm.rank, self.comm.size, nodes),
             ConsistencyCheck(self.comm, names, params, every),
             FiniteCheck(self.comm, names) if finite else None,
@@ -340,7 +339,7 @@ class DataParallel(Module):
     @property
     def accumulating(self) -> bool:
         """Whether there are gradients of `no_sync()` that a later backward is to reduce."""
-        return self.reducer.accumulating
+        return self.reducer.gradients.accumulating
 
     def share_requests(self, requests: PendingRequests) -> None:
         """Has the control messages carry these requests to stop or save; several models may share one object."""

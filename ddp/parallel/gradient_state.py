@@ -78,6 +78,7 @@ class GradientState:
     """
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:
+        self.weights = WeightSum()
         self.excluded: set[int] = set()  # in this backward
         self._leaves, self._tensors = leaves, tensors
         # The grad_buffer holds a mean over ranks to which no backward has added since.
@@ -86,13 +87,23 @@ class GradientState:
         ]
 
     @property
-    def reduced(self) -> list[bool]:
-        """Which parameters hold a mean over ranks. A copy, that may be assigned later to go back to it."""
-        return list(self._reduced)
+    def accumulating(self) -> bool:
+        """Whether there are gradients that a later backward is to reduce."""
+        return self.weights.reached and self.any()
 
-    @reduced.setter
-    def reduced(self, value: list[bool]) -> None:
-        self._reduced = list(value)
+    def snapshot(self) -> tuple[WeightSum, list[bool]]:
+        """What `restore` goes back to."""
+        return self.weights, list(self._reduced)
+
+    def restore(self, snapshot: tuple[WeightSum, list[bool]]) -> None:
+        """Undoes what was recorded since a snapshot."""
+        self.weights, self._reduced = snapshot[0], list(snapshot[1])
+
+    def take_over(self, other: GradientState) -> None:
+        """What the wrapper before had accumulated, or reduced, still counts as that."""
+        self.weights = other.weights
+        reduced = dict(zip(other._leaves, other._reduced, strict=True))
+        self._reduced = [reduced.get(leaf, own) for leaf, own in zip(self._leaves, self._reduced, strict=True)]
 
     def begin(self, reached: set[int]) -> None:
         """A backward starts that will reach these parameters."""
@@ -113,9 +124,19 @@ class GradientState:
         """Some parameter does, and it is more than the zeros that `zero_grad` writes."""
         return any(self.has(index) and not leaf.grad_buffer.zeroed for index, leaf in enumerate(self._leaves))
 
-    def first_mean(self) -> int | None:
-        """The first parameter with a mean over ranks to which the backward would add; None if there is none."""
-        return next((at for at, reduced in enumerate(self._reduced) if reduced and at not in self.excluded), None)
+    def add_weight(self, reaches: bool, names: Sequence[str]) -> None:
+        """Counts the backward that starts, with its weight. reaches: it reaches a parameter
+
+        Raises: ParallelError if the weight fits no earlier one, or gradients that are means already.
+        """
+        weight = current_weight()
+        self.weights = self.weights.add(weight, reaches=reaches, empty=not self.any())
+        mean = next((at for at, reduced in enumerate(self._reduced) if reduced and at not in self.excluded), None)
+        if weight is not None and mean is not None:
+            raise ParallelError(
+                f"backward with a weight would add to {names[mean]}.grad, which is already a mean over ranks: call "
+                "zero_grad() before it, or accumulate inside no_sync()"
+            )
 
     def end(self, index: int, by_any: bool) -> None:
         """The backward has ended. by_any: some rank had a gradient of this parameter, and its mean is there now."""

@@ -1,7 +1,7 @@
 """The planner: when the bucket plan changes, and what it becomes.
 
 The first plan guesses that gradients come in reversed model order. The first backwards show their real order and times,
-and what an all-reduce costs between these ranks is measured. From that the plan is made once, after the fourth
+and what an all-reduce costs between these ranks is measured. From that the plan is made once, after the third
 backward. Later it changes only with the parameters that are reduced: a frozen one gets a bucket when some rank first
 uses it, and one that no rank has used for a while loses its place.
 """
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp
-from ddp._device import capturing
+from ddp._device import capturing, device
 from ddp.errors import ParallelError
 from ddp.parallel.bucket_plan import Link, Plan, choose_cap, forecast, plan_buckets
 
 Array = np.ndarray[Any, Any]
 _FIRST_CAP = 4 << 20  # bytes; of the plan before anything was measured
-WARM = 4  # backwards after which the plan is made, from the times of all but the first
+WARM = 3  # backwards after which the plan is made, from the times of all but the first
 _IDLE = 10  # backwards in a row, of others, without a gradient on any rank, after which a parameter loses its place
 _NEVER_IDLE = -(1 << 60)
 # How much slower than it was alone the wire is thought to be when buckets are chosen: it shares the core with backward,
@@ -288,7 +288,7 @@ class ArrivalTimer:
         return float(moment - self._begun)
 
 
-class DeviceArrivalTimer(ArrivalTimer):
+class _DeviceArrivalTimer(ArrivalTimer):
     """For a GPU, where the host is far ahead: records events in the stream. Reading them waits for the device."""
 
     def __init__(self, count: int, cuda: Any) -> None:
@@ -303,3 +303,8 @@ class DeviceArrivalTimer(ArrivalTimer):
     def _since_begin(self, moment: Any) -> float:
         moment.synchronize()
         return 1e-3 * float(self._cuda.get_elapsed_time(self._begun, moment))
+
+
+def arrival_timer(count: int, where: device) -> ArrivalTimer:
+    """The timer for so many gradients on a device."""
+    return ArrivalTimer(count) if where.type == "cpu" else _DeviceArrivalTimer(count, where.xp.cuda)

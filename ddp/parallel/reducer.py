@@ -31,9 +31,9 @@ from ddp.parallel.checks import ConsistencyCheck, FiniteCheck
 from ddp.parallel.control import NO_CHECKSUM, ControlMessage, PendingRequests
 from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import AllReduce, Exchange, SingleRank
-from ddp.parallel.gradient_state import GradientState, WeightSum, current_weight
+from ddp.parallel.gradient_state import GradientState, WeightSum
 from ddp.parallel.graph_replay import GraphReplays
-from ddp.parallel.planner import ArrivalTimer, DeviceArrivalTimer, Planner
+from ddp.parallel.planner import Planner, arrival_timer
 from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
@@ -46,7 +46,7 @@ class Reducer:
     """Reduces the gradients of one model; see `ddp._engine.GradReadyHook` for what the engine calls.
 
     owner: the DataParallel; names, tensors: the parameters, in the model's order
-    comm: a communicator that is used for nothing else; plan: of the planner, to begin with
+    comm: a communicator that is used for nothing else; planner: with the plan to begin with
     finite: None: gradients are not checked; replaced: the released reducer of a wrapper that had the model before
     """
 
@@ -57,7 +57,6 @@ class Reducer:
         tensors: Sequence[Tensor],
         comm: Communicator,
         planner: Planner,
-        plan: Plan,
         timeline: Timeline,
         consistency: ConsistencyCheck,
         finite: FiniteCheck | None,
@@ -77,45 +76,35 @@ class Reducer:
         self.requests = PendingRequests()
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
         self.running = False  # a backward of this model runs now
+        self.in_flight = False  # something was launched, and not all has been concluded from it
+        self.gradients = GradientState(self.leaves, tensors)
+        self.control = ControlMessage(comm, len(names), timeline.width)
+        self.used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
         self._consistency = consistency
         self._finite = finite
         self._xp = tensors[0].device.xp
-        on_cpu, count = tensors[0].device.type == "cpu", len(names)
-        self._timer = ArrivalTimer(count) if on_cpu else DeviceArrivalTimer(count, self._xp.cuda)
-        self._control = ControlMessage(comm, len(names), timeline.width)
-        self._replays = GraphReplays(comm, names, self._raise_if_broken, self._count_step)
+        self._timer = arrival_timer(len(names), tensors[0].device)
+        self._replays = GraphReplays(self)
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
-        self._gradients = GradientState(self.leaves, tensors)
-        self._weights = WeightSum()
-        self._weights_before: WeightSum | None = None  # what it was before the backward that runs now
+        self._snapshot: tuple[WeightSum, list[bool]] | None = None  # of `gradients`, before the backward that runs now
         self._reached = False  # the last backward reached a leaf
-        self._in_flight = False  # something was launched, and not all has been concluded from it
         self._broken: BaseException | None = None
-        self._used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not complete yet
         self._launched = 0
         self._full_at: list[int] = []  # when each bucket was full, ns
         self._started = 0  # when backward began, ns
-        if replaced is not None:  # what the wrapper before had accumulated, or reduced, still counts as that
-            self._weights = replaced._weights
-            reduced = dict(zip(replaced.leaves, replaced._gradients.reduced, strict=True))
-            own = self._gradients.reduced
-            self._gradients.reduced = [reduced.get(leaf, mine) for leaf, mine in zip(self.leaves, own, strict=True)]
+        if replaced is not None:
+            self.gradients.take_over(replaced.gradients)
         for leaf in self.leaves:
             leaf.ready_hook = self
             if leaf.grad_buffer.withheld is not None:  # a ZeroOptimizer of the wrapper before had it in parts
                 leaf.grad_buffer.clear()
-        self._set_plan(plan)
+        self._set_plan(planner.plan)
 
     @property
     def buckets(self) -> Buckets:
-        """What is reduced together, and where it lies."""
+        """The gradients that are reduced together, in their memory."""
         return self._assignment.buckets
-
-    @property
-    def accumulating(self) -> bool:
-        """Whether there are gradients that a later backward is to reduce."""
-        return self._weights.reached and self._gradients.any()
 
     def set_exchange(self, exchange: Exchange) -> None:
         """Has buckets reduced by this exchange from now on. Collective."""
@@ -123,31 +112,27 @@ class Reducer:
         exchange.set_buckets(self.buckets)
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
-        """A backward starts that will reach these leaves: the ranks are told, buckets that get nothing are launched.
+        """A backward starts that will reach these leaves: sends the control message, launches buckets that get nothing.
 
         Raises: ParallelError if an earlier one failed half-way or is still running, or its weight fits no other.
         """
-        self._raise_if_broken()
+        self.check_usable()
         if self.running:
             raise ParallelError(
                 "a backward of this model was started while another one runs, from a hook or a second thread: the "
                 "buckets of the first are already under way"
             )
         self.running = self._reached = True
-        self._replays.receive()
-        graph = capturing.now
-        if graph is not None:
-            graph.fix(lambda: (self.sync, self._weights))
-            graph.undo(self._restore_point())
-        self._weights_before = self._weights
+        self._replays.begin()
+        self._snapshot = self.gradients.snapshot()
         reached = {self._index[leaf] for leaf in leaves}
-        self._gradients.begin(reached)
-        self._add_weight(reaches=bool(reached))
+        self.gradients.begin(reached)
+        self.gradients.add_weight(bool(reached), self.names)
         if self.sync:
             for each in self.before:
                 each()
-            used = [index in reached or self._gradients.has(index) for index in range(len(self.leaves))]
-            self._start(reached, used, self._weights.weight)
+            used = [index in reached or self.gradients.has(index) for index in range(len(self.leaves))]
+            self._start(reached, used, self.gradients.weights.weight)
 
     def ready(self, leaf: Leaf) -> None:
         """The leaf's gradient is complete in its grad_buffer."""
@@ -166,49 +151,43 @@ class Reducer:
 
     def end(self) -> None:
         """Waits for the buckets; afterwards every grad_buffer holds the mean, or is empty where no rank used it."""
-        graph = capturing.now
         if not self.sync:
             self.running = False
-            if graph is not None:
-                self._keep_weights(graph)
+            self._replays.end(None)
             return
         computed = monotonic_ns()
         self._timer.end()
         self._wait()
         self.running = False
-        self.requests.receive(self._control.requests())
+        self.requests.receive(self.control.requests())
         self._record_step(computed)
-        weight, self._weights, self._weights_before = self._weights.weight, WeightSum(), None
+        weight, self.gradients.weights, self._snapshot = self.gradients.weights.weight, WeightSum(), None
         try:
-            self._check(weight is not None)
+            self._check()
         except ParallelError:  # every rank raises it: they still agree
-            self._in_flight = False
+            self.in_flight = False
             raise
-        used = self._control.used()
+        used = self.control.used()
         self._finish_gradients(used)
-        if graph is not None:
-            buckets = self.buckets
-            graph.fix(lambda: self.buckets is buckets)
-            self._replays.capture(graph, buckets, self._control, weight, self._used, self.requests)
-            self._keep_weights(graph)
-        else:
-            process_recorder().count_backwards(self._count_step())
+        if not self._replays.end(weight):
+            self.count_step()
             plan = self.planner.after_backward(self._timer.seconds(), self._timer.backward(), used)
             if plan is not None:
                 self._set_plan(plan)
-        self._in_flight = False
+        self.in_flight = False
 
     def abandon(self, error: BaseException) -> None:
-        """Backward raised: if something was launched it cannot be taken back, and the rest will not come.
+        """Backward raised: if something was launched it cannot be taken back, and the rest will not follow.
 
         Else, or with no other rank, it does not count, and the backwards before it still do.
         """
         # What is only captured has not begun.
-        if self._in_flight and self._broken is None and self.comm.size > 1 and capturing.now is None:
+        if self.in_flight and self._broken is None and self.comm.size > 1 and capturing.now is None:
             self._broken = error
-        self._in_flight = False
-        if self._weights_before is not None:
-            self._weights, self._weights_before = self._weights_before, None
+        self.in_flight = False
+        if self._snapshot is not None:
+            self.gradients.restore(self._snapshot)
+            self._snapshot = None
         self.running = False
 
     @contextlib.contextmanager
@@ -223,12 +202,12 @@ class Reducer:
 
     def join_no_op(self, weight: float) -> None:
         """Takes part in a backward of the other ranks without a gradient of its own. weight: how much that counts"""
-        self._raise_if_broken()
-        self._gradients.begin(set())
+        self.check_usable()
+        self.gradients.begin(set())
         for index, leaf in enumerate(self.leaves):
-            if self._gradients.has(index):
+            if self.gradients.has(index):
                 leaf.grad_buffer.clear()
-        self._weights = WeightSum()
+        self.gradients.weights = WeightSum()
         self._consistency.forget()
         with self._abandoning():
             self._start(set(), [False] * len(self.leaves), weight, joined=True)
@@ -248,36 +227,40 @@ class Reducer:
             leaf.ready_hook = None
             leaf.grad_buffer.unbind()
 
+    def count_step(self) -> int:
+        """A synchronized backward has ended: how many have."""
+        self.steps += 1
+        process_recorder().count_backwards(self.steps)
+        return self.steps
+
+    def check_usable(self) -> None:
+        """Raises: ParallelError if an earlier backward failed half-way."""
+        if self._broken is not None:
+            raise ParallelError(
+                f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
+                "ranks no longer agree on what was reduced: start again from a checkpoint"
+            )
+
     def _set_plan(self, plan: Plan) -> None:
         """Lays out the plan's buckets, and moves gradients there. Collective."""
         self._assignment = BucketAssignment(plan, self.names, self.leaves, self.comm)
         self.timeline.set_buckets(self.buckets)
         self.exchange.set_buckets(self.buckets)
 
-    def _add_weight(self, reaches: bool) -> None:
-        weight = current_weight()
-        self._weights = self._weights.add(weight, reaches=reaches, empty=not self._gradients.any())
-        mean = self._gradients.first_mean()
-        if weight is not None and mean is not None:
-            raise ParallelError(
-                f"backward with a weight would add to {self.names[mean]}.grad, which is already a mean over ranks: "
-                "call zero_grad() before it, or accumulate inside no_sync()"
-            )
-
     def _start(self, reached: set[int], used: Sequence[bool], weight: float | None, joined: bool = False) -> None:
         """Sends the control message, and launches the buckets that get no gradient in this backward."""
-        self._used = used
+        self.used = used
         self._started = monotonic_ns()
         self._timer.begin()
-        self._assignment.exclude(self._gradients.excluded)
+        self._assignment.exclude(self.gradients.excluded)
         checksum = NO_CHECKSUM if capturing.now is not None else self._consistency.checksum(self.steps)
         self._missing = self._assignment.missing(reached)
         self._launched, self._full_at = 0, [self._started] * len(self._missing)
         if self._finite is not None:
             self._finite.begin()
-        self._in_flight = True
-        self._control.send(weight, used, checksum, self.timeline.timestamps(), joined, self.requests.mine)
-        self.exchange.begin(self._control)
+        self.in_flight = True
+        self.control.send(weight, used, checksum, self.timeline.timestamps(), joined, self.requests.mine)
+        self.exchange.begin(self.control)
         self._launch_full()
 
     def _launch_full(self) -> None:
@@ -286,7 +269,7 @@ class Reducer:
         while self._launched < len(self._missing) and self._missing[self._launched] == 0:
             for gradient in buckets.members[self._launched]:
                 index = self._assignment.parameters[gradient]
-                if not self._gradients.has(index):
+                if not self.gradients.has(index):
                     buckets.memory.views[gradient][...] = 0  # nothing from this rank; others may have something
                 elif self._finite is not None:
                     self._finite.look(index, buckets.memory.views[gradient], self._xp)
@@ -299,11 +282,11 @@ class Reducer:
         with error_context(f"backward {self.steps}"):
             first = self.buckets.describe(0) if self._missing else "any bucket"
             with error_context(f"the control message, before {first}"):
-                self._control.wait()
+                self.control.wait()
             self.exchange.finish()
 
     def _record_step(self, computed: int) -> None:
-        self.timeline.receive(self._control.timestamps())
+        self.timeline.receive(self.control.timestamps())
         self.timeline.add(
             Step(
                 number=self.steps,
@@ -311,64 +294,38 @@ class Reducer:
                 begun=self._started,
                 computed=computed,
                 ended=monotonic_ns(),
-                control=self._control.times(),
+                control=self.control.times(),
                 ready=self._full_at,
                 times=self.exchange.times(),
             )
         )
         self.forward = None
 
-    def _check(self, weighted: bool) -> None:
-        """Compares what the ranks said. Raises: ParallelError, on every rank alike."""
-        active = self.comm.size - self._control.joined_ranks()
-        weighted_ranks = self._control.weighted_ranks()
-        if weighted_ranks not in (0, active):
-            call = "model.backward(loss, weight=...)" if weighted else "loss.backward()"
-            mine = f"rank {self.comm.rank} called {call}, but " if self._control.weight_given or weighted else ""
-            raise ParallelError(
-                f"{mine}{weighted_ranks} of {active} ranks gave a weight: all ranks must call the same one"
-            )
-        self._consistency.compare(self._control.checksums())
+    def _check(self) -> None:
+        """Compares what the ranks sent. Raises: ParallelError, on every rank alike."""
+        self.control.check_weights()
+        self._consistency.compare(self.control.checksums())
         if self._finite is not None:
             for index in self._assignment.unassigned():
-                if self._gradients.has(index):
+                if self.gradients.has(index):
                     self._finite.look(index, self.leaves[index].grad_buffer.array, self._xp)
             self._finite.finish(self.steps)
 
     def _finish_gradients(self, used: Sequence[bool]) -> None:
         """Leaves the mean in each grad_buffer. used: by any rank; what has no bucket yet is reduced by itself."""
-        for index in self._gradients.excluded:
+        for index in self.gradients.excluded:
             if used[index]:
                 self._assignment.include(index)
         for index in self._assignment.unassigned():
             if used[index]:
                 leaf = self.leaves[index]
-                if not self._gradients.has(index):
+                if not self.gradients.has(index):
                     leaf.grad_buffer.set(self._xp.zeros(leaf.shape, leaf.dtype))
                 buffer = leaf.grad_buffer.array
                 with error_context(f"backward {self.steps}: {self.names[index]}, which was frozen before"):
-                    self.comm.all_reduce(buffer, ReduceOp.SUM, scale=self._control.scale(), out=buffer)
+                    self.comm.all_reduce(buffer, ReduceOp.SUM, scale=self.control.scale(), out=buffer)
         for index, by_any in enumerate(used):
-            self._gradients.end(index, by_any)
-
-    def _restore_point(self) -> Callable[[], None]:
-        """What puts everything back as it is now, if a graph that is being captured comes to nothing."""
-        weights, reduced = self._weights, self._gradients.reduced
-
-        def restore() -> None:
-            self._weights, self._gradients.reduced = weights, reduced
-            self.running = self._in_flight = False
-
-        return restore
-
-    def _keep_weights(self, graph: Any) -> None:
-        """After each launch of the graph, what has been accumulated is what it is now."""
-        weights = self._weights
-        graph.after(lambda: setattr(self, "_weights", weights))
-
-    def _count_step(self) -> int:
-        self.steps += 1
-        return self.steps
+            self.gradients.end(index, by_any)
 
     @contextlib.contextmanager
     def _abandoning(self) -> Iterator[None]:
@@ -377,10 +334,3 @@ class Reducer:
         except BaseException as error:
             self.abandon(error)
             raise
-
-    def _raise_if_broken(self) -> None:
-        if self._broken is not None:
-            raise ParallelError(
-                f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
-                "ranks no longer agree on what was reduced: start again from a checkpoint"
-            )

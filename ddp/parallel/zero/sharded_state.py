@@ -10,13 +10,16 @@ they may have is kept whole on one rank until they get a bucket again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from collectives import Communicator
-from ddp._device import CPU, device, place
+from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
@@ -25,7 +28,7 @@ from ddp.optim.optimizer import Group
 from ddp.optim.tiled_update import Tiled
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.error_context import error_context
-from ddp.parallel.zero.shards import Piece, Shard
+from ddp.parallel.zero.shards import Shard
 
 Array = Any
 Entry = dict[str, Any]  # the state of one parameter, or of a piece of it
@@ -33,82 +36,39 @@ Convert = Callable[..., Any]  # (name of a state, its value, p=the parameter): w
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardState:
-    """The state of one bucket on this rank.
+class StatePiece:
+    """The state of elements `start` to `stop` of a parameter, thought of as flat. number: of the parameter"""
 
-    order: the parameters of the bucket by the number of their gradient; entries: of each of the shard's pieces
+    number: int
+    start: int
+    stop: int
+    entry: Entry
+
+
+def join(everyones: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[int, Entry]:
+    """The whole state of every parameter that has one, by its number. everyones: all ranks' pieces, arrays on the host
+
+    A state has elements if in all pieces it has as many as the piece: a piece of one element cannot say.
     """
-
-    shard: Shard
-    order: Mapping[int, int]
-    entries: Sequence[Entry]
-
-    def pieces(self) -> Iterator[tuple[int, Piece, Entry]]:
-        """(parameter, piece, its state) of all that have one."""
-        for piece, entry in zip(self.shard.pieces, self.entries, strict=True):
-            if entry:
-                yield self.order[piece.number], piece, entry
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateKind:
-    """What a rank says of a state.
-
-    dtype: it has some of the state's elements, of that dtype; None: the state is `value`, the array of a tensor if
-    `in_tensor`
-    """
-
-    dtype: Any = None
-    value: Any = None
-    in_tensor: bool = False
-
-
-def join(
-    states: Sequence[ShardState], unplaced: Mapping[int, Entry], comm: Communicator, where: device
-) -> dict[int, Entry]:
-    """The whole state of every parameter that has one, by its number, on every rank. Collective.
-
-    states: of each bucket; unplaced: state of parameters without a bucket, each on one rank
-    """
-    kinds = {number: _kinds_of(entry, None) for number, entry in unplaced.items()}
-    for state in states:
-        kinds.update({number: _kinds_of(entry, piece) for number, piece, entry in state.pieces()})
-    agreed = agree(comm.all_gather_object(kinds))
-    whole: dict[int, Entry] = {
-        number: {name: _value(each) for name, each in entry.items()} for number, entry in agreed.items()
+    found: dict[int, dict[str, list[tuple[StatePiece, Any]]]] = {}
+    for piece in sorted(everyones, key=lambda piece: (piece.number, piece.start)):
+        for name, value in piece.entry.items():
+            found.setdefault(piece.number, {}).setdefault(name, []).append((piece, value))
+    return {
+        number: {name: _joined(name, parts, params[number]) for name, parts in entry.items()}
+        for number, entry in found.items()
     }
-    for state in states:
-        shard = state.shard
-        dtypes = {
-            (name, str(each.dtype)): each.dtype
-            for number in state.order.values()
-            for name, each in agreed.get(number, {}).items()
-            if each.dtype is not None
-        }
-        for (name, text), dtype in sorted(dtypes.items()):
-            # As text: NumPy says that None equals the dtype float64.
-            having = {number for number, entry in agreed.items() if name in entry and str(entry[name].dtype) == text}
-            mine = where.xp.zeros(shard.own.size, dtype)
-            for number, piece, entry in state.pieces():
-                if number in having:
-                    mine[piece.at : piece.at + piece.stop - piece.start] = _array(entry[name])
-            joined = shard.gather(mine, comm)
-            for gradient, number in state.order.items():
-                if number in having:
-                    whole[number][name] = wrap(shard.cut(joined, gradient), where)
-    return whole
 
 
-def agree(everyones: Sequence[Mapping[int, Mapping[str, StateKind]]]) -> dict[int, dict[str, StateKind]]:
-    """One answer for each state, in the order of parameters: elements only if all ranks that have it have elements."""
-    agreed: dict[int, dict[str, StateKind]] = {}
-    for kinds in everyones:
-        for number, entry in kinds.items():
-            known = agreed.setdefault(number, {})
-            for name, each in entry.items():
-                if name not in known or (known[name].dtype is not None and each.dtype is None):
-                    known[name] = each
-    return {number: agreed[number] for number in sorted(agreed)}
+def _joined(name: str, parts: Sequence[tuple[StatePiece, Any]], p: Tensor) -> Any:
+    shapes = [((piece.stop - piece.start,), p.shape) for piece, _ in parts]
+    arrays = [value for _, value in parts]
+    if not isinstance(arrays[0], np.ndarray):
+        return arrays[0]
+    if name == "step" or any(array.shape not in shape for array, shape in zip(arrays, shapes, strict=True)):
+        return wrap(arrays[0], CPU)
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    return wrap(place(flat.reshape(p.shape), p.device), p.device)
 
 
 def cut(entry: Mapping[str, Any], shape: tuple[int, ...], start: int, stop: int) -> Entry:
@@ -135,24 +95,6 @@ def _has_elements(name: str, value: Any, shape: tuple[int, ...]) -> bool:
     return name != "step" and hasattr(array, "dtype") and array.shape == shape
 
 
-def _kinds_of(entry: Entry, piece: Piece | None) -> dict[str, StateKind]:
-    """piece: what the state is of; None: of a whole parameter."""
-    kinds = {}
-    for name, value in entry.items():
-        array = _array(value)
-        if not hasattr(array, "dtype"):
-            kinds[name] = StateKind(value=value)
-        elif piece is not None and name != "step" and array.shape == (piece.stop - piece.start,):
-            kinds[name] = StateKind(dtype=array.dtype)
-        else:
-            kinds[name] = StateKind(value=place(array, CPU), in_tensor=True)
-    return kinds
-
-
-def _value(kinds: StateKind) -> Any:
-    return wrap(kinds.value, CPU) if kinds.in_tensor else kinds.value
-
-
 def _array(value: Any) -> Any:
     return value.array if isinstance(value, TensorBase) else value
 
@@ -161,7 +103,7 @@ class ShardOptimizer:
     """Updates a shard.
 
     kind: the class, settings: what it is made with; groups: those of the whole optimizer, whose settings count
-    numbers: of the optimizer's parameters, by id
+    numbers: of the optimizer's parameters, by id; order: the parameters of the bucket by the number of their gradient
     """
 
     def __init__(
@@ -173,7 +115,7 @@ class ShardOptimizer:
         numbers: Mapping[int, int],
     ) -> None:
         self.shard = shard
-        self._order = {gradient: numbers[id(p)] for gradient, p in shard.parameters.items()}
+        self.order = {gradient: numbers[id(p)] for gradient, p in shard.parameters.items()}
         leaf_of = {
             id(shard.parameters[piece.number]): leaf for piece, leaf in zip(shard.pieces, shard.leaves, strict=True)
         }
@@ -209,12 +151,12 @@ class ShardOptimizer:
         finally:
             optimizer.found_inf = None
 
-    def shard_state(self) -> ShardState:
-        """The state of the pieces."""
+    def pieces(self) -> Iterator[StatePiece]:
+        """The state of this rank's pieces that have one."""
         state: Mapping[Any, Entry] = {} if self._optimizer is None else self._optimizer.state
-        return ShardState(
-            shard=self.shard, order=self._order, entries=[state.get(leaf, {}) for leaf in self.shard.leaves]
-        )
+        for piece, leaf in zip(self.shard.pieces, self.shard.leaves, strict=True):
+            if entry := state.get(leaf):
+                yield StatePiece(number=self.order[piece.number], start=piece.start, stop=piece.stop, entry=entry)
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Replaces the state. entries: of each piece; without a name: it has none"""
@@ -300,50 +242,55 @@ class ShardSet:
 
     def state(self) -> dict[int, Entry]:
         """The whole state of every parameter that has one, by its number. Collective."""
-        return join([part.shard_state() for part in self._parts], self._unplaced, self._comm, self._where)
 
-    def pieces(self) -> Iterator[tuple[int, int, int, Entry]]:
-        """(parameter's number, start, stop, state) of what this rank holds: elements start to stop, thought of as flat.
+        def on_host(value: Any) -> Any:
+            array = _array(value)
+            return place(array, CPU) if hasattr(array, "dtype") else value
 
-        All ranks' pieces together are the whole state. State that rests is on one rank, whole.
-        """
+        mine = [
+            replace(piece, entry={name: on_host(value) for name, value in piece.entry.items()})
+            for piece in self.pieces()
+        ]
+        return join(chain.from_iterable(self._comm.all_gather_object(mine)), self.params)
+
+    def pieces(self) -> Iterator[StatePiece]:
+        """The state that this rank holds. All ranks' pieces together are the whole; state that rests is on one rank."""
         for part in self._parts:
-            for number, piece, entry in part.shard_state().pieces():
-                yield number, piece.start, piece.stop, entry
+            yield from part.pieces()
         for number, entry in self._unplaced.items():
-            yield number, 0, self.params[number].array.size, entry
+            yield StatePiece(number=number, start=0, stop=self.params[number].array.size, entry=entry)
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """(parameter's number, start, stop) of what this rank holds, or would hold, a state of."""
-        placed = set()
         for part in self._parts:
             for piece in part.shard.pieces:
-                yield self._numbers[id(part.shard.parameters[piece.number])], piece.start, piece.stop
-            placed |= {self._numbers[id(p)] for p in part.shard.parameters.values()}
-        for number, p in enumerate(self.params):
-            if number not in placed and number % self._comm.size == self._comm.rank:
-                yield number, 0, p.array.size
+                yield part.order[piece.number], piece.start, piece.stop
+        for number in self._resting():
+            yield number, 0, self.params[number].array.size
+
+    def _resting(self) -> list[int]:
+        """The parameters without a bucket whose state this rank keeps."""
+        placed = {number for part in self._parts for number in part.order.values()}
+        return [n for n in range(self._comm.rank, len(self.params), self._comm.size) if n not in placed]
 
     def put_pieces(self, find: Callable[[int, int, int], Entry], convert: Convert) -> None:
         """Replaces this rank's state. find: the state of elements start to stop of a parameter, {} if it has none"""
-        placed = set()
+
+        def found(number: int, start: int, stop: int) -> Entry:
+            p = self.params[number]
+            return {name: convert(name, value, p=p) for name, value in find(number, start, stop).items()}
+
         for part in self._parts:
-            shard, entries = part.shard, []
-            for piece in shard.pieces:
-                p = shard.parameters[piece.number]
-                found = find(self._numbers[id(p)], piece.start, piece.stop)
-                entries.append({name: convert(name, value, p=p) for name, value in found.items()})
-            part.put(entries)
-            placed |= {self._numbers[id(p)] for p in shard.parameters.values()}
+            part.put([found(part.order[piece.number], piece.start, piece.stop) for piece in part.shard.pieces])
         self._unplaced = {}
-        for number, p in enumerate(self.params):
-            if number not in placed and number % self._comm.size == self._comm.rank:
-                entry = {name: convert(name, value, p=p) for name, value in find(number, 0, p.array.size).items()}
-                for name, value in entry.items():
-                    if isinstance(value, TensorBase) and value.array.shape == (p.array.size,) and name != "step":
-                        entry[name] = wrap(value.array.reshape(p.shape), value.device)
-                if entry:
-                    self._unplaced[number] = entry
+        for number in self._resting():
+            p = self.params[number]
+            entry = found(number, 0, p.array.size)
+            for name, value in entry.items():
+                if isinstance(value, TensorBase) and _has_elements(name, value, (p.array.size,)):
+                    entry[name] = wrap(value.array.reshape(p.shape), value.device)
+            if entry:
+                self._unplaced[number] = entry
 
     def put_state(self, whole: Mapping[int, Entry], convert: Convert) -> None:
         """Keeps of the whole state what is this rank's.

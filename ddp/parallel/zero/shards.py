@@ -14,8 +14,6 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from collectives import Communicator, ReduceOp, Work
 from ddp._device import device
 from ddp._engine import Leaf
@@ -99,8 +97,8 @@ class Shard:
         self.last = self.first + self.lengths[comm.rank]
         self.whole: Array = xp.zeros(length, dtype)
         # The others read it where it lies, if they can.
-        room = comm.empty(max(self.lengths), dtype) if xp is np else xp.zeros(max(self.lengths), dtype)
-        self.own: Array = room[: self.last - self.first]
+        shared = comm.empty(max(self.lengths), dtype, like=xp.empty(0))
+        self.own: Array = shared[: self.last - self.first]
         self.grad: Array = xp.zeros(self.last - self.first, dtype)
         self.places: dict[int, Place] = {number: layout.places[number] for number in buckets.members[bucket]}
         self._home()

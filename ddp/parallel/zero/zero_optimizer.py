@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy import errstate
 
-from collectives import Communicator
 from ddp._device import capturing, on
 from ddp._engine import enable_grad
 from ddp._tensor.base import wrap
@@ -71,6 +70,7 @@ class ZeroOptimizer(Optimizer):
         self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
         self._names = {id(p): name for name, p in named.items()}
         self._shards = ShardSet(optimizer_class, defaults, self.param_groups, named, self._comm)
+        self._where = self._shards.params[0].device
         self._check_params(named)
         self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
         self._scaled = False  # gradients are no longer what the buckets add up to: they were clipped, or unscaled
@@ -134,21 +134,23 @@ class ZeroOptimizer(Optimizer):
 
         Raises: ParallelError for gradients that have not been reduced.
         """
-        self._check_reduced("unscale_")
-        self._announce("unscale", factor)
-        return self._unscale(factor)
+        xp = self._where.xp
+        found = xp.zeros(1, np.float32)
+        self.unscale_on_device(xp.full(1, 1 / factor, np.float32), found)
+        return bool(found[0])
 
     def unscale_on_device(self, scale: Any, found: Any) -> None:
         """Divides the gradients by `scale`, for GradScaler on a GPU, where nothing waits. Collective.
 
-        scale, found: (1,) float32 on the GPU; found becomes 1 where one of them, on any rank, is infinite or nan
+        scale, found: (1,) float32 where the gradients are; found becomes 1 where one of them, on any rank, is infinite
+        or nan
 
         Raises: ParallelError for gradients that have not been reduced.
         """
         self._check_reduced("unscale_")
         if self._model.joining:
-            self._announce("unscale on device", float(scale.get()[0]))  # waits, as the ranks without data do
-        self._unscale_on_device(scale, found)
+            self._announce("unscale", float(scale[0]))  # waits, as the ranks without data do
+        self._unscale(scale, found)
 
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer_class` over the same parameters would give, on every rank. Collective.
@@ -180,7 +182,8 @@ class ZeroOptimizer(Optimizer):
         called. A state with an element for each of the piece's is the part of it that belongs to them; it shares the
         optimizer's memory. Anything else is the same for all pieces of a parameter.
         """
-        return self._shards.pieces()
+        for piece in self._shards.pieces():
+            yield piece.number, piece.start, piece.stop, piece.entry
 
     def state_ranges(self) -> Iterator[tuple[int, int, int]]:
         """(parameter's number, start, stop) of everything that `load_state_pieces` will ask for on this rank."""
@@ -199,46 +202,34 @@ class ZeroOptimizer(Optimizer):
 
     @errstate(all="ignore")
     def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
-        parts, params, p = self._shards.gradients(), self._shards.params, float(norm_type)
-        where = params[0].device
-        dtype = norm_dtype([each.array.dtype for each in params if each.leaf.grad_buffer.full])
-        total = where.xp.asarray(total_norm(parts, p, self._comm, where.xp), dtype)
-        if error_if_nonfinite and not where.xp.isfinite(total):
-            raise ArgumentError(
-                f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
-                "pass error_if_nonfinite=False to scale by it nevertheless"
-            )
-        if where.xp is not np:
-            with on(where):
-                gradients.scale_to_norm(where.xp, parts, total, max_norm)
-            self._scaled = True
-            return wrap(total, where)
-        scale = where.xp.minimum(float(max_norm) / (total + 1e-6), 1.0)
-        if not scale >= 1:
-            scale_parts(parts, scale, where.xp)
-            self._scaled = True
-        return wrap(total, where)
+        parts, p, xp = self._shards.gradients(), float(norm_type), self._where.xp
+        with on(self._where):
+            mine = gradients.total_norm(xp, parts, p, root=False) if parts else xp.zeros(())
+            # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
+            everyones = self._comm.all_gather(mine.astype(np.float64).reshape(1), lengths="equal")
+            whole = everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
+            wide = [each.array.dtype for each in self._shards.params if each.leaf.grad_buffer.full]
+            total = xp.asarray(whole, np.float64 if np.dtype(np.float64) in wide else np.float32)
+            if error_if_nonfinite and not xp.isfinite(total):
+                raise ArgumentError(
+                    f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
+                    "pass error_if_nonfinite=False to scale by it nevertheless"
+                )
+            gradients.scale_to_norm(xp, parts, total, max_norm)
+        self._scaled = True
+        return wrap(total, self._where)
 
     @errstate(all="ignore")
-    def _unscale(self, factor: float) -> bool:
-        parts, xp = self._shards.gradients(), self._shards.params[0].device.xp
-        found = any_infinite(parts, self._comm, xp)
-        scale_parts(parts, factor, xp)
-        self._scaled = True
-        return found
-
-    def _unscale_on_device(self, scale: Any, found: Any) -> None:
-        where = self._shards.params[0].device
-        with on(where):
-            gradients.unscale(where.xp, self._shards.gradients(), scale, found)
+    def _unscale(self, scale: Any, found: Any) -> None:
+        with on(self._where):
+            gradients.unscale(self._where.xp, self._shards.gradients(), scale, found)
             self._comm.all_reduce(found, op="max", out=found)
         self._scaled = True
 
-    def _no_op_unscale_on_device(self, scale: float) -> None:
-        where = self._shards.params[0].device
-        with on(where):
-            self.found_inf = where.xp.zeros(1, np.float32)
-            self._unscale_on_device(where.xp.full(1, scale, np.float32), self.found_inf)
+    def _no_op_unscale(self, scale: float) -> None:
+        with on(self._where):
+            self.found_inf = self._where.xp.zeros(1, np.float32)
+            self._unscale(self._where.xp.full(1, scale, np.float32), self.found_inf)
 
     def _no_op_step(self, scaled: bool) -> None:
         self._shards.step(self.found_inf if scaled else None)
@@ -259,8 +250,7 @@ class ZeroOptimizer(Optimizer):
         calls: dict[str, Callable[..., Any]] = {
             "step": self._no_op_step,
             "clip": self._clip,
-            "unscale": self._unscale,
-            "unscale on device": self._no_op_unscale_on_device,
+            "unscale": self._no_op_unscale,
         }
         calls[name](*arguments)
 
@@ -308,52 +298,3 @@ def _with_names(group: Group) -> Group:
     """The group as it is given to an optimizer, its parameters with their names if they have any."""
     names = group.get("param_names")
     return {**group, "params": group["params"] if names is None else list(zip(names, group["params"], strict=True))}
-
-
-Array = Any
-
-
-def total_norm(parts: Sequence[Array], p: float, comm: Communicator, xp: Any) -> Array:
-    """The p-norm of all ranks' parts together, as one vector: 0-d float64, the same on every rank. Collective."""
-    if xp is np:
-        mine = xp.zeros(1, np.float64)
-        for part in parts:
-            found = _power_sum(xp, part, p)
-            mine[0] = xp.maximum(mine[0], found) if p == math.inf else mine[0] + found
-    else:
-        mine = gradients.total_norm(xp, parts, p, root=False).astype(np.float64).reshape(1)
-    # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
-    everyones = comm.all_gather(mine, lengths="equal")
-    return everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
-
-
-def scale_parts(parts: Sequence[Array], factor: Any, xp: Any) -> None:
-    """Multiplies them in place. factor: a number, or a 0-d array"""
-    for part in parts:
-        part *= xp.asarray(factor, part.dtype)
-
-
-def any_infinite(parts: Sequence[Array], comm: Communicator, xp: Any) -> bool:
-    """Whether an element is infinite or nan on any rank. Collective."""
-    # The extremes are nan or infinite if anything is, and take no second array.
-    mine = any(not bool(xp.isfinite(part.max()) and xp.isfinite(part.min())) for part in parts)
-    return bool(comm.all_gather(np.array([mine]), lengths="equal").any())
-
-
-def norm_dtype(dtypes: Sequence[Any]) -> Any:
-    """The dtype of the norm of gradients of these: as wide as the widest, and float32 at least."""
-    wide = [np.dtype(np.float32) if dtype.itemsize == 2 else dtype for dtype in dtypes]
-    return np.result_type(*wide) if wide else np.dtype(np.float32)
-
-
-def _power_sum(xp: Any, x: Array, p: float) -> Any:
-    """The sum of |x|^p, or for inf the largest |x|; float64 of what was added up in float32 or wider."""
-    if x.dtype.itemsize == 2:
-        x = x.astype(np.float32)
-    if p == 2:
-        found = xp.dot(x, x)
-    elif p == math.inf:
-        found = xp.abs(x).max()
-    else:
-        found = (xp.abs(x) ** p).sum()
-    return found.astype(np.float64)

@@ -15,6 +15,7 @@ from collectives import Communicator
 from ddp import nn
 from ddp.autograd import checkpoint
 from ddp.parallel import DataParallel
+from ddp.parallel.planner import WARM
 
 DTYPES = (ddp.float32, ddp.float64, ddp.bfloat16, ddp.float16, ddp.int64, ddp.uint8, ddp.bool)
 
@@ -181,7 +182,7 @@ def test_a_checkpointed_call_of_the_model_runs_again_inside_backward_and_calls_n
         calls: list[str] = []
         model = DataParallel(Masked(comm.rank), Counter(comm, calls), check_every=0)
         counts = []
-        for _ in range(3):
+        for _ in range(WARM + 1):
             model.zero_grad()
             loss = checkpoint(model, ddp.ones(2)).sum()
             calls.clear()

@@ -351,26 +351,6 @@ def test_ranks_that_began_with_other_values_are_said(caplog: pytest.LogCaptureFi
     )
 
 
-def test_values_that_do_not_arrive_are_an_error_on_every_rank() -> None:
-    class Flipping(Recorder):
-        """On rank 1 a bit of whatever is broadcast changes on the way."""
-
-        def duplicate(self) -> Recorder:
-            return Flipping(self._comm.duplicate(), self.events)
-
-        def broadcast(self, x: Any, root: int = 0) -> Any:
-            self._comm.broadcast(x, root)
-            if self._comm.rank == 1:
-                x.reshape(-1).view(np.uint8)[0] ^= 1
-            return x
-
-    def rank(comm: Communicator) -> None:
-        with pytest.raises(ParallelError, match=r"0\.weight did not arrive as it was sent on rank 1"):
-            DataParallel(make_net(), Flipping(comm, []))
-
-    collectives.run_threads(rank, 3)
-
-
 class Named(nn.Module):
     """A module of given parameters."""
 

@@ -137,7 +137,7 @@ def test_a_parameter_idle_for_ten_backwards_loses_its_place_and_keeps_it_once_it
         if plan is not None:
             found[step] = letters(plan)
     assert found == {
-        4: "b c d",  # the order
+        3: "b c d",  # the order
         5: "b c d a",  # a was frozen, and is used
         14: "c d a",  # b was last used at step 4
         20: "c d a b",  # and is back, for good

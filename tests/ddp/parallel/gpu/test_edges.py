@@ -107,7 +107,7 @@ def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[...,
     assert len(found) == steps
     leaves = 4
     watched = [f"{WAITS} for an event"] * (leaves + 1)  # when each gradient came, and when all were there
-    checked = [f"{WAITS} for an event"]  # the parameters' checksums, which were taken a step ago
+    checked = [WAITS]  # the parameters' checksums, which were taken a step ago
     assert found[0] == watched
     for step, waited in enumerate(found[1:], start=1):
         expected = watched if step < WARM else []

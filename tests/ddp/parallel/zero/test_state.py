@@ -16,7 +16,7 @@ from ddp.errors import StateDictError
 from ddp.optim import lr_scheduler
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
-from ddp.parallel.zero.sharded_state import StateKind, agree
+from ddp.parallel.zero.sharded_state import StatePiece, join
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
     arrays,
@@ -186,8 +186,8 @@ def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
     """The arrays that own the memory of this rank's state, each once."""
     owners = {}
     for part in zero._shards._parts:
-        for entry in part.shard_state().entries:
-            for name, value in entry.items():
+        for piece in part.pieces():
+            for name, value in piece.entry.items():
                 if name != "step":
                     owner = value.array if value.array.base is None else value.array.base
                     owners[id(owner)] = owner
@@ -229,15 +229,12 @@ def test_what_is_saved_does_not_change_with_training() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_ranks_agree_on_what_is_cut() -> None:
-    """A piece of one element cannot tell a state of one element from its part of one; the others can."""
-    constant = StateKind(value=np.ones(1), in_tensor=True)
-    part = StateKind(dtype=np.dtype(np.float32))
-    assert agree([{3: {"a": part, "b": part}}, {3: {"a": constant, "b": part}, 1: {"c": part}}]) == {
-        1: {"c": part},
-        3: {"a": constant, "b": part},
-    }
-    assert list(agree([{3: {"a": part}}, {1: {"a": part}}])) == [1, 3]
+def test_a_piece_of_one_element_cannot_tell_its_part_from_a_state_of_one_element() -> None:
+    p = ddp.zeros(3)
+    first = StatePiece(number=0, start=0, stop=1, entry={"one": np.ones(1), "each": np.array([5.0])})
+    second = StatePiece(number=0, start=1, stop=3, entry={"one": np.ones(1), "each": np.array([6.0, 7.0])})
+    whole = join([second, first], [p])
+    assert {name: value.tolist() for name, value in whole[0].items()} == {"one": [1.0], "each": [5.0, 6.0, 7.0]}
 
 
 def test_a_backward_after_loading_and_before_is_the_same() -> None:

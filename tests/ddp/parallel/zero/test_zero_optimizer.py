@@ -44,7 +44,7 @@ class Recorder:
 
 
 def recorded(comm: Communicator) -> tuple[DataParallel, ZeroOptimizer, list[str]]:
-    """A model that has made a step, and the events of those that follow."""
+    """A model that has made steps, and the events of those that follow."""
     events: list[str] = []
     model: Any = DataParallel(
         Net(),
@@ -55,7 +55,7 @@ def recorded(comm: Communicator) -> tuple[DataParallel, ZeroOptimizer, list[str]
         check_every=0,
     )
     zero = ZeroOptimizer(model, optim.Adam, lr=0.1)
-    train(model, zero, range(2))
+    train(model, zero, range(3))
     zero.zero_grad()
     events.clear()
     return model, zero, events
