@@ -59,30 +59,6 @@ def optimizer_of_ones_own(t: Any) -> Steps:
         yield loss
 
 
-def critic_and_generator(t: Any) -> Steps:
-    generator = started(t, lambda: t.nn.Sequential(t.nn.Linear(3, 4), t.nn.Tanh(), t.nn.Linear(4, 3)))
-    critic = copy.deepcopy(generator)
-    of_critic = t.optim.RMSprop(critic.parameters(), lr=5e-3)
-    of_generator = t.optim.RMSprop(generator.parameters(), lr=5e-3)
-    for i in range(5):
-        for p in critic.parameters():
-            p.requires_grad = True
-            p.data.clamp_(-0.3, 0.3)
-        critic.zero_grad()
-        noise, real = drawn(t, 6, 3, seed=i), drawn(t, 6, 3, seed=i + 9)
-        apart = critic(real).mean() - critic(generator(noise).detach()).mean()
-        (-apart).backward()
-        of_critic.step()
-        for p in critic.parameters():
-            p.requires_grad = False
-        generator.zero_grad()
-        loss = -t.mean(critic(generator(noise)))
-        loss.backward()
-        of_generator.step()
-        yield apart
-        yield loss
-
-
 def q_learning(t: Any) -> Steps:
     net = started(t, lambda: t.nn.Sequential(t.nn.Linear(4, 6), t.nn.ReLU(), t.nn.Linear(6, 3)))
     behind = copy.deepcopy(net)
@@ -154,7 +130,7 @@ def averages_of_weights(t: Any) -> Steps:
             yield net(x)
 
 
-PROGRAMS = [optimizer_of_ones_own, critic_and_generator, q_learning, attention_on_graphs, averages_of_weights]
+PROGRAMS = [optimizer_of_ones_own, q_learning, attention_on_graphs, averages_of_weights]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -88,7 +88,6 @@ def test_several_outputs() -> None:
     assert y.requires_grad
     assert not index.requires_grad
     y.sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [[3.0] * 3] * 2
 
 
@@ -139,7 +138,6 @@ def test_mark_dirty() -> None:
     y = x * 1
     assert Double.apply(y) is y
     y.sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [2.0] * 3
     with pytest.raises(GraphError, match="leaf"):
         Double.apply(x)
@@ -160,7 +158,6 @@ def test_an_input_returned_as_it_is() -> None:
     assert y is not x
     assert np.shares_memory(y.detach().numpy(), x.detach().numpy())
     y.sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [-1.0, -1.0]
     assert x.is_leaf
 

@@ -21,7 +21,6 @@ def test_a_leaf_hook_sees_the_sum_and_may_replace_it() -> None:
     x.register_hook(lambda g: g * 10)
     (x * 2 + x * 3).sum().backward()
     assert seen == [[5.0, 5.0]]
-    assert x.grad is not None
     assert x.grad.tolist() == [50.0, 50.0]
 
 
@@ -31,7 +30,6 @@ def test_an_inner_hook_changes_what_goes_on() -> None:
     handle = y.register_hook(lambda g: g + 1)
     z = (y * 3).sum()
     z.backward(retain_graph=True)
-    assert x.grad is not None
     assert x.grad.tolist() == [8.0, 8.0]
     handle.remove()
     handle.remove()
@@ -45,7 +43,6 @@ def test_a_hook_may_write_into_what_it_is_given() -> None:
     y = x * 2
     y.register_hook(lambda g: g.zero_())
     y.sum().backward()  # the gradient that comes is broadcast, and read-only
-    assert x.grad is not None
     assert x.grad.tolist() == [0.0, 0.0]
 
 
@@ -55,9 +52,7 @@ def test_hooks_and_autograd_grad() -> None:
     x.register_hook(lambda g: g * 10)
     y.register_hook(lambda g: g * 7)
     gx, gy = ddp.autograd.grad((y * y).sum(), (x, y))
-    assert gy is not None
     assert gy.tolist() == [28.0, 56.0]
-    assert gx is not None
     assert gx.tolist() == [560.0, 1120.0]
     assert x.grad is None
 
@@ -100,7 +95,6 @@ def test_retain_grad() -> None:
     assert y.retains_grad
     assert not x.retains_grad
     (y * y).sum().backward()
-    assert y.grad is not None
     assert y.grad.tolist() == [4.0, 8.0]
     with pytest.raises(GraphError):
         ddp.ones(1).retain_grad()
@@ -111,7 +105,6 @@ def test_backward_into_chosen_inputs() -> None:
     y = x * w
     y.sum().backward(inputs=[w], retain_graph=True)
     assert x.grad is None
-    assert w.grad is not None
     assert w.grad.tolist() == [1.0, 2.0]
     ddp.autograd.backward(y.sum(), inputs=w)
     assert w.grad.tolist() == [2.0, 4.0]

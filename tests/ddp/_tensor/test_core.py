@@ -14,19 +14,6 @@ from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, Range
 
 
 class TestPromotion:
-    def test_integers_divide_to_float32(self) -> None:
-        y = ddp.tensor([1, 2]) / ddp.tensor([2, 4])
-        assert y.dtype == ddp.float32
-        assert y.tolist() == [0.5, 0.5]
-
-    def test_functions_of_integers(self) -> None:
-        assert ddp.tensor([1, 4]).sqrt().dtype == ddp.float32
-        assert ddp.softmax(ddp.tensor([1, 1]), 0).tolist() == [0.5, 0.5]
-        assert ddp.tensor([True, True]).sum().dtype == ddp.int64
-        assert ddp.tensor([1, 2], dtype=ddp.int32).sum().dtype == ddp.int64
-        with pytest.raises(DtypeError, match="mean: expected a floating"):
-            ddp.tensor([1, 2]).mean()
-
     def test_numpy_operands(self) -> None:
         x = ddp.ones(2)
         assert (x * np.float64(2)).dtype == ddp.float32
@@ -53,12 +40,6 @@ class TestPromotion:
         assert x.mean(dim).shape == x.amax(dim).shape == ()
         assert x.sum(dim, keepdim=True).shape == (1, 1)
 
-    def test_gradients_come_back_in_their_own_dtype(self) -> None:
-        a, b = ddp.ones(2, requires_grad=True), ddp.ones(2, dtype=ddp.float64, requires_grad=True)
-        (a * b).sum().backward()
-        assert a.grad.dtype == ddp.float32
-        assert b.grad.dtype == ddp.float64
-
 
 class TestValues:
     def test_metadata(self) -> None:
@@ -79,6 +60,9 @@ class TestValues:
         assert (float(x[0]), int(x[1]), bool(x[0]), bool(x[2])) == (pytest.approx(1.7), -2, True, False)
         assert [10, 20, 30][ddp.tensor(1)] == 20
         assert len({x, x.detach(), x}) == 2  # by identity
+        assert (x == "text") is False
+        with pytest.raises(ArgumentError, match="all"):
+            bool(x)
 
     def test_membership_and_order(self) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -92,39 +76,12 @@ class TestValues:
             with pytest.raises((DtypeError, RuntimeError)):
                 assert "text" in x
 
-    def test_item_and_truth_need_one_element(self) -> None:
-        with pytest.raises(ShapeError, match=r"\(2,\) has 2 elements"):
-            ddp.zeros(2).item()
-        with pytest.raises(ArgumentError, match="all"):
-            bool(ddp.zeros(2))
-
     def test_integers_are_outside_the_graph(self) -> None:
         x = ddp.ones(2, requires_grad=True)
         for y in (x.long(), x.bool(), x.argmax(), x > 0):
             assert not y.requires_grad
         with pytest.raises(TypeError, match="integer"):
             [1, 2][ddp.tensor(1.0)]
-
-    def test_comparisons(self) -> None:
-        x = ddp.tensor([1, 2, 3])
-        assert (x == 2).tolist() == x.eq(2).tolist() == [False, True, False]
-        assert (x != ddp.tensor([1, 0, 3])).tolist() == [False, True, False]
-        assert ((x > 1) & (x <= 2)).tolist() == [False, True, False]
-        assert (~(x >= 2) | (x < 0)).tolist() == [True, False, False]
-        assert (x == 2).any()
-        assert not (x == 2).all()
-        assert (x == "text") is False
-        assert len({x, x}) == 1
-
-    def test_arguments_of_extremes(self) -> None:
-        x = ddp.tensor([[1.0, 5.0, 5.0], [7.0, 0.0, 2.0]])
-        assert x.argmax().item() == 3
-        assert x.argmax(1).tolist() == [1, 0]
-        assert x.argmin(0, keepdim=True).tolist() == [[0, 1, 1]]
-        values, indices = x.max(1)
-        assert (values.tolist(), indices.tolist()) == ([5.0, 7.0], [1, 0])
-        assert x.min(0).values.tolist() == [1.0, 0.0, 2.0]
-        assert x.max().item() == 7.0
 
     def test_iteration(self) -> None:
         assert [row.tolist() for row in ddp.tensor([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
@@ -143,42 +100,8 @@ class TestViews:
         with pytest.raises(ShapeError, match="matrix"):
             _ = ddp.zeros(2).H
 
-    def test_share_memory_and_version(self) -> None:
-        x = ddp.zeros(2, 3)
-        for view in (x[0], x[0, 1], x.T, x.reshape(3, 2), x.unsqueeze(0), x.view(6), x.detach(), x.expand(2, 2, 3)):
-            assert np.shares_memory(view.array, x.array)
-            assert view.version is x.version
-        for copied in (x.clone(), x[[0, 1]], x.T.reshape(6), x + 0):
-            assert not np.shares_memory(copied.array, x.array)
-            assert copied.version is not x.version
-
-    def test_an_element_is_a_view(self) -> None:
-        x = ddp.zeros(3)
-        x[1].fill_(4)
-        assert x.tolist() == [0.0, 4.0, 0.0]
-
-    def test_view_refuses_to_copy(self) -> None:
-        with pytest.raises(ShapeError, match="reshape"):
-            ddp.zeros(2, 3).T.view(6)
-
 
 class TestInPlace:
-    def test_values(self) -> None:
-        x = ddp.ones(3)
-        assert x.add_(2).sub_(1).mul_(4).div_(2) is x
-        assert x.tolist() == [4.0] * 3
-        assert x.add_(ddp.ones(3), alpha=-2).tolist() == [2.0] * 3
-        assert x.copy_(ddp.tensor([1, 2, 3])).tolist() == [1.0, 2.0, 3.0]
-        assert x.zero_().tolist() == [0.0] * 3
-        before = x
-        x += 1
-        x *= 6
-        x -= ddp.tensor(2.0)
-        x /= 2
-        assert x is before
-        assert x.tolist() == [2.0] * 3
-        assert x.dtype == ddp.float32
-
     def test_every_write_counts(self) -> None:
         x = ddp.ones(2)
         x.add_(1)
@@ -203,14 +126,6 @@ class TestInPlace:
             with pytest.raises(ddp.errors.DtypeError, match="expected a floating tensor, got int64"):
                 call(ddp.zeros(2, dtype=ddp.int64))
 
-    def test_assignment(self) -> None:
-        x = ddp.zeros(2, 3)
-        x[0] = 1
-        x[1, 1:] = ddp.tensor([5.0, 6.0])
-        x[x == 1] = 2
-        x[:, [0]] = [[7.0], [8.0]]
-        assert x.tolist() == [[7.0, 2.0, 2.0], [8.0, 5.0, 6.0]]
-
     def test_refusals(self) -> None:
         x = ddp.zeros(2, 3)
         with pytest.raises(ShapeError, match=r"add_: shapes \(2, 3\) and \(2,\)"):
@@ -231,45 +146,22 @@ class TestMessages:
     @pytest.mark.parametrize(
         ("wrong", "kind", "message"),
         [
-            (
-                lambda: ddp.zeros(2, 3) @ ddp.zeros(4, 5),
-                ShapeError,
-                r"^matmul: \(2, 3\) @ \(4, 5\): inner dimensions 3 and 4 differ$",
-            ),
             (lambda: ddp.zeros(2) @ ddp.zeros(()), ShapeError, "at least one dimension"),
             (lambda: ddp.zeros(2, 1, 2) @ ddp.zeros(3, 2, 1), ShapeError, "2 and 3 differ in dimension -1"),
-            (lambda: ddp.zeros(2) @ ddp.zeros(2, dtype=ddp.float64), DtypeError, "float32 and float64"),
             (
                 lambda: ddp.zeros(2, 3) + ddp.zeros(2),
                 ShapeError,
                 r"^add: shapes \(2, 3\) and \(2,\) do not broadcast: 3 a",
             ),
-            (
-                lambda: ddp.zeros(2, 3).reshape(4, -1),
-                ShapeError,
-                r"of 6 elements cannot become \(4, -1\)",
-            ),
-            (lambda: ddp.zeros(2, 3).reshape(7), ShapeError, "cannot become"),
-            (lambda: ddp.zeros(2, 3).sum(2), RangeError, r"^sum: dimension 2 of shape \(2, 3\): expected -2 to 1$"),
-            (lambda: ddp.zeros(2, 3).sum((0, -2)), ArgumentError, "twice"),
-            (lambda: ddp.zeros(0).amax(), ArgumentError, "no element"),
             (lambda: ddp.zeros(0, 2).argmax(), ArgumentError, "no element"),
             (lambda: ddp.zeros(2, 3)[2], RangeError, r"shape \(2, 3\): index 2 is out of bounds"),
-            (lambda: ddp.zeros(2, 3).expand(3, 3), ShapeError, "cannot be expanded"),
-            (lambda: ddp.zeros(2, 3).permute(0, 0), ArgumentError, "once"),
-            (lambda: ddp.zeros(2, 3).flatten(1, 0), ArgumentError, "start_dim 1"),
             (lambda: ddp.zeros(2, 3).unsqueeze(3), RangeError, "expected -3 to 2"),
             (lambda: ddp.zeros(1, 2, 3).t(), ShapeError, "at most 2"),
-            (lambda: ddp.cat([]), ArgumentError, "at least one"),
-            (lambda: ddp.cat([ddp.zeros(2, 3), ddp.zeros(2, 2)]), ShapeError, "differ elsewhere"),
-            (lambda: ddp.stack([ddp.zeros(2), ddp.zeros(3)]), ShapeError, r"\(2,\) and \(3,\) differ"),
             (lambda: ddp.stack([ddp.zeros(2)], 2), RangeError, "expected -2 to 1"),
             (lambda: ddp.where(ddp.zeros(2), 1.0, 2.0), DtypeError, "bool"),
             (lambda: ddp.zeros(2).maximum("text"), DtypeError, "str"),
-            (lambda: ddp.zeros(2).clamp(), ArgumentError, "min, max"),
             (lambda: ddp.zeros(2) + "text", TypeError, "unsupported operand"),
             (lambda: -ddp.tensor([True]), DtypeError, "^neg: "),
-            (lambda: ddp.tensor([True]).neg(), DtypeError, "^neg: "),
             (lambda: ddp.tensor([True]) - ddp.tensor([True]), DtypeError, "^sub: "),
             (lambda: ddp.tensor([True]) - True, DtypeError, "^sub: "),
             (lambda: ddp.tensor([2]) ** -1, ArgumentError, "^pow: .* negative"),

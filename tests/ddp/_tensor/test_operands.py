@@ -1,16 +1,57 @@
-"""NumPy's names of arguments, which PyTorch takes as well."""
+"""Arguments under PyTorch's names, and under NumPy's names of them, which PyTorch takes as well."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError
+from ddp.errors import ArgumentError, DtypeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "permute": lambda t, x: x.permute(dims=(1, 0)),
+    "reshape": lambda t, x: x.reshape(shape=(3, -1)),
+    "view": lambda t, x: x.view(size=(6,)),
+    "expand": lambda t, x: x.expand(size=(2, -1, -1)),
+    "repeat": lambda t, x: x.repeat(repeats=(2, 1)),
+    "tile": lambda t, x: x.tile(dims=(2,)),
+    "flip": lambda t, x: x.flip(dims=[0, 1]),
+    "flip function": lambda t, x: t.flip(x, dims=[1]),
+    "roll": lambda t, x: x.roll(shifts=1, dims=0),
+    "dot": lambda t, x: x[0].dot(tensor=x[1]),
+    "one_hot": lambda t, x: t.nn.functional.one_hot(input=x.long(), num_classes=7),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_agrees_with_pytorch(name: str) -> None:
+    ours, theirs = (CALLS[name](t, t.arange(6.0).reshape(2, 3)) for t in (ddp, torch))
+    assert ours.shape == theirs.shape
+    np.testing.assert_allclose(ours.numpy(), theirs.numpy(), 1e-6)
+
+
+def test_sizes_by_name_or_by_position() -> None:
+    with pytest.raises(ArgumentError, match=r"sizes \(6,\) and, by name, \(2, 3\)"):
+        ddp.arange(6).reshape(6, shape=(2, 3))
+
+
+@pytest.mark.parametrize("wrong", [2.5, "a", (2, 2.5), None])
+def test_sizes_are_integers(wrong: Any) -> None:
+    for call in (ddp.zeros, ddp.rand, ddp.ones(4).reshape):
+        with pytest.raises(DtypeError, match="expected integers"):
+            call(wrong)
+
+
+def test_randint_like_up_to_high() -> None:
+    x = ddp.randint_like(ddp.zeros(50), high=3)
+    assert x.dtype == ddp.float32
+    assert set(x.tolist()) <= {0, 1, 2}
+
 
 REDUCTIONS = ["all", "amax", "amin", "any", "argmax", "argmin", "logsumexp", "mean", "nanmean", "nansum", "prod", "std"]
 REDUCTIONS += ["sum", "var"]

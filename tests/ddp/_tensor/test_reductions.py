@@ -102,12 +102,6 @@ def test_nan(name: str, dim: int) -> None:
     agree(ours, theirs)
 
 
-def test_nan_of_all() -> None:
-    x, y = both(WITH_NAN)
-    for name in ("sum", "nansum", "nanmean", "max", "argmin", "median", "norm"):
-        agree(getattr(ddp, name)(x), getattr(torch, name)(y))
-
-
 @pytest.mark.parametrize("name", ["cummax", "cummin"])
 def test_running_extremes_name_the_last_place_and_add_up_gradients(name: str) -> None:
     values = [[1.0, 1.0, 3.0, 2.0, 3.0, 0.0, 0.0]]
@@ -223,7 +217,6 @@ def test_var_without_freedom() -> None:
 def test_std_of_equal_elements_has_a_gradient_of_zero() -> None:
     x = ddp.ones(3, requires_grad=True)
     x.std().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [0.0, 0.0, 0.0]
 
 
@@ -263,7 +256,6 @@ def test_blocks_cover_everything(shape: tuple[int, ...]) -> None:
         g = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
         ours.backward(ddp.from_numpy(g))
         theirs.backward(torch.from_numpy(g))
-        assert x.grad is not None
         np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), 2e-4, 2e-5)
 
 
@@ -286,7 +278,6 @@ def test_a_write_to_indices_does_not_reach_backward() -> None:
         found.indices.zero_()
         x.grad = None
         found.values.sum().backward()
-        assert x.grad is not None
         assert x.grad[0, -1 if before != [0] else 0].item() == 1.0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import ddp
 from ddp._engine import GradBuffer, Leaf
-from ddp.errors import GraphError, GraphFreedError, InplaceError, ShapeError, VersionError
+from ddp.errors import GraphError, GraphFreedError, ShapeError, VersionError
 
 
 def leaf(*values: float, dtype: Any = ddp.float64) -> ddp.Tensor:
@@ -153,11 +153,6 @@ class TestOrder:
 
 
 class TestAccumulation:
-    def test_a_leaf_used_several_times(self) -> None:
-        x = leaf(3.0)
-        (x * x * x + x).backward()
-        assert x.grad.tolist() == [28.0]
-
     def test_backward_twice_adds(self) -> None:
         x = leaf(3.0)
         (x * 2).backward()
@@ -239,14 +234,6 @@ class TestSlot:
         slot.accumulate(np.ones(2, np.float32))
         assert memory.tolist() == [0.0, 2.0, 2.0, 0.0]
 
-    def test_bind_empty_leaves_the_memory_alone(self) -> None:
-        slot, memory = self.slot(), np.full(2, 7, np.float32)
-        slot.bind(memory)
-        assert not slot.full
-        assert memory.tolist() == [7.0, 7.0]
-        slot.set(np.array([1.0, 2.0]))
-        assert memory.tolist() == [1.0, 2.0]
-
     def test_grad_of_a_bound_leaf_is_the_memory(self) -> None:
         x, memory = ddp.ones(2, requires_grad=True), np.zeros(5, np.float32)
         x.leaf.grad_buffer.bind(memory[3:])
@@ -264,12 +251,6 @@ def chain(length: int) -> tuple[ddp.Tensor, ddp.Tensor]:
 
 
 class TestFreeing:
-    def test_a_long_chain_is_freed_without_backward(self) -> None:
-        _, y = chain(50_000)
-        first = weakref.ref(y.edge)
-        del y
-        assert first() is None
-
     def test_a_long_chain_runs_and_is_freed(self) -> None:
         x, y = chain(50_000)
         y.backward(retain_graph=True)
@@ -350,20 +331,6 @@ class TestWrongUse:
 
 
 class TestVersions:
-    def test_a_changed_saved_value_is_named(self) -> None:
-        x, w = leaf(1.0, 2.0), ddp.tensor([3.0, 4.0], dtype=ddp.float64)
-        y = x * w
-        w.mul_(2)
-        with pytest.raises(VersionError, match=r"mul: .*'y' of shape \(2,\), saved at version 0, .* version 1"):
-            y.sum().backward()
-
-    def test_a_value_that_no_backward_reads_may_change(self) -> None:
-        x, w = leaf(1.0, 2.0), ddp.tensor([3.0, 4.0], dtype=ddp.float64)
-        y = x + w
-        w.mul_(2)
-        y.sum().backward()
-        assert x.grad.tolist() == [1.0, 1.0]
-
     def test_views_share_the_counter(self) -> None:
         x, w = leaf(1.0, 2.0), ddp.zeros((2, 2), dtype=ddp.float64)
         y = x * w[0]
@@ -383,7 +350,6 @@ class TestVersions:
         y = x.exp()
         y.detach().zero_()  # exp keeps a copy of what it saved
         y.sum().backward()
-        assert x.grad is not None
         np.testing.assert_allclose(x.grad.tolist(), np.e, 1e-6)
 
     def test_an_optimizer_step_between_forward_and_backward(self) -> None:
@@ -393,17 +359,6 @@ class TestVersions:
         ddp.optim.SGD([p], lr=0.1).step()
         with pytest.raises(VersionError):
             y.backward()
-
-
-class TestInPlace:
-    def test_on_a_leaf(self) -> None:
-        x = leaf(1.0)
-        with pytest.raises(InplaceError, match="no_grad"):
-            x.add_(1)
-        with ddp.no_grad():
-            x.add_(1)
-            x += 1
-        assert x.tolist() == [3.0]
 
 
 class TestModes:
@@ -494,5 +449,4 @@ def test_a_gradient_that_somebody_holds_is_not_overwritten() -> None:
     (x * 3).backward(held)
     assert held is not None
     assert held.tolist() == [2.0, 2.0]
-    assert x.grad is not None
     assert x.grad.tolist() == [6.0, 6.0]

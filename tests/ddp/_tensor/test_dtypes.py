@@ -114,8 +114,6 @@ class TestBfloat16:
         x = ddp.tensor([1.5, -2.0], dtype=ddp.bfloat16, requires_grad=True)
         y = ddp.tensor([2.0, 3.0], requires_grad=True)
         (x * y).sum().backward()
-        assert x.grad is not None
-        assert y.grad is not None
         assert (x.grad.dtype, y.grad.dtype) == (ddp.bfloat16, ddp.float32)
         assert (x.grad.tolist(), y.grad.tolist()) == ([2.0, 3.0], [1.5, -2.0])
 
@@ -126,13 +124,6 @@ class TestBfloat16:
         assert (ours * 3).tolist() == (expected * 3).tolist()
         assert ours.exp().tolist() == pytest.approx(expected.exp().tolist(), rel=2**-7)
         assert isinstance(ours[0].item(), float)
-
-    def test_conversions(self) -> None:
-        x = ddp.tensor([1.0, 2.5]).bfloat16()
-        assert x.dtype == ddp.bfloat16
-        assert x.float().tolist() == x.half().tolist() == x.double().tolist() == [1.0, 2.5]
-        assert x.int().tolist() == [1, 2]
-        assert x.bool().tolist() == [True, True]
 
 
 class TestLimits:
@@ -197,7 +188,6 @@ class TestConversion:
     def test_gradients_pass(self) -> None:
         x = ddp.ones(2, requires_grad=True)
         (x.double() * 2).sum().backward()
-        assert x.grad is not None
         assert x.grad.dtype == ddp.float32
         assert x.grad.tolist() == [2.0, 2.0]
         assert not x.long().requires_grad

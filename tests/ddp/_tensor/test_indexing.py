@@ -148,7 +148,6 @@ def test_an_index_may_change_after_it_was_used() -> None:
     y = x[where].sum() + x.gather(0, where.reshape(2, 1, 1)).sum()
     where.fill_(1)
     y.backward()
-    assert x.grad is not None
     assert x.grad[1].sum().item() == 0
 
 

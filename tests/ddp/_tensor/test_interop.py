@@ -11,6 +11,8 @@ import ddp
 from ddp._tensor.dtypes import SUPPORTED
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
 NUMPY = sorted(SUPPORTED - {ddp.bfloat16}, key=str)
 
 
@@ -41,7 +43,6 @@ class TestData:
     )
     @pytest.mark.filterwarnings("ignore:Creating a tensor from a list:UserWarning")
     def test_dtype(self, data: Any, dtype: Any) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         x, expected = ddp.tensor(data), torch.tensor(data)
         assert f"torch.{x.dtype.name}" == str(expected.dtype)
         assert x.dtype == ddp.as_tensor(data).dtype == ddp.asarray(data).dtype == dtype
@@ -49,7 +50,6 @@ class TestData:
         assert x.tolist() == expected.tolist()
 
     def test_dtype_of_lists_of_tensors(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         for t in (ddp, torch):
             a, b, c = (t.tensor(1.0, dtype=dtype) for dtype in (t.float64, t.float16, t.bfloat16))
             found = [
@@ -62,7 +62,6 @@ class TestData:
     @pytest.mark.parametrize("data", [3, 2.5, [1, 2], [1.5, 0.0], np.array([1.5, 300.0]), [True]])
     @pytest.mark.parametrize("dtype", sorted(SUPPORTED, key=str), ids=str)
     def test_given_dtype(self, data: Any, dtype: Any) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         if isinstance(data, np.ndarray) and dtype in (ddp.int8, ddp.uint8):
             return  # what does not fit wraps around, or not, as the processor does it
         expected = torch.tensor(data, dtype=getattr(torch, dtype.name))
@@ -250,7 +249,6 @@ class TestDLPack:
 
     @pytest.mark.parametrize("dtype", NUMPY, ids=str)
     def test_with_pytorch(self, dtype: Any) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         theirs = torch.zeros(2, 3, dtype=getattr(torch, dtype.name))
         ours = ddp.from_dlpack(theirs[:, 1:])
         theirs[0] = 1
@@ -267,7 +265,6 @@ class TestDLPack:
     @pytest.mark.parametrize("versions", [{}, {"max_version": (1, 0)}], ids=["old", "versioned"])
     def test_bfloat16(self, versions: Any) -> None:
         """NumPy knows no bfloat16 here; the bits go as integers, and the capsule says what they are."""
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         theirs = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
         ours = ddp.from_dlpack(theirs.t()[1:])
         assert ours.dtype == ddp.bfloat16
@@ -330,7 +327,6 @@ class TestDLPack:
         assert ddp.from_dlpack(ddp.ones(2), device="cpu").tolist() == [1.0, 1.0]
 
     def test_refusals(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         with pytest.raises(DtypeError, match="complex64"):
             ddp.from_dlpack(torch.zeros(2, dtype=torch.complex64))
         with pytest.raises(DtypeError, match="__dlpack__"):
@@ -350,7 +346,6 @@ class TestDLPack:
 
 class TestMemory:
     def test_addresses_and_steps(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         for view in (
             lambda x: x,
             lambda x: x[1],
@@ -380,7 +375,6 @@ class TestMemory:
 
 
 def test_copy_of_a_tensor_of_pytorch() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     x = ddp.zeros(2, 3)
     x.copy_(torch.arange(3.0, dtype=torch.bfloat16))
     x.add_(torch.ones(2, 1))
