@@ -2,10 +2,10 @@
 
 from ddp._engine.anomaly import detect_anomaly as detect_anomaly
 from ddp._engine.anomaly import set_detect_anomaly as set_detect_anomaly
-from ddp._engine.handles import RemovableHandle as RemovableHandle
 from ddp._engine.leaves import GradBuffer as GradBuffer
 from ddp._engine.leaves import GradReadyHook as GradReadyHook
 from ddp._engine.leaves import Leaf as Leaf
+from ddp._engine.leaves import RemovableHandle as RemovableHandle
 from ddp._engine.modes import enable_grad as enable_grad
 from ddp._engine.modes import inference_mode as inference_mode
 from ddp._engine.modes import is_grad_enabled as is_grad_enabled

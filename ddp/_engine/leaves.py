@@ -129,3 +129,24 @@ class Leaf:
         self.ready_hook: GradReadyHook | None = None
         self.hooks: list[Callable[[Array], Array | None]] = []
         self.after: list[Callable[[], None]] = []
+
+
+class RemovableHandle:
+    """Takes a hook out of the list it was put into: by `remove()`, or at the end of a `with` block."""
+
+    def __init__(self, hooks: list[Any], hook: Any) -> None:
+        self._hooks = hooks
+        self._hook = hook
+
+    def remove(self) -> None:
+        """The hook is called no more; removing it twice changes nothing."""
+        for i, hook in enumerate(self._hooks):
+            if hook is self._hook:
+                del self._hooks[i]
+                return
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.remove()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ddp._engine.leaves import Array, GradBuffer, Leaf
 from ddp.errors import VersionError
@@ -29,19 +29,7 @@ class Version:
     saved_by: Callable[[], Node | None] | None = None
 
 
-class Differentiable(Protocol):
-    """What the engine asks of an op."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def saves(self) -> tuple[str, ...]: ...
-    @property
-    def into(self) -> bool | str: ...
-    @property
-    def backward(self) -> Callable[..., Sequence[Any]]: ...
-
-
+Differentiable = Any  # an op: its name, what it saves, whether it writes into given arrays, and backward
 Hook = Callable[[Array], "Array | None"]
 
 

@@ -39,6 +39,7 @@ def guarded_function(function: F) -> F:
             return guarded_run(function.__name__, where, arrays, functools.partial(function, *args, **kwargs))
         return function(*args, **kwargs)
 
+    cast(Any, inner).guarded = True
     return cast(F, inner)
 
 
@@ -48,19 +49,7 @@ def guard_methods(kind: type, names: str) -> None:
         owner = next(each for each in kind.__mro__ if name in vars(each))
         method = vars(owner)[name]
         if not hasattr(method, "guarded"):
-            setattr(owner, name, _guarded(method))
-
-
-def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
-        where = self._device
-        if where.watched and needs_guard(where):
-            return guarded_run(method.__name__, where, (self.array,), functools.partial(method, self, *args, **kwargs))
-        return method(self, *args, **kwargs)
-
-    cast(Any, inner).guarded = True
-    return inner
+            setattr(owner, name, guarded_function(method))
 
 
 def guarded_run(name: str, where: device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:

@@ -14,13 +14,13 @@ from ddp.errors import ArgumentError, GraphError
 Tensors = Tensor | Sequence[Tensor]
 
 
-def _listed(tensors: Tensors) -> list[Tensor]:
+def listed(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
 def _roots(outputs: Tensors, gradients: Any) -> tuple[list[_engine.Edge], list[Any]]:
-    tensors = _listed(outputs)
-    given = [None] * len(tensors) if gradients is None else _listed(gradients)
+    tensors = listed(outputs)
+    given = [None] * len(tensors) if gradients is None else listed(gradients)
     if len(given) != len(tensors):
         raise ArgumentError(f"{len(given)} gradients were given for {len(tensors)} tensors")
     return [root_of(x) for x in tensors], [seed_of(x, g) for x, g in zip(tensors, given, strict=True)]
@@ -72,7 +72,7 @@ def grad(
         raise ArgumentError("grad: is_grads_batched=True and only_inputs=False are not there; call grad or backward")
     if materialize_grads and allow_unused is False:
         raise ArgumentError("grad: materialize_grads=True is for unused inputs, which allow_unused=False forbids")
-    wanted = _listed(inputs)
+    wanted = listed(inputs)
     for i, x in enumerate(wanted):
         if x.edge is None:
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
@@ -88,3 +88,8 @@ def grad(
         # A copy: what the engine hands over may be shared, broadcast or read-only.
         found.append(None if g is None else wrap(x.device.xp.array(g, x.dtype), x.device))
     return tuple(found)
+
+
+def Variable(data: Tensor, requires_grad: bool = False) -> Tensor:
+    """`data` outside the graph, sharing its memory: data.detach().requires_grad_(requires_grad)."""
+    return data.detach().requires_grad_(requires_grad)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddp._device import on
-from ddp._engine.handles import RemovableHandle
+from ddp._engine import RemovableHandle
 from ddp._tensor.base import clear_grad, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.interop import from_foreign

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.ddp._tensor.test_shapes import same
 
 import ddp
 from ddp.errors import ArgumentError, DtypeError, InplaceError, RangeError, ShapeError
+from tests.ddp._tensor.test_shapes import same
 
 NAN = float("nan")
 ROWS = [[3.0, NAN, 1.0, 3.0, -1.0], [0.0, 2.0, NAN, -5.0, 2.0]]
