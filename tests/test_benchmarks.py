@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import collectives, compression, harness, launch, overlap, ports, scaling
+from benchmarks import collectives, compression, harness, launch, overlap, ports
 from benchmarks.collectives import KIB, MIB, ROWS, goals
 from launcher.bench.collective_table import KINDS
 
@@ -88,15 +88,6 @@ def test_goals_of_overlap_are_ratios_of_the_same_rounds() -> None:
     alone = {goal.what: goal.met for goal in overlap.goals("gpt", {**found, "theirs": {}})}
     assert alone["gpt: step / PyTorch's at its defaults"] is None
     assert alone["gpt: step / PyTorch's best (None)"] is None
-
-
-def test_goals_of_scaling_compare_efficiencies() -> None:
-    ours = {"bare 1": [10.0, 20.0], "wrapped 1": [10.1, 20.2], "bare 2": [11.0, 22.0], "wrapped 2": [12.5, 25.0]}
-    found = {"seconds": {"ddp": ours, "torch": {**ours, "wrapped 2": [20.0, 40.0]}}}
-    assert scaling.efficiency(ours) == [0.8, 0.8]
-    assert [(goal.measured, goal.met) for goal in scaling.goals("gpt", found)] == [(1.6, True), (1.01, True)]
-    found["seconds"]["ddp"]["wrapped 1"] = [10.3, 20.6]
-    assert [goal.met for goal in scaling.goals("gpt", found)] == [True, False]
 
 
 def test_goals_of_compression_are_worth_and_accuracy() -> None:

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ddp
 from benchmarks.gpu import __main__ as benchmark
 from benchmarks.gpu import correctness, h2d_overlap, sharing
 from benchmarks.gpu.rows import PROMISES, Promise, differs, implementations, ratio
-from benchmarks.gpu.tasks import TASKS, weights
+from benchmarks.gpu.tasks import TASKS
 from benchmarks.gpu.turns import ROOT, Implementation, compile_all, take_turns
 from benchmarks.gpu.worker import FIRST, Library, train
 
@@ -36,11 +35,7 @@ def test_our_fastest_counts_and_rounds_are_paired() -> None:
     assert ratio(slower, rounds) == 2.25
     assert slower.met(1.03)
     assert not slower.met(1.04)
-
-
-def test_who_did_not_run_keeps_no_promise() -> None:
-    assert ratio(FASTER, {"torch": [1.0]}) is None
-    assert ratio(FASTER, {"ddp": [1.0]}) is None
+    assert ratio(FASTER, {"torch": [1.0]}) is ratio(FASTER, {"ddp": [1.0]}) is None
 
 
 def test_losses_that_differ_are_found_out() -> None:
@@ -190,29 +185,6 @@ def test_without_a_gpu_one_line_says_so(run_job: Run, tmp_path: Path) -> None:
     done = run_job([sys.executable, "-m", "benchmarks.gpu"], env={"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr == "benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes\n"
-
-
-def test_gpt2_is_as_large_as_it_says() -> None:
-    size = TASKS["gpt2"].size
-    block = 12 * size.width**2 + 13 * size.width
-    count = (size.vocabulary + size.length) * size.width + size.layers * block + 2 * size.width
-    assert 124e6 < count < 125e6
-    tiny = TASKS["gpt2"].small()
-    model = tiny.model(ddp, tiny.size)
-    found = weights(model)
-    assert [*found] == [name for name, _ in model.named_parameters()]
-    assert not found["blocks.0.qkv.bias"].any()
-    assert found["norm.weight"].all()
-
-
-def test_who_fails_says_why() -> None:
-    implementation = Implementation("small-gpt", "ddp-graph", "cpu")
-    try:
-        trouble = implementation.ready(time.monotonic() + 60)
-        assert trouble is not None
-        assert "ready in time" not in trouble
-    finally:
-        implementation.close()
 
 
 def test_who_cannot_compile_is_named() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from launcher.console.status import JobProgress, StatusLine, StepRate, clock, sentence
+from launcher.console.status import JobProgress, StatusLine, StepRate, sentence
 
 
 @pytest.mark.parametrize(
     ("progress", "text"),
     [
         ({}, "4/4 ranks up, 0:05"),
-        ({"n": 1, "up": 1}, "1/1 rank up, 0:05"),
+        ({"n": 1, "up": 1, "seconds": 90061}, "1/1 rank up, 25:01:01"),
         ({"up": 2}, "2/4 ranks up, 0:05"),
         ({"up": 3, "ended": 1}, "3/4 ranks up, 1 ended, 0:05"),
         (
@@ -32,13 +32,6 @@ from launcher.console.status import JobProgress, StatusLine, StepRate, clock, se
 def test_sentences(progress: dict[str, Any], text: str) -> None:
     usual = JobProgress(n=4, up=4, ended=0, step=None, rate=None, restarts=0, seconds=5.0)
     assert sentence(usual._replace(**progress)) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.9, "0:59"), (60, "1:00"), (3600, "1:00:00"), (90061, "25:01:01")]
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
 
 
 @pytest.mark.parametrize(

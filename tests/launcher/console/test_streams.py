@@ -25,8 +25,7 @@ sys.exit(launcher.__main__.main())
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(("closed", "n"), [("<&-", 1), ("2>&-", 2), ("<&- >&- 2>&-", 2)])
 def test_a_closed_stream_is_as_good_as_dev_null(
     run_job: Any, script: Callable[[str], str], closed: str, n: int
 ) -> None:
@@ -36,19 +35,7 @@ def test_a_closed_stream_is_as_good_as_dev_null(
     assert done.stdout.count("out") == (0 if ">&-" in closed.replace("2>&-", "") else n)
 
 
-@pytest.mark.mpi
-def test_a_closed_stream_does_not_make_it_deaf(start_job: Any, script: Callable[[str], str], tmp_path: Any) -> None:
-    path = script(f"open({str(tmp_path)!r} + '/up' + str(rank), 'w'); time.sleep(60)")
-    job = start_job(["sh", "-c", f"exec {LAUNCH} -n 2 {path} >&-"])
-    deadline = time.monotonic() + 20
-    while len(list(tmp_path.glob("up*"))) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait(15).returncode == 143
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.04, 0.06, 0.1, 0.15])
+@pytest.mark.parametrize("delay", [0.0, 0.04, 0.15])
 def test_ctrl_c_before_the_job_has_started_prints_no_traceback(
     start_job: Any, script: Callable[[str], str], delay: float
 ) -> None:

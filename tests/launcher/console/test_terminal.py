@@ -144,18 +144,7 @@ def test_the_status_line_stays_below_all_and_goes_at_the_end(start_job: Any, scr
     assert seen.count("ranks up") < 80  # painted again with the bar, and twice a second
 
 
-@pytest.mark.parametrize("options", [["--no-status"], []])
-def test_no_status_line_where_it_is_not_wanted(start_job: Any, script: Any, options: list[str]) -> None:
-    path = script("time.sleep(1.5)")
-    n = "2" if options else "1"
-    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", n, *options, path])
-    assert (status, seen) == (0, "")
-
-
-@pytest.mark.parametrize("options", [["--no-status"], ["--status"]])
-def test_when_the_terminal_goes_away_ranks_are_asked_to_end(
-    start_job: Any, script: Any, tmp_path: Path, options: list[str]
-) -> None:
+def test_when_the_terminal_goes_away_ranks_are_asked_to_end(start_job: Any, script: Any, tmp_path: Path) -> None:
     path = script(
         """
         from pathlib import Path
@@ -170,10 +159,9 @@ def test_when_the_terminal_goes_away_ranks_are_asked_to_end(
             time.sleep(0.1)
         """
     )
-    command = [sys.executable, "-m", "launcher", "-n", "2", "--grace", "30", *options, path, str(tmp_path)]
+    command = [sys.executable, "-m", "launcher", "-n", "2", "--grace", "30", "--status", path, str(tmp_path)]
     job, master = start_on_a_terminal(start_job, command)
-    if options == ["--status"]:
-        wait_for(master, "2/2 ranks up", 1)
+    wait_for(master, "2/2 ranks up", 1)
     deadline = time.monotonic() + 30
     while len(list(tmp_path.glob("up-*"))) < 2:
         assert time.monotonic() < deadline
