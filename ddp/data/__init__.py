@@ -1,6 +1,5 @@
 """Datasets, samplers and loaders, under PyTorch's names; the order of samples is the same at any world size."""
 
-from ddp.data.array_files import NpyDataset, TokenFile
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.dataloader import DataLoader
 from ddp.data.datasets import (
@@ -15,6 +14,7 @@ from ddp.data.datasets import (
 )
 from ddp.data.distributed_sampler import DistributedSampler
 from ddp.data.fetching import get_worker_info
+from ddp.data.files import NpyDataset, TokenFile
 from ddp.data.image_files import CIFAR10, CIFAR100, MNIST, read_cifar, read_idx
 from ddp.data.rank0 import rank0_first
 from ddp.data.samplers import (

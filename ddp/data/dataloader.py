@@ -14,21 +14,18 @@ from ddp.data.collate import default_collate, default_convert
 from ddp.data.datasets import IterableDataset
 from ddp.data.fetching import FetchConfig
 from ddp.data.passes import (
-    BatchSource,
     IndexedBatches,
     IndexIterator,
+    LocalPool,
     PassSeeds,
     State,
     StreamBatches,
     StreamPositions,
-    WorkerIndexedBatches,
-    WorkerStreamBatches,
 )
 from ddp.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from ddp.errors import ArgumentError, StateDictError
 
 if TYPE_CHECKING:
-    from ddp.data.payload import Payload
     from ddp.data.worker_pool import WorkerPool
 
 _PREFETCH = 2  # tasks ahead of each worker
@@ -110,7 +107,6 @@ class DataLoader:
         self._batched = batch_size is not None or batch_sampler is not None
         self.collate_fn = collate_fn or (default_collate if self._batched else default_convert)
         self._pool: WorkerPool | None = None  # of persistent workers
-        self._payload: Payload | None = None
         self._modules: set[str] = set()  # that the fork server imports
         self._position = _Position(self._order(), max(1, num_workers))
         if num_workers:
@@ -177,7 +173,7 @@ class DataLoader:
         """
         self._position.load_state_dict(state_dict)
 
-    def _start_pass(self) -> BatchSource:
+    def _start_pass(self) -> IndexedBatches | StreamBatches:
         """The batches of a pass that begins where a loaded state says."""
         position = self._position
         if position.seed is None:
@@ -187,17 +183,13 @@ class DataLoader:
         seeds = PassSeeds(position.seed, position.epoch, int(getattr(holder, "rank", 0)))
         size = None if not self._batched else self.batch_size or 1
         config = FetchConfig(self.dataset, self.collate_fn, self.worker_init_fn, self._stream, size, self.drop_last)
-        ahead = self.prefetch_factor or _PREFETCH
-        if self._stream:
-            streams, position.streams = position.streams, None
-            streams = streams or StreamPositions.at_start(max(1, self.num_workers))
-            if not self.num_workers:
-                return StreamBatches(config, streams, seeds)
-            return WorkerStreamBatches(self._workers(config), streams, seeds, ahead)
-        indices = IndexIterator(self._order(), position.batches)
-        if not self.num_workers:
-            return IndexedBatches(config, indices, seeds, position.batches)
-        return WorkerIndexedBatches(self._workers(config), indices, seeds, position.batches, ahead)
+        pool = self._workers(config) if self.num_workers else LocalPool(config)
+        ahead = self.prefetch_factor or 0
+        if not self._stream:
+            indices = IndexIterator(self._order(), position.batches)
+            return IndexedBatches(pool, indices, seeds, position.batches, ahead)
+        streams, position.streams = position.streams, None
+        return StreamBatches(pool, streams or StreamPositions.at_start(len(pool)), seeds, ahead)
 
     def _workers(self, config: FetchConfig) -> WorkerPool:
         """The workers of a pass."""
@@ -206,8 +198,7 @@ class DataLoader:
         from ddp.data.payload import Payload
         from ddp.data.worker_pool import WorkerPool
 
-        previous, self._payload = self._payload, Payload(config)
-        pool = WorkerPool(self._payload, previous, self._modules, self.num_workers, self.timeout, self._own_server)
+        pool = WorkerPool(Payload(config), self._modules, self.num_workers, self.timeout, self._own_server)
         if self.persistent_workers:
             self._pool = pool
         return pool
@@ -219,7 +210,7 @@ class _Pass(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._position = loader._position
-        self._source: BatchSource | None = None
+        self._source: IndexedBatches | StreamBatches | None = None
         source = loader._start_pass()
         self._source = self._position.source = source
         self._batches = device_prefetcher.prefetch_to_device(source, loader.pin_memory, loader.pin_memory_device)
@@ -248,12 +239,12 @@ class _Pass(Iterator[Any]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def _end(self, source: BatchSource, keep: bool) -> None:
+    def _end(self, source: IndexedBatches | StreamBatches, keep: bool) -> None:
         self._source = None
         self._batches = iter(())
         if not keep:
             self._loader._pool = None
-        if self._loader._pool is None and source.pool is not None:
+        if self._loader._pool is None:
             source.pool.close()
 
     def __del__(self) -> None:
@@ -275,7 +266,7 @@ class _Position:
         self.seed: int | None = None
         self.streams: StreamPositions | None = None  # where the next pass over a stream goes on
         self._order, self._readers = order, readers
-        self.source: BatchSource | None = None  # of the pass that counts now
+        self.source: IndexedBatches | StreamBatches | None = None  # of the pass that counts now
         self._left: Any = None  # the state of a pass that was left early
         self._loaded = False
 
@@ -287,13 +278,13 @@ class _Position:
             self.batches, self.streams = 0, None
         self._loaded, self.source, self._left = False, None, None
 
-    def complete(self, source: BatchSource) -> None:
+    def complete(self, source: IndexedBatches | StreamBatches) -> None:
         """Counts a pass that came to its end."""
         if self.source is source:
             self.epoch += 1
             self.batches, self.source = 0, None
 
-    def leave(self, source: BatchSource, failed: bool = False) -> None:
+    def leave(self, source: IndexedBatches | StreamBatches, failed: bool = False) -> None:
         """Ends a pass early. It counts as complete if all of it was handed out."""
         if self.source is not source:
             return

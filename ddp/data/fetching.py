@@ -106,6 +106,60 @@ class FetchConfig(NamedTuple):
     drop_last: bool
 
 
+class FetchResult(NamedTuple):
+    """The result of a task. end: the stream had no more batches; last: this is known to be the last one
+
+    state: the dataset's own, after this batch
+    failure, dropped: of a worker process: a WorkerFailure, and blocks that the consumer is to forget
+    """
+
+    batch: Any
+    state: Any = None
+    last: bool = False
+    end: bool = False
+    failure: Any = None
+    dropped: Sequence[str] = ()
+
+
+class BatchMaker:
+    """Makes the batches of passes over a dataset. out: where `default_collate` puts a batch's arrays"""
+
+    def __init__(self, config: FetchConfig, out: Out = np.empty) -> None:
+        self._config, self._out = config, out
+        self._stateful = config.stream and hasattr(config.dataset, "state_dict")
+        self.fetcher: Any = None
+
+    def start_pass(self, state: Any, skipped: Sequence[int], seeded: Callable[[int], Any]) -> None:
+        """Prepares a pass.
+
+        state: of a stream's dataset, to go on from; skipped: where it has none, the seeds of batches that are left out
+        seeded: a context in which generators begin at a seed
+        """
+        dataset, collate, _, stream, size, drop_last = self._config
+        if not stream:
+            self.fetcher = Fetcher(dataset, collate, size is not None, self._out)
+            return
+        if state is not None:
+            dataset.load_state_dict(state)
+        self.fetcher = StreamFetcher(dataset, collate, size, drop_last, self._out)
+        try:
+            for seed in skipped:
+                with seeded(seed):
+                    self.fetcher.skip()
+        except StopIteration:
+            pass  # the stream is shorter than it was: its end comes when a batch is asked for
+
+    def make(self, indices: Any) -> FetchResult:
+        """The batch of these indices; None: the next one of a stream."""
+        if not self._config.stream:
+            return FetchResult(self.fetcher.fetch(indices))
+        try:
+            batch = self.fetcher.fetch()
+        except StopIteration:
+            return FetchResult(None, end=True)
+        return FetchResult(batch, self._config.dataset.state_dict() if self._stateful else None, self.fetcher.over)
+
+
 class Fetcher:
     """Makes batches of a dataset with an index.
 

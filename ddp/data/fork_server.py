@@ -66,29 +66,11 @@ def refuse_while_imported() -> None:
         )
 
 
-class LoadedModules:
-    """The modules of this process when a server was started, to find those that were loaded again since.
-
-    The server has the old code of these. A file that was merely edited does not count: as long as this process has not
-    loaded it anew, it runs the old code, too.
-    """
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[object, dict[str, Any], Any]] = {}  # module, its namespace, its spec then
-        self.reloaded()
-
-    def reloaded(self) -> bool:
-        """Whether a module is another by now: `importlib.reload` and a new import give it another spec."""
-        modules = sys.modules
-        for name, (module, namespace, spec) in self._seen.items():
-            if namespace.get("__spec__") is not spec or modules.get(name, module) is not module:
-                return True
-        for name in modules.keys() - self._seen.keys():
-            module = modules.get(name)
-            if issubclass(type(module), ModuleType):  # something else may run code when it is asked
-                namespace = vars(module)
-                self._seen[name] = module, namespace, namespace.get("__spec__")
-        return False
+def loaded_modules() -> dict[str, object]:
+    """The spec of each module of this process: `importlib.reload` and a new import give a module another one."""
+    modules = list(sys.modules.items())
+    # Something else than a module may run code when it is asked.
+    return {name: vars(module).get("__spec__") for name, module in modules if issubclass(type(module), ModuleType)}
 
 
 class ForkServer:
@@ -97,7 +79,7 @@ class ForkServer:
     def __init__(self, modules: frozenset[str], script: dict[str, str]) -> None:
         self.owner = os.getpid()
         self.modules, self.script = modules, script
-        self._loaded = LoadedModules()
+        self._loaded = loaded_modules()
         path = [each for each in sys.path if isinstance(each, str)]
         settings = {"argv": sys.argv, "path": path, "main": script, "modules": sorted(modules), "parent": self.owner}
         self._settings = os.memfd_create("ddp-preload")  # a variable of the environment holds 128 KiB at most
@@ -123,7 +105,10 @@ class ForkServer:
             running = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
             running = False
-        return running and not self._loaded.reloaded()
+        # The server has the old code of modules that were loaded again. A file that was merely edited does not count:
+        # as long as this process has not loaded it anew, it runs the old code, too.
+        now = loaded_modules()
+        return running and all(now.get(name, spec) is spec for name, spec in self._loaded.items())
 
     def connect(self, fds: list[int]) -> tuple[int, int]:
         """Forks a worker that inherits `fds`: where its pid and exit code are read, and where its start is written."""

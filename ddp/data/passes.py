@@ -10,13 +10,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from ddp.data.fetching import FetchConfig, Fetcher, SeededGenerators, StreamFetcher, mix_seed
+from ddp.data.fetching import BatchMaker, FetchConfig, FetchResult, SeededGenerators, mix_seed
 from ddp.errors import StateDictError
-
-if TYPE_CHECKING:
-    from ddp.data.worker_pool import WorkerPool
 
 State = dict[str, Any]  # of JSON values
 
@@ -173,86 +170,68 @@ class StreamPositions:
         return {"states": list(self.states), "handed": list(self.handed), "turns": list(self.turns)}
 
 
-class BatchSource(Protocol):
-    """The batches of a pass. progress: how far the consumer has come; pool: the workers that fetch, if any"""
+class Pool(Protocol):
+    """Who makes the batches: worker processes (`ddp.data.worker_pool`), or this process."""
 
-    progress: Any
+    def __len__(self) -> int: ...
 
-    @property
-    def pool(self) -> WorkerPool | None: ...
+    def start_pass(self, seeds: Sequence[int], states: Sequence[Any], skipped: Sequence[list[int]]) -> None:
+        """Begins a pass. seeds: of each worker; states, skipped: where a stream goes on, see `BatchMaker`"""
 
-    def __next__(self) -> Any: ...
+    def request(self, worker: int, seed: int, indices: Any) -> None:
+        """Gives a worker a task. indices: None for the next batch of a stream."""
 
-    def ready(self) -> bool:
-        """Whether the next batch can be had without waiting for others."""
+    def receive(self, worker: int, number: int) -> FetchResult:
+        """The result of a worker's oldest task, whose batch has that number. Raises: what the task raised."""
+
+    def ready(self, worker: int) -> bool:
+        """Whether `receive` need not wait."""
+
+    def close(self) -> None:
+        """Ends the workers."""
 
 
-class IndexedBatches:
-    """Batches of a dataset with an index, fetched by this process. first: the number of the first one in its pass."""
+class LocalPool:
+    """This process, as a pool of one worker that makes a batch when it is received."""
 
-    pool = None
+    def __init__(self, config: FetchConfig) -> None:
+        self._maker = BatchMaker(config)
+        self._tasks: deque[tuple[int, Any]] = deque()
 
-    def __init__(self, config: FetchConfig, indices: IndexIterator, seeds: PassSeeds, first: int) -> None:
-        self._fetcher = Fetcher(config.dataset, config.collate, config.size is not None)
-        self.progress, self._seeds = indices, seeds
-        self._numbers = itertools.count(first)
+    def __len__(self) -> int:
+        return 1
 
-    def __next__(self) -> Any:
-        indices = next(self.progress)
-        with SeededGenerators(self._seeds.of_batch(next(self._numbers))):
+    def start_pass(self, seeds: Sequence[int], states: Sequence[Any], skipped: Sequence[list[int]]) -> None:
+        with SeededGenerators(seeds[0]):
+            self._maker.start_pass(states[0], skipped[0], SeededGenerators)
+
+    def request(self, worker: int, seed: int, indices: Any) -> None:
+        self._tasks.append((seed, indices))
+
+    def receive(self, worker: int, number: int) -> FetchResult:
+        seed, indices = self._tasks.popleft()
+        with SeededGenerators(seed):
             try:
-                return self._fetcher.fetch(indices)
+                return self._maker.make(indices)
             except StopIteration as error:  # which would end the user's loop
                 raise RuntimeError("the dataset or collate_fn raised StopIteration") from error
 
-    def ready(self) -> bool:
-        """Whether the next batch can be had without waiting for others."""
+    def ready(self, worker: int) -> bool:
         return True
 
-
-class StreamBatches:
-    """Batches of a dataset without an index, read by this process. positions: where its stream goes on."""
-
-    pool = None
-
-    def __init__(self, config: FetchConfig, positions: StreamPositions, seeds: PassSeeds) -> None:
-        self._dataset, self._seeds, self.progress = config.dataset, seeds, positions
-        with SeededGenerators(seeds.of_worker(0)):
-            if positions.states[0] is not None:
-                self._dataset.load_state_dict(positions.states[0])
-            self._fetcher = StreamFetcher(config.dataset, config.collate, config.size, config.drop_last)
-        try:
-            for number in positions.skipped(0):
-                with SeededGenerators(seeds.of_batch(number)):
-                    self._fetcher.skip()
-        except StopIteration:
-            pass  # the stream is shorter than it was: its end comes when a batch is asked for
-        self._numbers = itertools.count(positions.handed[0])
-
-    def __next__(self) -> Any:
-        if self._fetcher.over or not self.progress.turns:
-            raise StopIteration
-        with SeededGenerators(self._seeds.of_batch(next(self._numbers))):
-            batch = self._fetcher.fetch()
-        own = self._dataset.state_dict() if hasattr(self._dataset, "state_dict") else None
-        self.progress.read(0, own)
-        if self._fetcher.over:
-            self.progress.end(0)
-        return batch
-
-    def ready(self) -> bool:
-        """Whether the next batch can be had without waiting for others."""
-        return True
+    def close(self) -> None:
+        pass
 
 
-class WorkerIndexedBatches:
-    """Batches of a dataset with an index that workers fetch. ahead: tasks that each of them has at most.
+class IndexedBatches:
+    """Batches of a dataset with an index. first: the number of the first one in its pass
 
+    ahead: tasks that each worker has while the consumer has a batch; 0: indices are read when their batch is asked for
     Batch k is made by worker k mod n. So it is known whose batch is next, and the wait for it is for one connection.
     """
 
-    def __init__(self, pool: WorkerPool, indices: IndexIterator, seeds: PassSeeds, first: int, ahead: int) -> None:
-        self.pool, self.progress, self._seeds = pool, indices, seeds
+    def __init__(self, pool: Pool, indices: IndexIterator, seeds: PassSeeds, first: int, ahead: int) -> None:
+        self.pool, self.progress, self._seeds, self._ahead = pool, indices, seeds, ahead
         n = len(pool)
         pool.start_pass([seeds.of_worker(worker) for worker in range(n)], [None] * n, [[] for _ in range(n)])
         self._tasks = enumerate(indices, first)
@@ -268,23 +247,25 @@ class WorkerIndexedBatches:
             self.pool.request(worker, self._seeds.of_batch(number), indices)
 
     def __next__(self) -> Any:
+        if not self._ahead:
+            self._request()
         if not self._requested:
             raise StopIteration
-        worker, number = self._requested.popleft()
-        batch = self.pool.batch(worker, self.pool.receive(worker), number)
-        self._request()
-        return batch
+        result = self.pool.receive(*self._requested.popleft())
+        if self._ahead:
+            self._request()
+        return result.batch
 
     def ready(self) -> bool:
         """Whether the next batch can be had without waiting for others."""
         return not self._requested or self.pool.ready(self._requested[0][0])
 
 
-class WorkerStreamBatches:
+class StreamBatches:
     """Batches of a dataset without an index, of which each worker reads its copy; a batch of each in turn."""
 
-    def __init__(self, pool: WorkerPool, positions: StreamPositions, seeds: PassSeeds, ahead: int) -> None:
-        self.pool, self.progress, self._seeds = pool, positions, seeds
+    def __init__(self, pool: Pool, positions: StreamPositions, seeds: PassSeeds, ahead: int) -> None:
+        self.pool, self.progress, self._seeds, self._ahead = pool, positions, seeds, ahead
         n = len(pool)
         pool.start_pass(
             [seeds.of_worker(worker) for worker in range(n)],
@@ -307,20 +288,21 @@ class WorkerStreamBatches:
         turns = self._turns
         while turns:
             worker = turns[0]
-            number = self._requested[worker].popleft()
-            result = self.pool.receive(worker)
-            if result.batch is None and result.failure is None:
+            if not self._ahead:
+                self._request(worker)
+            result = self.pool.receive(worker, self._requested[worker].popleft())
+            if result.end:
                 self.progress.end(turns.popleft())  # its other requests have the same result
                 continue
-            batch = self.pool.batch(worker, result, number)
             self.progress.read(worker, result.state)
             turns.popleft()
             if result.last:
                 self.progress.end(worker)
             else:
                 turns.append(worker)
-                self._request(worker)
-            return batch
+                if self._ahead:
+                    self._request(worker)
+            return result.batch
         raise StopIteration
 
     def ready(self) -> bool:

@@ -1,17 +1,15 @@
 """The pickled dataset and functions that all workers of a loader start with.
 
-Large arrays are not pickled but laid beside the pickle in a block of shared memory. Every worker maps it privately:
+Large arrays are not pickled but laid behind the pickle in a block of shared memory. Every worker maps it privately:
 workers share its pages as long as they only read, and what one writes it has for itself, as after a fork.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import mmap
 import os
 import pickle
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +18,7 @@ from ddp._block import Block
 from ddp.errors import ArgumentError
 
 _ALIGNMENT = 64  # bytes
-_LARGE = 4096  # bytes from which on an array is laid beside the pickle
-# At every pass all that workers get is compared: NumPy would write a byte for each byte that it compares.
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_LARGE = 4096  # bytes from which on an array is laid behind the pickle
 _SCRIPT = b"\x8c\x08__main__"  # how a pickle names the module
 
 
@@ -35,7 +30,7 @@ class PayloadLayout(NamedTuple):
 
 
 class Payload:
-    """The pickled configuration of workers, in shared memory once it has been written.
+    """The pickled configuration of workers, laid out for shared memory.
 
     needs_script: whether the user's script defines a part of it
 
@@ -46,14 +41,14 @@ class Payload:
         buffers: list[pickle.PickleBuffer] = []
         file = io.BytesIO()
 
-        def beside(buffer: pickle.PickleBuffer) -> bool:
-            if buffer.raw().nbytes < _LARGE:
-                return True  # stays in the pickle
-            buffers.append(buffer)
-            return False
+        def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
+            small = buffer.raw().nbytes < _LARGE
+            if not small:
+                buffers.append(buffer)
+            return small
 
         try:
-            _PayloadPickler(file, protocol=5, buffer_callback=beside).dump(content)
+            _PayloadPickler(file, protocol=5, buffer_callback=keep_in_pickle).dump(content)
         except Exception as error:  # a __reduce__ of the user's may raise anything
             raise ArgumentError(
                 f"num_workers: the dataset, collate_fn or worker_init_fn cannot be sent to a worker process: {error}."
@@ -61,54 +56,24 @@ class Payload:
             ) from error
         pickled = file.getvalue()
         self.needs_script = _SCRIPT in pickled
-        pieces, arrays, end = [memoryview(pickled)], [], len(pickled)
+        self._pieces, arrays, self._nbytes = [(0, memoryview(pickled))], [], len(pickled)
         for buffer in buffers:
             raw = buffer.raw()
-            start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            pieces += [memoryview(bytes(start - end)), raw]  # what lies between, and the array
-            end = start + raw.nbytes
+            start = -(-self._nbytes // _ALIGNMENT) * _ALIGNMENT
+            self._pieces.append((start, raw))
+            self._nbytes = start + raw.nbytes
             arrays.append((start, raw.nbytes, raw.readonly))
         self.layout = PayloadLayout(len(pickled), arrays)
-        self._nbytes = end
-        self._pieces = pieces
-        self._block: Block | None = None
 
-    def write(self, previous: Payload | None) -> None:
-        """Puts it into shared memory: that of `previous`, if that holds the same, byte for byte."""
-        if previous is not None and previous.layout == self.layout and previous._holds(self._pieces):
-            self._block = previous._block
-        else:
-            self._block = Block.create(self._nbytes)
-            _write(self._block.fileno(), self._pieces)
+    def write(self) -> Block:
+        """Puts it into shared memory, once."""
+        block = Block.create(self._nbytes)
+        for at, piece in self._pieces:
+            while piece:  # by the system: through the mapping, each page would be a fault
+                written = os.pwrite(block.fileno(), piece, at)
+                piece, at = piece[written:], at + written
         self._pieces = []
-
-    def _holds(self, pieces: Sequence[memoryview]) -> bool:
-        if self._block is None:
-            return False
-        at = _address(self._block.array(np.uint8, self._nbytes))
-        for piece in pieces:
-            if piece.nbytes and _memcmp(at, _address(np.frombuffer(piece, np.uint8)), piece.nbytes):
-                return False
-            at += piece.nbytes
-        return True
-
-    def fileno(self) -> int:
-        """The descriptor by which workers get it, when it has been written."""
-        assert self._block is not None
-        return self._block.fileno()
-
-
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _write(fd: int, pieces: Sequence[memoryview]) -> None:
-    """Writes the pieces one after the other. By the system: through the mapping, each page would be a fault."""
-    at = 0
-    for piece in pieces:
-        while piece:
-            written = os.pwrite(fd, piece, at)
-            piece, at = piece[written:], at + written
+        return block
 
 
 def load_payload(fd: int, layout: PayloadLayout) -> Any:

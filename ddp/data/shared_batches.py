@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import pickle
-import select
-import socket
-import struct
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,16 +26,11 @@ from ddp._tensor.dtypes import bfloat16
 
 _GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of about one size share blocks
 _ALIGNMENT = 64  # bytes: a line of the cache
-_LONG = 4096  # bytes of a pickle that go into the block, too: a short message never waits for its reader
+_LONG = 1024  # bytes of a pickle that go into the block, too: results in the socket do not block a worker while its
+#              consumer sends it a long task, so neither waits for the other for ever
 _HELD = 32  # blocks of one worker that the consumer may keep; of what it keeps beyond that it gets copies
 
 _BFLOAT16 = bfloat16.name
-
-_LENGTH = struct.Struct("=Q")
-_TIME = struct.Struct("@ll")  # a timeval, as SO_RCVTIMEO takes it
-_DESCRIPTOR = struct.Struct("@i")
-_CONTROL_BYTES = socket.CMSG_SPACE(_DESCRIPTOR.size)
-_PIECE = 1 << 16  # bytes read at once
 
 
 class BlockPool:
@@ -111,14 +102,14 @@ class PackedBatch(NamedTuple):
     """What is sent of a batch.
 
     token, nbytes: of its block, "" if it needs none; new: whether the block's descriptor goes along
-    long: where in the block the pickle lies, if it is long
+    content: the pickle of (list of PackedArrays, pickle of the batch), empty if it is long
+    long: where in the block it lies then
     """
 
     token: str
     nbytes: int
     new: bool
-    leaves: list[PackedArray]
-    pickled: bytes
+    content: bytes
     long: tuple[int, int] | None
 
 
@@ -166,9 +157,6 @@ class BatchWriter:
         pickler = _Pickler(file)
         pickler.dump(batch)
         pickled = file.getvalue()
-        if not pickler.arrays and len(pickled) <= _LONG:
-            self.abandon()
-            return PackedBatch("", 0, False, [], pickled, None)
         leaves, offset = [], self._used
         strays: list[tuple[Array, int]] = []
         for array, is_tensor in pickler.arrays:
@@ -179,19 +167,22 @@ class BatchWriter:
                 strays.append((array, start))
             dtype = _BFLOAT16 if array.dtype == bfloat16 else array.dtype.str
             leaves.append(PackedArray(start, dtype, array.shape, is_tensor))
-        long = None
-        if len(pickled) > _LONG:
-            long = offset, len(pickled)
-            strays.append((np.frombuffer(pickled, np.uint8), offset))
-            offset += len(pickled)
-            pickled = b""
+        content, long = pickle.dumps((leaves, pickled), 5), None
+        if len(content) > _LONG:
+            long = offset, len(content)
+            strays.append((np.frombuffer(content, np.uint8), offset))
+            offset += len(content)
+            content = b""
+        elif not leaves:
+            self.abandon()
+            return PackedBatch("", 0, False, content, None)
         block = self._room(offset)
         for array, start in strays:
             block.array(array.dtype, array.shape, start)[...] = array
         self._usual = max(self._usual, offset)
         self._block = None
         self.new = None if block.closed else block
-        return PackedBatch(block.token, block.nbytes, not block.closed, leaves, pickled, long)
+        return PackedBatch(block.token, block.nbytes, not block.closed, content, long)
 
     def _start(self, array: Array) -> int | None:
         """Where the array lies in the block; None if it lies elsewhere, or not in the order of its elements."""
@@ -245,14 +236,14 @@ class BatchReader:
         self._held -= len(tokens)
         return tokens
 
-    def forget(self, tokens: list[str]) -> None:
+    def forget(self, tokens: Sequence[str]) -> None:
         """The worker has dropped these blocks."""
         for token in tokens:
             self._blocks.pop(token, None)  # unmapped when its arrays have gone
 
-    def unpack(self, batch: PackedBatch, fd: int) -> Any:
+    def unpack(self, batch: PackedBatch, fd: int = -1) -> Any:
         """The batch, its arrays over the worker's memory. fd: the block's, which is closed, if that is new here."""
-        token, nbytes, new, leaves, pickled, long = batch
+        token, nbytes, new, content, long = batch
         lease = None
         if token:
             if new:
@@ -263,7 +254,8 @@ class BatchReader:
             self._held += 1
         if long is not None:
             assert lease is not None
-            pickled = lease.array(np.uint8, long[1], long[0]).tobytes()
+            content = lease.array(np.uint8, long[1], long[0]).tobytes()
+        leaves, pickled = pickle.loads(content)
         copied = self._held - len(self._back) > _HELD
         return _Unpickler(pickled, leaves, lease, copied).load()
 
@@ -284,75 +276,3 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         # In a worker the user's script has this name.
         return super().find_class("__main__" if module == "__mp_main__" else module, name)
-
-
-class WorkerConnection:
-    """One end of a stream socket between a worker and its consumer: messages of any length, some with a descriptor.
-
-    A batch takes two system calls, and no thread waits in between.
-
-    timeout: seconds that `receive` waits for more to come; 0: until the other end is closed
-    """
-
-    def __init__(self, end: socket.socket, timeout: float = 0.0) -> None:
-        self.descriptors: deque[int] = deque()  # received, in order; the taker of one closes it
-        self._socket = end
-        self._read = bytearray()
-        if timeout:
-            # The kernel's own limit: Python's would ask before every read whether there is something.
-            micros = max(1, int(timeout * 1e6))  # 0 would be no limit
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(*divmod(micros, 1_000_000)))
-
-    def send(self, payload: bytes, fd: int = -1) -> None:
-        """Sends one message. Reads meanwhile what comes, so that two ends that send to each other both get on.
-
-        Raises: OSError if the other end is closed.
-        """
-        left = memoryview(_LENGTH.pack(len(payload)) + payload)
-        if fd >= 0:
-            along = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _DESCRIPTOR.pack(fd))]
-            left = left[self._socket.sendmsg([left], along) :]
-        while left:
-            try:
-                left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
-            except BlockingIOError:
-                poll = select.poll()
-                poll.register(self._socket, select.POLLIN | select.POLLOUT)
-                if poll.poll()[0][1] & select.POLLIN:
-                    self._fill()
-
-    def receive(self) -> bytes:
-        """The next message. Raises: EOFError or OSError if the other end is closed; TimeoutError."""
-        while len(self._read) < _LENGTH.size:
-            self._fill()
-        end = _LENGTH.size + _LENGTH.unpack_from(self._read)[0]
-        while len(self._read) < end:
-            self._fill()
-        payload = bytes(self._read[_LENGTH.size : end])
-        del self._read[:end]
-        return payload
-
-    def ready(self) -> bool:
-        """Whether there is something to receive, if only that the other end is closed."""
-        if self._read:
-            return True
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def _fill(self) -> None:
-        try:
-            piece, along, _, _ = self._socket.recvmsg(_PIECE, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            raise TimeoutError from None
-        for _, _, data in along:
-            self.descriptors.append(*_DESCRIPTOR.unpack(data))
-        if not piece:
-            raise EOFError
-        self._read += piece
-
-    def close(self) -> None:
-        """Closes this end; the other one is told so."""
-        self._socket.close()
-        while self.descriptors:
-            os.close(self.descriptors.popleft())

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ddp.data.fetching import FetchConfig, Fetcher, StreamFetcher, WorkerInfo, seed_generators, set_worker_info
+from ddp.data.fetching import BatchMaker, FetchConfig, FetchResult, WorkerInfo, seed_generators, set_worker_info
 from ddp.data.payload import PayloadLayout, load_payload
-from ddp.data.shared_batches import BatchWriter, PackedBatch, WorkerConnection
+from ddp.data.shared_batches import BatchWriter, PackedBatch
+from ddp.multiprocessing.connections import SharingConnection
 
 
 class StartPass(NamedTuple):
@@ -51,32 +52,19 @@ class WorkerFailure(NamedTuple):
     at: str | None
 
 
-class FetchResult(NamedTuple):
-    """The result of a task. Neither batch nor failure: the stream is at its end.
-
-    state: the dataset's own, after this batch; last: this is known to be the last one
-    """
-
-    batch: PackedBatch | None
-    failure: WorkerFailure | None
-    dropped: list[str]
-    state: Any = None
-    last: bool = False
-
-
 script_failure: WorkerFailure | None = None  # why the server could not import the user's script
 
 
-def run(end: socket.socket, needs_script: bool) -> None:
+def run(connection: SharingConnection, needs_script: bool) -> None:
     """Serves tasks until the connection is closed, and ends the process.
 
     needs_script: the payload has objects that the user's script defines
     """
-    connection = WorkerConnection(end)
     worker = _Worker(connection, script_failure if needs_script else None)
     try:
         while True:
-            worker.serve(pickle.loads(connection.receive()))
+            received = connection.take()
+            worker.serve(pickle.loads(received.data), received.fd_owners)
     except (EOFError, OSError):
         pass  # the consumer has closed the connection, or died
     for stream in (sys.stdout, sys.stderr):
@@ -111,80 +99,63 @@ def _shown(at: Any) -> str | None:
     return at if at is None or isinstance(at, str) else f"index {at!r}"
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    seed_generators(seed)
+    yield
+
+
 class _Worker:
-    def __init__(self, connection: WorkerConnection, failure: WorkerFailure | None) -> None:
+    def __init__(self, connection: SharingConnection, failure: WorkerFailure | None) -> None:
         self._connection, self._failure = connection, failure
         self._writer = BatchWriter()
-        self._config: FetchConfig | None = None
-        self._fetcher: Any = None
-        self._stateful = False
+        self._maker: BatchMaker | None = None
 
-    def serve(self, message: StartPass | FetchTask) -> None:
+    def serve(self, message: StartPass | FetchTask, fds: list[int]) -> None:
         if isinstance(message, StartPass):
-            self._start_pass(message)
+            self._start_pass(message, fds)
             return
         self._writer.give_back(message.returned)
         result = self._fetch(message)
         dropped, self._writer.dropped[:] = list(self._writer.dropped), []
         sent = pickle.dumps(result._replace(dropped=dropped), 5)
-        if result.batch is None or not result.batch.new:
-            self._connection.send(sent)
-            return
-        block = self._writer.new
-        assert block is not None
-        self._connection.send(sent, block.fileno())
-        block.close()
+        block = self._writer.new if isinstance(result.batch, PackedBatch) and result.batch.new else None
+        self._connection.post(sent, [] if block is None else [block.fileno()])
+        if block is not None:
+            block.close()
 
-    def _start_pass(self, start: StartPass) -> None:
+    def _start_pass(self, start: StartPass, fds: list[int]) -> None:
         """Prepares a pass. What fails is the result of its first task."""
         if self._failure is not None:
             return
         try:
-            first = self._config is None
-            if self._config is None:
-                fd = self._connection.descriptors.popleft()
-                self._config = FetchConfig(*load_payload(fd, start.layout))
-                os.close(fd)
-            config = self._config
-            set_worker_info(WorkerInfo(start.id, start.workers, start.seed, config.dataset))
+            first = self._maker is None
+            if first:
+                self._config = FetchConfig(*load_payload(fds[0], start.layout))
+                os.close(fds[0])
+                self._maker = BatchMaker(self._config, self._writer.empty)
+            set_worker_info(WorkerInfo(start.id, start.workers, start.seed, self._config.dataset))
             seed_generators(start.seed)
-            if first and config.initialize is not None:
-                config.initialize(start.id)
-            if not config.stream:
-                batched = config.size is not None
-                self._fetcher = Fetcher(config.dataset, config.collate, batched, self._writer.empty)
-                return
-            self._stateful = hasattr(config.dataset, "state_dict")
-            if start.state is not None:
-                config.dataset.load_state_dict(start.state)
-            self._fetcher = StreamFetcher(
-                config.dataset, config.collate, config.size, config.drop_last, self._writer.empty
-            )
-            try:
-                for seed in start.skipped:
-                    seed_generators(seed)
-                    self._fetcher.skip()
-            except StopIteration:
-                pass  # the stream is shorter than it was: its end is told when a batch is asked for
+            if first and self._config.initialize is not None:
+                self._config.initialize(start.id)
+            assert self._maker is not None
+            self._maker.start_pass(start.state, start.skipped, _seeded)
         except BaseException as error:
             self._failure = describe_failure(error)
 
     def _fetch(self, task: FetchTask) -> FetchResult:
         if self._failure is not None:
-            return FetchResult(None, self._failure, [])
+            return FetchResult(None, failure=self._failure)
+        maker = self._maker
+        assert maker is not None
         try:
             seed_generators(task.seed)
             self._writer.begin()
-            if task.indices is not None:
-                return FetchResult(self._writer.pack(self._fetcher.fetch(task.indices)), None, [])
-            try:
-                batch = self._fetcher.fetch()
-            except StopIteration:
-                self._writer.abandon()
-                return FetchResult(None, None, [])
-            assert self._config is not None
-            state = self._config.dataset.state_dict() if self._stateful else None
-            return FetchResult(self._writer.pack(batch), None, [], state, self._fetcher.over)
+            result = maker.make(task.indices)
+            if not result.end:
+                return result._replace(batch=self._writer.pack(result.batch))
+            self._writer.abandon()
+            return result
         except BaseException as error:
             self._writer.abandon()
-            return FetchResult(None, describe_failure(error, self._fetcher.at), [])
+            return FetchResult(None, failure=describe_failure(error, maker.fetcher.at))

@@ -9,22 +9,23 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import socket
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ddp._block import Block
+from ddp.data.fetching import FetchResult
 from ddp.data.fork_server import ForkServer, WorkerProcess, current_script, end_workers, fork_server
 from ddp.data.payload import Payload
-from ddp.data.shared_batches import BatchReader, WorkerConnection
-from ddp.data.worker import FetchResult, FetchTask, StartPass, WorkerFailure
+from ddp.data.shared_batches import BatchReader, PackedBatch
+from ddp.data.worker import FetchTask, StartPass, WorkerFailure
 from ddp.errors import WorkerError
+from ddp.multiprocessing.connections import SharingConnection, make_pipe
 
 
 class WorkerPool:
     """`count` workers, each with a copy of what is in the payload. They end when this is closed, or forgotten.
 
-    previous: the payload of an earlier pool, whose memory is used again if it holds the same
     modules: names of those that the server imports for them
     timeout: seconds that a batch may take; 0: no limit
     own_server: they are forked by a server that is started for them alone
@@ -35,7 +36,6 @@ class WorkerPool:
     def __init__(
         self,
         payload: Payload,
-        previous: Payload | None,
         modules: Iterable[str],
         count: int,
         timeout: float,
@@ -43,22 +43,20 @@ class WorkerPool:
     ) -> None:
         script = current_script() if payload.needs_script else {}
         server = ForkServer(frozenset(modules), script) if own_server else fork_server(modules, script)
-        self._payload = payload
-        self._sent = False
+        self._layout = payload.layout
         self._timeout = timeout
-        ends: list[socket.socket] = []
+        self._connections: list[SharingConnection] = []
         self._processes: list[WorkerProcess] = []
-        self._end = weakref.finalize(self, _end, ends, self._processes, os.getpid())
+        self._end = weakref.finalize(self, _end, self._connections, self._processes, os.getpid())
         for _ in range(count):
-            ours, theirs = socket.socketpair()
-            ends.append(ours)
+            ours, theirs = make_pipe()
+            self._connections.append(ours)
             with theirs:
                 self._processes.append(WorkerProcess(server, theirs, payload.needs_script))
-        payload.write(previous)  # while they are forked
+        self._block: Block | None = payload.write()  # while they are forked; until the workers have it
         for process in self._processes:
             process.wait_for_start()
-        self._connections = [WorkerConnection(end, timeout) for end in ends]
-        self._readers = [BatchReader() for _ in ends]
+        self._readers = [BatchReader() for _ in range(count)]
         self._pending = [0] * count  # results that are still to come
 
     def __len__(self) -> int:
@@ -71,55 +69,53 @@ class WorkerPool:
         """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
-                result = self.receive(worker)
-                if result.batch is not None:
-                    self.unpack(worker, result)  # gives its block back
+                self._take(worker)  # a batch that nobody takes gives its block back
         for worker in range(len(self)):
-            start = StartPass(worker, len(self), seeds[worker], self._payload.layout, states[worker], skipped[worker])
-            self._send(worker, start, -1 if self._sent else self._payload.fileno())
-        self._sent = True
+            start = StartPass(worker, len(self), seeds[worker], self._layout, states[worker], skipped[worker])
+            self._send(worker, start, [] if self._block is None else [self._block.fileno()])
+        self._block = None
 
     def request(self, worker: int, seed: int, indices: Any) -> None:
         """Gives a worker a task. indices: None for the next batch of a stream."""
         self._pending[worker] += 1
         self._send(worker, FetchTask(seed, indices, self._readers[worker].returned()))
 
-    def _send(self, worker: int, message: StartPass | FetchTask, fd: int = -1) -> None:
+    def _send(self, worker: int, message: StartPass | FetchTask, fds: Sequence[int] = ()) -> None:
         try:
-            self._connections[worker].send(pickle.dumps(message, 5), fd)
+            self._connections[worker].post(pickle.dumps(message, 5), list(fds))
         except OSError:
             pass  # it has died, or is about to: `receive` will say so
 
-    def receive(self, worker: int) -> FetchResult:
-        """A worker's next result. Raises: WorkerError if it died, or takes longer than the time limit."""
+    def receive(self, worker: int, number: int) -> FetchResult:
+        """The result of a worker's oldest task, whose batch has that number.
+
+        Raises: WorkerError if there was an exception in the worker, it died, or takes longer than the time limit.
+        """
+        result = self._take(worker)
+        if result.failure is not None:
+            raise _worker_error(result.failure, f"DataLoader worker {worker} of {len(self)}, batch {number}")
+        return result
+
+    def _take(self, worker: int) -> FetchResult:
+        connection = self._connections[worker]
         try:
-            received = self._connections[worker].receive()
-        except TimeoutError:
-            raise WorkerError(
-                f"DataLoader worker {worker} of {len(self)} took longer than timeout={self._timeout:g} s for a batch"
-            ) from None
+            if self._timeout and not connection.poll(self._timeout):
+                who = f"DataLoader worker {worker} of {len(self)}"
+                raise WorkerError(f"{who} took longer than timeout={self._timeout:g} s for a batch")
+            received = connection.take()
         except (EOFError, OSError):
             raise WorkerError(self._death(worker)) from None
         self._pending[worker] -= 1
-        result: FetchResult = pickle.loads(received)
-        self._readers[worker].forget(result.dropped)
+        result: FetchResult = pickle.loads(received.data)
+        reader = self._readers[worker]
+        reader.forget(result.dropped)
+        if isinstance(result.batch, PackedBatch):
+            return result._replace(batch=reader.unpack(result.batch, *received.fd_owners))
         return result
 
     def ready(self, worker: int) -> bool:
         """Whether `receive` need not wait."""
-        return self._connections[worker].ready()
-
-    def unpack(self, worker: int, result: FetchResult) -> Any:
-        """The batch of a result that has one."""
-        assert result.batch is not None
-        fd = self._connections[worker].descriptors.popleft() if result.batch.new else -1
-        return self._readers[worker].unpack(result.batch, fd)
-
-    def batch(self, worker: int, result: FetchResult, number: int) -> Any:
-        """The batch of a result. Raises: WorkerError if there was an exception in the worker."""
-        if result.failure is not None:
-            raise _worker_error(result.failure, f"DataLoader worker {worker} of {len(self)}, batch {number}")
-        return self.unpack(worker, result)
+        return self._connections[worker].poll(0)
 
     def _death(self, worker: int) -> str:
         process = self._processes[worker]
@@ -141,9 +137,9 @@ class WorkerPool:
         self._end()
 
 
-def _end(ends: Sequence[socket.socket], processes: list[WorkerProcess], owner: int) -> None:
-    for end in ends:
-        end.close()
+def _end(connections: Sequence[SharingConnection], processes: list[WorkerProcess], owner: int) -> None:
+    for connection in connections:
+        connection.close()
     if os.getpid() == owner:  # else this is a child that the consumer forked: they are not its workers
         end_workers(processes)
 

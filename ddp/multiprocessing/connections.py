@@ -54,15 +54,16 @@ class SharingConnection(Connection):
         """Sends what `pack` has made."""
         self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
         self._check_writable()  # type: ignore[attr-defined]
-        self._post(packed.data, [each.fileno() for each in packed.fd_owners])
+        self.post(packed.data, [each.fileno() for each in packed.fd_owners])
 
     def recv_packed(self) -> PackedObject:
         """The next object, still packed: to be opened once locks have been released. Raises: EOFError."""
         self._check_closed()  # type: ignore[attr-defined]
         self._check_readable()  # type: ignore[attr-defined]
-        return self._take()
+        return self.take()
 
-    def _post(self, data: Any, fds: list[int]) -> None:
+    def post(self, data: Any, fds: list[int]) -> None:
+        """Sends bytes, and beside them the descriptors."""
         header = _HEADER.pack(len(fds), len(data))
         if len(data) <= _TOGETHER and len(fds) <= _MOST:
             self._send_all(header + data, fds)
@@ -85,7 +86,8 @@ class SharingConnection(Connection):
                 time.sleep(_PAUSE)
         self._socket.sendall(data[sent:])
 
-    def _take(self) -> PackedObject:
+    def take(self) -> PackedObject:
+        """The next message: its bytes and descriptors, which are the caller's. Raises: EOFError, OSError."""
         fds: list[int] = []
         try:
             header = self._receive(_HEADER.size, fds)
@@ -128,10 +130,10 @@ class SharingConnection(Connection):
     # What the standard library's methods for bytes stand on:
 
     def _send_bytes(self, buf: Any) -> None:
-        self._post(buf, [])
+        self.post(buf, [])
 
     def _recv_bytes(self, maxsize: int | None = None) -> Any:
-        packed = self._take()
+        packed = self.take()
         packed.close()
         return None if maxsize is not None and len(packed.data) > maxsize else io.BytesIO(packed.data)
 

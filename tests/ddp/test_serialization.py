@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +93,6 @@ def test_pytorch_reads_what_is_written_here(tmp_path: Path) -> None:
     assert_same({name: back[name] for name in expected}, expected)
 
 
-def test_a_model_goes_to_pytorch_and_back(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    library = pytest.importorskip("safetensors.torch", reason="the library of the format")
-    ours, theirs = ddp.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    ddp.save(ours.state_dict(), tmp_path / "x.safetensors")
-    library.load_model(theirs, tmp_path / "x.safetensors")
-    np.testing.assert_array_equal(theirs.weight.detach().numpy(), ours.weight.detach().numpy())
-    with torch.no_grad():
-        theirs.weight.mul_(2)
-    library.save_model(theirs, tmp_path / "y.safetensors")
-    ours.load_state_dict(ddp.load(tmp_path / "y.safetensors"))
-    np.testing.assert_array_equal(theirs.weight.detach().numpy(), ours.weight.detach().numpy())
-
-
 def test_what_is_not_contiguous(tmp_path: Path) -> None:
     x = ddp.tensor(np.arange(24.0).reshape(2, 3, 4))
     for array in (x.array.T, x.array[:, ::2], x.array[::-1], np.broadcast_to(x.array[0, 0], (5, 4))):
@@ -151,45 +136,6 @@ def test_a_checkpoint(tmp_path: Path) -> None:
     assert resumed.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
 
 
-@pytest.mark.parametrize(
-    "obj",
-    [
-        {},
-        [],
-        (),
-        None,
-        3,
-        "text",
-        {"a": [1, 2.5, True, None, "x", float("inf"), float("nan"), 1e-300, -(10**30)]},
-        {1: {"2": (3, [4, ()])}, 2.5: 0, None: 1, False: 2, 'é\n"': "ü"},
-        [{"list": [1]}, {"dict": 2}, {"tensor": "x"}, {"tuple": 3}],
-        {"": {"": []}, "__metadata__": 3},
-    ],
-)
-def test_values_without_tensors(obj: Any) -> None:
-    assert_same(through(obj), obj)
-
-
-def test_tensors_in_any_structure() -> None:
-    x, y = values(dtypes.float32, (2, 2)), values(dtypes.bfloat16, (3,))
-    for obj in (x, [x, (y, x.clone())], {"a.b": {"c": x}, "a": {"b.c": y}}, {0: x, "0": y}, {"__metadata__": x}, (x,)):
-        assert_same(through(obj), obj)
-
-
-def test_kinds_of_dicts_and_scalars() -> None:
-    found = through({"a": OrderedDict(b=1), "c": Counter([3, 3])})
-    assert found == {"a": {"b": 1}, "c": {3: 2}}
-    assert through(np.float32(0.5)) == 0.5
-
-
-def test_gradients_and_graphs_stay_here() -> None:
-    x = ddp.ones(2, requires_grad=True)
-    found = through({"x": x, "y": x * 2})
-    assert not found["x"].requires_grad
-    assert found["y"].is_leaf
-    assert found["y"].tolist() == [2.0, 2.0]
-
-
 def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     x = values(dtypes.float32, (100, 10))
     ddp.save({"a": x, "b": x.detach(), "c": x.clone()}, tmp_path / "x.safetensors")
@@ -201,13 +147,6 @@ def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     assert found["b"][0, 0].item() == 5
     assert found["c"][0, 0].item() != 5
     assert found["a"].version is found["b"].version
-
-
-def test_tied_in_a_structure() -> None:
-    x = values(dtypes.float64, (3,))
-    found = through([x, {"again": x}])
-    found[0].fill_(1)
-    assert found[1]["again"].tolist() == [1.0] * 3
 
 
 def test_tied_weights_of_a_model_stay_tied() -> None:
@@ -223,14 +162,6 @@ def test_tied_weights_of_a_model_stay_tied() -> None:
     other.load_state_dict(state)
     assert other.second.weight is other.first.weight
     assert bits(other.first.weight) == bits(state["second.weight"])
-
-
-def test_views_that_only_overlap_are_written_apart() -> None:
-    x = values(dtypes.float32, (4, 4))
-    views = {"whole": x, "row": x[0], "flat": x.reshape(16), "turned": x.T, "empty": x[:0], "none": x[4:]}
-    found = through(views)
-    assert_same(found, views)
-    assert not any(np.shares_memory(a.array, b.array) for n, a in found.items() for m, b in found.items() if n != m)
 
 
 def test_map_location() -> None:
@@ -371,11 +302,6 @@ def test_a_whole_model_as_scripts_save_it() -> None:
     found(x).sum().backward()
 
 
-def test_layers_of_ours_need_no_list() -> None:
-    layer = ddp.load(saved({"layer": nn.Linear(2, 3)}))["layer"]
-    assert repr(layer) == repr(nn.Linear(2, 3))
-
-
 def test_a_class_is_not_made_unless_it_is_listed() -> None:
     file = saved(Net())
     with pytest.raises(SerializationError, match=r"Net', which is none of ddp.nn's; .*safe_globals\(\[Net\]\)"):
@@ -414,15 +340,11 @@ def test_what_is_no_class_cannot_be_listed(listed: Any) -> None:
     ("structure", "message"),
     [
         ({"module": ["os:system", {"dict": []}]}, "'os:system', which is none of ddp.nn's"),
-        ({"module": ["ddp.nn.module:note_registration", {"dict": []}]}, "none of ddp.nn's"),
         ({"module": ["ddp.nn:Linear", {"dict": []}]}, "a Linear, whose training is None, expected a bool"),
         ({"module": ["ddp.nn:Linear", 3]}, "the attributes of a Linear are 3"),
-        ({"module": "ddp.nn:Linear"}, "structure holds"),
         ({"function": "builtins:exec"}, "'builtins:exec', which is none of ddp.nn's"),
         ({"function": "ddp.nn.dropout:apply"}, "none of ddp.nn's"),
         ({"parameters": [{"dict": [["weight", 3]]}, {}]}, "a parameter is 3, expected a tensor"),
-        ({"parameters": [3, {}]}, "structure holds"),
-        ({"set": [[1]]}, "structure holds"),
         ({"same_module": 0}, "structure holds"),
     ],
 )
@@ -438,12 +360,6 @@ def test_a_model_with_hooks_is_told_of() -> None:
     net.register_forward_hook(lambda *_: None)
     with pytest.raises(ArgumentError, match=r"obj\._hooks_\.forward\.0\.0 is of type function"):
         ddp.save(net, io.BytesIO())
-
-
-def test_sets_of_a_model() -> None:
-    layer: Any = nn.Identity()
-    layer.kept = {"head", 2, None}
-    assert ddp.load(saved(layer)).kept == {"head", 2, None}
 
 
 def test_a_function_whose_name_others_have_is_not_saved() -> None:

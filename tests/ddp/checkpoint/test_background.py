@@ -100,24 +100,6 @@ def test_a_step_waits_for_the_copy_and_forward_and_backward_do_not(folder: Path,
     assert (tensors(model)["model.0.weight"] != expected["model.0.weight"]).any()
 
 
-def test_what_a_step_alone_changes_is_copied_by_the_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy, copied = snapshots._copy, []
-
-    def note(array: Any, target: Any, mark: Any) -> None:
-        copied.append((threading.current_thread() is threading.main_thread(), array.nbytes))
-        copy(array, target, mark)
-
-    monkeypatch.setattr(snapshots, "_copy", note)
-    model, optimizer, ckpt = make(folder)
-    model.register_buffer("table", ddp.zeros(WIDE, WIDE))  # large, and no optimizer's
-    step(model, optimizer)
-    ckpt.save()
-    ckpt.close()
-    large = 4 * WIDE * WIDE
-    assert [each for each in copied if each[1] >= large] == [(True, large), (False, large), (False, large)]
-    assert len([each for each in copied if each[1] < large]) > 5
-
-
 def test_what_is_changed_behind_its_back_is_saved_anew(
     folder: Path, gate: threading.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,22 +126,6 @@ def test_a_write_that_counts_only_after_its_copy_is_noticed(folder: Path) -> Non
     x.add_(1)
     thread.join()
     assert not snapshot.intact
-
-
-def test_memory_is_used_again(folder: Path) -> None:
-    model, optimizer, ckpt = make(folder)
-    found = []
-    for _ in range(3):
-        step(model, optimizer)
-        ckpt.step += 1
-        ckpt.save()
-        ckpt.wait()
-        found.append({name: array.ctypes.data for name, array in ckpt._copy_buffers.items()})
-    assert found[0] == found[1] == found[2]
-    assert (
-        sum(array.nbytes for array in ckpt._copy_buffers.values()) < 2.1 * 4 * WIDE * WIDE
-    )  # weight and momentum, no more
-    ckpt.close()
 
 
 def test_one_save_at_a_time(folder: Path, gate: threading.Event) -> None:
@@ -212,26 +178,6 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
     assert not list(folder.glob("step-*"))
 
 
-def test_ranks_take_the_end_of_a_save_at_the_same_step(folder: Path) -> None:
-    """One rank's thread is late: the others go on without waiting, and the next save begins on all after one step."""
-
-    def train(comm: collectives.Communicator) -> list[int]:
-        model, optimizer, ckpt = make(folder, comm, every=1)
-        found = []
-        with ckpt:
-            for _ in ckpt.resume(Loader(comm), epochs=4):
-                before = ckpt._saving
-                time.sleep(0.003 * comm.rank)
-                step(model, optimizer)
-                if ckpt._saving is not None and ckpt._saving is not before:
-                    found.append(ckpt.step)
-                found.append(-1 if ckpt._saving is None else ckpt._saved_at or 0)
-        return found
-
-    first, *others = collectives.run_threads(train, size=3)
-    assert all(each == first for each in others)
-
-
 def test_the_process_waits_for_a_save(folder: Path, run_job: Callable[..., Any]) -> None:
     done = run_job([sys.executable, "-c", PROGRAM, str(folder)])
     assert (done.returncode, done.stderr) == (0, "")
@@ -243,13 +189,3 @@ def test_a_save_that_fails_at_exit_is_told(folder: Path, run_job: Callable[..., 
     done = run_job([sys.executable, "-c", code, str(folder)])
     assert done.returncode == 0
     assert "a save failed while the process was ending: ZeroDivisionError" in done.stderr
-
-
-@pytest.mark.mpi
-def test_ranks_wait_for_a_save_when_they_end(folder: Path, tmp_path: Path, run_job: Callable[..., Any]) -> None:
-    """From Python 3.12 on, no thread of theirs starts any more by then."""
-    script = tmp_path / "job.py"
-    script.write_text(f"import collectives\ncollectives.init()\n{PROGRAM}")
-    done = run_job([sys.executable, "-m", "launcher", "-n", "2", str(script), str(folder)])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert open_checkpoint(folder / "step-0000000000").read("rank-0001.model.weight").shape == (1000, 1000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import collectives
 import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer, load_model, open_checkpoint
-from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
@@ -29,16 +27,6 @@ def step(model: Any, *optimizers: Any) -> None:
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()
-
-
-def test_nothing_to_load(folder: Path) -> None:
-    model = net()
-    before = everything(model, [])
-    with Checkpointer(folder / "a" / "b", model=model) as ckpt:
-        assert not ckpt.load()
-        assert ckpt.step == 0
-        assert ckpt.folder == folder / "a" / "b"
-    assert_same(everything(model, []), before)
 
 
 class Tied(nn.Module):
@@ -77,46 +65,6 @@ def test_every_kind_of_parameter_comes_back_and_tied_ones_are_one(folder: Path) 
     for name, value in expected.items():
         got = other.state_dict()[name].numpy()
         assert (got.dtype, got.shape, got.tobytes()) == (value.dtype, value.shape, value.tobytes())
-
-
-SCHEDULES: list[Any] = [
-    lambda o: lr_scheduler.StepLR(o, 2),
-    lambda o: lr_scheduler.MultiStepLR(o, [1, 3, 3]),
-    lambda o: lr_scheduler.ExponentialLR(o, 0.5),
-    lambda o: lr_scheduler.CosineAnnealingLR(o, 5),
-    lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
-    lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=9),
-    lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=2),
-    lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
-    lambda o: lr_scheduler.PolynomialLR(o, 5),
-    lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
-    lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.StepLR(o, 2), lr_scheduler.ExponentialLR(o, 0.9)]),
-]
-
-
-@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: type(make(SGD([nn.Parameter(ddp.ones(1))]))).__name__)
-def test_every_schedule_goes_on(make: Any, folder: Path) -> None:
-    def rates(steps: list[int], load: bool) -> list[float]:
-        model = net()
-        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
-        schedule = make(optimizer)
-        found = []
-        with Checkpointer(folder, model=model, optimizer=optimizer, scheduler=schedule) as ckpt:
-            assert ckpt.load() == load
-            for each in steps:
-                step(model, optimizer)
-                if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
-                    schedule.step(float(each % 3))
-                else:
-                    schedule.step()
-                found.append(optimizer.param_groups[0]["lr"])
-                if each == 3:
-                    ckpt.step = each
-                    ckpt.save()
-        return found
-
-    expected = rates(list(range(8)), False)
-    assert rates(list(range(4, 8)), True) == expected[4:]
 
 
 class Best:
@@ -161,22 +109,7 @@ def test_what_the_user_keeps(folder: Path) -> None:
     assert whole.value == 3.0
 
 
-def test_objects_of_the_user_in_depth(folder: Path) -> None:
-    best, worst = Best(), Best()
-    user: dict[str, Any] = {"values": {"best": best, "worst": worst, "curve": [1]}, "plain": {"a": 1}}
-    inner = user["values"]
-    with Checkpointer(folder, user=user) as ckpt:
-        best.value, worst.value = 2.0, 1.0
-        ckpt.save()
-        best.value = worst.value = 0.0
-        inner["curve"], inner["new"] = [], 3
-        ckpt.load()
-    assert user["values"] is inner
-    assert inner == {"best": best, "worst": worst, "curve": [1]}
-    assert (best.value, worst.value) == (2.0, 1.0)
-
-
-@pytest.mark.parametrize("given", [None, {"curve": 1}, {"curve": 1, "more": {}}, {"curve": 1, "more": 2}])
+@pytest.mark.parametrize("given", [None, {"curve": 1, "more": {}}])
 def test_an_object_without_a_state_is_named_and_stays(
     given: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -221,21 +154,6 @@ def test_several_optimizers_and_groups(folder: Path) -> None:
         assert_same(everything(model, optimizers), after)
 
 
-def test_frozen_parameters_are_saved_too(folder: Path) -> None:
-    model = net()
-    model[0].requires_grad_(False)
-    optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
-    step(model, optimizer)
-    with Checkpointer(folder, model=model, optimizer=optimizer, async_save=True) as ckpt:
-        ckpt.save()
-        expected = model[0].weight.numpy().copy()
-        ckpt.wait()
-        with ddp.no_grad():
-            model[0].weight.zero_()
-        ckpt.load()
-    np.testing.assert_array_equal(model[0].weight.numpy(), expected)
-
-
 # -- what does not fit
 
 
@@ -251,7 +169,6 @@ def saved(folder: Path, **parts: Any) -> None:
             lambda m: {"model": nn.Linear(6, 8)},
             r"another model: missing in the checkpoint: weight, bias; not in the model",
         ),
-        (lambda m: {"model": net(norm=True)}, r"missing in the checkpoint: 1\.weight"),
         (lambda m: {"model": m, "optimizer": Adam(m.parameters())}, "has the state of SGD, the optimizer is Adam"),
         (
             lambda m: {"model": m, "optimizer": SGD(reversed(list(m.parameters())))},
@@ -261,7 +178,6 @@ def saved(folder: Path, **parts: Any) -> None:
             lambda m: {"model": m, "optimizer": SGD([{"params": m[0].parameters()}, {"params": m[2].parameters()}])},
             r"groups of \[2, 2\] parameters, the checkpoint of \[4\]",
         ),
-        (lambda m: {"model": m}, "the checkpoint has 1 optimizers, there are 0"),
         (lambda m: {"optimizer": SGD(m.parameters())}, "has the state of a model, and none was given"),
         (
             lambda m: {
@@ -354,9 +270,8 @@ def test_from_another_folder(folder: Path) -> None:
             ckpt.load(folder / "third")
 
 
-@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("asked", ["step-0000000005", ""])
-def test_one_that_is_damaged_changes_nothing(asked: str, size: int, folder: Path) -> None:
+def test_one_that_is_damaged_changes_nothing(asked: str, folder: Path) -> None:
     """Its model could be read, and what is damaged comes last."""
     with Checkpointer(folder / "first", model=net(), user={"table": np.zeros(1 << 23, np.float32)}) as ckpt:
         ckpt.step = 5
@@ -377,31 +292,9 @@ def test_one_that_is_damaged_changes_nothing(asked: str, size: int, folder: Path
             assert_same(everything(model, []), before)
             return str(caught.value), ckpt.step
 
-    for said, reached in collectives.run_threads(run, size=size):
+    for said, reached in collectives.run_threads(run, size=2):
         assert "step-0000000005: rank-0000.safetensors: bytes" in said
         assert reached == 0
-
-
-@pytest.mark.parametrize("asked", ["step-0000000000", ""])
-def test_a_slow_disk_may_take_longer_than_a_collective(
-    asked: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved(folder / "first", user={"x": 1})
-    check = Saved.check
-
-    def slow(self: Saved, part: int, *rest: Any) -> None:
-        if part == 0:
-            time.sleep(2.5)
-        check(self, part, *rest)
-
-    monkeypatch.setattr(Saved, "check", slow)
-
-    def run(comm: collectives.Communicator) -> bool:
-        comm.timeout = 1.5
-        with Checkpointer(folder / "second", user={"x": 0}, comm=comm) as ckpt:
-            return ckpt.load(folder / "first" / asked)
-
-    assert collectives.run_threads(run, size=2) == [True, True]
 
 
 def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:
@@ -509,14 +402,6 @@ def test_what_one_rank_cannot_save_none_does(folder: Path) -> None:
     ]
     assert [each[:37] for each in second] == ["ArgumentError: user.best is of type o"]
     assert open_checkpoint(folder / "step-0000000000").size == 2  # the second attempt
-
-
-def test_after_a_load_that_failed_the_loop_does_not_begin_anew(folder: Path) -> None:
-    saved(folder, model=net())
-    with Checkpointer(folder, model=nn.Linear(2, 2)) as ckpt:
-        for call in (ckpt.load, lambda: next(ckpt.resume(Loader(ckpt._comm)))):
-            with pytest.raises(StateDictError, match="another model"):
-                call()
 
 
 def test_closed_is_closed(folder: Path) -> None:

@@ -19,12 +19,8 @@ __all__ = ["rig"]
 WIDE = 160  # a weight of 200 kB is copied in the background
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("size", [1, 2])
-def test_what_was_saved_is_what_was_there(
-    seed: int, size: int, background: bool, rig: Callable[..., Rig], folder: Path
-) -> None:
+def test_what_was_saved_is_what_was_there(background: bool, rig: Callable[..., Rig], folder: Path) -> None:
     def rank(comm: Any, cupy: Any) -> list[Any]:
         ddp.manual_seed(3)
         model = nn.Linear(WIDE, WIDE, bias=False, dtype=ddp.float64).to(f"cuda:{comm.rank}")
@@ -56,7 +52,7 @@ def test_what_was_saved_is_what_was_there(
             assert model.weight.device == ddp.device(f"cuda:{comm.rank}")
         return found
 
-    for first, second in rig(size, None, seed).run(rank):
+    for first, second in rig(2, None, 0).run(rank):
         assert first.keys() == second.keys()
         for name, value in first.items():
             np.testing.assert_array_equal(second[name], value, err_msg=name)

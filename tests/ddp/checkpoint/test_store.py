@@ -21,7 +21,7 @@ from collectives.errors import PeerLeft
 from ddp.checkpoint import agreement, folder_lock, shard_file
 from ddp.checkpoint.saved import open_checkpoint
 from ddp.checkpoint.store import Store
-from ddp.errors import ArgumentError, CheckpointError
+from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import arrays, check, leftovers, put_disk, same, write
 
 
@@ -42,19 +42,6 @@ def test_what_was_written_is_read(ranks: int, tmp_path: Path) -> None:
     files = {each.name for each in (tmp_path / "a/b/step-0000000003").iterdir()}
     assert files == {"manifest.json", *(f"rank-000{rank}.safetensors" for rank in range(ranks))}
     assert leftovers(tmp_path / "a/b") == []
-
-
-def test_another_world_goes_on(tmp_path: Path) -> None:
-    for step, ranks in enumerate((3, 1, 4)):
-
-        def main(comm: Communicator, step: int = step) -> None:
-            store = Store(tmp_path, comm)
-            if step > 0:
-                check(store.newest(), step - 1)
-            write(store, comm, step)
-            store.close()
-
-        collectives.run_threads(main, size=ranks)
 
 
 def test_parts_of_it_are_read_without_a_communicator(tmp_path: Path) -> None:
@@ -157,56 +144,6 @@ def test_a_run_that_went_back_is_the_newer_one(tmp_path: Path) -> None:
     assert left == ["step-0000000150.2", "step-0000000200.2", "step-0000000200.3"]
 
 
-def test_torn_ones_do_not_push_whole_ones_out(tmp_path: Path) -> None:
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm, keep=2)
-        write(store, comm, 1)
-        for step in (2, 3):
-            (tmp_path / f"step-000000000{step}").mkdir()
-        write(store, comm, 4)
-
-    collectives.run_threads(main, size=1)
-    assert sorted(each.name[-1] for each in tmp_path.glob("step-*")) == ["1", "2", "3", "4"]
-
-
-def test_what_is_no_folder_of_ours_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "x").mkdir(parents=True)
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    (runs / "step-0000000001").symlink_to(elsewhere)
-    (runs / "step-0000000002").write_text("notes")
-    (runs / ".step-0000000002.0123abcd.tmp").mkdir()
-    (runs / ".step-0000000002.0123abcd.tmp/x").write_text("")
-    (runs / ".step-0000000003.0123abcd.tmp/sub").mkdir(parents=True)
-
-    def main(comm: Communicator) -> None:
-        store = Store(runs, comm, keep=1)
-        write(store, comm, 2)
-        write(store, comm, 3)
-
-    collectives.run_threads(main, size=1)
-    assert (elsewhere / "x").exists()
-    assert sorted(each.name[-4:] for each in runs.glob("step-*")) == ["0001", "0002", "03.2"]
-    assert leftovers(runs) == [".step-0000000003.0123abcd.tmp"]
-    assert "which a save has left, cannot be removed" in caplog.text
-
-
-@pytest.mark.parametrize("keep", [0, -1, 1.5, True])
-def test_keep_is_a_number(keep: Any, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="keep should be at least 1"):
-        Store(tmp_path, collectives.init("single"), keep)
-
-
-def test_a_folder_is_a_folder(tmp_path: Path) -> None:
-    comm = collectives.init("single")
-    with pytest.raises(ArgumentError, match="the folder's name is empty"):
-        Store("", comm)
-    (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"file: Not a directory \(a folder is needed there\)"):
-        Store(tmp_path / "file", comm)
-
-
 # -- all ranks or none
 
 
@@ -235,15 +172,6 @@ def test_what_one_rank_cannot_write_none_does(what: Any, message: str, tmp_path:
         write(store, comm, 1)
 
     collectives.run_threads(main, size=3)
-
-
-def test_state_that_is_not_rank_0s_does_not_count(tmp_path: Path) -> None:
-    def main(comm: Communicator) -> None:
-        path = Store(tmp_path, comm).write(1, {}, {"rank": comm.rank} if comm.rank == 0 else object(), comm.rank)
-        assert open_checkpoint(path).state == {"rank": 0}
-        assert open_checkpoint(path).own_state == [0, 1]
-
-    collectives.run_threads(main, size=2)
 
 
 def test_a_rank_that_cannot_even_begin(tmp_path: Path) -> None:
@@ -342,23 +270,6 @@ def test_another_folder_on_another_rank(tmp_path: Path, monkeypatch: pytest.Monk
     Store(tmp_path / "a", collectives.init("single"))  # nobody has it
 
 
-def test_another_job_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.1)
-
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm)
-        write(store, comm, 1)
-        message = f"rank 0: {tmp_path} is in use by process {os.getpid()} on .*: one job at a time may save there"
-        with pytest.raises(CheckpointError, match=message):
-            Store(tmp_path, comm)
-        write(store, comm, 2)
-        store.close()
-        comm.barrier()
-        check(Store(tmp_path, comm).newest(), 2)
-
-    collectives.run_threads(main, size=2)
-
-
 def test_the_lock_is_gone_when_its_process_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = f"{TAKE}; print('taken', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
@@ -416,10 +327,3 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path, monkeypatch: pyt
     write(store, collectives.init("single"), 1)
     with pytest.raises(CheckpointError, match="is in use"):
         Store(tmp_path, collectives.init("single"))
-
-
-def test_a_lock_with_nonsense_in_it(tmp_path: Path) -> None:
-    for content in (b"", b"{", b"[1]", b"\xff" * 300, b'{"token": 3}'):
-        (tmp_path / ".lock").write_bytes(content)
-        assert folder_lock.token_in(str(tmp_path)) in (None, 3)
-        Store(tmp_path, collectives.init("single")).close()

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,8 +75,8 @@ def with_step_1(folder: Path, ranks: int) -> None:
     collectives.run_threads(main, size=ranks)
 
 
-@pytest.mark.parametrize(("code", "ranks"), [(errno.EIO, 2), (errno.ENOSPC, 1)])
-def test_a_disk_that_fails_once(code: int, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, ranks = errno.EIO, 2
     with_step_1(tmp_path / "before", ranks)
     failed, number, reached = 0, 0, True
     while reached:
@@ -96,8 +96,8 @@ def test_a_disk_that_fails_once(code: int, ranks: int, tmp_path: Path, monkeypat
         reached = len(fake.calls) >= number
         shutil.rmtree(folder)
     assert number > 15
-    # An EIO on the way to the disk passes at the second attempt; a folder, a rename and an fsync of the whole do not.
-    assert failed >= (3 if code == errno.EIO else 10)
+    # On the way to the disk it passes at the second attempt; a folder, a rename and an fsync of the whole do not.
+    assert failed >= 3
 
 
 def test_a_disk_that_is_full_from_some_call_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,64 +185,6 @@ def test_killed_for_good(tmp_path: Path, count: Callable[[int, int], int]) -> No
     assert saved >= count(3, 50)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a disk of the size given, where the test may."""
-    mounted: list[Path] = []
-
-    def mount(size: str) -> Path:
-        folder = tmp_path / "disk"
-        folder.mkdir()
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], capture_output=True)
-        if done.returncode != 0:
-            pytest.skip("this system lets not even root mount a small disk")
-        mounted.append(folder)
-        return folder
-
-    if shutil.which("mount") is None:
-        pytest.skip("mounting a small disk needs `mount`")
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-@pytest.mark.root
-def test_a_disk_that_is_really_full(small_disk: Callable[[str], Path]) -> None:
-    folder = small_disk("3m")
-    big = {"x": np.ones(4_000_000, np.uint8)}
-
-    def main(comm: Communicator) -> None:
-        store = Store(folder, comm)
-        write(store, comm, 1)
-        # Whoever comes first: when rank 1 has filled the disk, rank 0 finds no room either.
-        message = r"rank [01]: writing .*rank-000[01].*: No space left on device, [\d,]+ bytes are left"
-        with pytest.raises(CheckpointError, match=message):
-            store.write(2, big if comm.rank == 1 else {}, None, None)
-        comm.barrier()
-        check(store.newest(), 1)
-        if comm.rank == 0:
-            assert leftovers(folder) == []
-            (folder / "log").write_bytes(bytes(10_000))
-        write(store, comm, 2)
-        check(store.newest(), 2)
-        store.close()
-
-    collectives.run_threads(main, size=2)
-
-
-@pytest.mark.root
-def test_a_folder_that_can_only_be_read(small_disk: Callable[[str], Path]) -> None:
-    folder = small_disk("3m")
-    comm = collectives.init("single")
-    store = Store(folder, comm)
-    write(store, comm, 1)
-    store.close()
-    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-    message = r"disk cannot hold checkpoints: rank 0: locking .*: Read-only file system \(give a folder that can be"
-    with pytest.raises(CheckpointError, match=message):
-        Store(folder, comm)
-
-
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"rank 0: making the folder .*file/x: Not a directory"):
@@ -274,63 +216,7 @@ def test_a_folder_that_is_removed_between_saves(tmp_path: Path) -> None:
     collectives.run_threads(main, size=2)
 
 
-def test_a_folder_that_is_removed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes: list[bool] = []
-    errors: list[str] = []
-    while not outcomes or not outcomes[-1]:
-        folder = tmp_path / str(len(outcomes))
-
-        def before(at: int, name: str, number: int = len(outcomes) + 1, folder: Path = folder) -> None:
-            if at == number:
-                shutil.rmtree(folder)
-
-        def main(comm: Communicator, folder: Path = folder, fake: Disk = Disk(before=before)) -> bool:  # noqa: B008
-            store = Store(folder, comm)
-            with monkeypatch.context() as patch:
-                comm.barrier()
-                if comm.rank == 0:
-                    use_disk(patch, fake)
-                comm.barrier()
-                try:
-                    write(store, comm, 1)
-                except CheckpointError as error:
-                    errors.append(str(error))
-                    return False
-                finally:
-                    comm.barrier()
-                    store.close()
-            return True
-
-        saved = collectives.run_threads(main, size=2)
-        assert len(set(saved)) == 1
-        outcomes.append(saved[0])
-    assert len(outcomes) > 10  # the last is the first in which there was a checkpoint before the folder was removed
-    assert all("No such file or directory (was the folder removed?)" in error for error in errors)
-
-
 # -- slow disks
-
-SLOW = """
-import os, sys, time
-import numpy as np
-import collectives
-from ddp.checkpoint import shard_file
-from ddp.checkpoint.store import Store
-
-class Slow:
-    def __getattr__(self, name):
-        return getattr(os, name)
-
-    def fsync(self, fd):
-        time.sleep(3.5)
-
-comm = collectives.init(timeout=60).split(0, timeout=3.0)
-if comm.rank == 1:
-    shard_file.os = Slow()
-store = Store(sys.argv[1], comm)
-store.write(1, {f"x{comm.rank}": np.ones(3)}, None, None)
-print("step", store.newest().step)
-"""
 
 
 def test_slower_than_a_collective_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,15 +237,3 @@ def test_slower_than_a_collective_may_be(tmp_path: Path, monkeypatch: pytest.Mon
         check(store.newest(), 1)
 
     collectives.run_threads(main, size=2)
-
-
-@pytest.mark.mpi
-def test_the_launcher_takes_a_slow_disk_for_no_hang(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW)
-    launch = [sys.executable, "-m", "launcher", "-n", "2", "--hang-timeout", "3"]
-    done = run_job([*launch, str(script), str(tmp_path / "runs")])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("step 1") == 2

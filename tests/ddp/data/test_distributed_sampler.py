@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import collectives
 from ddp.data import BatchSampler, DistributedSampler
-from ddp.data.distributed_sampler import count, epoch_order
+from ddp.data.distributed_sampler import epoch_order
 from ddp.errors import ArgumentError, StateDictError
 
 Tail = st.sampled_from(["pad", "drop", "exact"])
@@ -42,14 +41,6 @@ def read(samplers: Sequence[DistributedSampler], state: Any, samples: int | None
         after.append(sampler.state_dict() if samples is None else sampler.state_after(began, samples))
     assert all(each == after[0] for each in after)
     return in_turns(parts), json.loads(json.dumps(after[0]))
-
-
-def test_counts() -> None:
-    assert [count(7, rank, 3, "exact") for rank in range(3)] == [3, 2, 2]
-    assert [count(7, rank, 3, "pad") for rank in range(3)] == [3, 3, 3]
-    assert [count(7, rank, 3, "drop") for rank in range(3)] == [2, 2, 2]
-    assert [count(1, rank, 3, "exact") for rank in range(3)] == [1, 0, 0]
-    assert [count(0, 0, 3, tail) for tail in ("pad", "drop", "exact")] == [0, 0, 0]
 
 
 def test_the_order_is_pinned() -> None:
@@ -128,75 +119,6 @@ def test_no_sample_is_lost_or_seen_twice_over_any_sequence_of_world_sizes(
         assert seen == list(itertools.islice(itertools.cycle(order), len(seen)))
 
 
-@given(legs=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 30)), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None, derandomize=True)
-def test_epochs_follow_each_other_through_restarts_at_other_sizes(legs: list[tuple[int, int]]) -> None:
-    length, state = 13, None
-    seen: list[int] = []
-    for size, samples in legs:
-        some, state = read(ranks(length, size, tail="exact"), state, samples)
-        seen += some
-        if state["cursor"] == length:  # all was handed out; the pass ends with the next look
-            nothing, state = read(ranks(length, size, tail="exact"), state, None)
-            assert nothing == []
-    assert (state["epoch"], state["cursor"]) == divmod(len(seen), length)
-    epochs = [epoch_order(length, 0, epoch).tolist() for epoch in range(state["epoch"] + 1)]
-    assert seen == list(itertools.chain(*epochs))[: len(seen)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-def test_a_global_batch_is_a_stretch_of_the_order_at_any_size(size: int) -> None:
-    """So that 12 samples a step are the same 12, in whatever order, however many ranks share them."""
-    each = 12 // size
-    parts = [list(sampler) for sampler in ranks(48, size)]
-    order = epoch_order(48, 0, 0).tolist()
-    for step in range(4):
-        together = in_turns([part[step * each : (step + 1) * each] for part in parts])
-        assert together == order[step * 12 : (step + 1) * 12]
-
-
-def test_every_iter_is_an_epoch_of_its_own() -> None:
-    sampler = DistributedSampler(range(20), 2, 0)
-    assert [list(sampler) for _ in range(3)] == [epoch_order(20, 0, epoch)[::2].tolist() for epoch in range(3)]
-    assert sampler.state_dict() == {"epoch": 3, "cursor": 0, "seed": 0, "length": 20, "shuffle": True}
-
-
-def test_the_state_after_what_was_yielded() -> None:
-    sampler = DistributedSampler(range(10), 3, 1)
-    indices = iter(sampler)
-    found = []
-    for _ in indices:
-        found.append(sampler.state_dict()["cursor"])
-    assert found == [3, 6, 9, 10]
-    assert sampler.state_dict()["epoch"] == 1
-
-
-def test_an_epoch_left_early_is_begun_again() -> None:
-    sampler = DistributedSampler(range(10), 1, 0)
-    first = list(itertools.islice(sampler, 4))
-    assert list(sampler)[:4] == first
-    assert sampler.epoch == 1
-
-
-def test_an_abandoned_pass_moves_nothing() -> None:
-    sampler = DistributedSampler(range(10), 1, 0)
-    abandoned = iter(sampler)
-    next(abandoned)
-    current = iter(sampler)
-    next(current)
-    assert len(list(abandoned)) == 9
-    assert (sampler.state_dict()["cursor"], sampler.epoch) == (1, 0)
-
-
-def test_a_state_is_gone_on_with_once() -> None:
-    sampler = DistributedSampler(range(6), 1, 0)
-    sampler.load_state_dict({**sampler.state_dict(), "epoch": 4, "cursor": 4})
-    assert sampler.state_dict()["cursor"] == 4
-    order = epoch_order(6, 0, 4).tolist()
-    assert list(itertools.islice(sampler, 1)) == order[4:5]
-    assert list(sampler) == order
-
-
 def test_set_epoch_as_pytorchs_loops_call_it() -> None:
     sampler = DistributedSampler(range(9), 1, 0)
     sampler.set_epoch(7)
@@ -213,11 +135,6 @@ def test_set_epoch_as_pytorchs_loops_call_it() -> None:
     sampler.load_state_dict({**sampler.state_dict(), "epoch": 5, "cursor": 6})
     sampler.set_epoch(0)
     assert list(sampler) == epoch_order(9, 0, 0).tolist()
-
-
-def test_unshuffled_epochs_are_alike() -> None:
-    sampler = DistributedSampler(range(5), 1, 0, shuffle=False)
-    assert list(sampler) == list(sampler) == [0, 1, 2, 3, 4]
 
 
 def test_a_seed_that_was_not_given_is_the_states() -> None:
@@ -239,12 +156,8 @@ GOOD = {"epoch": 2, "cursor": 3, "seed": 4, "length": 9, "shuffle": True}
         ({"length": 10}, "the state has length 10, this sampler 9"),
         ({"shuffle": False}, "the state has shuffle False, this sampler True"),
         ({"seed": 5}, "the state has seed 5, this sampler was given 4"),
-        ({"seed": -1}, "seed -1"),
         ({"cursor": 10}, "cursor 10, expected 0 to 9"),
-        ({"cursor": -1}, "cursor -1"),
-        ({"cursor": 1.5}, "cursor 1.5"),
         ({"cursor": True}, "cursor True"),
-        ({"cursor": None}, "cursor None"),
         ({"epoch": "2"}, "epoch '2'"),
     ],
 )
@@ -265,10 +178,8 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(change: dict[s
     ("make", "told"),
     [
         (lambda: DistributedSampler(range(3), 2, 2), "rank should be from 0 to 1, is 2"),
-        (lambda: DistributedSampler(range(3), 2, -1), "rank should be from 0 to 1, is -1"),
         (lambda: DistributedSampler(range(3), 2, 0, seed=-1), "seed"),
         (lambda: DistributedSampler(range(3), 2, 0, tail="cut"), "tail should be one of pad, drop, exact, is 'cut'"),
-        (lambda: DistributedSampler(range(3), 2, 0, drop_last=True, tail="exact"), "with drop_last=True"),
         (lambda: DistributedSampler(iter(range(3)), 2, 0), "has no length"),
         (lambda: DistributedSampler(range(3), 2, 0).set_epoch(-1), "epoch should be a number of at least 0, is -1"),
     ],
@@ -286,26 +197,6 @@ def test_ranks_are_those_of_the_communicator() -> None:
 
     parts = collectives.run_threads(indices, size=3)
     assert Counter(itertools.chain(*parts)) == Counter(range(10))
-
-
-def test_the_most_that_a_rank_has_left() -> None:
-    """What a loader needs so that all ranks make as many steps."""
-    for sampler in ranks(10, 4, tail="exact"):
-        iter(sampler)
-        state = sampler.state_dict()
-        assert [sampler.most_after(sampler.state_after(state, n)) for n in range(5)] == [3, 2, 1, 0, 0]
-
-
-def test_numpys_numbers_make_a_state_of_json_values_too() -> None:
-    one = np.int64(1)
-    sampler = DistributedSampler(range(9), 2 * one, one, seed=one)  # type: ignore[arg-type]
-    sampler.set_epoch(one)  # type: ignore[arg-type]
-    next(iter(sampler))
-    assert json.loads(json.dumps(sampler.state_dict()))["cursor"] == 2
-
-
-def test_indices_are_python_integers() -> None:
-    assert {type(index) for index in DistributedSampler(np.zeros(9000), 1, 0)} == {int}
 
 
 @given(st.integers(0, 30), st.integers(1, 5), st.integers(1, 4), Tail, st.booleans(), st.data())

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ddp.data import DataLoader, fork_server
-from ddp.data.fork_server import LoadedModules
 from tests.ddp.data.samples import Around, Squares, plain
 
 
@@ -84,14 +83,6 @@ def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:
     assert next(before)[1].item() == 1  # its worker is as it was
     del sys.modules["ddp_test_edited"]
     assert read(module("anew")) == ["anew"]
-
-
-def test_modules_that_come_and_go_are_not_loaded_again(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
-    modules = LoadedModules()
-    edited = module("old")
-    assert not modules.reloaded()
-    monkeypatch.delitem(sys.modules, edited.__name__)
-    assert not modules.reloaded()
 
 
 def zombies() -> int:

@@ -86,34 +86,6 @@ def test_a_pass_that_another_has_followed_keeps_its_batches(kind: str) -> None:
     assert (loader.epoch, sampler.epoch) == (1, 1)
 
 
-def test_a_state_after_a_whole_pass_is_the_beginning_of_the_next() -> None:
-    (loader,) = ranks(6, 2, 1)
-    taken(loader, 3)
-    state = loader.state_dict()
-    assert (state["epoch"], state["batches"]) == (1, 0)
-    (other,) = ranks(6, 2, 1)
-    other.load_state_dict(state)
-    assert flat(map(numbers, other)) == epoch_order(6, 0, 1).tolist()
-    assert other.epoch == 2
-
-
-def test_the_rest_of_a_pass_at_another_number_of_ranks_is_a_whole_one() -> None:
-    two = ranks(22, 2, 2, tail="exact")
-    seen = flat(batch for loader in two for batch in taken(loader, 2))
-    (one,) = ranks(22, 2, 1, tail="exact")
-    one.load_state_dict(two[0].state_dict())
-    seen += flat(taken(one, 7))
-    assert (sorted(seen), one.epoch) == (list(range(22)), 1)
-
-
-def test_what_set_epoch_says_holds() -> None:
-    for batches in (1, 3):
-        (loader,) = ranks(6, 2, 1)
-        for _ in zip(range(batches), loader, strict=False):
-            loader.sampler.set_epoch(5)
-        assert loader.sampler.epoch == 5
-
-
 class Halting:
     """A sampler whose end is found by asking, or which fails in its place."""
 
@@ -126,16 +98,6 @@ class Halting:
         if self.fails:
             raise OSError("the list has gone")
         self.ends += 1
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_sampler_without_a_length(workers: int) -> None:
-    sampler = Halting(fails=False)
-    loader = DataLoader(TensorDataset(np.arange(4)), 2, sampler=sampler, num_workers=workers)
-    assert (taken(loader, 1), loader.epoch) == ([[0, 1]], 0)
-    assert (taken(loader, 2), loader.epoch) == ([[0, 1], [2, 3]], 1)
-    if not workers:
-        assert sampler.ends == 1
 
 
 def test_a_sampler_that_fails_has_not_come_to_its_end() -> None:
@@ -178,22 +140,3 @@ def test_random_numbers_of_a_pass_are_its_own() -> None:
     loader = DataLoader(Noisy(np.arange(4)), 2)
     assert taken(loader, 2) != taken(loader, 2)
     assert taken(loader, 1) == taken(loader, 1)  # left early: the same pass
-
-
-class Pairs:
-    """A batch_sampler of somebody else's."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = list(self.sampler)
-        yield from (order[at : at + 2] for at in range(0, len(order), 2))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_sampler_that_reads_all_at_once(workers: int) -> None:
-    dataset = TensorDataset(np.arange(6))
-    loader = DataLoader(dataset, batch_sampler=Pairs(DistributedSampler(dataset, 1, 0)), num_workers=workers)
-    for batches, epoch in ((1, 0), (3, 0), (2, 1), (3, 1), (1, 2)):
-        assert flat(taken(loader, batches)) == epoch_order(6, 0, epoch).tolist()[: 2 * batches]

@@ -60,24 +60,6 @@ def test_rank_0_is_done_before_the_others_begin(seconds: float) -> None:
         assert sorted(turn[2:]) == [(what, rank) for what in ("begins", "ends") for rank in (1, 2)]
 
 
-def test_no_time_limit_counts_how_long_it_takes() -> None:
-    def body(comm: collectives.Communicator) -> None:
-        comm.timeout = 0.6
-        with rank0_first(comm):
-            time.sleep(1.2 if comm.rank == 0 else 0.0)
-
-    collectives.run_threads(body, size=3)
-
-
-def test_a_world_of_one_just_runs_it() -> None:
-    ran = []
-    with rank0_first():
-        ran.append(1)
-    with pytest.raises(ValueError, match="as it is"), rank0_first():
-        raise ValueError("as it is")
-    assert ran == [1]
-
-
 def test_the_first_rank_of_every_node() -> None:
     nodes, log = [0, 0, 1, 1, 1], Log()
 
@@ -118,43 +100,6 @@ def test_what_fails_there_is_heard_of_by_all_and_the_body_is_not_run(seconds: fl
         assert isinstance(error, PeerError)
         assert "rank 0: FileNotFoundError: no such server (" in str(error)
         assert f"{__file__}:" in str(error)
-
-
-def test_what_fails_on_a_later_rank_is_its_own() -> None:
-    def body(comm: collectives.Communicator) -> str:
-        try:
-            with rank0_first():
-                if comm.rank == 1:
-                    raise ValueError("only here")
-        except ValueError as error:
-            return str(error)
-        return ""
-
-    assert collectives.run_threads(body, size=3) == ["", "only here", ""]
-
-
-def test_leaving_from_the_body_is_heard_of_too() -> None:
-    told: list[str] = []
-
-    def body(comm: collectives.Communicator) -> None:
-        try:
-            with rank0_first():
-                sys.exit(3)
-        except PeerError as error:
-            told.append(str(error))
-
-    with pytest.raises(SystemExit):
-        collectives.run_threads(body, size=2)
-    assert "SystemExit: 3" in told[0]
-
-
-def test_no_thread_is_left_behind() -> None:
-    def body(comm: collectives.Communicator) -> None:
-        with pytest.raises(Exception, match="over"), rank0_first():
-            raise ValueError("over")
-
-    collectives.run_threads(body, size=2)
-    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
 
 SCRIPT = """

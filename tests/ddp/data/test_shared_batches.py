@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,67 +11,9 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.data.fetching import mix_seed
 from ddp.data.payload import Payload, load_payload
-from ddp.data.shared_batches import _HELD, BatchReader, BatchWriter, WorkerConnection
+from ddp.data.shared_batches import _HELD, BatchReader, BatchWriter
 from ddp.errors import ArgumentError
-from tests.ddp.data.samples import Squares
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    pair = socket.socketpair()
-    yield pair
-    for end in pair:
-        end.close()
-
-
-def test_messages_of_any_length_in_both_directions(ends: Any) -> None:
-    here, there = map(WorkerConnection, ends)
-    messages = [b"", b"x", os.urandom(100_000), os.urandom(3_000_000), b"end"]
-
-    def other() -> None:
-        for message in messages:
-            there.send(message)
-        received.extend(there.receive() for _ in messages)
-
-    received: list[bytes] = []
-    thread = threading.Thread(target=other)
-    thread.start()
-    for message in messages:  # both send first: neither waits for the other to read
-        here.send(message)
-    assert [here.receive() for _ in messages] == messages
-    thread.join(20)
-    assert received == messages
-
-
-def test_descriptors_go_along(ends: Any, tmp_path: Path) -> None:
-    here, there = map(WorkerConnection, ends)
-    (tmp_path / "a").write_text("hello")
-    with open(tmp_path / "a") as file:
-        here.send(b"first", file.fileno())
-        here.send(b"second")
-    assert [there.receive(), there.receive()] == [b"first", b"second"]
-    with os.fdopen(there.descriptors.popleft()) as file:
-        assert file.read() == "hello"
-
-
-def test_no_limit_is_so_short_that_there_is_none(ends: Any) -> None:
-    WorkerConnection(ends[0], timeout=1e-9)
-    assert ends[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16) != bytes(16)
-
-
-def test_a_line_that_is_silent_or_closed(ends: Any) -> None:
-    connection = WorkerConnection(ends[0], timeout=0.05)
-    assert not connection.ready()
-    with pytest.raises(TimeoutError):
-        connection.receive()
-    ends[1].close()
-    assert connection.ready()
-    with pytest.raises(EOFError):
-        connection.receive()
-    with pytest.raises(OSError, match="Broken pipe"):
-        connection.send(b"x")
 
 
 class Pipe:
@@ -146,17 +85,6 @@ def test_arrays_of_every_dtype(dtype: str) -> None:
     assert got[2] == array[0, 0]
 
 
-def test_arrays_that_are_pickled_after_all() -> None:
-    record = np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])
-    objects = np.array([{"a": 1}, None], object)
-    masked = np.ma.masked_array([1, 2], [True, False])
-    got = Pipe()(lambda empty: (record, objects, masked, ddp.ones(2, requires_grad=True)))
-    assert got[0] == record
-    assert list(got[1]) == list(objects)
-    assert got[2].mask.tolist() == [True, False]
-    assert got[3].requires_grad
-
-
 def test_a_batch_that_failed_leaves_its_block() -> None:
     pipe = Pipe()
     pipe(filled(1, 10))
@@ -179,20 +107,15 @@ def test_memory_goes_with_the_batch() -> None:
     assert pipe.incoming.returned() == pipe.blocks
 
 
-def written(content: Any, before: Payload | None = None) -> Payload:
+def copies(content: Any, count: int = 1) -> list[Any]:
     payload = Payload(content)
-    payload.write(before)
-    return payload
+    block = payload.write()
+    return [load_payload(block.fileno(), payload.layout) for _ in range(count)]
 
 
-def copy_of(payload: Payload) -> Any:
-    return load_payload(payload.fileno(), payload.layout)
-
-
-def test_a_parcel_has_copies_that_are_everybodys_own() -> None:
+def test_a_payload_has_copies_that_are_everybodys_own() -> None:
     big = np.arange(10_000.0)
-    payload = written([big, big[:3], ddp.from_numpy(big), "text", big.reshape(100, 100).T])
-    one, other = copy_of(payload), copy_of(payload)
+    one, other = copies([big, big[:3], ddp.from_numpy(big), "text", big.reshape(100, 100).T], 2)
     one[0][0] = -1
     assert [each[0][0] for each in (one, other)] == [-1, 0]
     assert big[0] == 0
@@ -200,51 +123,19 @@ def test_a_parcel_has_copies_that_are_everybodys_own() -> None:
     np.testing.assert_array_equal(other[4], big.reshape(100, 100).T)
 
 
-def test_a_read_only_array_stays_so() -> None:
-    big = np.arange(10_000)
-    big.flags.writeable = False
-    assert not copy_of(written(big)).flags.writeable
-
-
-def test_a_parcel_is_written_when_it_has_changed() -> None:
-    dataset = Squares(3)
-    dataset.big = np.arange(10_000)  # type: ignore[attr-defined]
-    first = written(dataset)
-    assert written(dataset, first).fileno() == first.fileno()
-    dataset.big[77] = 0  # type: ignore[attr-defined]
-    second = written(dataset, first)
-    assert second.fileno() != first.fileno()
-    assert copy_of(second).big[77] == 0
-    assert copy_of(first).big[77] == 77
-    dataset.big.view(np.uint8)[-1] ^= 1  # type: ignore[attr-defined]
-    third = written(dataset, second)
-    assert copy_of(third).big[-1] == dataset.big[-1] != copy_of(second).big[-1]  # type: ignore[attr-defined]
-    dataset.reads.append(1)
-    assert written(dataset, second).fileno() != second.fileno()
-
-
 def test_files_that_are_mapped_are_mapped_again(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(100_000).reshape(1000, 100))
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
-    payload = written([mapped, mapped[3:7], mapped[:, 1]])
-    assert payload.layout.pickled < 10_000  # of which the column, which lies in no one piece
-    whole, part, column = copy_of(payload)
+    content = [mapped, mapped[3:7], mapped[:, 1]]
+    assert Payload(content).layout.pickled < 10_000  # of which the column, which lies in no one piece
+    [(whole, part, column)] = copies(content)
     assert type(whole) is np.memmap
     np.testing.assert_array_equal(whole, mapped)
     np.testing.assert_array_equal(part, mapped[3:7])
     np.testing.assert_array_equal(column, mapped[:, 1])
 
 
-def test_a_parcel_says_why_it_cannot_be_sent() -> None:
+def test_a_payload_says_why_it_cannot_be_sent() -> None:
     with pytest.raises(ArgumentError, match="lambda") as caught:
         Payload([lambda: 0])
     assert caught.value.__cause__ is not None
-
-
-def test_seeds_are_far_apart() -> None:
-    found = {mix_seed(a, b, c) for a in range(10) for b in range(10) for c in range(10)}
-    assert len(found) == 1000
-    assert mix_seed(1, 2, 3) == mix_seed(1, 2, 3)
-    assert all(0 <= seed < 2**63 for seed in found)
-    differing = [(mix_seed(7, k) ^ mix_seed(7, k + 1)).bit_count() for k in range(100)]
-    assert 25 < sum(differing) / 100 < 38  # half of the bits

@@ -45,11 +45,6 @@ def test_every_dtype_comes_as_int64(dtype: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_tokens_that_look_like_gzip_are_tokens(tmp_path: Path) -> None:
-    np.array([0x8B1F, 8, 9], "<u2").tofile(tmp_path / "tokens")
-    assert TokenFile(tmp_path / "tokens", "<u2", 2)[0][0].tolist() == [0x8B1F, 8]
-
-
 @pytest.mark.parametrize(
     ("size", "byte", "says"),
     [

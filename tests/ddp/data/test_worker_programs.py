@@ -90,16 +90,6 @@ def test_a_script_from_standard_input_is_told_so(run_job: Run) -> None:
     assert "is defined in an interactive session" in done.stderr.strip().splitlines()[-1]
 
 
-def test_a_module_that_is_run(run_job: Run, tmp_path: Path) -> None:
-    use = """
-if __name__ == "__main__":
-    print([batch[:, 0].tolist() for batch in DataLoader(Mine(), batch_size=4, num_workers=1)])
-"""
-    script(tmp_path, HEAD, MINE, use)
-    done = run_job([sys.executable, "-m", "program"], cwd=tmp_path)
-    assert done.stdout == "[[0, 1, 2, 3], [4, 5]]\n", done.stderr
-
-
 @pytest.mark.mpi
 @pytest.mark.parametrize("early", ["", "from mpi4py import MPI\n"], ids=["plain", "MPI in the script"])
 def test_ranks_have_workers(run_job: Run, tmp_path: Path, early: str) -> None:
@@ -167,28 +157,6 @@ if __name__ == "__main__":
     done = job.wait(30)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].endswith(" 1")
-
-
-def test_a_child_that_the_program_forks_does_not_end_its_workers(run_job: Run, tmp_path: Path) -> None:
-    use = """
-if __name__ == "__main__":
-    iterator = iter(DataLoader(Mine(), batch_size=2, num_workers=1))
-    next(iterator)
-    if os.fork() == 0:
-        del iterator
-        sys.exit(0)
-    os.wait()
-    print([batch[:, 0].tolist() for batch in iterator])
-"""
-    done = run_job(script(tmp_path, HEAD, MINE, use))
-    assert done.stdout == "[[2, 3], [4, 5]]\n", done.stderr
-
-
-def test_what_workers_print_is_there(run_job: Run, tmp_path: Path) -> None:
-    dataset = MINE.replace("        return np", "        print('sample', index)\n        return np")
-    use = 'if __name__ == "__main__": list(DataLoader(Mine(), batch_size=2, num_workers=1))\n'
-    done = run_job(script(tmp_path, HEAD, dataset, use), env={"PYTHONUNBUFFERED": ""})
-    assert sorted(done.stdout.splitlines()) == [f"sample {index}" for index in range(6)]
 
 
 def test_what_workers_print_comes_in_whole_lines_and_they_leave_nothing_open(run_job: Run, tmp_path: Path) -> None:

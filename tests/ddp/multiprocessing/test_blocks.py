@@ -5,13 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from typing import Any
 
 import numpy as np
 import pytest
 
-import ddp
-from ddp._block import Handle, block_of
 from ddp.data.shared_batches import Block, BlockPool, Lease
 from ddp.errors import SharingError
 from tests.ddp.multiprocessing.counting import all_descriptors, descriptors, mappings
@@ -42,15 +39,6 @@ def test_a_view_keeps_the_mapping_and_nothing_else_does() -> None:
         Block.open(handle)
 
 
-def test_an_opened_block_outlives_its_maker() -> None:
-    block = Block.create(8)
-    block.array("int64", 1)[0] = 5
-    opened = Block.open(block.handle())
-    del block
-    gc.collect()
-    assert opened.array("int64", 1)[0] == 5
-
-
 def test_a_closed_block_is_still_memory_but_cannot_be_opened() -> None:
     block = Block.create(8)
     array = block.array("int64", 1)
@@ -77,23 +65,6 @@ def test_a_descriptor_that_is_another_file_by_now_is_not_believed() -> None:
     assert all_descriptors() == before
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bool", "int8", ddp.bfloat16], ids=str)
-def test_arrays_of_every_dtype(dtype: Any) -> None:
-    array = Block.create(64).array(dtype, (2, 3), 8)
-    assert (array.dtype, array.shape) == (np.dtype(dtype), (2, 3))
-    assert array.flags.c_contiguous
-    assert array.flags.writeable
-    array[...] = 1
-    assert array.astype("float32").sum() == 6
-
-
-def test_empty_blocks_and_arrays() -> None:
-    block = Block.create(0)
-    assert block.array("float64", (0, 3)).shape == (0, 3)
-    assert Block.open(block.handle()).array("float64", 0).size == 0
-    assert Block.create(8).array("float64", ()).shape == ()
-
-
 @pytest.mark.parametrize(
     ("dtype", "shape", "offset"), [("int64", 2, 0), ("int8", 1, 8), ("int8", 1, -1), ("int32", 1, 2)]
 )
@@ -114,15 +85,6 @@ def test_a_system_that_gives_no_memory_is_told_of(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "memfd_create", refused)
     with pytest.raises(SharingError, match="Too many open files"):
         Block.create(8)
-
-
-def test_block_of_knows_where_an_array_lies() -> None:
-    block = Block.create(256)
-    array = block.array("float32", (4, 4), 64)
-    assert block_of(array) == (block, 64)
-    assert block_of(array[1:, 2].reshape(3)) == (block, 64 + 16 + 8)
-    assert block_of(array.copy()) is None
-    assert block_of(array[:0]) == (block, 64)
 
 
 def test_a_pool_uses_blocks_again() -> None:
@@ -157,23 +119,3 @@ def test_a_loan_ends_with_the_last_view() -> None:
         assert returned == list(range(step + 1))
         pool.give_back(block.token)
     assert len(pool) == 1
-
-
-def test_a_fork_shares_the_block() -> None:
-    block = Block.create(8)
-    array = block.array("int64", 1)
-    pid = os.fork()
-    if pid == 0:
-        array[0] = os.getpid()
-        os._exit(0 if block.handle().pid == os.getpid() else 1)
-    assert os.waitpid(pid, 0)[1] == 0
-    assert array[0] == pid
-
-
-def test_blocks_can_be_referred_to_weakly_and_say_what_they_are() -> None:
-    block = Block.create(10)
-    assert repr(block) == "<Block of 10 bytes>"
-    block.close()
-    assert repr(block) == "<Block of 10 bytes, closed>"
-    assert weakref.ref(block)() is block
-    assert Handle(1, 2, "a", 3).nbytes == 3

@@ -56,14 +56,6 @@ def test_a_closed_queue(made: Any) -> None:
             call()
 
 
-def test_what_cannot_be_packed_frees_its_slot(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(3):
-        made.put(lambda: None)
-    made.put(ddp.ones(1), timeout=10)
-    assert made.get(timeout=10).item() == 1
-    assert "lambda" in capsys.readouterr().err, "the feeder thread says so, as the standard library's does"
-
-
 def test_join_waits_for_all_tasks() -> None:
     tasks = mp.JoinableQueue()
     for _ in range(2):

@@ -11,8 +11,6 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp._tensor import storage
-from ddp.optim import SGD, Adam
 from tests.ddp.multiprocessing.counting import descriptors, mappings
 
 TENSORS = {
@@ -56,38 +54,6 @@ def test_all_that_share_the_memory_follow() -> None:
     assert relatives["row"].version is x.version, "autograd still knows that they are one"
 
 
-def test_others_are_left_alone() -> None:
-    x, y = ddp.ones(3), ddp.ones(3)
-    view = x[:2]
-    x.share_memory_()
-    assert view.is_shared()
-    assert not y.is_shared()
-    assert not (x + 1).is_shared()
-    assert not x.clone().is_shared()
-
-
-def test_a_lone_tensor_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking at all objects takes milliseconds, a message with a fresh tensor must not."""
-    looked: list[int] = []
-    monkeypatch.setattr(storage.gc, "get_objects", lambda: looked.append(1) or [])
-    storage.move([ddp.ones(2), ddp.arange(6.0).reshape(2, 3), nn.Parameter(ddp.ones(3))])
-    nn.Linear(3, 3).share_memory()
-    assert not looked
-    y = ddp.ones(2)
-    storage.move([y, y.detach()])
-    assert looked
-    for make in (lambda: ddp.zeros(3), lambda: ddp.arange(6.0).reshape(2, 3), lambda: ddp.ones(3) + 1):
-        lone = make()
-        assert storage._alone(lone)
-    x = ddp.ones(3)
-    for make in (lambda: x.detach(), lambda: x[1:], lambda: x.reshape(3, 1)):
-        relative = make()
-        assert not storage._alone(x)
-        assert not storage._alone(relative)
-        del relative
-        assert storage._alone(x)
-
-
 def test_the_graph_holds_what_it_saved() -> None:
     w = ddp.tensor([2.0, 3.0], requires_grad=True)
     loss = (w * w).sum()
@@ -99,22 +65,6 @@ def test_the_graph_holds_what_it_saved() -> None:
     before = w.grad
     w.share_memory_()
     assert w.grad is before
-
-
-@pytest.mark.parametrize("kind", [SGD, Adam])
-def test_optimizers_write_to_the_shared_memory(kind: Any) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    optimizer = kind(model.parameters(), lr=0.1)
-    model(ddp.ones(2, 4)).sum().backward()
-    optimizer.step()
-    model.share_memory()
-    before = [p.array.copy() for p in model.parameters()]
-    arrays = [p.array for p in model.parameters()]
-    model(ddp.ones(2, 4)).sum().backward()
-    optimizer.step()
-    assert any((p.array != old).any() for p, old in zip(model.parameters(), before, strict=True))
-    assert all(np.shares_memory(p.array, array) for p, array in zip(model.parameters(), arrays, strict=True))
-    assert all(p.is_shared() for p in model.parameters())
 
 
 def test_a_module_moves_into_one_block() -> None:
