@@ -170,7 +170,7 @@ class StreamPositions:
         return {"states": list(self.states), "handed": list(self.handed), "turns": list(self.turns)}
 
 
-class Pool(Protocol):
+class BatchWorkers(Protocol):
     """Who makes the batches: worker processes (`ddp.data.worker_pool`), or this process."""
 
     def __len__(self) -> int: ...
@@ -230,7 +230,7 @@ class IndexedBatches:
     Batch k is made by worker k mod n. So it is known whose batch is next, and the wait for it is for one connection.
     """
 
-    def __init__(self, pool: Pool, indices: IndexIterator, seeds: PassSeeds, first: int, ahead: int) -> None:
+    def __init__(self, pool: BatchWorkers, indices: IndexIterator, seeds: PassSeeds, first: int, ahead: int) -> None:
         self.pool, self.progress, self._seeds, self._ahead = pool, indices, seeds, ahead
         n = len(pool)
         pool.start_pass([seeds.of_worker(worker) for worker in range(n)], [None] * n, [[] for _ in range(n)])
@@ -264,7 +264,7 @@ class IndexedBatches:
 class StreamBatches:
     """Batches of a dataset without an index, of which each worker reads its copy; a batch of each in turn."""
 
-    def __init__(self, pool: Pool, positions: StreamPositions, seeds: PassSeeds, ahead: int) -> None:
+    def __init__(self, pool: BatchWorkers, positions: StreamPositions, seeds: PassSeeds, ahead: int) -> None:
         self.pool, self.progress, self._seeds, self._ahead = pool, positions, seeds, ahead
         n = len(pool)
         pool.start_pass(
