@@ -14,8 +14,8 @@ from ddp.data.datasets import (
 )
 from ddp.data.distributed_sampler import DistributedSampler
 from ddp.data.fetching import get_worker_info
-from ddp.data.files import NpyDataset, TokenFile
 from ddp.data.image_files import CIFAR10, CIFAR100, MNIST, read_cifar, read_idx
+from ddp.data.mapped_files import NpyDataset, TokenFile
 from ddp.data.rank0 import rank0_first
 from ddp.data.samplers import (
     BatchSampler,

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp.data.files import Array, DataFile, FileDataset, Path
+from ddp.data.mapped_files import Array, DataFile, FileDataset, Path
 from ddp.errors import ArgumentError, DataFileError
 
 Part = tuple[Array, Array]  # pictures, labels
