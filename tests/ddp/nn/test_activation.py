@@ -13,7 +13,7 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, InplaceError, ShapeError
 from ddp.nn import functional as F
 from tests.ddp.cases.table import draw
-from tests.ddp.nn.against_torch import compare
+from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, torch, twins
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("ReLU", (), {}),
@@ -57,16 +57,12 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:dropout2d:UserWarning")  # PyTorch's, of three dimensions
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("name", "args", "options"), LAYERS)
-def test_agrees_with_pytorch(name: str, args: Any, options: Any, dtype: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    kind = getattr(torch, dtype)
-    ours, theirs = getattr(nn, name)(*args, **options).to(dtype), getattr(torch.nn, name)(*args, **options).to(kind)
-    assert repr(ours) == repr(theirs)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    rtol, atol = (1e-7, 1e-8) if dtype == "float64" else (1e-5, 1e-6)
-    compare(ours, theirs, draw(3, 4, 6, low=-5.0, high=5.0).astype(dtype), rtol=rtol, atol=atol)
+def test_agrees_with_pytorch(name: str, args: Any, options: Any) -> None:
+    ours, theirs = twins(name, *args, **options)
+    array = draw(3, 4, 6, low=-5.0, high=5.0)
+    agree(ours, theirs, array, rtol=1e-7, atol=1e-8)
+    agree(ours.float(), theirs.float(), array.astype(np.float32), rtol=1e-5, atol=1e-6)
 
 
 def test_hardsigmoid_is_differentiated() -> None:
@@ -108,42 +104,18 @@ def test_halves_are_rounded_float32(name: str, dtype: str) -> None:
     np.testing.assert_allclose(half.grad.float().numpy(), single.grad.numpy(), rtol=4 * eps, atol=eps)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "elu",
-        "selu",
-        "celu",
-        "gelu",
-        "silu",
-        "mish",
-        "softplus",
-        "softsign",
-        "logsigmoid",
-        "sigmoid",
-        "tanh",
-        "hardtanh",
-        "hardswish",
-        "hardsigmoid",
-    ],
-)
+SMOOTH = "selu celu gelu silu mish softplus softsign logsigmoid sigmoid tanh elu"
+KINKED = "relu relu6 leaky_relu hardtanh hardswish hardsigmoid"
+
+
+@pytest.mark.parametrize("name", f"{SMOOTH} {KINKED}".split())
 def test_special_values_as_pytorch(name: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    finite = np.array([0.0, -0.0, 90.0, -90.0, 3.0, -3.0, 1.0, -1.0, 6.0, 1e-30, 20.5], np.float32)
+    agree_as_functions(name, finite, rtol=1e-6, atol=1e-6)
     # PyTorch's gelu of inf is nan.
-    array = np.array(
-        [np.nan, 4.0 if name == "gelu" else np.inf, 0.0, -0.0, 90.0, -90.0, 3.0, -3.0, 1.0, -1.0, 6.0, 1e-30, 20.5],
-        np.float32,
-    )
-    x, t = ddp.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
-    y, z = getattr(F, name)(x), getattr(torch.nn.functional, name)(t)
-    np.testing.assert_allclose(y.detach().numpy(), z.detach().numpy(), rtol=1e-6, atol=1e-6)
-    y.backward(ddp.ones(len(array)))
-    z.backward(torch.ones(len(array)))
-    real = np.isfinite(array)
-    np.testing.assert_allclose(x.grad.numpy()[real], t.grad.numpy()[real], rtol=1e-6, atol=1e-6)
+    special = np.array([np.nan, 4.0 if name == "gelu" else np.inf], np.float32)
+    ours, theirs = (getattr(t.nn.functional, name)(t.tensor(special)).numpy() for t in (ddp, torch))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_nothing_is_kept_of_a_frozen_input() -> None:
@@ -202,19 +174,15 @@ def test_channels_of_other_shapes_than_images_fall_with_a_warning(shape: tuple[i
         assert not F.dropout2d(ddp.ones(*shape), 1.0).any()
 
 
+@pytest.mark.filterwarnings("ignore:Implicit dimension:UserWarning")  # PyTorch's
 def test_softmax_without_dim() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     for shape in ((4,), (3, 4), (2, 3, 4), (2, 2, 2, 2)):
-        array = draw(*shape)
-        with pytest.warns(UserWarning, match="Implicit"):
-            expected = torch.nn.functional.softmax(torch.tensor(array))
-        np.testing.assert_allclose(F.softmax(ddp.tensor(array)).numpy(), expected.numpy())
+        agree_as_functions("softmax", draw(*shape))
     assert F.log_softmax(ddp.tensor([1, 2]), 0, dtype=ddp.float64).dtype == ddp.float64
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind", "message"),
-    [
+def test_refusals() -> None:
+    check_refusals(
         (lambda: F.gelu(ddp.ones(2), approximate="erf"), ArgumentError, "'none' or 'tanh', not 'erf'"),
         (lambda: F.gelu(ddp.tensor([1])), DtypeError, "^gelu: expected a floating tensor, got int64"),
         (lambda: ddp.tensor([True]).relu(), DtypeError, "bool"),
@@ -233,11 +201,7 @@ def test_softmax_without_dim() -> None:
         (lambda: F.dropout(ddp.ones(2, dtype=ddp.int64)), DtypeError, "dropout: expected a floating tensor, got int64"),
         (lambda: nn.Dropout2d(2.0), ArgumentError, "Dropout2d: p is a probability, not 2.0"),
         (lambda: F.dropout2d(ddp.ones(2)), ShapeError, r"expected \(N, C, H, W\)"),
-    ],
-)
-def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        wrong()
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,17 +217,10 @@ def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
     ],
 )
 def test_forms_in_place(name: str, args: tuple[Any, ...]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    array = draw(3, 4)
-    leaf, other = ddp.tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
-    x, y = leaf * 1, other * 1
+    pair = [lambda x, t=t: getattr(t.nn.functional, name)(x, *args) for t in (ddp, torch)]
+    agree(*pair, draw(3, 4), rtol=1e-6)  # PyTorch keeps 1/alpha in float32
+    x = ddp.tensor(draw(3, 4))
     assert getattr(F, name)(x, *args) is x
-    getattr(torch.nn.functional, name)(y, *args)
-    np.testing.assert_allclose(x.detach().numpy(), y.detach().numpy(), 1e-12)
-    x.sum().backward()
-    y.sum().backward()
-    assert leaf.grad is not None
-    np.testing.assert_allclose(leaf.grad.numpy(), other.grad.numpy(), 1e-6)  # PyTorch keeps 1/alpha in float32
 
 
 def test_gumbel_samples_follow_the_probabilities() -> None:
