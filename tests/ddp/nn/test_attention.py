@@ -12,14 +12,11 @@ import ddp
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.functional import scaled_dot_product_attention as attend
 from ddp.ops import attention
-
-
-def numbers(*shape: int, seed: int = 0, dtype: Any = np.float64) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+from tests.ddp.nn.against_torch import agree_as_functions, check_refusals, numbers
 
 
 def leaves(*shapes: tuple[int, ...], dtype: Any = np.float64) -> list[ddp.Tensor]:
-    return [ddp.from_numpy(numbers(*s, seed=i, dtype=dtype)).requires_grad_() for i, s in enumerate(shapes)]
+    return [ddp.from_numpy(numbers(*s, seed=i).astype(dtype)).requires_grad_() for i, s in enumerate(shapes)]
 
 
 def test_grid() -> None:
@@ -46,47 +43,29 @@ def test_grid() -> None:
     "how", ["plain", "causal", "bool", "float", "grouped", "hidden"], ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_many_tiles_are_as_one(how: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     monkeypatch.setattr(attention, "score_bytes", lambda xp: tile)
     monkeypatch.setattr(attention, "FEWEST", 8)
     shared = 2 if how == "grouped" else 4
-    ours = leaves((3, 4, 40, 8), (3, shared, 50, 8), (3, shared, 50, 6))
-    options: dict[str, Any] = {"is_causal": how == "causal", "enable_gqa": how == "grouped"}
-    theirs = [torch.tensor(x.detach().numpy(), requires_grad=True) for x in ours]
-    mask = expected_mask = None
+    arrays = [numbers(3, n, *sizes, seed=n) for n, *sizes in ((4, 40, 8), (shared, 50, 8), (shared, 50, 6))]
     if how in ("bool", "hidden"):
         seen = np.random.default_rng(5).random((3, 1, 40, 50)) < 0.5
         if how == "hidden":
             seen[1, :, 7:20] = False  # queries that may see no key
             seen[2] = False
-        mask, expected_mask = ddp.from_numpy(seen), torch.from_numpy(seen)
+        arrays.append(seen)
     elif how == "float":
-        add = numbers(4, 40, 50, seed=6)
-        add[:, :, 3] = -np.inf
-        mask, expected_mask = ddp.from_numpy(add).requires_grad_(), torch.tensor(add, requires_grad=True)
-    y = attend(*ours, mask, **options)
-    expected = torch.nn.functional.scaled_dot_product_attention(*theirs, expected_mask, **options)
-    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-10, atol=1e-13)
-    g = numbers(*y.shape, seed=9)
-    y.backward(ddp.from_numpy(g))
-    expected.backward(torch.from_numpy(g))
-    if how == "float":
-        ours.append(mask)
-        theirs.append(expected_mask)
-    for x, reference in zip(ours, theirs, strict=True):
-        assert x.grad is not None
-        np.testing.assert_allclose(x.grad.numpy(), reference.grad.numpy(), rtol=1e-9, atol=1e-12)
+        arrays.append(numbers(4, 40, 50, seed=6))
+        arrays[-1][:, :, 3] = -np.inf
+    options = {"is_causal": how == "causal", "enable_gqa": how == "grouped"}
+    agree_as_functions("scaled_dot_product_attention", *arrays, **options)
 
 
 @pytest.mark.parametrize("mean", [0.0, 30.0])
 def test_large_scores_in_float32(mean: float) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    q, k, v = (numbers(2, 3, 20, 16, seed=i, dtype=np.float32) + np.float32(mean * (i < 2)) for i in range(3))
+    q, k, v = (numbers(2, 3, 20, 16, seed=i).astype("f4") + np.float32(mean * (i < 2)) for i in range(3))
     y = attend(*map(ddp.from_numpy, (q, k, v)), is_causal=True).numpy()
-    exact = torch.nn.functional.scaled_dot_product_attention(
-        *(torch.from_numpy(x).double() for x in (q, k, v)), is_causal=True
-    )
-    np.testing.assert_allclose(y, exact.numpy(), rtol=2e-3 if mean else 1e-5, atol=1e-3 if mean else 1e-6)
+    exact = attend(*(ddp.from_numpy(x).double() for x in (q, k, v)), is_causal=True).numpy()
+    np.testing.assert_allclose(y, exact, rtol=2e-3 if mean else 1e-5, atol=1e-3 if mean else 1e-6)
 
 
 def test_not_finite() -> None:
@@ -176,25 +155,19 @@ def test_frozen_inputs(needs: tuple[int, ...]) -> None:
             np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), rtol=1e-12)
 
 
-def test_errors_name_shapes() -> None:
-    def of(*shapes: tuple[int, ...]) -> list[ddp.Tensor]:
-        return [ddp.zeros(shape) for shape in shapes]
+def test_refusals() -> None:
+    def of(*shapes: tuple[int, ...], **options: Any) -> Any:
+        return lambda: attend(*(ddp.zeros(shape) for shape in shapes), **options)
 
-    with pytest.raises(ShapeError, match=r"query \(2, 4, 3\), key \(2, 5, 4\), value \(2, 5, 3\)"):
-        attend(*of((2, 4, 3), (2, 5, 4), (2, 5, 3)))
-    with pytest.raises(ShapeError, match=r"value \(2, 6, 3\)"):
-        attend(*of((2, 4, 3), (2, 5, 3), (2, 6, 3)))
-    with pytest.raises(ShapeError, match=r"leading axes of query \(2, 4, 3\), key \(3, 4, 3\)"):
-        attend(*of((2, 4, 3), (3, 4, 3), (2, 4, 3)))
-    with pytest.raises(ShapeError, match=r"attn_mask \(3, 3\) does not broadcast to the scores \(2, 4, 5\)"):
-        attend(*of((2, 4, 3), (2, 5, 3), (2, 5, 3), (3, 3)))
-    with pytest.raises(ShapeError, match="4 heads of query are no multiple"):
-        attend(*of((1, 4, 2, 3), (1, 3, 2, 3), (1, 3, 2, 3)), enable_gqa=True)
-    with pytest.raises(DtypeError, match="float32, float64, float32"):
-        attend(ddp.zeros(2, 3), ddp.zeros(2, 3, dtype=ddp.float64), ddp.zeros(2, 3))
-    with pytest.raises(DtypeError, match="attn_mask is bool or float32"):
-        attend(*of((2, 3), (2, 3), (2, 3)), attn_mask=ddp.zeros(2, 2, dtype=ddp.int64))
-    with pytest.raises(ArgumentError, match="exclude each other"):
-        attend(*of((2, 3), (2, 3), (2, 3), (2, 2)), is_causal=True)
-    with pytest.raises(ArgumentError, match=r"not 1\.5"):
-        attend(*of((2, 3), (2, 3), (2, 3)), dropout_p=1.5)
+    three, mixed = [(2, 3)] * 3, (ddp.zeros(2, 3), ddp.zeros(2, 3, dtype=ddp.float64), ddp.zeros(2, 3))
+    check_refusals(
+        (of((2, 4, 3), (2, 5, 4), (2, 5, 3)), ShapeError, r"query \(2, 4, 3\), key \(2, 5, 4\), value \(2, 5, 3\)"),
+        (of((2, 4, 3), (2, 5, 3), (2, 6, 3)), ShapeError, r"value \(2, 6, 3\)"),
+        (of((2, 4, 3), (3, 4, 3), (2, 4, 3)), ShapeError, r"leading axes of query \(2, 4, 3\), key \(3, 4, 3\)"),
+        (of((2, 4, 3), (2, 5, 3), (2, 5, 3), (3, 3)), ShapeError, r"attn_mask \(3, 3\) does not broadcast to"),
+        (of((1, 4, 2, 3), (1, 3, 2, 3), (1, 3, 2, 3), enable_gqa=True), ShapeError, "4 heads of query are no multiple"),
+        (lambda: attend(*mixed), DtypeError, "float32, float64, float32"),
+        (of(*three, attn_mask=ddp.zeros(2, 2, dtype=ddp.int64)), DtypeError, "attn_mask is bool or float32"),
+        (of(*three, (2, 2), is_causal=True), ArgumentError, "exclude each other"),
+        (of(*three, dropout_p=1.5), ArgumentError, r"not 1\.5"),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
 from ddp.ops import convolution
-from tests.ddp.nn.against_torch import check_layer, compare, numbers
+from tests.ddp.nn.against_torch import agree, agree_as_functions, check_layer, check_refusals, numbers, twins
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Conv1d", (3, 4, 3), {}, (2, 3, 8)),
@@ -26,6 +25,7 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Conv2d", (3, 4, (3, 1)), {"padding": (1, 0), "padding_mode": "replicate", "stride": 2}, (2, 3, 6, 5)),
     ("Conv2d", (3, 4, 4), {"padding": "same", "padding_mode": "circular", "dilation": 1}, (2, 3, 6, 5)),
     ("Conv2d", (16, 4, 3), {"padding": 1}, (3, 16, 6, 5)),
+    ("Conv2d", (4, 6, (2, 3)), {"stride": (2, 1), "dilation": (1, 2), "groups": 2, "bias": False}, (2, 4, 6, 7)),
     ("ConvTranspose1d", (3, 4, 3), {"stride": 2}, (2, 3, 5)),
     ("ConvTranspose2d", (3, 4, 3), {}, (2, 3, 4, 5)),
     ("ConvTranspose2d", (16, 1, 4), {"stride": 2, "padding": 1, "bias": False}, (2, 16, 4, 4)),
@@ -57,41 +57,27 @@ def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> 
     check_layer(name, args, options, shape)
 
 
-@pytest.mark.parametrize("size", [(9, 8), (2, 4, 10, 9)])
-def test_transposes_take_the_output_size_when_called(size: tuple[int, ...]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    ours, theirs = nn.ConvTranspose2d(3, 4, 3, stride=2).double(), torch.nn.ConvTranspose2d(3, 4, 3, stride=2).double()
-    ours.load_state_dict({key: value.numpy() for key, value in theirs.state_dict().items()})
+def test_transposes_take_the_output_size_when_called() -> None:
+    ours, theirs = twins("ConvTranspose2d", 3, 4, 3, stride=2)
     x = numbers(2, 3, 4, 4)
-    if size == (9, 8):
-        with pytest.raises(ShapeError, match=r"output_size \(9, 8\) for input \(2, 3, 4, 4\): expected \(9, 9\)"):
-            ours(ddp.tensor(x), size)
-    else:
-        compare(ours, theirs, x, size)
+    agree(ours, theirs, x, output_size=(2, 4, 10, 9))
+    with pytest.raises(ShapeError, match=r"output_size \(9, 8\) for input \(2, 3, 4, 4\): expected \(9, 9\)"):
+        ours(ddp.tensor(x), (9, 8))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")  # PyTorch says that it makes a padded copy
 def test_same_with_what_cannot_be_halved() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    x, w = numbers(2, 3, 5, 6), numbers(4, 3, 2, 4)
-    y = functional.conv2d(ddp.tensor(x), ddp.tensor(w), padding="same")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch says that it makes a padded copy
-        expected = torch.nn.functional.conv2d(torch.tensor(x), torch.tensor(w), padding="same")
-    np.testing.assert_allclose(y.numpy(), expected.numpy(), rtol=1e-10)
+    agree_as_functions("conv2d", numbers(2, 3, 5, 6), numbers(4, 3, 2, 4), padding="same")
 
 
 @pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize("tile", [1, 700, 3000, 1 << 20])
 def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, tile: int, channels: int) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     monkeypatch.setattr(convolution, "tile_bytes", lambda xp: tile)
-    for groups, transposed in itertools.product((1, 2), (False, True)):
-        name = "ConvTranspose2d" if transposed else "Conv2d"
+    for groups, name in itertools.product((1, 2), ("Conv2d", "ConvTranspose2d")):
+        shape = (channels * groups, 4) if name == "Conv2d" else (4, channels * groups)
         options = {"groups": groups, "stride": (2, 1), "padding": 1}
-        shape = (channels * groups, 4) if not transposed else (4, channels * groups)
-        ours, theirs = getattr(nn, name)(*shape, 3, **options), getattr(torch.nn, name)(*shape, 3, **options)
-        ours.double().load_state_dict({key: value.numpy() for key, value in theirs.double().state_dict().items()})
-        compare(ours, theirs, numbers(5, shape[0], 7, 6))
+        check_layer(name, (*shape, 3), options, (5, shape[0], 7, 6))
 
 
 def test_a_frozen_input_costs_no_gradient_and_frozen_weights_none() -> None:
@@ -104,18 +90,17 @@ def test_a_frozen_input_costs_no_gradient_and_frozen_weights_none() -> None:
 
 
 def test_half_adds_up_in_single() -> None:
-    for channels in (1, 16):
-        x, w, b = (numbers(*shape).astype(np.float16) for shape in ((2, channels, 6, 6), (4, channels, 3, 3), (4,)))
-        inputs = [ddp.tensor(each, requires_grad=True) for each in (x, w, b)]
-        exact = [ddp.tensor(each.astype(np.float64), requires_grad=True) for each in (x, w, b)]
-        y, expected = functional.conv2d(*inputs, padding=1), functional.conv2d(*exact, padding=1)
-        assert y.dtype == ddp.float16
-        np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-3, atol=1e-3)
-        y.sum().backward()
-        expected.sum().backward()
-        for each, reference in zip(inputs, exact, strict=True):
-            assert each.grad.dtype == ddp.float16
-            np.testing.assert_allclose(each.grad.numpy(), reference.grad.numpy(), rtol=2e-3, atol=2e-3)
+    shapes = (2, 16, 6, 6), (4, 16, 3, 3), (4,)
+    inputs = [ddp.tensor(numbers(*shape).astype(np.float16), requires_grad=True) for shape in shapes]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    y, expected = functional.conv2d(*inputs, padding=1), functional.conv2d(*exact, padding=1)
+    assert y.dtype == ddp.float16
+    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol=1e-3, atol=1e-3)
+    y.sum().backward()
+    expected.sum().backward()
+    for each, reference in zip(inputs, exact, strict=True):
+        assert each.grad.dtype == ddp.float16
+        np.testing.assert_allclose(each.grad.numpy(), reference.grad.numpy(), rtol=2e-3, atol=2e-3)
     # Every weight's gradient adds up 5000 ones, which a running sum in float16 would not.
     w = ddp.ones(1, 1, 1, 1, dtype=ddp.float16, requires_grad=True)
     functional.conv2d(ddp.ones(5000, 1, 1, 1, dtype=ddp.float16), w).backward(
@@ -174,13 +159,14 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (lambda f, z: f.interpolate(z(2, 3, 4, 4).long(), 2), DtypeError, "int64"),
     (lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, align_corners=True), ArgumentError, "align_corners"),
     (lambda f, z: f.pixel_shuffle(z(2, 3, 4, 4), 2), ShapeError, "does not divide 3 channels"),
+    (lambda f, z: f.pad(z(2), (1, 1, 1)), ArgumentError, "expected pairs"),
+    (lambda f, z: f.pad(z(2), (1, 1), mode="reflect"), ArgumentError, "'reflect'"),
+    (lambda f, z: nn.Conv2d(3, 2, (1, 2, 3)), ArgumentError, "kernel_size: expected one number or 2"),
     (lambda f, z: nn.Conv2d(3, 4, 3, groups=2), ArgumentError, "groups 2 does not divide 3 and 4"),
     (lambda f, z: nn.Conv2d(3, 4, 3, padding_mode="wrap"), ArgumentError, "padding_mode 'wrap'"),
     (lambda f, z: nn.Conv2d(3, 4, 3, 2, padding="same"), ArgumentError, "needs stride 1"),
 ]
 
 
-@pytest.mark.parametrize(("call", "kind", "text"), WRONG)
-def test_errors_name_the_shapes(call: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=text):
-        call(functional, ddp.zeros)
+def test_refusals() -> None:
+    check_refusals(*(((lambda call=call: call(functional, ddp.zeros)), kind, text) for call, kind, text in WRONG))

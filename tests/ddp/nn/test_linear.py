@@ -10,23 +10,20 @@ import pytest
 import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
-from tests.ddp.nn.against_torch import check_layer
+from tests.ddp.nn.against_torch import check_layer, check_refusals
 
-LAYERS = [
+LAYERS: list[tuple[Any, ...]] = [
     ("Linear", (4, 3), {}, (5, 4)),
     ("Linear", (4, 3), {"bias": False}, (2, 5, 4)),
-    ("Conv2d", (3, 4, 3), {"padding": 1}, (2, 3, 6, 5)),
-    ("Conv2d", (4, 6, (2, 3)), {"stride": (2, 1), "dilation": (1, 2), "groups": 2, "bias": False}, (2, 4, 6, 7)),
-    ("MaxPool2d", (2,), {}, (2, 3, 6, 5)),
-    ("MaxPool2d", (3,), {"stride": 2, "padding": 1}, (2, 3, 6, 5)),
+    ("Bilinear", (4, 3, 2), {}, (5, 4), (5, 3)),
     ("Flatten", (), {}, (2, 3, 4)),
     ("Flatten", (0, 1), {}, (2, 3, 4)),
 ]
 
 
-@pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS)
-def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> None:
-    check_layer(name, args, options, shape)
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_agrees_with_pytorch(case: Any) -> None:
+    check_layer(*case)
 
 
 @pytest.mark.parametrize(("make", "fan_in"), [(lambda: nn.Linear(64, 500), 64), (lambda: nn.Conv2d(16, 300, 3), 144)])
@@ -49,27 +46,11 @@ def test_one_seed_gives_one_model_in_every_dtype() -> None:
     np.testing.assert_allclose(models[0].weight.array, models[1].weight.array, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "kind", "message"),
-    [
+def test_refusals() -> None:
+    check_refusals(
         (lambda: nn.Linear(3, 2)(ddp.ones(4, 5)), ShapeError, r"linear: input \(4, 5\) and weight \(2, 3\)"),
         (lambda: nn.Linear(3, 2)(ddp.ones(3, dtype=ddp.float64)), DtypeError, "float64, float32, float32"),
         (lambda: nn.functional.linear(ddp.ones(3), ddp.ones(2, 3), ddp.ones(3)), ShapeError, r"expected \(2,\)"),
-        (lambda: nn.Conv2d(3, 2, 3)(ddp.ones(1, 4, 5, 5)), ShapeError, "input has 4 channels, weight takes 3"),
-        (lambda: nn.Conv2d(3, 2, 3)(ddp.ones(5, 5)), ShapeError, r"expected \(N, C, H, W\)"),
-        (lambda: nn.Conv2d(3, 2, 7)(ddp.ones(1, 3, 5, 5)), ShapeError, "does not fit"),
-        (lambda: nn.Conv2d(3, 2, 3, stride=0)(ddp.ones(1, 3, 5, 5)), ArgumentError, r"stride=\(0, 0\)"),
-        (lambda: nn.Conv2d(3, 2, 3, groups=2), ArgumentError, "groups 2 does not divide 3 and 2"),
-        (lambda: nn.Conv2d(3, 2, (1, 2, 3)), ArgumentError, "kernel_size: expected one number or 2"),
-        (lambda: nn.functional.conv2d(ddp.ones(1, 1, 3, 3), ddp.ones(2, 1, 3, 3), ddp.ones(3)), ShapeError, "bias"),
-        (lambda: nn.MaxPool2d(2, padding=2)(ddp.ones(1, 1, 4, 4)), ArgumentError, "half of kernel"),
-        (lambda: nn.MaxPool2d(2)(ddp.ones(4, 4)), ShapeError, "max_pool2d"),
-        (lambda: nn.Dropout(1.5), ArgumentError, "1.5"),
-        (lambda: nn.functional.dropout(ddp.ones(1), -1), ArgumentError, "-1"),
-        (lambda: nn.functional.pad(ddp.ones(2), (1, 1, 1)), ArgumentError, "expected pairs"),
-        (lambda: nn.functional.pad(ddp.ones(2), (1, 1), mode="reflect"), ArgumentError, "'reflect'"),
-    ],
-)
-def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        wrong()
+        (lambda: nn.Bilinear(0, 2, 3), ArgumentError, "in1_features is positive"),
+        (lambda: nn.Bilinear(2, 2, 3)(ddp.ones(4, 2), ddp.ones(4, 3)), ShapeError, r"inputs \(4, 2\) and \(4, 3\)"),
+    )
