@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from typing import Any
 
 import numpy as np
@@ -68,7 +66,7 @@ class TestForward:
                 raise ValueError("inside")
 
         seen: list[Any] = []
-        net = Fails()
+        net: Any = Fails()
         net.register_forward_hook(lambda m, args, out: seen.append("never"))
         net.register_forward_hook(lambda m, args, out: seen.append(out), always_call=True)
         with pytest.raises(ValueError, match="inside"):
@@ -82,8 +80,7 @@ class TestForward:
         with pytest.raises(ValueError, match="inside"), pytest.warns(UserWarning, match="later"):
             net(1)
 
-    def test_always_call_is_called_once(self) -> None:
-        seen: list[Any] = []
+        seen.clear()
         net = nn.Identity()
         net.register_forward_hook(lambda m, args, out: seen.append(out), always_call=True)
         net(7)
@@ -150,13 +147,6 @@ class TestBackward:
         torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         assert passes(ddp, edit) == passes(torch, edit)
 
-    def test_of_a_layer(self) -> None:
-        layer = nn.Linear(2, 3)
-        seen: list[Any] = []
-        layer.register_full_backward_hook(lambda m, gi, go: seen.append((m, gi[0].shape, go[0].shape)))
-        nn.Sequential(nn.Linear(4, 2), layer, nn.ReLU())(ddp.ones(5, 4)).sum().backward()
-        assert seen == [(layer, (5, 2), (5, 3))]
-
     def test_inputs_that_require_no_grad(self) -> None:
         layer = nn.Linear(2, 3)
         seen: list[Any] = []
@@ -193,20 +183,6 @@ class TestBackward:
             layer.register_full_backward_hook(lambda m, gi, go, result=result: result)
             with pytest.raises(error, match=text):
                 layer(x).sum().backward()
-
-    def test_the_graph_keeps_nothing_alive(self) -> None:
-        gc.disable()
-        try:
-            layer = nn.Linear(2, 2)
-            layer.register_full_backward_hook(lambda m, gi, go: None)
-            x = ddp.ones(1, 2, requires_grad=True)
-            out = layer(x * 1)
-            watched = weakref.ref(out.edge)
-            out.sum().backward()
-            del out
-            assert watched() is None
-        finally:
-            gc.enable()
 
 
 class TestState:

@@ -45,8 +45,8 @@ class TestState:
     def test_not_strict(self) -> None:
         net = Block()
         result = net.load_state_dict({"scale": ddp.full((3,), 2.0), "extra": ddp.ones(1)}, strict=False)
-        assert result.missing_keys == ["mean", "count", "first.weight", "first.bias"]
-        assert result.unexpected_keys == ["extra"]
+        missing = ["mean", "count", "first.weight", "first.bias"]
+        assert repr(result) == f"IncompatibleKeys(missing_keys={missing}, unexpected_keys=['extra'])"
         assert net.scale.tolist() == [2.0] * 3
 
     def test_dtypes_are_cast(self) -> None:
@@ -112,11 +112,6 @@ class TestState:
             other.load_state_dict({"1._extra_state": {"seen": 6}})
         assert other[0].seen == 5
 
-    def test_what_is_no_tensor(self) -> None:
-        net = nn.Linear(1, 1)
-        with pytest.raises(StateDictError, match="no tensor: weight is a str"):
-            net.load_state_dict({"weight": "text", "bias": ddp.ones(1)})
-
     @pytest.mark.parametrize("case", ["renames", "computes", "takes all", "complains"])
     def test_an_overridden_load_is_that_of_pytorch(self, case: str) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -173,17 +168,12 @@ class TestState:
             if assign:
                 assert str(found.dtype) == str(expected.dtype).removeprefix("torch.")
 
-    def test_a_tensor_of_pytorch_that_has_no_counterpart(self) -> None:
+    @pytest.mark.parametrize(("value", "kind"), [("text", "str"), ("sparse", "Tensor")])
+    def test_what_is_no_tensor(self, value: Any, kind: str) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
         net = nn.Linear(2, 2)
         before = net.bias.tolist()
-        state = {"weight": torch.eye(2).to_sparse(), "bias": torch.ones(2)}
-        with pytest.raises(StateDictError, match="weight is a Tensor in the state dict"):
-            net.load_state_dict(state)
+        weight = torch.eye(2).to_sparse() if value == "sparse" else value
+        with pytest.raises(StateDictError, match=f"no tensor: weight is a {kind} in the state dict"):
+            net.load_state_dict({"weight": weight, "bias": torch.ones(2)})
         assert net.bias.tolist() == before
-
-    def test_result_reads_as_in_pytorch(self) -> None:
-        net = nn.Linear(1, 1)
-        assert repr(net.load_state_dict(net.state_dict())) == "<All keys matched successfully>"
-        text = repr(net.load_state_dict({}, strict=False))
-        assert text == "IncompatibleKeys(missing_keys=['weight', 'bias'], unexpected_keys=[])"
