@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from ddp._device import capturing, device, on
+from ddp._device import CPU, capturing, device, on, place
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.interop import scalar_tensor
 from ddp.errors import ArgumentError, CaptureError, GraphError
 from ddp.ops.gradients import unscale, update_scale
 
@@ -63,15 +63,13 @@ class GradScaler:
             raise ArgumentError(
                 f"GradScaler: growth {growth_factor} is above 1, backoff {backoff_factor} within (0, 1)"
             )
-        self._scale = float(init_scale)
         self._growth_factor = growth_factor
         self._backoff_factor = backoff_factor
         self._growth_interval = growth_interval
-        self._good_steps = 0
         self._enabled = enabled
-        # By optimizer: whether its gradients, unscaled, are not all finite; a float32 on the GPU where the scale is.
-        self._found: dict[int, Any] = {}
-        self._device_scale: _DeviceScale | None = None  # the scale that counts, from the first loss on a GPU on
+        self._state = _ScaleState(CPU, float(init_scale), 0)  # moves to the GPU of the first loss on one
+        # By optimizer: (1,) float32 of the state, not zero where its gradients are not all finite.
+        self._found: dict[int, Array] = {}
         self._stepped: set[int] = set()
 
     def scale(self, outputs: Any) -> Any:
@@ -81,12 +79,7 @@ class GradScaler:
         if isinstance(outputs, list | tuple):
             return type(outputs)([self.scale(each) for each in outputs])
         # By a tensor of float32: as a float16, the first scale would be infinite.
-        device_scale = self._on(outputs.device)
-        if device_scale is None:
-            return outputs * scalar_tensor(self.get_scale(), dtype="float32", device=outputs.device)
-        return outputs * (
-            device_scale.scale if device_scale.where is outputs.device else device_scale.scale.to(outputs.device)
-        )
+        return outputs * self._on(outputs.device).scale.to(outputs.device)
 
     def unscale_(self, optimizer: ScalableOptimizer) -> None:
         """Divides the gradients of the optimizer's parameters by the scale, once between updates.
@@ -97,19 +90,24 @@ class GradScaler:
             return
         if id(optimizer) in self._found:
             raise GraphError("unscale_: these gradients are unscaled already; update() comes first")
-        where = _device_of(optimizer)
-        device_scale = None if where is None else self._on(where)
-        if device_scale is not None and device_scale.where is where:
-            found = device_scale.take()
-            if hasattr(optimizer, "unscale_on_device"):  # of one that holds gradients in parts
-                device_scale.unscale_parts(optimizer, found)
-            else:
-                device_scale.unscale(_gradients(optimizer), found)
-            self._found[id(optimizer)] = found
-            return
-        own = getattr(optimizer, "unscale_gradients", None)
-        factor = 1 / self.get_scale()
-        self._found[id(optimizer)] = _unscale(optimizer, factor) if own is None else own(factor)
+        gradients = _gradients(optimizer)
+        state = self._on(next(iter(gradients), self._state.where))
+        found = state.take()
+        # Of an optimizer that holds gradients in parts.
+        if hasattr(optimizer, "unscale_on_device") and state.where.type == "cuda":
+            with on(state.where):
+                optimizer.unscale_on_device(state.scale.array.reshape(1), found)
+        elif hasattr(optimizer, "unscale_gradients"):
+            found[...] = optimizer.unscale_gradients(1 / self.get_scale())
+        else:
+            for where, arrays in gradients.items():
+                with on(where):
+                    scale = place(state.scale.array.reshape(1), where)
+                    here = found if where is state.where else where.xp.zeros(1, np.float32)
+                    unscale(where.xp, arrays, scale, here)
+                if here is not found:
+                    found += place(here, state.where)
+        self._found[id(optimizer)] = found
 
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
         """optimizer.step(), unless a gradient is infinite or nan; unscales first where that has not been done.
@@ -125,9 +123,11 @@ class GradScaler:
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
-        found = self._found[id(optimizer)]
-        if isinstance(found, bool) or not getattr(optimizer, "_step_supports_amp_scaling", False):
-            return None if bool(found) else optimizer.step()  # on a GPU the host waits to know
+        found, where = self._found[id(optimizer)], self._state.where
+        devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+        on_gpu = where.type == "cuda" and devices == {where}
+        if not (on_gpu and getattr(optimizer, "_step_supports_amp_scaling", False)):
+            return None if found[0] else optimizer.step()  # on a GPU the host waits to know
         own: Any = optimizer
         own.found_inf = found
         try:
@@ -142,27 +142,14 @@ class GradScaler:
         """
         if not self._enabled:
             return
-        device_scale = self._device_scale
         if new_scale is not None:
-            if device_scale is None:
-                self._scale = float(new_scale)
-            else:
-                device_scale.set(new_scale)
+            self._state.set(new_scale)
         elif not self._found:
             raise GraphError("update: no step() or unscale_() since the last one")
-        elif device_scale is not None:
-            waited = any(found for found in self._found.values() if isinstance(found, bool))
-            device_scale.adapt(waited, *self._rule())
+        else:
+            self._state.adapt(*self._rule())
             if capturing.now is not None:
                 capturing.now.fix(self._rule)
-        elif any(self._found.values()):
-            self._scale *= self._backoff_factor
-            self._good_steps = 0
-        else:
-            self._good_steps += 1
-            if self._good_steps == self._growth_interval:
-                self._scale *= self._growth_factor
-                self._good_steps = 0
         self._found.clear()
         self._stepped.clear()
 
@@ -170,7 +157,7 @@ class GradScaler:
         """The factor now; 1 if not enabled. Waits for a GPU that it is on."""
         if not self._enabled:
             return 1.0
-        return self._scale if self._device_scale is None else self._device_scale.read()[0]
+        return self._state.read()[0]
 
     def get_growth_factor(self) -> float:
         """What the scale is multiplied by after enough good steps."""
@@ -192,7 +179,7 @@ class GradScaler:
         """The scale, its settings and the count of good steps; empty if not enabled. Waits for a GPU that it is on."""
         if not self._enabled:
             return {}
-        scale, good_steps = (self._scale, self._good_steps) if self._device_scale is None else self._device_scale.read()
+        scale, good_steps = self._state.read()
         return {
             "scale": scale,
             "growth_factor": self._growth_factor,
@@ -207,70 +194,43 @@ class GradScaler:
             return
         if not state_dict:
             raise ArgumentError("load_state_dict: the state is empty: its GradScaler was not enabled")
-        self._scale = float(state_dict["scale"])
         self._growth_factor = state_dict["growth_factor"]
         self._backoff_factor = state_dict["backoff_factor"]
         self._growth_interval = state_dict["growth_interval"]
-        self._good_steps = state_dict["_growth_tracker"]
-        if self._device_scale is not None:
-            self._device_scale.set(self._scale)
-            self._device_scale.set_good_steps(self._good_steps)
+        self._state.set(float(state_dict["scale"]), state_dict["_growth_tracker"])
 
     def _rule(self) -> tuple[float, float, int]:
         return self._growth_factor, self._backoff_factor, self._growth_interval
 
-    def _on(self, where: device) -> _DeviceScale | None:
-        """The scale on a GPU: on the first one that it is asked for. None on the CPU, while it has been on none."""
-        if self._device_scale is None and where.type == "cuda":
-            self._device_scale = _DeviceScale(where, self._scale, self._good_steps)
-        return self._device_scale if where.type == "cuda" else None
+    def _on(self, where: device) -> _ScaleState:
+        """The state, on the first GPU that it is asked for."""
+        if where.type == "cuda" and self._state.where.type == "cpu" and not self._found:
+            if capturing.now is not None:
+                raise CaptureError(
+                    "GradScaler: a scale begun within a capture would begin anew with every replay: scale a loss before"
+                )
+            self._state = _ScaleState(where, *self._state.read())
+        return self._state
 
 
-def _device_of(optimizer: ScalableOptimizer) -> device | None:
-    """The device of all its parameters, if they are on one."""
-    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
-    return devices.pop() if len(devices) == 1 else None
-
-
-def _gradients(optimizer: ScalableOptimizer) -> list[Any]:
-    """The gradients that exist, as arrays that are about to change."""
-    found = []
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full:
-                if p.grad_view is not None:
-                    p.grad_view.version.count += 1
-                found.append(p.maybe_leaf.grad_buffer.array)
+def _gradients(optimizer: ScalableOptimizer) -> dict[device, list[Any]]:
+    """The existing gradients of each device, as arrays that are about to change."""
+    found = defaultdict(list)
+    for p in [p for group in optimizer.param_groups for p in group["params"]]:
+        if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full:
+            if p.grad_view is not None:
+                p.grad_view.version.count += 1
+            found[p.device].append(p.maybe_leaf.grad_buffer.array)
     return found
 
 
-def _unscale(optimizer: ScalableOptimizer, factor: float) -> bool:
-    """Multiplies the gradients by `factor`; whether one of them is infinite or nan."""
-    found = False
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            end = p.maybe_leaf
-            if end is None or not end.grad_buffer.full or not p.array.size:
-                continue
-            g, xp = end.grad_buffer.array, p.device.xp
-            with on(p.device):
-                # The extremes are nan or infinite if anything is, and take no second array.
-                found = found or not bool(xp.isfinite(g.max()) and xp.isfinite(g.min()))
-                g *= factor
-    return found
-
-
-class _DeviceScale:
+class _ScaleState:
     """The scale, the count of good steps, and what was found in the gradients of each optimizer; all on `where`.
 
     scale: a 0-d float32 tensor
     """
 
     def __init__(self, where: device, scale: float, good_steps: int) -> None:
-        if capturing.now is not None:
-            raise CaptureError(
-                "GradScaler: a scale begun within a capture would begin anew with every replay: scale a loss before"
-            )
         self.where, xp = where, where.xp
         with on(where):
             self._scale = xp.full(1, scale, np.float32)
@@ -282,45 +242,30 @@ class _DeviceScale:
     def take(self) -> Array:
         """(1,) float32, zero: where it is noted that an optimizer's gradients are not finite.
 
-        Raises: ArgumentError for more optimizers than device_scale is room for.
+        Raises: ArgumentError for more optimizers than fit.
         """
         if self._used == _MOST_OPTIMIZERS:
             raise ArgumentError(f"GradScaler: at most {_MOST_OPTIMIZERS} optimizers between two updates")
         self._used += 1
         return self._found_infs[self._used - 1 : self._used]
 
-    def unscale(self, gradients: list[Array], found: Array) -> None:
-        """Divides the gradients, which are all on `where`, by the scale."""
+    def adapt(self, growth: float, backoff: float, interval: int) -> None:
+        """Adapts the scale to what was found since the last time."""
         with on(self.where):
-            unscale(self.where.xp, gradients, self._scale, found)
-
-    def unscale_parts(self, optimizer: Any, found: Array) -> None:
-        """The same, for an optimizer that holds gradients in parts."""
-        with on(self.where):
-            optimizer.unscale_on_device(self._scale, found)
-
-    def adapt(self, found: bool, growth: float, backoff: float, interval: int) -> None:
-        """Adapts the scale to what was found since the last time. found: something was, which the host knows"""
-        with on(self.where):
-            if found:
-                self._found_infs[:1] = 1
             update_scale(self.where.xp, self._scale, self._good, self._found_infs, growth, backoff, interval)
         self._used = 0
         self.scale.version.count += 1
 
-    def set(self, scale: Any) -> None:
-        """Begins with another scale, a number or a tensor; what was found is forgotten."""
+    def set(self, scale: Any, good_steps: int | None = None) -> None:
+        """Begins with another scale, a number or a tensor, and another count of good steps; forgets what was found."""
         with on(self.where):
             self._scale[...] = scale.array.reshape(1) if isinstance(scale, Tensor) else scale
             self._found_infs[...] = 0
+            if good_steps is not None:
+                self._good[...] = good_steps
         self._used = 0
         self.scale.version.count += 1
 
-    def set_good_steps(self, count: int) -> None:
-        """How many steps were good since the scale last changed."""
-        with on(self.where):
-            self._good[...] = count
-
     def read(self) -> tuple[float, int]:
         """The scale, and how many steps were good since it last changed. Waits for the GPU."""
-        return float(self._scale.get()[0]), int(self._good.get()[0])
+        return float(place(self._scale, CPU)[0]), int(place(self._good, CPU)[0])
