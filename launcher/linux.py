@@ -13,7 +13,7 @@ import resource
 import signal
 import time
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from launcher.errors import StartError, UsageError
@@ -89,8 +89,17 @@ def _prctl(option: int, value: int) -> None:
 
 def fork() -> int:
     """As `os.fork`. Raises: StartError if there may be no more processes."""
+    return _new_process(os.fork)
+
+
+def spawn(command: list[str], environ: Mapping[str, str]) -> int:
+    """Starts a program; returns its pid. Raises: StartError if there may be no more processes."""
+    return _new_process(lambda: os.posix_spawn(command[0], command, environ))
+
+
+def _new_process(start: Callable[[], int]) -> int:
     try:
-        return os.fork()
+        return start()
     except OSError as error:
         why = f"{os.strerror(error.errno or 0)}; see ulimit -u"
         raise StartError(f"{os.uname().nodename} lets this user start no more processes ({why})") from None

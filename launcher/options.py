@@ -175,7 +175,7 @@ GROUPS = {
     "Where": (
         Option("--hosts", "HOSTS", "hosts", HOSTS, "machines, and how many ranks each takes: a:4,b:4", True),
         Option("--hostfile", "FILE", "hostfile", FILE, "the same from a file, a machine a line: a:4 or a slots=4"),
-        Option("--engine", "NAME", "engine", ENGINE, "who starts the ranks: mpich (Intel), openmpi or slurm"),
+        Option("--engine", "NAME", "engine", ENGINE, "who starts the ranks: local, mpich (Intel), openmpi or slurm"),
         Option("--backend", "NAME", "backend", BACKEND, "what moves the data: single, mpi or nccl"),
         Option("--bind", "", "bind", FLAG, "bind each rank to its share of the cores"),
         Option("--share-gpu", "", "share_gpu", FLAG, "let several ranks have one GPU"),

@@ -142,10 +142,10 @@ class Job:
                         found.setdefault(addresses[target], set()).add(Path(f"/proc/{pid}/comm").read_text().strip())
         return found
 
-    def listening_outside(self) -> list[str]:
-        """Where they listen beyond the loopback. Not counted: sockets of the engine's own, and what inherited these."""
+    def listening_outside(self, engine: bool = False) -> list[str]:
+        """Where they listen beyond the loopback. engine: the sockets of an MPI's own programs count, too"""
         local = ("tcp 0100007F:", "tcp6 00000000000000000000000001000000:", "tcp6 0000000000000000FFFF00000100007F:")
-        engines = {"mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun"}
+        engines = {"mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prterun"} if not engine else set()
         found = self.listening()
         return [address for address in found if not address.startswith(local) and not found[address] & engines]
 

@@ -198,6 +198,7 @@ FLOORS = {
 SEES = {
     "collectives": (),
     "launcher": ("collectives.world", "collectives.version", "collectives.errors", "collectives.flight.reader"),
+    "launcher.engines.local": ("collectives.backends.mpi.pmi_server",),
     "launcher.bench": ("collectives",),
     "launcher.doctor": ("collectives",),
     "ddp": (),

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from launcher.engines import mpiexec, slurm
+from launcher.engines import slurm
 from launcher.engines.engine import REGISTRY, Engine, StartRequest
+from launcher.engines.local import LocalEngine
 from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.network import fill_hosts
@@ -64,7 +65,7 @@ def choose_engine(job: Job, environ: Mapping[str, str]) -> Engine:
     allocated = slurm.inside(environ) and not (job.hosts and not named)
     remote_hosts = named or (slurm.remote_hosts(environ) if allocated else ())
     if job.engine == "auto" and job.size == 1 and not remote_hosts:
-        return SingleEngine()
+        return LocalEngine(1)
     request = StartRequest(
         job=job,
         environ=environ,
@@ -89,23 +90,3 @@ def ranks_per_host(job: Job, engine: Engine) -> tuple[int, ...] | None:
     if not engine.fills_in_order or (engine.remote_hosts and not job.hosts):
         return None
     return tuple(slots for _, slots in fill_hosts(job.size, job.hosts)) or (job.size,)
-
-
-class SingleEngine(Engine):
-    """A world of one needs no engine: its agent is started directly."""
-
-    name = "the agent"
-    remote_hosts: tuple[str, ...] = ()
-
-    @classmethod
-    def select(cls, request: StartRequest) -> Engine | None:
-        """As `Engine.select`."""
-        return cls()
-
-    def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """As `Engine.command`."""
-        return list(rank)
-
-    def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
-        """As `Engine.environment`."""
-        return mpiexec.without_outer_mpi(environ)

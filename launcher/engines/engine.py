@@ -6,6 +6,7 @@ A new engine is one file in this folder: a subclass of `Engine` with `@register(
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,11 @@ class Engine(ABC):
     @abstractmethod
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """The command that starts the command `rank` once for every rank, each with the environment `environ`."""
+
+    def start(self, rank: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Runs the engine in this process, a fork of the reaper; returns its exit code if no program replaces it."""
+        command = self.command(rank, environ)
+        os.execve(command[0], command, environ)
 
     @abstractmethod
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ _NAMES = {MPICH: "MPICH", INTEL: "Intel MPI", OPENMPI: "Open MPI"}
 # What `--engine` calls them, and the names that a system with several MPIs gives each.
 _ASKED = {
     "auto": ((MPICH, INTEL, OPENMPI), ("mpiexec",)),
+    "local": ((MPICH,), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
     "mpich": ((MPICH, INTEL), ("mpiexec", "mpiexec.hydra", "mpiexec.mpich")),
     "openmpi": ((OPENMPI,), ("mpiexec", "mpiexec.openmpi")),
 }
@@ -45,9 +46,8 @@ def find_mpiexec_for(
             return path, family
         others.append(f"{path} is {_NAMES[family]}'s")
     if others:
-        raise UsageError(f"--engine {asked}: no {_NAMES[asked]} found ({others[0]}): pip install {asked}")
-    package = "mpich" if asked == "auto" else asked
-    raise UsageError(f"no MPI found (no mpiexec beside this Python, none on PATH): pip install {package}")
+        raise UsageError(f"--engine {asked}: no {_NAMES[families[0]]} found ({others[0]}): pip install {families[0]}")
+    raise UsageError(f"no MPI found (no mpiexec beside this Python, none on PATH): pip install {families[0]}")
 
 
 def find_mpiexec(executable: str = sys.executable, environ: Mapping[str, str] = os.environ) -> str:

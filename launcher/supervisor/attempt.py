@@ -115,8 +115,7 @@ class Attempt:
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
         master = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
         environment = self._engine.environment({**environ, **master, **self._agents_environment()}, scratch)
-        command = self._engine.command(agent(job), environment)
-        self._reaper = Reaper(command, environment, scratch, files)
+        self._reaper = Reaper(partial(self._engine.start, agent(job), environment), scratch, files)
         # On a terminal only, and once: who reads a file has asked for what the ranks say.
         first = environ.get(ATTEMPT, "0") == "0"
         if first and console.columns() and (text := threads(job, self._engine, environ, len(os.sched_getaffinity(0)))):

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from typing import NoReturn
 
 from launcher import errors
@@ -28,6 +28,7 @@ _CANNOT_START = 127
 class Reaper:
     """A running engine and the reaper above it, as the launcher sees them.
 
+    start: `Engine.start` with its arguments
     scratch: path of a folder that it makes for the engine's files, and removes with the engine
     files: how many files the engine and its ranks may open, soft and hard limit; None: as many as this process
     pid, engine: of the reaper and of mpiexec, which is 0 until the reaper has reported it
@@ -39,9 +40,7 @@ class Reaper:
     Raises: UsageError if there is no place for that folder, or for one more process.
     """
 
-    def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], scratch: str, files: tuple[int, int] | None = None
-    ) -> None:
+    def __init__(self, start: Callable[[], int], scratch: str, files: tuple[int, int] | None = None) -> None:
         self._scratch = scratch
         self._began = time.time()
         try:
@@ -69,7 +68,7 @@ class Reaper:
                 os.setsid()
                 self._socket.close()
                 os.close(self.engine_output)
-                _watch(command, dict(environ), theirs, words, scratch, files)
+                _watch(start, theirs, words, scratch, files)
             finally:
                 os._exit(_CANNOT_START)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -126,8 +125,7 @@ class Reaper:
 
 
 def _watch(
-    command: Sequence[str],
-    environ: dict[str, str],
+    start: Callable[[], int],
     launcher: socket.socket,
     words: int,
     scratch: str,
@@ -151,7 +149,7 @@ def _watch(
         os.write(words, f"{errors.start_error_line(reason)}\n".encode())
         engine = me
     if engine == 0:
-        _become(command, environ, me, words, files)
+        _become(start, me, words, files)
     # Open ends of these would keep the launcher waiting for more.
     os.close(words)
     _tell(launcher, engine)
@@ -190,9 +188,7 @@ def _remove(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # what cannot be removed bears a name that no other job will use
 
 
-def _become(
-    command: Sequence[str], environ: dict[str, str], reaper: int, words: int, files: tuple[int, int] | None
-) -> NoReturn:
+def _become(start: Callable[[], int], reaper: int, words: int, files: tuple[int, int] | None) -> NoReturn:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -205,7 +201,10 @@ def _become(
         die_with_parent(reaper)
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, files)
-        os.execve(command[0], list(command), environ)
-    except OSError as error:
-        os.write(2, f"{command[0]} cannot be started: {error}\n".encode("utf-8", "surrogateescape"))
+        os._exit(start())
+    except StartError as reason:
+        text = errors.start_error_line(reason)
+    except Exception as error:
+        text = f"the engine cannot be started: {error}"
+    os.write(2, f"{text}\n".encode("utf-8", "surrogateescape"))
     os._exit(_CANNOT_START)

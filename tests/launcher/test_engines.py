@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher import engines, errors
-from launcher.engines import Engine, SingleEngine, mpiexec, slurm
+from launcher.engines import Engine, mpiexec, slurm
+from launcher.engines.local import LocalEngine
 from launcher.engines.mpich import MpichEngine
 from launcher.engines.openmpi import OpenMpiEngine
 from launcher.engines.slurm import SlurmEngine
@@ -111,7 +112,7 @@ def test_a_world_of_one_has_no_engine() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    [SingleEngine(), MpichEngine("/m/mpiexec", 2), OpenMpiEngine("/m/mpiexec", 2), SlurmEngine("/s/srun", "pmi2", 2)],
+    [LocalEngine(1), MpichEngine("/m/mpiexec", 2), OpenMpiEngine("/m/mpiexec", 2), SlurmEngine("/s/srun", "pmi2", 2)],
 )
 def test_a_rank_may_start_a_job_of_its_own(engine: Engine) -> None:
     of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "HOME": "/h"}
@@ -476,18 +477,42 @@ def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: 
     assert isinstance(chosen, SlurmEngine)
     assert (chosen.language, chosen.n, chosen.remote_hosts) == ("pmi2", 6, ())
     assert isinstance(engines.choose_engine(job(n=6, engine="mpich"), allocation), MpichEngine)
-    assert isinstance(engines.choose_engine(job(n=2, hosts=(Host("localhost", 2),)), allocation), MpichEngine)
+    assert engines.choose_engine(job(n=2, hosts=(Host("localhost", 2),)), allocation) == LocalEngine(2)
     assert isinstance(engines.choose_engine(job(n=6, engine="slurm"), {"PATH": allocation["PATH"]}), SlurmEngine)
     # A world of one needs no engine, unless the allocation is of another machine.
-    assert isinstance(engines.choose_engine(job(n=1), allocation), engines.SingleEngine)
+    assert engines.choose_engine(job(n=1), allocation) == LocalEngine(1)
     found = engines.choose_engine(job(n=1), {**allocation, "SLURM_JOB_NODELIST": "n7"})
     assert isinstance(found, SlurmEngine)
     assert found.remote_hosts == ("n7",)
     # Without a language in common mpiexec does it, unless srun was asked for.
     monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "intel")
-    assert isinstance(engines.choose_engine(job(n=6), allocation), MpichEngine)
+    assert engines.choose_engine(job(n=6), allocation) == LocalEngine(6)
     with pytest.raises(UsageError, match=r"^--engine slurm: Intel MPI is started by its own mpiexec: --engine mpich$"):
         engines.choose_engine(job(n=6, engine="slurm"), allocation)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "kind"),
+    [
+        ("mpich", {}, LocalEngine),
+        ("mpich", {"engine": "local"}, LocalEngine),
+        ("mpich", {"engine": "mpich"}, MpichEngine),
+        ("mpich", {"hosts": (Host("elsewhere", 2),)}, MpichEngine),
+        ("intel", {}, MpichEngine),
+        ("openmpi", {}, OpenMpiEngine),
+    ],
+)
+def test_a_job_of_one_host_under_mpich_needs_no_mpiexec(
+    monkeypatch: pytest.MonkeyPatch, family: str, settings: dict[str, object], kind: type[Engine]
+) -> None:
+    monkeypatch.setattr(mpiexec, "find_mpiexec_for", lambda asked, environ: ("/m/mpiexec", family))
+    monkeypatch.setattr(mpiexec, "check_library", lambda *args: None)
+    assert type(engines.choose_engine(job(n=2, **settings), {})) is kind
+
+
+def test_other_hosts_are_not_for_the_local_engine() -> None:
+    with pytest.raises(UsageError, match=r"^--engine local starts ranks on this machine alone, not on elsewhere$"):
+        engines.choose_engine(job(engine="local", hosts=(Host("elsewhere", 2),)), {})
 
 
 def test_slurm_where_there_is_none() -> None:

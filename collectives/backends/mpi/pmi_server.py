@@ -2,7 +2,7 @@
 
 Rank 0 runs this file as a process of its own, because a rank inside MPI_Init holds the interpreter lock. Every rank
 opens two connections. On "control" it learns who is missing, when all have come, and later who has died. The other,
-"pmi", is handed to MPI, which speaks PMI-1 on it: a key-value store and a barrier, one text line a message.
+"pmi", is handed to MPI, which speaks PMI-1 on it. `ddp-launch` uses `KeyValueSpace` alone, over inherited sockets.
 
 Both sides prove that they know the job's secret before anything else is read. The process ends when all ranks have
 left, or rank 0 has ended. It needs nothing but the standard library.
@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 BANNER = "ddp-pmi-1"
 CONTROL, PMI = "control", "pmi"
@@ -37,6 +38,67 @@ def nonce() -> str:
 def proof(secret: bytes, *words: str) -> str:
     """What only a process that knows the secret can say to these words."""
     return hmac.digest(secret, " ".join(words).encode(), "sha256").hex()
+
+
+class KeyValueSpace:
+    """Answers what the ranks' MPICH asks by PMI-1, one text line a message: a key-value space and a barrier.
+
+    size: number of ranks; keys: what the space holds from the beginning
+    """
+
+    def __init__(self, size: int, keys: dict[str, str] | None = None) -> None:
+        self._size = size
+        self._keys = dict(keys or {})
+        # MPICH names its shared-memory file after it: two jobs of one name on a host would share that.
+        self._name = f"ddp_{os.getpid()}_{nonce()}"
+        self._barrier: list[Callable[[str], None]] = []
+        self._dead: int | None = None
+
+    def answer(self, line: str, send: Callable[[str], None]) -> None:
+        """Answers one line of a rank by `send`; a barrier's answer comes when all ranks have entered it."""
+        fields = dict(word.partition("=")[::2] for word in line.split(" "))
+        command = fields.get("cmd", "")
+        if command == "barrier_in":
+            self._barrier.append(send)
+            if self._dead is not None:
+                self.rank_died(self._dead)
+            elif len(self._barrier) == self._size:
+                self._leave_barrier("rc=0")
+        elif command == "put":
+            self._keys[fields.get("key", "")] = line.partition(" value=")[2].strip()
+            send("cmd=put_result rc=0 msg=success")
+        elif command == "get":
+            value = self._keys.get(fields.get("key", ""))
+            found = "rc=-1 msg=key_not_found" if value is None else f"rc=0 msg=success value={value}"
+            send(f"cmd=get_result {found}")
+        elif command in _REPLIES:
+            send(_REPLIES[command].format(size=self._size, name=self._name))
+        elif command != "abort":  # spawning processes and naming ports are not supported
+            send(f"cmd={command}_result rc=-1 msg=not_supported")
+
+    def rank_died(self, rank: int) -> None:
+        """Ends the ranks that wait in MPI_Init for one that has died: MPI ends its process on this answer."""
+        self._dead = rank
+        if self._barrier:
+            said = f"collectives: rank {rank} ended while other ranks wait for it in MPI"
+            print(said, file=sys.stderr, flush=True)
+        self._leave_barrier("rc=-1 msg=a_rank_has_ended")
+
+    def _leave_barrier(self, result: str) -> None:
+        waiting, self._barrier = self._barrier, []
+        for send in waiting:
+            send(f"cmd=barrier_out {result}")
+
+
+FINALIZED = "cmd=finalize_ack rc=0"
+_REPLIES = {
+    "init": "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1",
+    "get_maxes": "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024",
+    "get_appnum": "cmd=appnum rc=0 appnum=0",
+    "get_my_kvsname": "cmd=my_kvsname rc=0 kvsname={name}",
+    "get_universe_size": "cmd=universe_size rc=0 size={size}",
+    "finalize": FINALIZED,
+}
 
 
 class _Peer:
@@ -72,11 +134,7 @@ class Server:
         self._pmi: dict[int, _Peer] = {}
         self._gone: set[int] = set()
         self._complete = False
-        self._keys: dict[str, str] = {}
-        self._barrier: list[_Peer] = []
-        self._dead: int | None = None
-        # MPICH names its shared-memory file after it: two jobs of one name on a host would share that.
-        self._name = f"ddp_{os.getpid()}_{nonce()}"
+        self._space = KeyValueSpace(size)
 
     def serve(self) -> None:
         """Returns when the job is over."""
@@ -141,7 +199,7 @@ class Server:
             if not peer.role:
                 self._greet(peer, text)
             elif peer.role == PMI:
-                self._answer(peer, text)
+                self._space.answer(text, peer.send)
             elif text == "left":
                 self._gone.add(peer.rank)
 
@@ -186,51 +244,7 @@ class Server:
         elif peer.rank not in self._gone:
             self._gone.add(peer.rank)
             self._tell(f"died {peer.rank}")
-            self._dead = peer.rank
-            self._end_barrier()
-
-    def _end_barrier(self) -> None:
-        """Ends the ranks that wait in MPI_Init for one that has died: MPI ends its process on this answer."""
-        if self._barrier:
-            said = f"collectives: rank {self._dead} ended while other ranks wait for it in MPI"
-            print(said, file=sys.stderr, flush=True)
-        for peer in self._barrier:
-            peer.send("cmd=barrier_out rc=-1 msg=a_rank_has_ended")
-        self._barrier = []
-
-    def _answer(self, peer: _Peer, line: str) -> None:
-        fields = dict(word.partition("=")[::2] for word in line.split(" "))
-        command = fields.get("cmd", "")
-        if command == "barrier_in":
-            self._barrier.append(peer)
-            if self._dead is not None:
-                self._end_barrier()
-            elif len(self._barrier) == self._size:
-                waiting, self._barrier = self._barrier, []
-                for each in waiting:
-                    each.send("cmd=barrier_out rc=0")
-        elif command == "put":
-            self._keys[fields.get("key", "")] = line.partition(" value=")[2].strip()
-            peer.send("cmd=put_result rc=0 msg=success")
-        elif command == "get":
-            value = self._keys.get(fields.get("key", ""))
-            found = "rc=-1 msg=key_not_found" if value is None else f"rc=0 msg=success value={value}"
-            peer.send(f"cmd=get_result {found}")
-        elif command in _REPLIES:
-            peer.send(_REPLIES[command].format(size=self._size, name=self._name))
-        elif command != "abort":  # spawning processes and naming ports: there is no launcher that could
-            peer.send(f"cmd={command}_result rc=-1 msg=not_supported")
-
-
-FINALIZED = "cmd=finalize_ack rc=0"
-_REPLIES = {
-    "init": "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1",
-    "get_maxes": "cmd=maxes rc=0 kvsname_max=256 keylen_max=64 vallen_max=1024",
-    "get_appnum": "cmd=appnum rc=0 appnum=0",
-    "get_my_kvsname": "cmd=my_kvsname rc=0 kvsname={name}",
-    "get_universe_size": "cmd=universe_size rc=0 size={size}",
-    "finalize": FINALIZED,
-}
+            self._space.rank_died(peer.rank)
 
 
 def peer_uid(sock: socket.socket) -> int:

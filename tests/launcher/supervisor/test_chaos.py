@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from launcher.engines.mpiexec import mpi_family
 from tests.launcher.conftest import LAUNCH
 
-SEED = 3331  # its first ten strike every kind of process, with every signal, and one of them is a hang
+SEED = 3350  # its first ten strike every kind of process, with every signal, and one of them is a hang
 LAST = 1.5  # s; strikes fall between the start and this
 LIMIT = 45.0  # s; from the strike to the end of the job; MPI_Finalize alone may take 30 without its engine
 HANG = 3.0  # s
@@ -42,11 +43,12 @@ while go_on[0]:
     time.sleep(0.005)
 """
 
-VICTIMS = ("rank", "rank", "agent", "agent", "launcher", "reaper", "mpiexec", "proxy")
+VICTIMS = ("rank", "rank", "agent", "agent", "launcher", "reaper", "engine", "mpiexec", "proxy")
+ENGINES = VICTIMS[-3:]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSTOP, signal.SIGSEGV)
 
 
-ENGINE = re.compile(r"^\S*(mpiexec|prterun)")
+ENGINE = re.compile(r"mpiexec|prterun|ddp_pmi_server")
 AGENT = re.compile(r"^\S*python\S* \S*/launcher/agent/main.py ")
 
 
@@ -77,6 +79,7 @@ class Found(NamedTuple):
 
     pid: int
     parent: int
+    name: str
     command: str
     environ: bytes
 
@@ -87,9 +90,10 @@ def look(pids: list[int]) -> dict[int, Found]:
     for pid in pids:
         with contextlib.suppress(OSError, IndexError):
             entry = Path(f"/proc/{pid}")
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            head, _, rest = (entry / "stat").read_text().rpartition(")")
+            name, parent = head.partition("(")[2], int(rest.split()[1])
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            found[pid] = Found(pid, parent, command, (entry / "environ").read_bytes())
+            found[pid] = Found(pid, parent, name, command, (entry / "environ").read_bytes())
     return found
 
 
@@ -106,13 +110,13 @@ def find(strike: Strike, launcher: int, found: dict[int, Found]) -> int | None:
     reaper = next((one.pid for one in found.values() if one.parent == launcher), None)
     if strike.victim == "reaper" or reaper is None:
         return reaper
-    # Until it has become mpiexec, it is a fork of the reaper.
-    engine = next((one.pid for one in found.values() if one.parent == reaper and ENGINE.search(one.command)), None)
-    if strike.victim == "mpiexec":
+    # Until it has become the engine, it is a fork of the reaper.
+    engine = next((one.pid for one in found.values() if one.parent == reaper and ENGINE.search(one.name)), None)
+    if strike.victim in ("engine", "mpiexec"):
         return engine
     if strike.victim == "proxy":
         proxy = next((one.pid for one in found.values() if "hydra_pmi_proxy" in one.command.split(" ")[0]), None)
-        return proxy or (engine if engine and "prterun" in found[engine].command else None)  # which has none
+        return proxy or (engine if engine and "prterun" in found[engine].name else None)  # which has none
     number = re.compile(rb"(^|\0)(PMI_RANK|OMPI_COMM_WORLD_RANK)=%d(\0|$)" % strike.rank)
     agent = next(
         (
@@ -143,10 +147,10 @@ def complaint(strike: Strike, result: Result) -> str:
         return "the victim never came"
     if strike.number == signal.SIGSTOP and strike.victim not in ("rank", "agent"):
         # It goes on, or others do its work. Ranks that come together or part need the engine for that: they hang.
-        needed = strike.victim in ("mpiexec", "proxy") and last.startswith("ddp-launch: ")
+        needed = strike.victim in ENGINES and last.startswith("ddp-launch: ")
         return "" if result.code == 0 or needed else f"exit code {result.code}, and nobody was harmed"
     gentle = strike.number in (signal.SIGTERM, signal.SIGINT)
-    if gentle and strike.victim in ("mpiexec", "proxy"):  # hydra passes it on to the ranks, or does not mind
+    if gentle and strike.victim in ENGINES:  # it passes it on to the ranks, or does not mind
         return "" if result.code == 0 or last.startswith("ddp-launch: ") else "the last line is not ours"
     if result.code == 0:
         return "exit code 0"
@@ -157,12 +161,12 @@ def complaint(strike: Strike, result: Result) -> str:
     if strike.victim in ("rank", "agent"):
         names = re.search(rf"\branks?( \d+,)* {strike.rank}\b", last)
         return "" if names else f"rank {strike.rank} is not named"
-    names = {"reaper": "reaper", "mpiexec": "mpiexec|prterun", "proxy": "hydra_pmi_proxy|mpiexec|prterun"}
-    return "" if re.search(names[strike.victim], last) else f"{strike.victim} is not named"
+    names = "reaper" if strike.victim == "reaper" else "ddp_pmi_server|hydra_pmi_proxy|mpiexec|prterun"
+    return "" if re.search(names, last) else f"{strike.victim} is not named"
 
 
 @pytest.fixture
-def strike_at(start_job: Any, tmp_path: Path) -> Iterator[Callable[[Strike], str]]:
+def strike_at(start_job: Any, mpiexec: list[str], tmp_path: Path) -> Iterator[Callable[[Strike], str]]:
     """Starts a job, strikes, waits for its end; what is wrong with that, "" if nothing."""
     shm = tempfile.mkdtemp(dir="/dev/shm")
     # Others may start and kill MPI jobs on this machine meanwhile: this one has a /dev/shm of its own.
@@ -174,7 +178,8 @@ def strike_at(start_job: Any, tmp_path: Path) -> Iterator[Callable[[Strike], str
     options = ["--hang-timeout", str(HANG), "--start-limit", "10", "--grace", "1"]
 
     def run(strike: Strike) -> str:
-        command = [*LAUNCH, "-n", str(strike.n), *options, str(tmp_path / "job.py")]
+        engine = mpi_family(mpiexec[0]) if strike.victim in ("mpiexec", "proxy") else "auto"
+        command = [*LAUNCH, "-n", str(strike.n), "--engine", engine, *options, str(tmp_path / "job.py")]
         environ = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
         # Into files: pipes that nobody reads could fill.
         with open(tmp_path / "out", "w+") as out, open(tmp_path / "err", "w+") as err:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.linux import stat_of
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -120,23 +121,23 @@ def test_kill_9_of_a_world_of_one(start_launch: Any) -> None:
     end(job, 5)
 
 
-def test_kill_9_of_mpiexec(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + SLEEP)
-    victim = find(job, "mpiexec", "mpiexec.hydra", "prterun")
+@pytest.mark.parametrize("engine", ["auto", "mpiexec"])
+def test_kill_9_of_the_engine(start_launch: Any, mpiexec: list[str], engine: str) -> None:
+    family = mpi_family(mpiexec[0])
+    job = start_launch(STUBBORN + READY + SLEEP, options=("--engine", family if engine == "mpiexec" else "auto"))
+    name = "ddp_pmi_server" if engine == "auto" and family == MPICH else "mpiexec"
+    victim = find(job, name, "mpiexec.hydra", "prterun")
     os.kill(victim, signal.SIGKILL)
     status, _, err = end(job, 5)
-    sentence = f"mpiexec (pid {victim}) was killed by SIGKILL (signal 9) while ranks were running"
+    sentence = f"{name} (pid {victim}) was killed by SIGKILL (signal 9) while ranks were running"
     assert (status, err.splitlines()[-1]) == (137, f"ddp-launch: {sentence}")
 
 
-def test_kill_9_of_the_proxy(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + SLEEP)
-    try:
-        victim = find(job, "hydra_pmi_proxy")
-    except AssertionError:
-        job.process.kill()
-        end(job, 5)
+def test_kill_9_of_the_proxy(start_launch: Any, mpiexec: list[str]) -> None:
+    if mpi_family(mpiexec[0]) != MPICH:
         pytest.skip("this engine has no proxy on the local node")
+    job = start_launch(STUBBORN + READY + SLEEP, options=("--engine", "mpich"))
+    victim = find(job, "hydra_pmi_proxy")
     os.kill(victim, signal.SIGKILL)
     status, _, err = end(job, 5)
     sentence = f"hydra_pmi_proxy (pid {victim}), which had started the ranks, died"

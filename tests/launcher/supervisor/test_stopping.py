@@ -82,7 +82,7 @@ def test_the_launcher_is_asked(start_launch: Any, number: int, code: int, line: 
 
 def test_the_engine_is_asked(start_launch: Any) -> None:
     job = start_launch(LOOP)
-    os.kill(find(job, "mpiexec", "mpiexec.hydra", "prterun"), signal.SIGTERM)
+    os.kill(find(job, "ddp_pmi_server", "mpiexec", "prterun"), signal.SIGTERM)
     done = job.wait(15)
     # Open MPI's kills agents soon after: by then all have said that they have saved.
     assert (done.returncode, done.stderr) == (STOPPED, AS_ASKED)
