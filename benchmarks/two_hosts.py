@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.collectives import MIB, bench, size
-from launcher.engines.mpiexec import MPICH, find_mpiexec, mpi_family
+from launcher.engines.mpiexec import MPICH, find_mpiexec_for
 
 SCRIPT = harness.ROOT / "tests" / "cluster" / "hosts.sh"
 ADDRESS = "10.0.0.1"  # of the first host
@@ -69,8 +69,8 @@ def hosts(rate: str) -> Iterator[list[str]]:
 
 def start(names: list[str]) -> list[str]:
     """The command that starts one Python on each host, the first on the first."""
-    mpiexec = find_mpiexec()
-    if mpi_family(mpiexec) != MPICH:
+    mpiexec, family = find_mpiexec_for("auto")
+    if family != MPICH:
         raise SystemExit("two hosts on one machine need MPICH: only its mpiexec is known to reach them")
     # The hosts share one kernel: neither the MPI nor gloo may find a way from process to process beside the wire.
     options = ["-launcher", "ssh", "-launcher-exec", str(SCRIPT), "-localhost", ADDRESS, "-hosts", ",".join(names)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from launcher.errors import UsageError
@@ -15,7 +16,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def __init__(self, prog: str, **settings: Any) -> None:
         super().__init__(
             prog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=28, width=100),
             argument_default=argparse.SUPPRESS,
             add_help=False,
             allow_abbrev=False,
@@ -35,9 +36,13 @@ class ArgumentParser(argparse.ArgumentParser):
         """
         known, unknown = self.parse_known_intermixed_args(list(argv))
         if unknown:
-            options = [name for action in self._actions for name in action.option_strings]
-            raise UsageError(f"unknown option {unknown[0]}{nearest(unknown[0].partition('=')[0], options)}")
+            raise self.unknown(unknown)
         return vars(known)
+
+    def unknown(self, words: Sequence[str]) -> UsageError:
+        """The error for words of which the first is no option of this command."""
+        options = [name for action in self._actions for name in action.option_strings]
+        return UsageError(f"unknown option {words[0]}{nearest(words[0].partition('=')[0], options)}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -2,124 +2,144 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any
 
+from launcher.arguments import ArgumentParser
 from launcher.config import Layer
 from launcher.errors import UsageError
 from launcher.job import Job
-from launcher.options import BY_NAME, ELSEWHERE, GROUPS, OPTIONS, Option, nearest
+from launcher.options import ALIASES, ELSEWHERE, GROUPS, KEYS, Option
 
 _SWEEP_LIMIT = 1.0
 
+_USAGE = """\
+ddp-launch [OPTIONS] SCRIPT ARGS...      ddp-launch [OPTIONS] -m MODULE ARGS...
+       ddp-launch --config FILE [OPTIONS] [ARGS...]"""
+_WHAT = "Starts the ranks of a Python program, here or on other hosts, and explains how they fail."
+_MORE = "Options come before SCRIPT. Exit code: 0, that of the first rank that failed, or 2 for wrong use."
+_ALL = """\
+Options come before SCRIPT; what follows it belongs to the script. `--` ends the options.
+The command line wins over --set, and --set over the job file. In parentheses: what holds otherwise.
 
-class Words(NamedTuple):
-    """A command line, taken apart.
-
-    options: each option as often as it was given, and its value ("" if it takes none)
-    rest: SCRIPT ARGS..., or the arguments of a module or of a configured job
-    """
-
-    options: tuple[tuple[str, str], ...]
-    rest: tuple[str, ...]
-
-    def all(self, name: str) -> list[str]:
-        """The values of every time that the option was given."""
-        return [value for each, value in self.options if each == name]
+Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
+2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
+"""
+_DEFAULTS = {field.name: field.default for field in fields(Job)}
 
 
-def take_apart(argv: Sequence[str]) -> Words:
-    """Separates our options from what belongs to the script.
+def parser(everything: bool = False) -> ArgumentParser:
+    """The command line, as the table of options has it. everything: its help has all options, in groups"""
+    made = ArgumentParser("ddp-launch", usage=_USAGE, description=_WHAT, epilog=_ALL if everything else _MORE)
+    for heading, options in GROUPS.items():
+        group = made.add_argument_group(heading) if everything else made
+        for option in options:
+            text = f"{option.help} ({default(option)})" if default(option) else option.help
+            group.add_argument(
+                option.name,
+                *ALIASES.get(option.name, ()),
+                help=text if everything or option.common else argparse.SUPPRESS,
+                **_value(option),
+            )
+    made.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return made
 
-    >>> take_apart(["-n", "4", "train.py", "-n", "7"])
-    Words(options=(('-n', '4'),), rest=('train.py', '-n', '7'))
+
+def _value(option: Option) -> dict[str, Any]:
+    """How argparse is to take an option's value."""
+    dest = {"dest": option.key} if option.key else {}
+    if not option.metavar:
+        return {"action": "store_const", "const": option.value, **dest}
+    if option.name == "-m":
+        return {"nargs": argparse.REMAINDER, **dest}  # as with `python -m`, the rest is the module's
+
+    def read(text: str) -> Any:
+        try:
+            return option.kind.read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"should be {option.kind.what}, not {text!r}") from None
+
+    return {"type": read, "metavar": option.metavar, "action": "append" if option.name == "--set" else "store", **dest}
+
+
+def default(option: Option) -> str:
+    """What holds without an option, as it would be given; "" if that is nothing in particular."""
+    value = _DEFAULTS.get(option.key)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def read(argv: Sequence[str]) -> dict[str, Any]:
+    """The options that were given, and `rest`: SCRIPT ARGS..., or the arguments of a module or of a configured job.
+
+    >>> read(["-n", "4", "train.py", "-n", "7"])
+    {'n': 4, 'rest': ['train.py', '-n', '7']}
     Raises: UsageError for an option that is none of ours, or lacks its value.
     """
-    options: list[tuple[str, str]] = []
-    words = list(argv)
-    while words and words[0].startswith("-"):
-        if words[0] == "--":
-            return Words(tuple(options), tuple(words[1:]))
-        name, attached, value = words[0].partition("=")
-        if name[:2] in ("-n", "-m") and len(name) > 2 and name not in BY_NAME:
-            name, attached, value = words[0][:2], "=", words[0][2:]
-        option = BY_NAME.get(name)
-        if option is None:
-            if any(given == "--config" for given, _ in options):
-                break  # the configured script's first argument
-            hint = f" (did you mean {ELSEWHERE[name]}?)" if name in ELSEWHERE else nearest(name, BY_NAME)
-            raise UsageError(f"unknown option {words[0]}{hint}")
-        words.pop(0)
-        if option.metavar and not attached:
-            if not words or words[0] in BY_NAME:
-                raise UsageError(f"option {name} needs a value")
-            value = words.pop(0)
-        if attached and not option.metavar:
-            raise UsageError(f"option {name} takes no value")
-        options.append((option.name, value))
-        if name == "-m":
-            break  # as with `python -m`, the rest is the module's
-    return Words(tuple(options), tuple(words))
+    known, unknown = parser().parse_known_args(list(argv))
+    given = vars(known)
+    if unknown and "config" not in given:
+        name = unknown[0].partition("=")[0]
+        meant = ELSEWHERE.get(name)
+        raise UsageError(f"unknown option {unknown[0]} (did you mean {meant}?)") if meant else parser().unknown(unknown)
+    given["rest"] = unknown + given["rest"][given["rest"][:1] == ["--"] :]
+    if "module" in given:
+        given["module"], given["rest"] = "".join(given["module"][:1]), given["module"][1:]
+    return given
 
 
-def layer_of(words: Words) -> Layer:
+def layer_of(given: dict[str, Any]) -> Layer:
     """What a command line says of the job, and the job file and `--set` in it.
 
     Raises: UsageError, in one sentence.
     """
     layer = Layer({}, {})
-    files, changes = words.all("--config"), words.all("--set")
-    if files or changes:
+    if "config" in given or "set" in given:
         from launcher import config  # here, because reading TOML takes milliseconds
 
-        if files:
-            layer = config.load(files[-1])
-        layer = config.changes(changes).over(layer)
-    launch = {}
-    for name, text in words.options:
-        option = BY_NAME[name]
-        if option.key:
-            launch[option.key] = _value(option, text)
-    rest = words.rest
+        if "config" in given:
+            layer = config.load(given["config"])
+        layer = config.changes(given.get("set", ())).over(layer)
+    launch = {key: value for key, value in given.items() if key in KEYS}
+    rest = given["rest"]
     if rest and not {"script", "module"} & (layer.launch.keys() | launch.keys()):
-        launch["script"], rest = rest[0], rest[1:]
-    return Layer(launch, {}, rest).over(layer)
+        launch["script"], *rest = rest
+    return Layer(launch, {}, tuple(rest)).over(layer)
 
 
 def parse(argv: Sequence[str]) -> Job:
     """The job that a command line asks for. Raises: UsageError, in one sentence."""
-    return layer_of(take_apart(argv)).job()
-
-
-def _value(option: Option, text: str) -> object:
-    if not option.metavar:
-        return option.value
-    try:
-        return option.kind.read(text)
-    except ValueError:
-        raise UsageError(f"{option.name} should be {option.kind.what}, not {text!r}") from None
+    return layer_of(read(argv)).job()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     try:
-        words = take_apart(sys.argv[1:] if argv is None else argv)
-        if (text := _information(words)) is not None:
-            return _print(text)
-        layer = layer_of(words)
+        given = read(sys.argv[1:] if argv is None else argv)
+        if "help" in given or "help_all" in given:
+            return _print(parser(everything="help_all" in given).format_help())
+        if "version" in given:
+            from collectives.version import __version__
+
+            return _print(f"ddp-launch {__version__}\n")
+        layer = layer_of(given)
         job = layer.job()
         from launcher.engines import resolve_size  # here, because who made a mistake need not wait for it
 
         job = resolve_size(job, os.environ)
-        if (text := _preview(words, layer, job)) is not None:
-            return _print(text)
-        return _run(job)
+        if "print_config" in given:
+            from launcher import config
+
+            return _print(config.show(job, layer))
+        return _print(show(job, os.environ)) if "dry_run" in given else _run(job)
     except UsageError as error:
         _complain(str(error))
         return 2
@@ -153,28 +173,6 @@ def _complain(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # else Python would try once more, and end with a code of its own
 
 
-def _information(words: Words) -> str | None:
-    """What is asked for instead of a job, None if nothing is."""
-    if words.all("--help") or words.all("--help-all"):
-        return full() if words.all("--help-all") else short()
-    if words.all("--version"):
-        from collectives.version import __version__
-
-        return f"ddp-launch {__version__}\n"
-    return None
-
-
-def _preview(words: Words, layer: Layer, job: Job) -> str | None:
-    """What is asked for instead of running the job, None if nothing is. layer: what the job was made of"""
-    if words.all("--print-config"):
-        from launcher import config
-
-        return config.show(job, layer)
-    if words.all("--dry-run"):
-        return show(job, os.environ)
-    return None
-
-
 def _run(job: Job) -> int:
     from launcher.linux import become_subreaper, childless, children_of, parents, remove_stale_segments, sweep
     from launcher.supervisor.supervisor import launch
@@ -191,60 +189,6 @@ def _run(job: Job) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
         sweep(_SWEEP_LIMIT, spare=before)
         remove_stale_segments(began)
-
-
-_USAGE = """\
-usage: ddp-launch [OPTIONS] SCRIPT ARGS...      ddp-launch [OPTIONS] -m MODULE ARGS...
-       ddp-launch --config FILE [OPTIONS] [ARGS...]
-
-Starts the ranks of a Python program, here or on other hosts, and explains how they fail.
-
-"""
-_MORE = """\
-
-Options come before SCRIPT. Exit code: 0, that of the first rank that failed, or 2 for wrong use.
-"""
-_ALL = """\
-
-Options come before SCRIPT; what follows it belongs to the script. `--` ends the options.
-The command line wins over --set, and --set over the job file. In parentheses: what holds otherwise.
-
-Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
-2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
-"""
-_DEFAULTS = {field.name: field.default for field in fields(Job)}
-
-
-def short() -> str:
-    """The common options."""
-    return _USAGE + _table(option for option in OPTIONS if option.common) + _MORE
-
-
-def full() -> str:
-    """All options, in groups."""
-    return _USAGE + "\n".join(f"{heading}:\n{_table(group)}" for heading, group in GROUPS.items()) + _ALL
-
-
-def usage(option: Option) -> str:
-    """How it is given: `--grace S`."""
-    return f"{option.name} {option.metavar}".rstrip()
-
-
-def default(option: Option) -> str:
-    """What holds without it, as it would be given; "" if that is nothing in particular."""
-    value = _DEFAULTS.get(option.key)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return ""
-    return f"{value:g}" if isinstance(value, int | float) else value
-
-
-def _table(options: Iterable[Option]) -> str:
-    width = max(len(usage(option)) for option in OPTIONS)
-    return "".join(f"  {usage(option):{width}}  {_help(option)}\n" for option in options)
-
-
-def _help(option: Option) -> str:
-    return f"{option.help} ({default(option)})" if default(option) else option.help
 
 
 def show(job: Job, environ: Mapping[str, str]) -> str:

@@ -22,9 +22,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from launcher.arguments import nearest
 from launcher.errors import UsageError
 from launcher.job import Job
-from launcher.options import GPU, KEYS, nearest
+from launcher.options import GPU, KEYS
 
 
 def load(path: str) -> Layer:

@@ -86,17 +86,11 @@ class Job:
         self._check_target()
         self._check_numbers()
         self._check_ranks()
-        for name, known in (("backend", BACKENDS),):
-            if (value := getattr(self, name)) not in known:
-                raise UsageError(f"the {name} should be one of {', '.join(known)}, not {value!r}")
-        if self.trace is not None:
-            if self.trace == "":
-                raise UsageError("the trace needs a folder")
-            _absolute("trace's folder", self.trace)
-        if self.log_dir is not None:
-            _check_folder("log folder", self.log_dir)
-        if self.events is not None:
-            _check_file("events file", self.events)
+        if self.backend not in BACKENDS:
+            raise UsageError(f"the backend should be one of {', '.join(BACKENDS)}, not {self.backend!r}")
+        _check_writable("trace's folder", self.trace)
+        _check_writable("log folder", self.log_dir)
+        _check_writable("events file", self.events, folder=False)
 
     @property
     def size(self) -> int:
@@ -159,35 +153,25 @@ class Job:
             raise UsageError(f"rank {self.debug_rank} cannot be debugged: the job has {ranks}, counted from 0")
 
 
-def _absolute(what: str, path: str) -> str:
+def _check_writable(what: str, path: str | None, folder: bool = True) -> None:
+    """It is there and can be written to, or can be made: a folder with those above it, a file in one that is there."""
+    if path is None:
+        return
+    if path == "":
+        raise UsageError(f"the {what} needs a name")
     try:
-        return os.path.abspath(path)
+        there = full = os.path.abspath(path)
     except FileNotFoundError:
         raise UsageError(f"the {what} {path} cannot be used: the working folder has been removed") from None
-
-
-def _check_folder(what: str, path: str) -> None:
-    """It is there and can be written to, or can be made."""
-    if path == "":
-        raise UsageError(f"the {what} needs a name")
-    path = _absolute(what, path)
-    there = path
+    if not folder:
+        if os.path.isdir(full):
+            raise UsageError(f"the {what} {path} is a directory")
+        there = full if os.path.exists(full) else os.path.dirname(full)
+        if not os.path.lexists(there):
+            raise UsageError(f"the {what} {path} cannot be written: there is no directory {there}")
     while not os.path.lexists(there):
         there = os.path.dirname(there)
-    if not os.path.isdir(there):
+    if (folder or there != full) and not os.path.isdir(there):
         raise UsageError(f"the {what} {path} cannot be used: {there} is not a directory")
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not os.access(there, os.W_OK | os.X_OK if os.path.isdir(there) else os.W_OK):
         raise UsageError(f"the {what} {path} cannot be used: {there} cannot be written to")
-
-
-def _check_file(what: str, path: str) -> None:
-    """It is there and can be written to, or can be made in a folder that is there."""
-    if path == "":
-        raise UsageError(f"the {what} needs a name")
-    if os.path.isdir(path):
-        raise UsageError(f"the {what} {path} is a directory")
-    folder = os.path.dirname(_absolute(what, path))
-    if not os.path.isdir(folder):
-        raise UsageError(f"the {what} {path} cannot be written: there is no directory {folder}")
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise UsageError(f"the {what} {path} cannot be written to")

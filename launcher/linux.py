@@ -7,13 +7,14 @@ do not tell whose they are, but the kernel grants a write lease only on a file t
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import resource
 import signal
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from launcher.errors import StartError, UsageError
@@ -23,6 +24,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_MOST = 1 << 16  # bytes; no file of the kernel's that is read here is nearly as long
 
 # Loaded before any fork: a child between fork and exec should do as little as it can.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -69,16 +71,24 @@ def parse_stat(data: bytes, ticks: int = _TICKS, page: int = _PAGE) -> Stat:
 
 def stat_of(pid: int) -> Stat:
     """The same of a process that lives now."""
+    return parse_stat(read(f"/proc/{pid}/stat"))
+
+
+def read(path: str) -> bytes:
+    """A file of the kernel's; b"" if it is not there, may not be read, or is of a process that has just ended."""
     try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, _MOST)
+        finally:
+            os.close(fd)
     except OSError:
-        return parse_stat(b"")
-    try:
-        return parse_stat(os.read(fd, 4096))
-    except OSError:  # it ended between the two
-        return parse_stat(b"")
-    finally:
-        os.close(fd)
+        return b""
+
+
+def read_text(path: str) -> str:
+    """The same as text."""
+    return read(path).decode(errors="replace")
 
 
 def _prctl(option: int, value: int) -> None:
@@ -87,21 +97,14 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(code, f"prctl({option}, {value}): {os.strerror(code)}")
 
 
-def fork() -> int:
-    """As `os.fork`. Raises: StartError if there may be no more processes."""
-    return _new_process(os.fork)
-
-
-def spawn(command: list[str], environ: Mapping[str, str]) -> int:
-    """Starts a program; returns its pid. Raises: StartError if there may be no more processes."""
-    return _new_process(lambda: os.posix_spawn(command[0], command, environ))
-
-
-def _new_process(start: Callable[[], int]) -> int:
+def fork(start: Callable[[], int] = os.fork) -> int:
+    """As `os.fork`, or another function that starts a process. Raises: StartError if there may be no more."""
     try:
         return start()
     except OSError as error:
-        why = f"{os.strerror(error.errno or 0)}; see ulimit -u"
+        if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+            raise
+        why = f"{os.strerror(error.errno)}; see ulimit -u"
         raise StartError(f"{os.uname().nodename} lets this user start no more processes ({why})") from None
 
 

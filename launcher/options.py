@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -164,6 +164,11 @@ class Option(NamedTuple):
     common: bool = False
     value: bool = True
 
+    @property
+    def usage(self) -> str:
+        """How it is given: `--grace S`."""
+        return f"{self.name} {self.metavar}".rstrip()
+
 
 GROUPS = {
     "What runs": (
@@ -210,19 +215,10 @@ GROUPS = {
 }
 
 OPTIONS = tuple(option for group in GROUPS.values() for option in group)
-BY_NAME = {option.name: option for option in OPTIONS}
-BY_NAME["-h"] = BY_NAME["--help"]
-BY_NAME["-np"] = BY_NAME["-n"]  # as mpiexec takes it
+#: Other names: -np as mpiexec takes it.
+ALIASES = {"-n": ("-np",), "--help": ("-h",)}
 #: What other launchers call options of ours that go by names quite unlike theirs.
 ELSEWHERE = {"--np": "-n N", "--nproc_per_node": "-n N", "--nproc-per-node": "-n N", "--nnodes": "--hosts"}
 
 #: The keys of [launch] in a job file, and the kinds of their values: those of the options, the script and its words.
 KEYS = {"script": FILE, "args": WORDS, **{option.key: option.kind for option in OPTIONS if option.key}}
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)`, or nothing if `name` is like none of the known ones."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

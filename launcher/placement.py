@@ -172,7 +172,7 @@ def _nodes(words: Sequence[str]) -> list[int] | None:
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_DRIVER = "/proc/driver/nvidia/gpus"
+DRIVER = "/proc/driver/nvidia/gpus"
 
 
 def parse_visible_devices(asked: str | None, driver: Sequence[str], nodes: Sequence[str]) -> list[str]:
@@ -203,7 +203,7 @@ def parse_visible_devices(asked: str | None, driver: Sequence[str], nodes: Seque
 
 def visible_gpus(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that a process with this environment would see on this machine."""
-    return parse_visible_devices(environ.get(VISIBLE), _names(_DRIVER), _names("/dev"))
+    return parse_visible_devices(environ.get(VISIBLE), _names(DRIVER), _names("/dev"))
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
@@ -224,7 +224,6 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-DRIVER = "/proc/driver/nvidia/gpus"
 BUS = "/sys/bus/pci/devices"
 
 

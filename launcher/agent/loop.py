@@ -12,8 +12,7 @@ import time
 
 from launcher import errors
 from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
-from launcher.agent.heartbeat import Heartbeat
-from launcher.agent.oom import MemoryWatch
+from launcher.agent.heartbeat import Heartbeat, MemoryWatch
 from launcher.agent.stacks import LOOK, Stacks
 from launcher.agent.suspend import ORDERED, PAUSED, SILENT, Suspension
 from launcher.linux import reap_all, stat_of, sweep
@@ -21,8 +20,8 @@ from launcher.protocol import PING, Message, ProtocolError, connect, to_bytes, t
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any, NoReturn
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 _CHUNK = 1 << 16
 # A rank whose output the launcher does not take in time is made to wait, as on a full pipe.
@@ -84,17 +83,6 @@ class Agent:
         self.drain_deadline = _NEVER
         self.reported = False
         self.released = False
-        self._orders: dict[str, Callable[[Any], None]] = {
-            "ping": self._on_ping,
-            "heartbeat": self._on_heartbeat,
-            "signal": self._signal,
-            "kill": self._on_kill,
-            "stdin": self._on_stdin,
-            "stacks": self._on_stacks,
-            "pause": self._on_pause,
-            "suspend": self._on_suspend,
-            "release": self._on_release,
-        }
 
     def keep(self, address: str, secret: str) -> NoReturn:
         """Watches the rank to its end, and ends like it."""
@@ -138,7 +126,7 @@ class Agent:
             self._handle_signals(os.read(self.wakeup, 512))
         if self.channel.fileno() in readable:
             self._obey(self._receive())
-        self._on_time(time.monotonic())
+        self._do_due(time.monotonic())
         self._report_end()
 
     def _wait(self) -> float | None:
@@ -155,7 +143,7 @@ class Agent:
         """For how long (s) output is left alone, 0: it is not."""
         return max(0.0, self.rested_at - time.monotonic()) if self.status is None else 0.0
 
-    def _on_time(self, now: float) -> None:
+    def _do_due(self, now: float) -> None:
         if self.stacks.awaited and (text := self.stacks.look(now)) is not None:
             self.channel.send({"stacks": text})
         if now >= self.next_beat:
@@ -213,7 +201,7 @@ class Agent:
         if not self.stdin:
             self.channel.send({"stdin_taken": True})
 
-    def _signal(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if self.status is None:
             os.kill(self.pid, number)  # not reaped yet, so the pid is the rank's
             self.killed = self.killed or number == signal.SIGKILL
@@ -224,10 +212,10 @@ class Agent:
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
                 self.peak = usage.ru_maxrss << 10
-                self._on_children_ended({pid: status})
-        self._on_children_ended(reap_all())  # it may have ended between the two
+                self._children_ended({pid: status})
+        self._children_ended(reap_all())  # it may have ended between the two
 
-    def _on_children_ended(self, ended: dict[int, int]) -> None:
+    def _children_ended(self, ended: dict[int, int]) -> None:
         if self.pid in ended and self.status is None:
             self.status = ended[self.pid]
             self.peak = self.peak or resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
@@ -249,7 +237,7 @@ class Agent:
                 # Whether this is a stop that the rank may take its time for or a peer has died, the launcher knows.
                 self.channel.send({"signalled": number})
             if number != signal.SIGCHLD:
-                self._signal(number)
+                self._on_signal(number)
         self._reap()
 
     def _lost(self) -> int | None:
@@ -273,7 +261,7 @@ class Agent:
             end_at_once()
         for message in messages:
             kind, value = type_and_value(message)
-            if (handler := self._orders.get(kind)) is not None:
+            if (handler := getattr(self, f"_on_{kind}", None)) is not None:
                 handler(value)
         if messages:
             self.suspension.set(SILENT, False)
@@ -286,7 +274,7 @@ class Agent:
 
     def _on_kill(self, value: object) -> None:
         self.killed = True
-        self._on_children_ended(sweep(SWEEP_LIMIT))
+        self._children_ended(sweep(SWEEP_LIMIT))
 
     def _on_stdin(self, text: str) -> None:
         if "in" in self.pipes:

@@ -11,6 +11,7 @@ import re
 
 from launcher.agent.heartbeat import Heartbeat
 from launcher.agent.rank import STACKS
+from launcher.linux import read_text
 
 NAME = "ddp-stacks"
 #: How often to look (s) while a text is awaited.
@@ -90,11 +91,10 @@ class Stacks:
         try:
             if not os.readlink(f"/proc/{self._pid}/fd/{self._fd}").startswith(f"/memfd:{NAME}"):
                 return "it has closed the file for its stacks"
-            with open(f"/proc/{self._pid}/status") as status:
-                if not catches(status.read(), STACKS):  # the signal would kill it
-                    return "it writes no stacks: it is another program now, or about to end"
         except OSError:
             return "it has closed the file for its stacks, or may not be looked into"
+        if not catches(read_text(f"/proc/{self._pid}/status"), STACKS):  # the signal would kill it
+            return "it writes no stacks: it is another program now, or about to end"
         return None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from launcher.diagnosis.failures import (
     AgentLost,
@@ -39,13 +39,7 @@ class Report(NamedTuple):
     sentence: str
 
 
-class LastLines(Protocol):
-    """Who knows the last lines of a rank: `Tail`."""
-
-    def hidden_lines(self, rank: int) -> list[bytes]: ...
-
-
-def explain(failures: Sequence[Failure], engine_output: bytes, tails: LastLines, several_hosts: bool) -> Report:
+def explain(failures: Sequence[Failure], engine_output: bytes, tails: Tail, several_hosts: bool) -> Report:
     """The report on a job that failed.
 
     failures: what went wrong, in the order in which it was learned, at least one; engine_output: what the engine said

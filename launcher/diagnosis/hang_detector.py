@@ -36,14 +36,21 @@ class ConsoleLike(Protocol):
         """Prints the launcher's own words."""
 
 
+class AttemptLike(Protocol):
+    """What the hang detector needs of an attempt to run the job: see `launcher.supervisor.attempt.Attempt`."""
+
+    def ask_stacks(self) -> None: ...
+    def fail(self, failure: Failure) -> None: ...
+    def stopped_engine(self) -> str: ...
+
+
 class HangDetector(Observer):
     """Watches over a job of `n` ranks.
 
     limit: seconds without motion after which the job hangs
     heartbeat: seconds without a word of a rank's agent after which that rank is lost
     folder: says where stacks are written; None: the culprits' go to the console, shortened
-    ask_stacks: has every rank's stacks sent; fail: ends the job
-    stopped_engine: name and pid of a process of the MPI that is stopped, "" if none is
+    attempt: that which runs now
     """
 
     def __init__(
@@ -53,16 +60,12 @@ class HangDetector(Observer):
         heartbeat: float,
         console: ConsoleLike,
         folder: Callable[[], Path | None],
-        ask_stacks: Callable[[], None],
-        fail: Callable[[Failure], None],
-        stopped_engine: Callable[[], str] = str,
+        attempt: Callable[[], AttemptLike],
     ) -> None:
         self._limit, self._heartbeat = limit, heartbeat
         self._console = console
         self._folder = folder
-        self._ask_stacks = ask_stacks
-        self._fail = fail
-        self._stopped_engine = stopped_engine
+        self._attempt = attempt
         self._now: float | None = None  # of the last turn
         self._standstill = 0.0  # s that did not count
         self._debugging = False
@@ -164,7 +167,7 @@ class HangDetector(Observer):
             # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
             self._asked, self._quiet, self._snapshots = self._now, quiet, self._liveness.snapshots(at)
             self._say(f"nothing has moved for {duration(quiet)}")
-            self._ask_stacks()
+            self._attempt().ask_stacks()
             return 0.0
         half = self._limit / 2
         if quiet < half:
@@ -176,7 +179,7 @@ class HangDetector(Observer):
             from launcher.diagnosis.hang_diagnosis import diagnose_hang  # here, because few jobs come to this
 
             self._warned = at - quiet
-            text = diagnose_hang(self._liveness.snapshots(at), self._stopped_engine()).text
+            text = diagnose_hang(self._liveness.snapshots(at), self._attempt().stopped_engine()).text
             left = duration(self._limit - quiet)
             self._say(f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)")
         return min(self._limit - quiet, 1.0)
@@ -206,7 +209,7 @@ class HangDetector(Observer):
         named = lost if hosts else silent
         ranks, seconds = tuple(snapshot.rank for snapshot in named), max(snapshot.silence for snapshot in named)
         assert self._now is not None
-        self._fail(HeartbeatLost(at=self._now, ranks=ranks, hosts=hosts, seconds=seconds, limit=limit > 0.0))
+        self._attempt().fail(HeartbeatLost(at=self._now, ranks=ranks, hosts=hosts, seconds=seconds, limit=limit > 0.0))
 
     def _gather(self, now: float) -> float:
         """Waits for the ranks' stacks, for a while."""
@@ -221,12 +224,12 @@ class HangDetector(Observer):
             return _NEVER  # there is nothing to detector any more
         from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
 
-        diagnosis = diagnose_hang(snapshots, self._stopped_engine())
+        diagnosis = diagnose_hang(snapshots, self._attempt().stopped_engine())
         self._console.say(table(snapshots, diagnosis.ranks or diagnosis.samples))
         if not self._written():
             self._show(diagnosis.samples)
         message = f"nothing has moved for {duration(self._quiet)}: {diagnosis.text}"
-        self._fail(Hung(at=now, ranks=diagnosis.ranks, message=message))
+        self._attempt().fail(Hung(at=now, ranks=diagnosis.ranks, message=message))
         return _NEVER
 
     def _written(self) -> bool:

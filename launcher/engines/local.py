@@ -5,18 +5,20 @@ Unlike mpiexec it listens on no network: each rank inherits one end of a socket 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from collectives.backends.mpi.pmi_server import KeyValueSpace
 from launcher.engines.engine import Engine, StartRequest, register
 from launcher.engines.mpiexec import MPICH, without_outer_mpi
 from launcher.errors import UsageError
-from launcher.linux import reap_all, spawn
+from launcher.linux import fork, reap_all
 
 _NAME = "ddp_pmi_server"  # of the process, too: no longer than the kernel's 15 characters
 _CHUNK = 1 << 16
@@ -67,8 +69,8 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     signals, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, *_PASSED_ON):
-        signal.signal(number, lambda number, frame: None)
+    for each in (signal.SIGCHLD, *_PASSED_ON):
+        signal.signal(each, lambda *args: None)
     # By the mapping, ranks know that they share a node, and speak through shared memory.
     space = KeyValueSpace(n, {"PMI_process_mapping": f"(vector,(0,1,{n}))"})
     poll = select.poll()
@@ -78,7 +80,8 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     for rank in range(n):
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
-        agents.add(spawn([*command], {**environ, **_of_rank(rank, theirs.fileno())}))
+        of_rank = {**environ, **_of_rank(rank, theirs.fileno())}
+        agents.add(fork(partial(os.posix_spawn, command[0], [*command], of_rank)))
         theirs.close()
         clients[ours.fileno()] = _Client(ours)
         poll.register(ours, select.POLLIN)
@@ -117,7 +120,5 @@ class _Client:
         return bool(data)
 
     def _send(self, line: str) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the rank has ended
             self.socket.sendall(line.encode() + b"\n")
-        except OSError:
-            pass  # the rank has ended

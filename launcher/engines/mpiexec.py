@@ -50,13 +50,6 @@ def find_mpiexec_for(
     raise UsageError(f"no MPI found (no mpiexec beside this Python, none on PATH): pip install {families[0]}")
 
 
-def find_mpiexec(executable: str = sys.executable, environ: Mapping[str, str] = os.environ) -> str:
-    """The path of `mpiexec`: beside this Python, else on PATH. Raises: UsageError if there is none."""
-    for path in _programs(("mpiexec",), environ, executable):
-        return path
-    raise UsageError("no MPI found (no mpiexec beside this Python, none on PATH): pip install mpich")
-
-
 def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str:
     """Which family `mpiexec` belongs to: "mpich", "intel" or "openmpi".
 
@@ -126,7 +119,7 @@ def family_of_this_python(environ: Mapping[str, str]) -> str | None:
     """The family of the MPI that ranks will load, by its library, else by the mpiexec that is there; None: unknown."""
     found = mpi_library(_lib_folders(), environ) if _has_wheel(sys.path) else None
     try:
-        by_program = mpi_family(find_mpiexec(environ=environ))
+        by_program = find_mpiexec_for("auto", environ)[1]
     except UsageError:
         by_program = None
     if found is None or (found[1] == MPICH and by_program == INTEL):

@@ -139,25 +139,28 @@ class Attempt:
         self._deadlines.clear()
         if self._failures and self.ranks.missing():
             self._failures.append(self._engine_ended())
-        until = self._until + self._deadlines.stood
-        asked = self._shutdown.stopped
-        stop = self._stop()
         return AttemptOutcome(
-            asked, self._failures, stop, self._engine_output, self._gone(), self.ranks.several_hosts(), until
+            asked=self._shutdown.stopped,
+            stop=self._stop(),  # may add a failure
+            failures=self._failures,
+            engine_output=self._engine_output,
+            gone=self._gone(),
+            several_hosts=self.ranks.several_hosts(),
+            until=self._until + self._deadlines.stood,
         )
 
     def _stop(self) -> Stop | None:
         """How the job stopped, if it did so as it was asked to."""
         stop = self.ranks.stop()
-        if stop is not None and stop.late and not self._shutdown.stopped and not self._failures:
+        if stop is None or self._failures:
+            return None  # a failure, or a time limit, is what is reported
+        if stop.late and not self._shutdown.stopped:
             failure = NotStopped(at=self.now, ranks=stop.late, seconds=2 * self.job.grace)
             self._failures.append(failure)
             self._observers.failed(failure)
-        # Of a failure, and of a time limit, is said what they are.
-        if stop is not None and not self._failures:
-            self._observers.stopped(stop)
-            return stop
-        return None
+            return None
+        self._observers.stopped(stop)
+        return stop
 
     def _gone(self) -> frozenset[int]:
         """The ranks that cannot be reached."""

@@ -47,21 +47,6 @@ class MessageHandler:
         self.joining = JoiningRanks(ranks.n)
         self._ranks, self._console, self._stdin, self._observers = ranks, console, stdin, observers
         self._deadlines, self._shutdown, self._fail, self._grace = deadlines, shutdown, fail, grace
-        self._handlers: dict[str, Callable[[int, RankProcess, Any], None]] = {
-            "nccl": self._on_nccl,
-            "heartbeat": self._on_heartbeat,
-            "stacks": self._on_stacks,
-            "debugging": self._on_debugging,
-            "joining": self._on_joining,
-            "quit": self._on_quit,
-            "refused": self._on_refused,
-            "raised": self._on_raised,
-            "stopped": self._on_stopped,
-            "leaving": self._on_leaving,
-            "parent_lost": self._on_parent_lost,
-            "signalled": self._on_signalled,
-            "stdin_taken": self._on_stdin_taken,
-        }
 
     def add_rank(self, rank: int, process: RankProcess, hello: Message) -> None:
         """Adds a rank whose agent has connected, and sends it the orders that hold now. hello: its first message"""
@@ -92,16 +77,21 @@ class MessageHandler:
                     self._fail(self._agent_lost(rank, process, process.agent))
             return
         for message in messages:
-            self._on_message(rank, process, message)
+            self._handle(rank, process, message)
 
-    def _on_message(self, rank: int, process: RankProcess, message: Message) -> None:
+    def _handle(self, rank: int, process: RankProcess, message: Message) -> None:
+        """Each type of message has a method `_on_TYPE`; types of which nothing is to be done have none."""
         kind, value = type_and_value(message)
-        if kind in ("out", "err"):
-            self._observers.output(rank, kind, to_bytes(value))
-        elif kind == "end":
+        if kind == "end":
             self._on_end(rank, process, message)
-        elif (handler := self._handlers.get(kind)) is not None:
+        elif (handler := getattr(self, f"_on_{kind}", None)) is not None:
             handler(rank, process, value)
+
+    def _on_out(self, rank: int, process: RankProcess, text: str) -> None:
+        self._observers.output(rank, "out", to_bytes(text))
+
+    def _on_err(self, rank: int, process: RankProcess, text: str) -> None:
+        self._observers.output(rank, "err", to_bytes(text))
 
     def _on_nccl(self, rank: int, process: RankProcess, text: str) -> None:
         self._observers.library_log(rank, "nccl", to_bytes(text))

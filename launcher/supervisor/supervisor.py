@@ -15,7 +15,7 @@ from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis import failure_report
-from launcher.diagnosis.failures import Failure, NotStarted, RankFailed, TimeLimit, root_cause, signal_name
+from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, root_cause, signal_name
 from launcher.diagnosis.observer import Observer, Observers
 from launcher.errors import UsageError
 from launcher.job import Job
@@ -91,8 +91,13 @@ class _Watch:
         )
         self._explain = explain
         self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed)
-        self.logs = _logs(job, self.console)
-        self.tail = _tail(job, self.console)
+        self.logs: Logs | None = None
+        if job.log_dir is not None:
+            from launcher.console.logs import Logs
+
+            self.logs = Logs(job.log_dir, self.console, sys.argv)
+        size = self.console.columns()
+        self.tail = failure_report.Tail(_hidden(job), *(size[1:] if size else ()))
         self.attempt: Attempt | None = None  # the one that runs
         followers = [*_followers(job, self.console, self.logs), *self._judge()]
         self.observers = Observers([self.console, self.tail, *followers, *observers])
@@ -154,19 +159,11 @@ class _Watch:
         def folder() -> Path | None:
             return None if self.logs is None else self.logs.folder
 
-        def ask_stacks() -> None:
+        def attempt() -> Attempt:
             assert self.attempt is not None
-            self.attempt.ask_stacks()
+            return self.attempt
 
-        def fail(failure: Failure) -> None:
-            assert self.attempt is not None
-            self.attempt.fail(failure)
-
-        def stopped_engine() -> str:
-            assert self.attempt is not None
-            return self.attempt.stopped_engine()
-
-        return [HangDetector(self.job.size, limit, heartbeat, self.console, folder, ask_stacks, fail, stopped_engine)]
+        return [HangDetector(self.job.size, limit, heartbeat, self.console, folder, attempt)]
 
     def _again(self, outcome: AttemptOutcome, number: int) -> Job | None:
         """What to start next; None if that was the end."""
@@ -247,11 +244,6 @@ class _Watch:
         return found.code, found.sentence
 
 
-def _tail(job: Job, console: Console) -> failure_report.Tail:
-    size = console.columns()
-    return failure_report.Tail(_hidden(job), size[1]) if size else failure_report.Tail(_hidden(job))
-
-
 def _hidden(job: Job) -> frozenset[int]:
     """Ranks that the console does not show."""
     return frozenset() if job.ranks is None else frozenset(range(job.size)) - {*job.ranks}
@@ -260,14 +252,6 @@ def _hidden(job: Job) -> frozenset[int]:
 def _asking(job: Job) -> list[int]:
     """Ranks whose prompts a user may answer."""
     return [job.debug_rank] if os.isatty(0) else []
-
-
-def _logs(job: Job, console: Console) -> Logs | None:
-    if job.log_dir is None:
-        return None
-    from launcher.console.logs import Logs
-
-    return Logs(job.log_dir, console, sys.argv)
 
 
 def _followers(job: Job, console: Console, logs: Logs | None) -> list[Observer]:

@@ -39,7 +39,7 @@ def test_the_words() -> None:
     here = __file__
     assert cli.parse(["--trace", "t", "-n", "2", here]) == Job(script=here, n=2, trace="t")
     assert cli.parse(["--trace=t", here, "--trace", "mine"]) == Job(script=here, trace="t", args=("--trace", "mine"))
-    with pytest.raises(UsageError, match="the trace needs a folder"):
+    with pytest.raises(UsageError, match="the trace's folder needs a name"):
         cli.parse(["--trace=", here])
 
 
@@ -71,7 +71,8 @@ def test_a_folder_that_cannot_be_is_wrong_use(run_job: Any, tmp_path: Path) -> N
     (tmp_path / "train.py").touch()
     done = run_job([*LAUNCH, "--trace", tmp_path / "file" / "below", tmp_path / "train.py"])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"ddp-launch: the trace's folder {tmp_path}/file/below cannot be used: Not a directory\n"
+    where = f"{tmp_path}/file/below cannot be used: {tmp_path}/file is not a directory"
+    assert done.stderr == f"ddp-launch: the trace's folder {where}\n"
 
 
 def test_a_rank_of_one(trained: Any, tmp_path: Path) -> None:

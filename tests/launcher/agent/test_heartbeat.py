@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from launcher.agent.heartbeat import Heartbeat
-from launcher.agent.oom import cgroup_folders, count_kills, explain, field
+from launcher.agent.heartbeat import Heartbeat, cgroup_folders, count_kills, explain, field
 from launcher.linux import parse_stat
 
 REST = b"1 7 7 0 -1 4194304 9 0 0 0 250 50 900 900 20 0 3 0 99 4096 25 18446744073709551615"

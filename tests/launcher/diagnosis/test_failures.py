@@ -231,7 +231,7 @@ import re
 import sys
 real, sys.executable = sys.executable, {str(engine.parent / "python")!r}
 import launcher
-sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, start_limit=float(sys.argv[1]))))
+sys.exit(launcher.launch(launcher.Job(script={script("")!r}, n=2, engine='mpich', start_limit=float(sys.argv[1]))))
 """
     done = run_job([sys.executable, "-c", code, "0.3"], timeout=20)
     assert done.returncode == 1
