@@ -1,4 +1,4 @@
-"""Where the graph ends: a leaf, the buffer that holds its gradient, and the hook that is told when it is complete."""
+"""Where the graph ends: a leaf, the buffer that holds its gradient, and the hook that is called when it is complete."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class GradBuffer:
 
 
 class GradReadyHook(Protocol):
-    """Follows leaves through a backward: it is told which will be reached, and when each gradient is complete.
+    """Follows leaves through a backward: called with those that it will reach, and when each gradient is complete.
 
     turn: of several, the one with the lowest begins first, and ends first, whichever the graph comes to first
     """

@@ -37,7 +37,7 @@ class TensorBase:
     edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
     maybe_leaf: Leaf | None  # the graph's end for this tensor, kept while requires_grad is off
     _epoch: int  # of the version, when this tensor's place in the graph was true; -1 if detached: it has none
-    grad_view: Tensor | None  # the tensor around the slot's buffer, made when `grad` is first read
+    grad_view: Tensor | None  # the tensor over the gradient buffer, made when `grad` is first read
     version: Version
 
     @property
@@ -88,20 +88,19 @@ class TensorBase:
 
     @property
     def grad(self) -> Tensor | None:
-        """The gradient: None if there is none, else a tensor of this shape that shares the slot's memory.
+        """The gradient: None if there is none, else a tensor of this shape that shares the gradient buffer's memory.
 
-        Assigning a tensor copies it in; None empties the slot. Raises: ShapeError, DtypeError, DeviceError if the
+        Assigning a tensor copies it in; None empties the buffer. Raises: ShapeError, DtypeError, DeviceError if the
         assigned tensor is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
         """
         if self.maybe_leaf is None or not self.maybe_leaf.grad_buffer.full:
             return None
-        slot = self.maybe_leaf.grad_buffer
-        if slot.withheld is not None:
-            raise ParallelError(slot.withheld)
-        buffer = slot.array
-        slot.lent = True
-        if self.grad_view is None or self.grad_view.array is not buffer:
-            self.grad_view = wrap(buffer, self._device)
+        buffer = self.maybe_leaf.grad_buffer
+        if buffer.withheld is not None:
+            raise ParallelError(buffer.withheld)
+        buffer.lent = True
+        if self.grad_view is None or self.grad_view.array is not buffer.array:
+            self.grad_view = wrap(buffer.array, self._device)
         return self.grad_view
 
     @grad.setter
@@ -123,14 +122,14 @@ class TensorBase:
             self.leaf.grad_buffer.set(value.array)
 
     def check_replaceable(self) -> None:
-        """Raises: GraphError if somebody watches the leaf, which another one would replace."""
+        """Raises: GraphError if the leaf has a gradient-ready hook, which another leaf would not have."""
         if self.maybe_leaf is not None and self.maybe_leaf.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def replace_storage(self, array: Array, where: Device) -> None:
         """Puts this leaf on another array of the same shape, gradient included: how modules change dtype and device.
 
-        Raises: GraphError if somebody watches the leaf.
+        Raises: GraphError if the leaf has a gradient-ready hook.
         """
         self.check_replaceable()
         end = self.maybe_leaf

@@ -43,49 +43,24 @@ if TYPE_CHECKING:
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 
 
-# `collectives.dlpack` reads the same structs: a standard's layout is cheaper twice than a door between the packages, as
-# tensors know nothing of collectives.
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("byte_offset", ctypes.c_uint64),
-    )
+class _DataType(ctypes.Structure):
+    """DLDataType."""
+
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-class _Versioned(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _DLTensor),
-    )
+# Where a capsule's struct holds its DLDataType: in DLManagedTensor and in DLManagedTensorVersioned.
+_TYPE_AT = {b"dltensor": 20, b"dltensor_versioned": 52}
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
-@functools.cache
-def _pointers() -> tuple[Any, Any]:
-    """PyCapsule_IsValid and PyCapsule_GetPointer."""
-    kinds = ctypes.py_object, ctypes.c_char_p
-    valid = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)(("PyCapsule_IsValid", ctypes.pythonapi))
-    pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *kinds)(("PyCapsule_GetPointer", ctypes.pythonapi))
-    return valid, pointer
-
-
-def _tensor(capsule: Any) -> _DLTensor:
-    valid, pointer = _pointers()
-    if valid(capsule, b"dltensor_versioned"):
-        whole: _Versioned = ctypes.cast(pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
-        return whole.tensor
-    return ctypes.cast(pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
+def _data_type(capsule: Any) -> _DataType:
+    """The data type in a capsule, which may be written to."""
+    name = b"dltensor_versioned" if _is_valid(capsule, b"dltensor_versioned") else b"dltensor"
+    return _DataType.from_address(_pointer(capsule, name) + _TYPE_AT[name])
 
 
 def give(array: Any, options: dict[str, Any]) -> Any:
@@ -94,7 +69,7 @@ def give(array: Any, options: dict[str, Any]) -> Any:
         return array.__dlpack__(**options)
     except (BufferError, RuntimeError):
         capsule = array.view(np.uint16).__dlpack__(**options)
-    _tensor(capsule).code = _BFLOAT
+    _data_type(capsule).code = _BFLOAT
     return capsule
 
 
@@ -155,10 +130,10 @@ def _take(theirs: Any, xp: Any) -> Any:
             capsule = theirs.__dlpack__(max_version=(1, 0), **options)
         except TypeError:  # of a library from before the versions
             capsule = theirs.__dlpack__(**options)
-        told = _tensor(capsule)
-        if (told.code, told.bits, told.lanes) != (_BFLOAT, 16, 1):
-            raise BufferError(f"no bfloat16, but DLPack's dtype {told.code} of {told.bits} bits") from None
-        told.code = _UINT
+        found = _data_type(capsule)
+        if (found.code, found.bits, found.lanes) != (_BFLOAT, 16, 1):
+            raise BufferError(f"no bfloat16, but DLPack's dtype {found.code} of {found.bits} bits") from None
+        found.code = _UINT
         array = xp.from_dlpack(_Bits(capsule, theirs.__dlpack_device__())).view(bfloat16)
     return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,7 @@ class LinearAlgebra(TensorBase):
             return x * y
         if a.shape[-1] != b.shape[-1]:
             raise ShapeError(f"inner: {a.shape} and {b.shape}: last dimensions {a.shape[-1]} and {b.shape[-1]} differ")
-        flat = y.reshape(-1, b.shape[-1]) if b.size else y.reshape(_rows(b.shape), b.shape[-1])
+        flat = y.reshape(math.prod(b.shape[:-1]), b.shape[-1])
         return matmul(x, flat.transpose(0, 1), "inner").reshape((*a.shape[:-1], *b.shape[:-1]))
 
     def trace(self) -> Tensor:
@@ -151,13 +152,6 @@ class LinearAlgebra(TensorBase):
         return _plus("baddbmm", self, LinearAlgebra.bmm(batch1, batch2), beta, alpha)  # type: ignore[arg-type]  # as above
 
     addmm_, addmv_, addr_, baddbmm_ = in_place(addmm), in_place(addmv), in_place(addr), in_place(baddbmm)
-
-
-def _rows(shape: Sequence[int]) -> int:
-    count = 1
-    for n in shape[:-1]:
-        count *= n
-    return count
 
 
 Labels = list[int]

@@ -268,8 +268,8 @@ def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
     if not n:
         raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {x.array.shape}")
     which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
-    told = f"{name}: more places than the {{limit}} elements of the source"
-    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, told)
+    message = f"{name}: more places than the {{limit}} elements of the source"
+    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, message)
     value = apply(ops.index, (value,), places=(which,)).reshape(x.array.shape)
     return ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
 

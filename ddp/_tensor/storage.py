@@ -1,8 +1,7 @@
 """The memory of tensors: `data`, copies, pickles, and moving it to where other processes can map it.
 
 An array cannot be moved under its views. So the memory that a tensor lies in is copied whole, and every tensor over it
-is put on the copy: its views, what it is a view of, `detach()` and `data`. Whether there are any is told by reference
-counts; only then are they looked for among all objects, which takes milliseconds.
+is put on the copy: its views, what it is a view of, `detach()` and `data`. Reference counts say whether there are any; only then are they looked for among all objects, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -141,8 +140,8 @@ class Storage(TensorBase):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for told in _told:
-            told(cls)
+        for hook in _class_hooks:
+            hook(cls)
 
     def share_memory_(self: T) -> T:
         """Moves this tensor's memory to where other processes can map it, and returns it.
@@ -189,16 +188,16 @@ def _rebuild(kind: type[T], array: Any, where: device, requires_grad: bool) -> T
     return self.requires_grad_() if requires_grad else self
 
 
-_told: list[Callable[[type], Any]] = []
+_class_hooks: list[Callable[[type], Any]] = []
 
 
-def for_each_class(tell: Callable[[type], Any]) -> None:
-    """Calls `tell` with each class of tensors, those to come included: pickles know classes one by one."""
+def for_each_class(hook: Callable[[type], Any]) -> None:
+    """Calls `hook` with each class of tensors, those to come included: pickles know classes one by one."""
     kinds: list[type] = [Storage]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        tell(kind)
-    _told.append(tell)
+        hook(kind)
+    _class_hooks.append(hook)
 
 
 def move(tensors: list[Any]) -> None:

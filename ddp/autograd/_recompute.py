@@ -1,7 +1,7 @@
 """Checkpointing of activations: a region keeps no saved values, and runs again when backward first asks for one.
 
 The region's nodes are in the graph as always, only emptied; there is never a backward inside backward, so leaves'
-counts and their watchers see nothing of it. Source: Chen et al. 2016, arXiv:1604.06174.
+counts and gradient-ready hooks see nothing of it. Source: Chen et al. 2016, arXiv:1604.06174.
 """
 
 from __future__ import annotations
