@@ -1,7 +1,8 @@
 """The memory of tensors: `data`, copies, pickles, and moving it to where other processes can map it.
 
 An array cannot be moved under its views. So the memory that a tensor lies in is copied whole, and every tensor over it
-is put on the copy: its views, what it is a view of, `detach()` and `data`. Reference counts say whether there are any; only then are they looked for among all objects, which takes milliseconds.
+is put on the copy: its views, what it is a view of, `detach()` and `data`. Reference counts say whether there are any;
+only then are they looked for among all objects, which takes milliseconds.
 """
 
 from __future__ import annotations
