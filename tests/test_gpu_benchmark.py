@@ -91,7 +91,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, to: Path, version: int | None) -> 
     Entered.happened.clear()
     monkeypatch.setattr(benchmark, "Implementation", Entered)
     monkeypatch.setattr(benchmark, "facts", lambda device: {"gpu": "", "cudnn": version, "versions": {}})
-    command = ["gpu", "--rounds", "1", "--only", "gpt2", "--only", "small-gpt", "--only", "resnet18", "--json", str(to)]
+    command = ["gpu", "--rounds", "1", "--only", "gpt2,small-gpt,resnet18", "--json", str(to)]
     monkeypatch.setattr(sys, "argv", command)
     benchmark.main()
     return dict(json.loads(to.read_text()))

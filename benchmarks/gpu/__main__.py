@@ -1,7 +1,7 @@
 """Everything that is promised of GPUs, in one run: each promise beside PyTorch.
 
     python -m benchmarks.gpu.correctness           # first, and apart: the tests that need a GPU
-    python -m benchmarks.gpu [--rounds 15] [--limit 560] [--only gpt2] [--json FILE]
+    python -m benchmarks.gpu [--rounds 15] [--limit 560] [--only gpt2,loader] [--json FILE]
     python -m benchmarks.gpu --device cpu          # the same on tiny sizes, where there is no GPU: does it run?
 
 Implementations are processes that all train the same weights on the same batch. First all compile at once. Then, task
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -23,34 +22,32 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import harness
 from benchmarks.gpu import h2d_overlap, sharing
 from benchmarks.gpu.rows import PROMISES, differs, implementations, ratio
 from benchmarks.gpu.tasks import TASKS
 from benchmarks.gpu.turns import WARMING, Implementation, compile_all, median_ms, take_turns
 from ddp.backends import cudnn
 
-NAMED = ("numpy", "cupy-cuda12x", "cupy-cuda13x", "torch", "nvidia-cudnn-frontend", "mpi4py", "pynccl")
 OTHERS = ("loader", "two-ranks")
 COMPILING = 150.0  # s
 NO_CUDNN = "cuDNN is missing, without which a GPU takes much slower ways: pip install nvidia-cudnn-frontend==1.26.0"
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each implementation (default: 15)")
+    parser = harness.parser(__doc__, rounds=15, only=[*TASKS, *OTHERS])
     parser.add_argument("--limit", type=float, default=560, help="seconds in all (default: 560)")
-    parser.add_argument("--only", action="append", choices=[*TASKS, *OTHERS], help="this alone; several times: these")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes (default: cuda)")
-    parser.add_argument("--json", type=Path, default=Path("gpu.json"), help="where the results go (default: gpu.json)")
-    return parser.parse_args(argv)
+    parser.set_defaults(json=Path("gpu.json"))
+    return parser.parse_args()
 
 
 def main() -> None:
     args = parse()
     begun = time.monotonic()
     deadline = begun + args.limit
-    wanted = args.only or [*TASKS, *OTHERS]
+    wanted = args.only
     found: dict[str, Any] = {"benchmark": "gpu", "date": datetime.date.today().isoformat(), **facts(args.device)}
 
     def keep() -> None:  # what is found is found, whatever becomes of the rest
@@ -104,12 +101,6 @@ def guarded(measure: Any, device: str) -> dict[str, Any]:
 
 def facts(device: str) -> dict[str, Any]:
     """The machine, and the versions of what is on it."""
-    versions = {}
-    for name in NAMED:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     gpu = f"no GPU: {platform.machine()}"
     if device == "cuda":
         asked = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
@@ -121,7 +112,7 @@ def facts(device: str) -> dict[str, Any]:
             sys.exit("benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes")
         gpu = done.stdout.strip()
     version = cudnn.version() if device == "cuda" else None
-    return {"gpu": gpu, "cudnn": version, "python": platform.python_version(), "versions": versions}
+    return {"gpu": gpu, "cudnn": version, "versions": harness.versions()}
 
 
 def compare(task: str, group: list[Implementation], rounds: int, deadline: float, device: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,33 +21,23 @@ from launcher.errors import UsageError
 Call = Callable[[], Any]
 
 
-class Sync(Protocol):
-    """How ranks meet outside of what is measured."""
-
-    def barrier(self) -> None:
-        """Returns on all ranks at about the same moment."""
-
-    def slowest(self, seconds: Array) -> Array:
-        """The largest of all ranks, element by element: (...) float64."""
-
-    def total(self, number: int) -> int:
-        """The sum over all ranks."""
-
-
 class CommSync:
-    """Ranks that are threads, or one alone, meet by the communicator itself."""
+    """How ranks that are threads, or one alone, meet outside of what is measured: by the communicator itself."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
     def barrier(self) -> None:
+        """Returns on all ranks at about the same moment."""
         self._comm.barrier()
 
     def slowest(self, seconds: Array) -> Array:
+        """The largest of all ranks, element by element: (...) float64."""
         worst: Array = self._comm.all_reduce(seconds, "max")
         return worst
 
     def total(self, number: int) -> int:
+        """The sum over all ranks."""
         return int(self._comm.all_reduce(np.array([number], np.int64))[0])
 
 
@@ -76,30 +66,37 @@ class MPISync:
         return str(self._comm.bcast(text, 0))
 
 
-class Implementation(Protocol):
-    """One way to run collectives.
+Sync = CommSync | MPISync
+
+
+class Implementation:
+    """One way to run collectives: here on buffers in the process's own memory, by calls that return when they are over.
 
     name: what tables and legends call it
-    unsupported: exceptions that mean that it cannot do what was asked
+    unsupported: exceptions that mean that it cannot do what was requested
     """
 
     name: str
     unsupported: tuple[type[Exception], ...]
 
     def empty(self, nbytes: int) -> Any:
-        """A buffer of (nbytes,) uint8. Every rank asks for the same."""
+        """A buffer of (nbytes,) uint8. Every rank makes the same."""
+        return np.zeros(nbytes, np.uint8)
 
     def write(self, buffer: Any, values: Array) -> None:
         """Fills a buffer with values of its dtype."""
+        buffer[...] = values
 
     def read(self, buffer: Any) -> Array:
         """What a buffer holds."""
+        return np.asarray(buffer)
 
     def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
         """The collective on these buffers; out None: x is read and written.
 
         Raises: one of `unsupported`, here or at the first call and on every rank, if it cannot do that.
         """
+        raise NotImplementedError
 
     def settle(self) -> None:
         """Waits until calls that have returned are over."""
@@ -108,23 +105,7 @@ class Implementation(Protocol):
         """The last call."""
 
 
-class OnHost:
-    """Buffers in the process's own memory, and calls that return when they are over."""
-
-    def empty(self, nbytes: int) -> Any:
-        return np.zeros(nbytes, np.uint8)
-
-    def write(self, buffer: Any, values: Array) -> None:
-        buffer[...] = values
-
-    def read(self, buffer: Any) -> Array:
-        return np.asarray(buffer)
-
-    def settle(self) -> None:
-        return
-
-
-class Ours(OnHost):
+class Ours(Implementation):
     """`collectives` on ordinary arrays."""
 
     unsupported: tuple[type[Exception], ...] = (DtypeError,)
@@ -152,9 +133,6 @@ class Ours(OnHost):
         other = partner(comm.rank, comm.size)
         to = -1 if other is None else other
         return ping_pong(comm.rank, other, lambda: comm.send(x, to), lambda: comm.recv(to, out=out))
-
-    def close(self) -> None:
-        return  # the world's communicator lives as long as the process
 
 
 class OursShared(Ours):
@@ -209,7 +187,7 @@ class OursOnDevice(Ours):
         self._cupy.cuda.get_current_stream().synchronize()
 
 
-class RawMPI(OnHost):
+class RawMPI(Implementation):
     """mpi4py's blocking calls."""
 
     name = "mpi4py"
@@ -248,11 +226,8 @@ class RawMPI(OnHost):
         other = partner(comm.rank, comm.size)
         return ping_pong(comm.rank, other, lambda: comm.Send(x, other), lambda: comm.Recv(out, other))
 
-    def close(self) -> None:
-        return
 
-
-class Gloo(OnHost):
+class Gloo(Implementation):
     """torch.distributed with gloo, over a process group of its own."""
 
     name = "torch-gloo"

@@ -12,8 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.console.console import Console
-from launcher.console.lines import Lines, LineSplitter
+from launcher.console.console import Console, Lines, LineSplitter
 from launcher.diagnosis.failures import Failure, RankFailed
 from launcher.diagnosis.observer import Observer
 from launcher.errors import UsageError

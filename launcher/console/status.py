@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import NamedTuple
 
 from launcher.console.console import Console, ranges
 from launcher.diagnosis.observer import Observer
@@ -21,49 +20,40 @@ _PRINT = 10.0
 _WINDOW = 10.0
 
 
-class JobProgress(NamedTuple):
-    """How the job goes.
+def sentence(
+    n: int,
+    up: int,
+    ended: int,
+    step: int | None,
+    rate: float | None,
+    restarts: int,
+    seconds: float,
+    debugging: frozenset[int] = frozenset(),
+    pause: float | None = None,
+) -> str:
+    """The status line.
 
     n: ranks that there are to be; up: those that run; ended: those that have ended
-    step: that the slowest has reached; rate: steps/s; None: unknown
-    restarts: so far; seconds: since the job began
-    debugging: ranks in a debugger
-    pause: seconds until it starts again; None: it runs
-    """
+    step: that the slowest has reached; rate: steps/s; None: unknown; restarts: so far; seconds: since the job began
+    debugging: ranks in a debugger; pause: seconds until the job starts again, None: it runs
 
-    n: int
-    up: int
-    ended: int
-    step: int | None
-    rate: float | None
-    restarts: int
-    seconds: float
-    debugging: frozenset[int] = frozenset()
-    pause: float | None = None
-
-
-def sentence(progress: JobProgress) -> str:
-    """What the status line says.
-
-    >>> sentence(JobProgress(n=4, up=4, ended=0, step=1200, rate=8.31, restarts=1, seconds=185.0))
+    >>> sentence(n=4, up=4, ended=0, step=1200, rate=8.31, restarts=1, seconds=185.0)
     '4/4 ranks up, step 1200, 8.3 steps/s, 1 restart, 3:05'
     """
-    if progress.pause is not None:
-        return f"restart {progress.restarts + 1} in {math.ceil(progress.pause)} s, {clock(progress.seconds)}"
-    words = [f"{progress.up}/{progress.n} {'rank' if progress.n == 1 else 'ranks'} up"]
-    if progress.ended:
-        words.append(f"{progress.ended} ended")
-    if progress.step is not None:
-        words.append(f"step {progress.step}")
-    if progress.rate is not None:
-        words.append(_rate(progress.rate))
-    if progress.debugging:
-        some = "rank" if len(progress.debugging) == 1 else "ranks"
-        words.append(f"{some} {ranges(progress.debugging)} in a debugger")
-    if progress.restarts:
-        words.append(f"{progress.restarts} {'restart' if progress.restarts == 1 else 'restarts'}")
-    words.append(clock(progress.seconds))
-    return ", ".join(words)
+    if pause is not None:
+        return f"restart {restarts + 1} in {math.ceil(pause)} s, {clock(seconds)}"
+    words = [f"{up}/{n} {'rank' if n == 1 else 'ranks'} up"]
+    if ended:
+        words.append(f"{ended} ended")
+    if step is not None:
+        words.append(f"step {step}")
+    if rate is not None:
+        words.append(_rate(rate))
+    if debugging:
+        words.append(f"{'rank' if len(debugging) == 1 else 'ranks'} {ranges(debugging)} in a debugger")
+    if restarts:
+        words.append(f"{restarts} {'restart' if restarts == 1 else 'restarts'}")
+    return ", ".join([*words, clock(seconds)])
 
 
 def clock(seconds: float) -> str:
@@ -171,11 +161,11 @@ class StatusLine(Observer):
             self._next = now + self._every
             # When all have ended, what comes is the engine's end, in a moment.
             something = len(self._ended) < self._n or self._restart_at is not None
-            self._console.status(f"ddp-launch: {sentence(self._progress(now))}" if something else "")
+            self._console.status(f"ddp-launch: {self._sentence(now)}" if something else "")
         return self._next
 
-    def _progress(self, now: float) -> JobProgress:
-        return JobProgress(
+    def _sentence(self, now: float) -> str:
+        return sentence(
             n=self._n,
             up=len(self._up - self._ended),
             ended=len(self._ended),

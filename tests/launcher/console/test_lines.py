@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from launcher.console.lines import Lines, LineSplitter, Repaint
+from launcher.console.console import Lines, LineSplitter, Repaint
 
 
 @pytest.mark.parametrize(

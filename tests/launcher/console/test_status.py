@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.console.status import JobProgress, StatusLine, StepRate, sentence
+from launcher.console.status import StatusLine, StepRate, sentence
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ from launcher.console.status import JobProgress, StatusLine, StepRate, sentence
     ],
 )
 def test_sentences(progress: dict[str, Any], text: str) -> None:
-    usual = JobProgress(n=4, up=4, ended=0, step=None, rate=None, restarts=0, seconds=5.0)
-    assert sentence(usual._replace(**progress)) == text
+    usual = {"n": 4, "up": 4, "ended": 0, "step": None, "rate": None, "restarts": 0, "seconds": 5.0}
+    assert sentence(**{**usual, **progress}) == text
 
 
 @pytest.mark.parametrize(
