@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 import ddp
 from collectives import Communicator, MismatchError
-from ddp import amp, nn, parallel
+from ddp import nn, parallel
 from ddp.errors import DtypeError, GraphError, GraphFreedError
 from ddp.nn import functional as F
 
@@ -135,18 +135,6 @@ def test_a_rank_that_no_gradient_comes_to_meets_the_others_with_zeros() -> None:
         assert_array_equal(grad, np.full((4, 2), 2.0))
 
 
-def test_ignored_tensors_off_the_root_still_lead_back_to_their_collectives() -> None:
-    def rank(comm: Communicator) -> np.ndarray:
-        w = weights()
-        part = parallel.scatter(parallel.all_reduce(w, comm=comm), 0, comm)
-        part.sum().backward()
-        assert w.grad is not None
-        return w.grad.numpy()
-
-    for grad in on_ranks(rank, 3):
-        assert_array_equal(grad, np.ones((4, 2)))
-
-
 # What backward may ask --------------------------------------------------------------------------------------------
 
 
@@ -168,25 +156,6 @@ def test_a_result_used_twice_a_retained_graph_and_gradients_that_are_returned() 
     on_ranks(rank)
 
 
-def test_a_checkpointed_region_makes_its_collectives_again() -> None:
-    def region(w: ddp.Tensor, comm: Any) -> ddp.Tensor:
-        y = parallel.all_gather((w * 2).exp(), comm)
-        return y * y
-
-    def gradient(comm: Any, keep: bool) -> np.ndarray:
-        w = weights()
-        (region(w, comm) if keep else ddp.autograd.checkpoint(region, w, comm)).sum().backward()
-        assert w.grad is not None
-        return w.grad.numpy()
-
-    def rank(comm: Communicator) -> None:
-        assert_array_equal(gradient(comm, True), gradient(comm, False))
-
-    on_ranks(rank)
-    calls = recorded(lambda comm: gradient(comm, False))
-    assert calls == ["duplicate", *["all_gather"] * 4, "reduce_scatter"]
-
-
 @pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16, ddp.float32])
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_gradients_have_the_dtype_of_what_they_are_of(dtype: Any, op: str) -> None:
@@ -200,31 +169,6 @@ def test_gradients_have_the_dtype_of_what_they_are_of(dtype: Any, op: str) -> No
             assert w.grad.dtype == dtype
             scale = comm.size if function is parallel.all_reduce else 1
             assert_array_equal(w.grad.float().numpy(), np.full((4, 2), scale / (comm.size if op == "mean" else 1)))
-
-    on_ranks(rank)
-
-
-def test_under_autocast_what_was_computed_is_what_travels() -> None:
-    def rank(comm: Communicator) -> None:
-        net = nn.Linear(3, 2)
-        with amp.autocast("cpu"):
-            y = parallel.all_gather(net(ddp.ones(2, 3)), comm)
-            assert y.dtype == ddp.bfloat16
-            loss = y.float().sum()
-        loss.backward()
-        assert net.bias.grad is not None
-        assert_array_equal(net.bias.grad.numpy(), np.full(2, 2.0 * comm.size))
-
-    on_ranks(rank)
-
-
-def test_integers_pass_without_a_gradient() -> None:
-    def rank(comm: Communicator) -> None:
-        labels = ddp.arange(comm.rank + 1)
-        everyones = parallel.all_gather(labels, comm)
-        assert not everyones.requires_grad
-        assert everyones.tolist() == [0, 0, 1]
-        assert parallel.all_reduce(labels.sum(), "max", comm).item() == 1
 
     on_ranks(rank)
 
@@ -254,7 +198,7 @@ class Embedder(nn.Module):
 
 
 @pytest.mark.parametrize("same", [False, True], ids=["each its rows", "each the whole"])
-@pytest.mark.parametrize("shards", [[9], [3, 3, 3], [4, 5], [5, 0, 4]])
+@pytest.mark.parametrize("shards", [[9], [5, 0, 4]])
 def test_a_loss_over_all_ranks_rows_under_data_parallel(shards: list[int], same: bool) -> None:
     images = np.random.default_rng(0).normal(size=(9, 5))
 

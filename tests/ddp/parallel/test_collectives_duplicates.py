@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,41 +80,3 @@ def test_closing_a_communicator_closes_its_twin_and_leaves_nothing() -> None:
     gc.collect()
     assert len(differentiable._duplicates) <= 1  # the world's, which lives as long as this process
     assert threading.active_count() <= before
-
-
-SCRIPT = """
-import numpy as np
-import collectives, ddp
-from ddp import parallel
-
-comm = collectives.init()
-other = comm.duplicate()
-net = ddp.nn.Linear(3, 2)
-model = parallel.DataParallel(net, other)
-for step in range(20):
-    rows = model(ddp.ones(comm.rank + 1, 3))
-    y = parallel.all_to_all(parallel.all_gather(rows, other), other)
-    total = parallel.all_reduce(parallel.reduce_scatter(y[:4], comm=other).sum(), comm=other)
-    parallel.reduce(total + parallel.gather(rows, 1, other).sum(), comm=other).backward()
-assert np.isfinite(net.weight.grad.numpy()).all()
-if comm.rank == 0:
-    model.close()
-    other.close()
-else:
-    comm.barrier()
-    other.close()
-    model.close()
-if comm.rank == 0:
-    comm.barrier()
-print("done", flush=True)
-"""
-
-
-@pytest.mark.mpi
-def test_over_mpi_in_any_order_of_closing(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = run_job([*mpiexec, "-n", "3", sys.executable, str(tmp_path / "script.py")], timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("done") == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -107,21 +106,6 @@ def test_equal_shards_give_the_gradient_of_the_whole_batch(size: int, cap: float
         assert_same(got, on_whole_batch(12))
 
 
-@pytest.mark.parametrize("shards", [[5, 2], [7, 0], [1, 0, 6]])
-def test_weights_make_uneven_shards_exact(shards: list[int]) -> None:
-    x, t = data(7)
-    starts = np.cumsum([0, *shards])
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm)
-        mine = slice(starts[comm.rank], starts[comm.rank + 1])
-        model.backward(loss_sum(model, x[mine], t[mine]), weight=shards[comm.rank])
-        return grads(model.module)
-
-    for got in collectives.run_threads(rank, len(shards)):
-        assert_same(got, on_whole_batch(7))
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_mean_of_16_bit_gradients_is_rounded_once(size: int) -> None:
     def rank(comm: Communicator) -> None:
@@ -156,30 +140,6 @@ def test_no_sync_accumulates_on_this_rank_alone(forward_inside: bool) -> None:
         assert_same(got, on_whole_batch(12))
 
 
-def test_no_sync_ends_with_an_exception_too() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        with pytest.raises(ZeroDivisionError), model.no_sync():
-            raise ZeroDivisionError
-        assert model.reducer.sync
-
-    collectives.run_threads(rank, 2)
-
-
-def test_a_repeated_plain_backward_adds_to_the_reduced_gradient() -> None:
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm)
-        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
-        for _ in range(2):
-            F.cross_entropy(model(ddp.from_numpy(x[mine])), ddp.from_numpy(t[mine])).backward()
-        return grads(model.module)
-
-    for got in collectives.run_threads(rank, 2):
-        assert_same(got, {name: 2 * g for name, g in on_whole_batch(4).items()})
-
-
 class Branches(nn.Module):
     """Two heads; which one runs is asked of it by name."""
 
@@ -197,70 +157,6 @@ class Branches(nn.Module):
             y = getattr(self, each)(h)
             out = y if out is None else out + y
         return out
-
-
-def test_a_parameter_used_on_some_ranks_counts_as_zero_on_the_others() -> None:
-    x, _ = data(4)
-
-    def rank(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        ddp.manual_seed(0)
-        model = DataParallel(Branches(), comm, bucket_cap_mb=1e-4)
-        model(ddp.from_numpy(x), "left" if comm.rank == 0 else "left right").sum().backward()
-        first = grads(model.module)
-        for p in model.parameters():
-            p.grad = None
-        model(ddp.from_numpy(x), "left").sum().backward()
-        return first, grads(model.module)
-
-    (first, second), (other_first, other_second) = collectives.run_threads(rank, 2)
-    assert_same(first, other_first)
-    assert_same(second, other_second)
-    assert "never.weight" not in first
-    assert "right.weight" in first
-    assert "right.weight" not in second  # used by nobody in the second step: None again
-    ddp.manual_seed(0)
-    alone = Branches()
-    alone(ddp.from_numpy(x), "left right").sum().backward()
-    assert_allclose(first["right.weight"], grads(alone)["right.weight"] / 2, atol=1e-14)
-
-
-def test_a_gradient_of_the_step_before_is_not_summed_again() -> None:
-    x, _ = data(4)
-
-    def rank(comm: Communicator) -> np.ndarray:
-        ddp.manual_seed(0)
-        model = DataParallel(Branches(), comm)
-        orders = ["right", "right"] if comm.rank == 0 else ["right", "left"]
-        for order in orders:
-            for p in model.parameters():
-                p.grad = None
-            model(ddp.from_numpy(x), order).sum().backward()
-        return grads(model.module)["right.weight"]
-
-    ddp.manual_seed(0)
-    alone = Branches()
-    alone(ddp.from_numpy(x), "right").sum().backward()
-    for got in collectives.run_threads(rank, 2):
-        assert_allclose(got, grads(alone)["right.weight"] / 2, atol=1e-14)
-
-
-def test_a_parameter_used_only_inside_no_sync_is_reduced_with_the_next_backward() -> None:
-    x, _ = data(4)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        ddp.manual_seed(0)
-        model = DataParallel(Branches(), comm)
-        with model.no_sync():
-            model(ddp.from_numpy(x), "right").sum().backward()
-        model(ddp.from_numpy(x), "left").sum().backward()
-        return grads(model.module)
-
-    ddp.manual_seed(0)
-    alone = Branches()
-    alone(ddp.from_numpy(x), "right").sum().backward()
-    alone(ddp.from_numpy(x), "left").sum().backward()
-    for got in collectives.run_threads(rank, 2):
-        assert_same(got, grads(alone))
 
 
 def test_the_first_bucket_is_launched_before_backward_has_finished() -> None:
@@ -325,19 +221,6 @@ def test_gradients_are_views_of_the_buckets() -> None:
         assert_array_equal(kept.grad.numpy(), np.ones(kept.shape))
 
     collectives.run_threads(rank, 2)
-
-
-def test_parameters_and_buffers_start_as_rank_0s() -> None:
-    def rank(comm: Communicator) -> list[np.ndarray]:
-        net = make_net(seed=comm.rank)
-        net.register_buffer("count", ddp.full((2,), float(comm.rank)))
-        model = DataParallel(net, comm)
-        return [t.detach().numpy().copy() for t in (*model.module.parameters(), *model.module.buffers())]
-
-    first, second = collectives.run_threads(rank, 2)
-    for a, b in zip(first, second, strict=True):
-        assert_array_equal(a, b)
-    assert_array_equal(first[-1], np.zeros(2))
 
 
 def test_ranks_that_began_with_other_values_are_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -434,22 +317,6 @@ def test_weights_and_no_weights_do_not_mix() -> None:
 
     for check in (across_ranks, across_passes, onto_a_mean, negative):
         misuse(check)
-
-
-def test_a_weight_is_thrown_away_with_its_gradient() -> None:
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm)
-        with model.no_sync():
-            model.backward(loss_sum(model, x, t), weight=4)
-        model.module.zero_grad()
-        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
-        model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
-        return grads(model.module)
-
-    for got in collectives.run_threads(rank, 2):
-        assert_same(got, on_whole_batch(4))
 
 
 def test_one_backward_through_two_wrapped_models_has_one_weight() -> None:
@@ -560,45 +427,6 @@ def test_pytorchs_switch_for_accumulation() -> None:
         assert_same(got, on_whole_batch(4))
 
 
-def test_parameters_are_frozen_and_unfrozen_between_steps() -> None:
-    x, t = data(4)
-
-    def train(net: nn.Module, backward: Callable[[], None]) -> list[dict[str, np.ndarray]]:
-        found = []
-        for step in range(16):
-            net[0].bias.requires_grad_(step in (3, 5, 14))
-            net[2].weight.requires_grad_(step < 2 or step > 14)
-            net.zero_grad()
-            backward()
-            found.append(grads(net))
-        return found
-
-    def rank(comm: Communicator) -> Any:
-        net = make_net()
-        net[0].bias.requires_grad_(False)
-        model = DataParallel(net, comm)
-        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
-        planned = []
-
-        def backward() -> None:
-            model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
-            planned.append({name for bucket in model.plan.buckets for name in bucket})
-
-        return train(net, backward), planned
-
-    alone = make_net()
-    expected = train(alone, lambda: F.cross_entropy(alone(ddp.from_numpy(x)), ddp.from_numpy(t)).backward())
-    for got, planned in collectives.run_threads(rank, 2):
-        for mine, theirs in zip(got, expected, strict=True):
-            assert_same(mine, theirs)
-        assert "0.bias" not in planned[2]  # frozen when it was wrapped: not a byte of it is reduced
-        assert "0.bias" in planned[3]  # and given a place when it is first used,
-        assert "0.bias" in planned[13]  # which it keeps
-        assert "2.weight" in planned[10]
-        assert "2.weight" not in planned[11]  # unused ten times in a row: it loses its place,
-        assert "2.weight" in planned[15]  # until it is used again
-
-
 @pytest.mark.parametrize("frozen_when", ["before it is wrapped", "after a step"])
 def test_what_a_frozen_parameter_has_for_a_gradient_stays(frozen_when: str) -> None:
     x, t = data(4)
@@ -640,33 +468,6 @@ def test_what_a_frozen_parameter_has_for_a_gradient_stays(frozen_when: str) -> N
             assert_allclose(got["2.weight"], expected["2.weight"] / 2, atol=1e-14)
 
 
-def test_a_gradient_that_stood_aside_on_one_rank_is_replaced_where_others_have_one() -> None:
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
-        net, mine, found = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
-        model = DataParallel(net, comm)
-        for step in range(3):
-            if step == 1 and comm.rank == 1:
-                net[0].weight.requires_grad_(False)
-            for p in net.parameters():
-                if p.requires_grad:
-                    p.grad = None
-            loss_sum(model, x[mine], t[mine]).backward()
-            found.append(grads(net))
-        return found
-
-    halves = []
-    for mine in (slice(0, 2), slice(2, 4)):
-        alone = make_net()
-        loss_sum(alone, x[mine], t[mine]).backward()
-        halves.append(grads(alone)["0.weight"])
-    for both, *only_first in collectives.run_threads(rank, 2):
-        assert_allclose(both["0.weight"], (halves[0] + halves[1]) / 2, atol=1e-14)
-        for got in only_first:
-            assert_allclose(got["0.weight"], halves[0] / 2, atol=1e-14)
-
-
 def test_a_parameter_unfrozen_and_used_on_one_rank_is_reduced_on_all() -> None:
     x, _ = data(4)
 
@@ -699,86 +500,6 @@ def test_a_read_only_buffer_is_a_difference_that_all_ranks_hear_of() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_after_a_backward_that_failed_half_way_nothing_runs_on() -> None:
-    x, t = data(4)
-
-    def check(model: DataParallel, comm: Communicator) -> None:
-        ready = model.reducer.ready
-
-        def fails(leaf: Any) -> None:
-            raise ZeroDivisionError("in a hook")
-
-        model.reducer.ready = fails
-        with pytest.raises(ZeroDivisionError):
-            loss_sum(model, x, t).backward()
-        model.reducer.ready = ready
-        with pytest.raises(ParallelError, match="ZeroDivisionError: in a hook"):
-            loss_sum(model, x, t).backward()
-
-    misuse(check)
-
-
-def test_a_loss_that_reaches_nothing_takes_part_with_zeros() -> None:
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm)
-        if comm.rank == 0:
-            model.backward(loss_sum(model, x, t), weight=4)
-        else:
-            model.backward(ddp.zeros(()), weight=0)
-        return grads(model.module)
-
-    for got in collectives.run_threads(rank, 2):
-        assert_same(got, on_whole_batch(4))
-
-
-def test_tied_weights_are_reduced_once_with_both_uses() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(FEATURES, FEATURES, bias=False).double()
-            self.b = nn.Linear(FEATURES, FEATURES, bias=False).double()
-            self.b.weight = self.a.weight
-
-        def forward(self, x: ddp.Tensor) -> ddp.Tensor:
-            return self.b(F.tanh(self.a(x)))
-
-    x, _ = data(4)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        ddp.manual_seed(3)
-        model = DataParallel(Tied(), comm)
-        model.backward(model(ddp.from_numpy(x[comm.rank * 2 : comm.rank * 2 + 2])).sum(), weight=2)
-        return grads(model.module)
-
-    ddp.manual_seed(3)
-    alone = Tied()
-    alone(ddp.from_numpy(x)).sum().backward()
-    expected = {name: g / 4 for name, g in grads(alone).items()}
-    assert len(expected) == 1
-    for got in collectives.run_threads(rank, 2):
-        assert_same(got, expected)
-
-
-def test_many_steps_leave_no_thread_behind() -> None:
-    before = set(threading.enumerate())
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        for _ in range(10):
-            for p in model.parameters():
-                p.grad = None
-            model.backward(loss_sum(model, x, t), weight=4)
-        model.comm.close()
-
-    collectives.run_threads(rank, 2)
-    for thread in set(threading.enumerate()) - before:
-        thread.join(5)
-    assert set(threading.enumerate()) <= before
-
-
 @pytest.mark.parametrize("sharded", [False, True])
 def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
     def rank(comm: Communicator) -> None:
@@ -799,3 +520,25 @@ def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
         assert not any(buffer() is not None for buffer in old)
 
     collectives.run_threads(rank, 2)
+
+
+def test_a_leaf_hook_runs_before_the_ranks_are_averaged() -> None:
+    def rank(comm: Communicator) -> float:
+        layer = nn.Linear(1, 1, bias=False)
+        model = DataParallel(layer, comm)
+        layer.weight.register_hook(lambda g: g * (10 if comm.rank == 0 else 100))
+        model(ddp.ones(1, 1)).sum().backward()
+        assert layer.weight.grad is not None
+        return layer.weight.grad.item()
+
+    assert collectives.run_threads(rank, 2) == [55.0, 55.0]
+
+
+def test_gradients_are_computed_inside_the_buckets() -> None:
+    layer = nn.Linear(6, 5)
+    DataParallel(layer)
+    grad_buffer = layer.weight.leaf.grad_buffer
+    bucket = grad_buffer.array.base
+    layer(ddp.ones(3, 6)).sum().backward()
+    assert grad_buffer.array.base is bucket
+    assert_allclose(grad_buffer.array, np.full((5, 6), 3.0))

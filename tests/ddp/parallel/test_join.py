@@ -135,27 +135,6 @@ def test_buffers_go_along_and_are_the_same_at_the_end(steps: list[int], mode: bo
     assert everyones[0]["1.num_batches_tracked"] == max(steps)
 
 
-def test_after_join_an_epoch_goes_on_and_the_tripwire_is_silent() -> None:
-    steps = [1, 4, 2]
-
-    def rank(comm: Communicator) -> Any:
-        model = DataParallel(make_net(norm=True), comm, check_every=1)
-        optimizer = make_optimizer(model.module)
-        with model.join(optimizers=[optimizer]):
-            for step in range(steps[comm.rank]):
-                optimizer.zero_grad()
-                loss_of(model, rows(comm.rank, step)).backward()
-                optimizer.step()
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model, rows(comm.rank, step)).backward()
-            optimizer.step()
-        return {name: p.detach().numpy().copy() for name, p in model.module.named_parameters()}
-
-    everyones = on_ranks(rank, 3)
-    assert_all(everyones, everyones[0])
-
-
 def test_all_ranks_are_told_when_the_first_is_through_if_that_was_asked_for() -> None:
     steps = [3, 1, 2]
     done: dict[int, int] = {}
@@ -197,16 +176,6 @@ def test_equal_numbers_of_steps_end_as_without_join_and_off_is_off() -> None:
         assert_all(found, by_hand([3, 3], lambda active, _: 2))
 
 
-def test_without_a_step_on_any_rank_nothing_happens() -> None:
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm)
-        with model.join():
-            pass
-        return parameters(model.module)
-
-    assert_all(on_ranks(rank, 3), parameters(make_net()))
-
-
 def test_ranks_that_do_different_things_are_told_so() -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(make_net(norm=True), comm)
@@ -223,25 +192,6 @@ def test_ranks_that_do_different_things_are_told_so() -> None:
             train()
 
     on_ranks(rank, 2)
-
-
-def test_a_rank_that_is_through_hears_of_parameters_it_never_used_and_of_new_plans() -> None:
-    """The plan moves after the first backward, and when a frozen parameter comes back: on all ranks, or none."""
-
-    def rank(comm: Communicator) -> Any:
-        net = make_net()
-        net[0].bias.requires_grad_(False)
-        model = DataParallel(net, comm, bucket_cap_mb=1e-5)
-        with model.join():
-            for step in range(4 if comm.rank == 1 else 0):
-                net[0].bias.requires_grad_(step > 1)
-                model.zero_grad()
-                model.backward(loss_of(model, rows(1, step)), weight=1)
-        return [set(bucket) for bucket in model.plan.buckets]
-
-    first, second = on_ranks(rank, 2)
-    assert first == second
-    assert {"0.bias"} in first
 
 
 @pytest.mark.parametrize("wrong", [3, [3], nn.Linear(1, 1)])

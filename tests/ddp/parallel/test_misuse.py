@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,53 +195,6 @@ def test_a_backward_that_was_interrupted_before_it_told_anybody_may_be_tried_aga
     assert first == second
 
 
-SCRIPT = """
-import time
-import collectives, ddp
-from ddp import nn
-
-comm = collectives.init(timeout=2.0)
-model = ddp.DataParallel(nn.Linear(3, 2), comm)
-for step in range(3):
-    loss = model(ddp.ones(1, 3)).sum()
-    if step < 2 or comm.rank == 0:
-        loss.backward()
-if comm.rank == 1:
-    time.sleep(30)  # the other one's failure ends it
-"""
-
-
-@pytest.mark.mpi
-def test_backward_on_one_process_only_ends_with_an_error_that_names_the_other(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
-    done = run_job([*mpiexec, "-n", "2", sys.executable, str(tmp_path / "script.py")], timeout=40)
-    assert done.returncode != 0
-    assert "backward 2: the control message, before bucket 0 of 1 (" in done.stderr
-    assert "rank 1" in done.stderr
-
-
-def test_forward_fails_on_one_rank_and_the_others_hear_who_is_missing() -> None:
-    said: dict[int, str] = {}
-
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        hurry(model, comm)
-        if comm.rank == 1:
-            with pytest.raises(ddp.errors.ShapeError):
-                model(ddp.ones(2, 5, dtype=ddp.float64))
-        else:
-            with pytest.raises(CollectiveTimeout) as caught:
-                loss_of(model, 0).backward()
-            said[0] = str(caught.value)
-        comm.barrier()
-
-    on_ranks(rank)
-    assert "backward 0" in said[0]
-    assert "Rank 1 has not arrived" in said[0]
-
-
 def test_a_second_backward_without_retain_graph_raises_and_the_model_goes_on() -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(make_net(), comm)
@@ -276,39 +226,6 @@ def test_a_failed_second_backward_takes_no_weight_along() -> None:
         model.backward(loss_of(model, comm.rank), weight=2)
         for name, g in expected_mean().items():
             assert_allclose(gradients(model.module)[name], 4 * g / 8, atol=1e-13)
-
-    on_ranks(rank)
-
-
-def test_an_empty_batch_with_a_weight_takes_part_also_after_plain_backwards() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        loss_of(model, comm.rank).backward()
-        for _ in range(2):
-            model.zero_grad()
-            if comm.rank == 0:
-                model.backward(loss_of(model, 0), weight=2)
-            else:
-                model.backward(ddp.zeros(()), weight=0)
-        net = make_net()
-        loss_of(net, 0).backward()
-        for name, g in gradients(net).items():
-            assert_allclose(gradients(model.module)[name], g / 2, atol=1e-13)
-
-    on_ranks(rank)
-
-
-def test_zeros_that_zero_grad_left_are_neither_a_mean_nor_weigh_anything() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        loss_of(model, comm.rank).backward()
-        model.zero_grad(set_to_none=False)
-        with model.no_sync():
-            model.backward(loss_of(model, comm.rank), weight=7)
-        model.zero_grad(set_to_none=False)
-        model.backward(loss_of(model, comm.rank), weight=1)
-        for name, g in expected_mean().items():
-            assert_allclose(gradients(model.module)[name], g, atol=1e-13)
 
     on_ranks(rank)
 
@@ -363,19 +280,6 @@ def test_check_finite_names_rank_and_parameter_and_the_model_goes_on(where: str)
     assert said == [expected] * 4
 
 
-def test_what_a_failed_backward_found_is_not_told_of_the_next() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm, check_finite=True)
-        handle = model.module[2].weight.register_hook(lambda g: g * float("nan"))
-        loss = loss_of(model, comm.rank)
-        with pytest.raises(ParallelError, match="1 of 2 ranks gave a weight"):
-            model.backward(loss, weight=1) if comm.rank == 0 else loss.backward()
-        handle.remove()
-        assert_trains(model, comm)
-
-    on_ranks(rank)
-
-
 def test_without_the_check_nan_is_a_value_on_every_rank() -> None:
     def rank(comm: Communicator) -> Any:
         model = DataParallel(make_net(), comm)
@@ -386,17 +290,6 @@ def test_without_the_check_nan_is_a_value_on_every_rank() -> None:
     for found in on_ranks(rank):
         assert np.isnan(found["0.bias"]).all()
         assert np.isfinite(found["0.weight"]).all()
-
-
-def test_infinities_of_both_signs_are_summed_without_a_warning_from_another_thread() -> None:
-    def rank(comm: Communicator) -> Any:
-        model = DataParallel(make_net(), comm)
-        model.module[0].bias.register_hook(lambda g: g * 0 + (float("inf") if comm.rank == 1 else -float("inf")))
-        loss_of(model, comm.rank).backward()
-        return gradients(model.module)
-
-    for found in on_ranks(rank):
-        assert np.isnan(found["0.bias"]).all()
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), None, "3"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -224,21 +223,6 @@ def gradients(net: nn.Module) -> dict[str, np.ndarray]:
     return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
 
 
-def test_the_plan_is_the_same_also_where_ranks_differ_and_some_parameters_go_unused() -> None:
-    orders = ["two one four", "four one", "one two"]
-
-    def rank(comm: Communicator) -> Any:
-        model = DataParallel(Net(), comm, bucket_cap_mb=1e-6)
-        assert letters(model.plan) == "four.weight three.weight two.weight one.weight"
-        for _ in range(WARM):
-            model(rows(comm.rank), orders[comm.rank]).sum().backward()
-        return letters(model.plan)
-
-    first, *others = on_ranks(rank, 3)
-    assert others == [first] * 2
-    assert "four.weight three.weight" in first  # `three` stays behind its neighbour
-
-
 def test_live_gradients_survive_a_new_plan_and_what_a_user_kept_is_left_alone() -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(Net(), comm, bucket_cap_mb=1e-6)
@@ -272,31 +256,6 @@ def test_live_gradients_survive_a_new_plan_and_what_a_user_kept_is_left_alone() 
     on_ranks(rank, 2)
 
 
-@pytest.mark.parametrize("optimizer", [ddp.optim.SGD, ddp.optim.AdamW])
-def test_an_optimizer_goes_on_over_new_plans(optimizer: Any) -> None:
-    orders = ["one two", "one two three", *["four three two one"] * 2, *["two one three"] * 13, "one two four", "four"]
-    options = {"lr": 0.1, "momentum": 0.9} if optimizer is ddp.optim.SGD else {"lr": 0.1}
-
-    def train(model: nn.Module, net: nn.Module, ranks: Sequence[int]) -> dict[str, np.ndarray]:
-        opt = optimizer(net.parameters(), **options)
-        for order in orders:
-            opt.zero_grad()
-            for number in ranks:
-                (model(rows(number), order).sum() / len(ranks)).backward()
-            opt.step()
-        return {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
-
-    def rank(comm: Communicator) -> Any:
-        model = DataParallel(Net(), comm)
-        return train(model, model.module, [comm.rank])
-
-    alone = Net()
-    expected = train(alone, alone, [0, 1])
-    for got in on_ranks(rank, 2):
-        for name, value in expected.items():
-            assert_allclose(got[name], value, rtol=0, atol=1e-8, err_msg=name)
-
-
 def test_automatic_plans_are_the_same_on_all_ranks_and_print_as_a_table() -> None:
     def rank(comm: Communicator) -> Any:
         ddp.manual_seed(0)
@@ -320,63 +279,6 @@ def test_automatic_plans_are_the_same_on_all_ranks_and_print_as_a_table() -> Non
     assert len(rest) == len(first["buckets"]) + 2
     assert rest[-2].startswith("predicted: backward")
     assert rest[-1].startswith("measured:")
-
-
-def test_a_plan_is_saved_beside_the_model_and_pinned(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint"
-
-    def first(comm: Communicator) -> Any:
-        model = DataParallel(Net(), comm, bucket_cap_mb=1e-4)
-        for _ in range(6):
-            model.zero_grad()
-            model(rows(comm.rank), "three one two four").sum().backward()
-        if comm.rank == 0:
-            ddp.save({"model": model.state_dict(), "plan": model.plan.state()}, path)
-        return model.plan
-
-    def second(comm: Communicator) -> Any:
-        found = ddp.load(path)
-        model = DataParallel(Net(), comm, plan=found["plan"])
-        model.load_state_dict(found["model"])
-        for order in ["one four", "two four", *["four three two one"] * 4]:
-            model.zero_grad()
-            model(rows(comm.rank), order).sum().backward()
-        return model.plan
-
-    (plan, *_), pinned = on_ranks(first, 3), on_ranks(second, 3)
-    assert Plan.from_state(json.loads(json.dumps(plan.state()))).buckets == plan.buckets
-    assert all(each.buckets == plan.buckets for each in pinned)
-
-
-def test_parameters_of_every_dtype_and_shape_have_their_places() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scalar = nn.Parameter(ddp.ones((), dtype=ddp.float64))
-            self.none = nn.Parameter(ddp.ones(0, 3))
-            self.half = nn.Parameter(ddp.ones(3, dtype=ddp.float16))
-            self.brain = nn.Parameter(ddp.ones(5, dtype=ddp.bfloat16))
-            self.turned = nn.Parameter(ddp.ones(2, 3).T)
-            self.single = nn.Parameter(ddp.ones(1))
-
-        def forward(self, x: ddp.Tensor) -> ddp.Tensor:
-            total = sum((p.float() * x).sum() for p in self.parameters())
-            assert isinstance(total, ddp.Tensor)
-            return total
-
-    def rank(comm: Communicator) -> None:
-        for cap in (1e-6, "auto"):
-            model = DataParallel(Odd(), comm, bucket_cap_mb=cap, check_finite=True, check_every=1)
-            for _ in range(5):
-                model.zero_grad()
-                model(ddp.tensor(1.0 + 2 * comm.rank)).backward()
-            for p in model.parameters():
-                assert p.grad is not None
-                assert p.grad.shape == p.shape
-                assert p.grad.dtype == p.dtype
-                assert_array_equal(p.grad.float().numpy(), np.full(p.shape, 2.0))
-
-    on_ranks(rank, 2)
 
 
 def pinned_planner() -> Planner:
@@ -455,36 +357,6 @@ def test_what_is_no_plan_is_told() -> None:
                 model.load_plan_state(wrong)
 
     collectives.run_threads(run, size=2)
-
-
-class Counting:
-    """A communicator that notes which collectives are called, and with how many bytes."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        self.size, self.rank = comm.size, comm.rank
-        self.sizes: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def all_reduce(self, array: Any, *args: Any, **options: Any) -> Any:
-        self.sizes.append(array.nbytes)
-        return self._comm.all_reduce(array, *args, **options)
-
-
-@pytest.mark.parametrize(("most", "largest"), [(0, 1 << 16), (1 << 17, 1 << 16), (1 << 30, 1 << 24)])
-def test_the_link_is_measured_alike_on_all_ranks(most: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(comm: Communicator) -> tuple[Link, int]:
-        counting: Any = Counting(comm)
-        return measure_link(counting, most), max(counting.sizes)
-
-    monkeypatch.setattr(planner_module, "_LONG", float("inf"))
-    (link, size), *others = on_ranks(run, 3)
-    assert all(other == (link, size) for other in others)
-    assert size == largest
-    assert link.alpha >= 0
-    assert link.beta >= 0
 
 
 def test_one_slow_rank_ends_the_measurement_on_all(monkeypatch: pytest.MonkeyPatch) -> None:

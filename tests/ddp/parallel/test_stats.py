@@ -129,13 +129,6 @@ def test_ranks_that_are_late_in_turn_are_not_blamed() -> None:
     )
 
 
-def test_a_rank_that_is_late_by_less_than_one_in_a_hundred_was_not_waited_for() -> None:
-    ranks = Ranks(2)
-    for number in range(3):
-        ranks.run(make_step(number, 100 * number), make_step(number, 100 * number, 0.7))
-    assert ranks.stats()[0].waited_for() == "no rank was waited for: they arrived together"
-
-
 def test_clocks_of_other_nodes_are_set_right() -> None:
     ahead = 5 * 10**15
     ranks = Ranks(2, nodes=[0, 1])
@@ -219,22 +212,6 @@ def test_of_long_periods_the_latest_steps_are_kept() -> None:
     assert covered([(0, 2), (1, 4), (9, 10)]) == 5
 
 
-def test_a_new_plan() -> None:
-    ranks = Ranks(2, plan=(("out",), ("first",)))
-    ranks.run(make_step(0, 0), make_step(0, 0, 5.0))
-    for timeline in ranks.timelines:
-        timeline.set_buckets(buckets(("out",), ("second",), ("first",)))
-    for number in (1, 2, 3):
-        both = [make_step(number, 100 * number, late) for late in (0.0, 5.0)]
-        for step in both:
-            step.ready, step.times = [*step.ready, step.computed], [*step.times, step.times[-1]]
-        ranks.run(*both)
-    stats = ranks.stats()[0]
-    assert (stats.steps, stats.compared, stats.lateness[1].steps) == (4, 3, 3)
-    assert [bucket.names for bucket in stats.buckets] == [("out",), ("second",), ("first",)]
-    assert stats.buckets[2].done == pytest.approx(49)
-
-
 def test_an_exchange_that_does_not_tell() -> None:
     ranks = Ranks(2)
     for number in range(3):
@@ -244,15 +221,6 @@ def test_an_exchange_that_does_not_tell() -> None:
     assert stats.lateness[1].steps == 2  # arrivals are the ranks' own affair
     assert "communication: not known" in str(stats)
     assert "exposed communication 10.0, other" in ranks.timelines[0].summary()
-
-
-def test_a_model_without_forward_and_a_plan_without_buckets() -> None:
-    ranks = Ranks(2, plan=())
-    for number in range(3):
-        ranks.run(*(make_step(number, 100 * number, forward=None, ready=[], times=[]) for _ in range(2)))
-    stats = ranks.stats()[0]
-    assert_spreads(stats, forward=None, backward=40, other=50, communication=None)
-    assert (stats.buckets, stats.compared) == ((), 0)
 
 
 def test_of_many_ranks_the_late_ones_are_listed() -> None:

@@ -63,11 +63,6 @@ class Counting:
         return counted
 
 
-def test_no_collective_of_a_communicator_goes_uncounted() -> None:
-    public = {name for name in dir(Communicator) if not name.startswith("_") and callable(getattr(Communicator, name))}
-    assert public - COLLECTIVES == {"close", "connect_nccl", "verify", "watch_device"}
-
-
 class Net(nn.Module):
     """Two dtypes, a buffer, a branch that not every rank takes, and a parameter that nobody uses."""
 
@@ -119,7 +114,7 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("cap", [1e-5, 0.02, 4.0, "auto"])
+@pytest.mark.parametrize("cap", [1e-5, "auto"])
 def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, cap: float | str) -> None:
     def rank(comm: Communicator) -> None:
         found, _ = steps(comm, 16, lambda net, comm: DataParallel(net, comm, bucket_cap_mb=cap, check_every=3))

@@ -35,18 +35,6 @@ def test_the_mean_is_rounded_to_16_bits(hook: Any, ranks: int, dtype: Any) -> No
             assert error(got[name].astype(np.float64), exact) < 4 * last
 
 
-def test_equal_gradients_are_rounded_like_one_number() -> None:
-    """Both roundings hit the same number when nothing is added up between them."""
-    g = {"weight": np.random.default_rng(0).standard_normal(1000).astype(np.float32)}
-    for hook, dtype in ((fp16, np.float16), (bf16, ml_dtypes.bfloat16)):
-        became, _, _ = drive(lambda hook=hook: hook, [[g, g, g, g]], [0.25])
-        expected = g["weight"].astype(dtype).astype(np.float32)
-        # Blocks keep bits that a lone float16 has lost below 6e-5.
-        normal = np.abs(g["weight"]) > 1e-4
-        assert (became[0]["weight"] == expected)[normal].all()
-        assert normal.mean() > 0.99
-
-
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1e6, 1e30])
 def test_no_size_of_gradients_overflows_or_vanishes(size: float) -> None:
     """A sum of gradients over a large batch is beyond float16's 65504, and its mean below 6e-8."""
@@ -58,13 +46,6 @@ def test_no_size_of_gradients_overflows_or_vanishes(size: float) -> None:
             assert error(became[0][name], exact) < 4 * HALF_STEP[fp16]
 
 
-def test_all_the_weight_on_one_rank() -> None:
-    big = {"w": np.full(9, 4e7, np.float32)}
-    none = {"w": np.zeros(9, np.float32)}
-    became, _, _ = drive(lambda: fp16, [[big, none, none]], [1e-3])
-    assert (became[0]["w"] == np.float32(np.float16(4e4))).all()
-
-
 @pytest.mark.parametrize("hook", [fp16, bf16])
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_what_is_no_number_arrives_everywhere(hook: Any, bad: float) -> None:
@@ -73,12 +54,6 @@ def test_what_is_no_number_arrives_everywhere(hook: Any, bad: float) -> None:
     became, _, _ = drive(lambda: hook, steps, [0.5])
     assert not np.isfinite(became[0]["bias"][2])
     assert np.isfinite(became[0]["bias"][[0, 1, 3, 4]]).all()
-
-
-def test_one_rank_rounds_too() -> None:
-    g = {"w": np.array([1 + 2.0**-20], np.float32)}
-    became, _, _ = drive(lambda: bf16, [[g]], [1.0])
-    assert became[0]["w"] == 1
 
 
 @pytest.mark.parametrize("hook", [fp16, bf16])
@@ -104,8 +79,3 @@ def test_the_plain_hook_is_the_exact_mean() -> None:
 def test_complex_gradients_are_refused(hook: Any) -> None:
     with pytest.raises(DtypeError, match=r"hook \w+ on bucket 0 of 1 \(w\).*complex64"):
         drive(lambda: hook, [[{"w": np.zeros(3, np.complex64)}]], [1.0])
-
-
-def test_a_bucket_of_nothing() -> None:
-    became, _, _ = drive(lambda: fp16, [[{"w": np.zeros((0, 3), np.float32)}] * 2], [1.0])
-    assert became[0]["w"].shape == (0, 3)

@@ -64,17 +64,6 @@ def test_a_hook_of_a_model_that_is_gone_or_was_refused_is_free() -> None:
     DataParallel(nn.Linear(3, 2), comm_hook=hook)
 
 
-def test_one_hook_for_ranks_of_one_process_is_refused() -> None:
-    hook = PowerSGD()
-
-    def rank(comm: Communicator) -> None:
-        with pytest.raises(ParallelError, match="a hook object of its own"):
-            wrapped(comm, hook)
-        train(wrapped(comm, PowerSGD()))
-
-    collectives.run_threads(rank, 2, timeout=20)
-
-
 def test_hooks_without_a_state_are_shared() -> None:
     def rank(comm: Communicator) -> None:
         for model in (wrapped(comm, bf16), wrapped(comm, bf16)):

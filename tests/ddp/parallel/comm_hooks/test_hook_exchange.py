@@ -18,7 +18,7 @@ from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchEr
 from ddp.errors import DtypeError, ParallelError
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket
-from ddp.parallel.comm_hooks.hook_exchange import DeviceHookStream, HookExchange
+from ddp.parallel.comm_hooks.hook_exchange import HookExchange
 from tests.ddp.parallel.comm_hooks.driving import Control, buckets_of, step
 
 NAMES = [f"layer{index}" for index in range(6)]
@@ -222,18 +222,6 @@ def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_another_plan_may_follow() -> None:
-    def rank(comm: Communicator) -> None:
-        exchange = HookExchange(three_rounds, comm, NAMES)
-        for plan in (PLAN, [NAMES[::-1]], [NAMES[2:], NAMES[:2]]):
-            buckets = buckets_of(gradients(), plan)
-            exchange.set_buckets(buckets)
-            for g in step(exchange, buckets, gradients(), 0.5).values():
-                assert (g == 1).all()
-
-    collectives.run_threads(rank, 2)
-
-
 def broken_hooks() -> list[Any]:
     def raises(bucket: GradBucket) -> None:
         raise ZeroDivisionError("of mine")
@@ -343,21 +331,6 @@ def test_a_rank_that_does_not_come_is_a_timeout_that_names_the_bucket() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_infinities_are_values_here() -> None:
-    def hook(bucket: GradBucket) -> None:
-        bucket.buffer[...] = bucket.buffer * 1e300 * 1e300
-        bucket.buffer -= bucket.buffer
-
-    def rank(comm: Communicator) -> None:
-        exchange, buckets, _ = begun(hook, comm)
-        buckets.memory.buffers[0][:] = 1
-        exchange.launch(0)
-        exchange.finish()
-        assert np.isnan(buckets.memory.buffers[0]).all()
-
-    collectives.run_threads(rank, 1)
-
-
 def test_it_gives_its_communicators_back() -> None:
     def rank(comm: Communicator) -> None:
         taken: list[Communicator] = []
@@ -376,82 +349,3 @@ def test_it_gives_its_communicators_back() -> None:
         comm.barrier()
 
     collectives.run_threads(rank, 2)
-
-
-class Streams:
-    """What of CuPy a stream uses, noting what waits for what and what runs where."""
-
-    def __init__(self) -> None:
-        self.cuda = self
-        self.notes: list[str] = []
-        self.current = FakeStream(self, "backward")
-
-    def Stream(self, non_blocking: bool) -> FakeStream:
-        assert non_blocking  # or the default stream's kernels would wait for the stream's
-        return FakeStream(self, "stream")
-
-    def Event(self, block: bool, disable_timing: bool) -> FakeEvent:
-        assert not block
-        assert disable_timing
-        return FakeEvent()
-
-    def get_current_stream(self) -> FakeStream:
-        return self.current
-
-    def compute(self, what: str) -> None:
-        self.notes.append(f"{what} on {self.current.name}")
-
-
-class FakeStream:
-    def __init__(self, streams: Streams, name: str) -> None:
-        self.streams = streams
-        self.name = name
-
-    def wait_event(self, event: FakeEvent) -> None:
-        self.streams.notes.append(f"{self.name} waits for {event.behind}")
-
-    def use(self) -> None:
-        self.streams.current = self
-
-    def __enter__(self) -> None:
-        self.before, self.streams.current = self.streams.current, self
-
-    def __exit__(self, *_: Any) -> None:
-        self.streams.current = self.before
-
-
-class FakeEvent:
-    def record(self, stream: FakeStream) -> None:
-        on_it = [note for note in stream.streams.notes if note.endswith(f"on {stream.name}")]
-        self.behind = on_it[-1] if on_it else "nothing"
-
-
-def test_on_a_gpu_a_hook_computes_beside_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind the bucket's own kernels, not behind those of older layers; and the optimizer behind the hook."""
-    streams = Streams()
-
-    def hook(bucket: GradBucket) -> Any:
-        streams.compute("hook")
-        yield bucket.comm.barrier(async_op=True)
-        streams.compute("rest of it")
-
-    def rank(comm: Communicator) -> None:
-        exchange, _, control = begun(hook, comm)
-        monkeypatch.setattr(exchange, "_stream", DeviceHookStream(streams))
-        control.arrived = False
-        streams.compute("bucket")
-        exchange.launch(0)
-        streams.compute("older layers")
-        exchange.finish()
-        streams.compute("optimizer")
-
-    collectives.run_threads(rank, 1)
-    assert streams.notes == [
-        "bucket on backward",
-        "older layers on backward",
-        "stream waits for bucket on backward",
-        "hook on stream",
-        "rest of it on stream",
-        "backward waits for rest of it on stream",
-        "optimizer on backward",
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,6 @@ import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
-from ddp.nn import functional as F
 from ddp.parallel import DataParallel
 from ddp.parallel.comm_hooks import GradBucket, PowerSGD, TopK, allreduce, bf16, fp16
 
@@ -119,57 +117,3 @@ def test_what_no_rank_uses_keeps_grad_none() -> None:
         assert model.module.first.weight.grad is not None
 
     collectives.run_threads(rank, 2)
-
-
-def test_a_hook_has_as_many_calls_as_rounds_and_no_other() -> None:
-    def rank(comm: Communicator) -> Any:
-        model = DataParallel(Net(), comm, comm_hook=PowerSGD(1, 0, min_compression_rate=1), check_every=0)
-        comms = model._hooked._comms
-        for _ in range(4):
-            (model(ddp.from_numpy(X)) ** 2).mean().backward()
-            model.zero_grad()
-        return [each.queue.started for each in comms]
-
-    assert collectives.run_threads(rank, 2) == [[4, 4]] * 2
-
-
-def accuracy_on_digits(make: Callable[[], Any]) -> float:
-    """Of a small network after a few epochs on two ranks, on digits that it has not seen."""
-    found = pytest.importorskip("sklearn.datasets").load_digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
-    x, t = (found.data[order] / 16).astype(np.float32), found.target[order].astype(np.int64)
-    train, test = slice(0, 1280), slice(1280, None)
-
-    def rank(comm: Communicator) -> tuple[float, bytes]:
-        ddp.manual_seed(0)
-        net = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 10))
-        model = DataParallel(net, comm, comm_hook=make())
-        optimizer = ddp.optim.SGD(model.parameters(), lr=0.2, momentum=0.5)
-        for epoch in range(8):
-            order = np.random.default_rng(epoch).permutation(len(x[train]))
-            for start in range(0, len(order), 64):
-                mine = order[start : start + 64][comm.rank :: comm.size]
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(ddp.from_numpy(x[mine])), ddp.from_numpy(t[mine]), reduction="sum")
-                model.backward(loss, weight=len(mine))
-                optimizer.step()
-        with ddp.no_grad():
-            guessed = net(ddp.from_numpy(x[test])).numpy().argmax(axis=1)
-        return float((guessed == t[test]).mean()), b"".join(p.detach().numpy().tobytes() for p in net.parameters())
-
-    (score, parameters), (_, others) = collectives.run_threads(rank, 2)
-    assert parameters == others
-    return score
-
-
-@functools.cache
-def accuracy_without() -> float:
-    return accuracy_on_digits(lambda: None)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: bf16, lambda: PowerSGD(2), lambda: TopK(0.1)], ids=["bf16", "PowerSGD", "TopK"]
-)
-def test_digits_are_learned_as_well_as_without(make: Callable[[], Any]) -> None:
-    assert accuracy_without() > 0.92
-    assert accuracy_on_digits(make) > accuracy_without() - 0.02

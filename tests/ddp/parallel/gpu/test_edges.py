@@ -146,23 +146,6 @@ def test_a_bucket_is_reduced_beside_backward_between_one_event_before_and_one_af
     }
 
 
-def test_over_host_memory_the_copies_are_beside_backward_too(rig: Callable[..., Rig]) -> None:
-    made = rig(2)
-
-    def rank(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, made, check_every=0)
-        for _ in range(WARM + 1):
-            trainer.step()
-
-    made.run(rank)
-    assert by_kernels(streams_of([*between(made, BEGINS, ENDS)][-1])) == {
-        "user 0.": BACKWARD,
-        "comm 0.": ["wait", "record", "wait", "multiply", "record"] * 4,  # the scale
-        "comm 0.1": ["wait", "copy down", "record"] * 4,
-        "comm 0.2": ["wait", "copy up", "record", "record"] * 4,
-    }
-
-
 def steps_ahead_of_the_device(made: Rig) -> None:
     """Steps while the device does nothing, among them one after which the buckets move.
 

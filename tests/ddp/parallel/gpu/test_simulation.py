@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import collectives
@@ -17,31 +16,14 @@ from ddp.parallel.comm_hooks import hook_exchange
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import WIDTH, train, train_layers, train_unevenly
-
-
-def litter(cupy: Any) -> Callable[[], None]:
-    """What a program does besides: takes memory that became free, and writes to it."""
-
-    def between() -> None:
-        for length in (WIDTH, WIDTH * WIDTH, 64):
-            cupy.empty(length, np.float64)[...] = 1e6
-
-    return between
+from tests.ddp.parallel.gpu.training import Between, assert_numbers_of_the_cpu, train, train_layers, train_unevenly
 
 
 def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train, **options: Any) -> None:
-    size = 2 + seed % 2
+    def run(comm: Any, device: str, between: Between) -> dict[str, Any]:
+        return program(comm, device, seed, between, **options)
 
-    def rank(comm: Any, cupy: Any) -> dict[str, Any]:
-        return program(comm, f"cuda:{comm.rank}", seed, litter(cupy), **options)
-
-    on_gpu = rig(size, nccl, seed).run(rank)
-    on_cpu = collectives.run_threads(lambda comm: program(comm, "cpu", seed, **options), size, timeout=20)
-    for got, expected in zip(on_gpu, on_cpu, strict=True):
-        assert got.keys() == expected.keys()
-        for name in expected:
-            np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    assert_numbers_of_the_cpu(rig, nccl, 2 + seed % 2, seed, run)
 
 
 pytestmark = pytest.mark.timeout(600)  # the full counts take minutes
@@ -133,20 +115,17 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
         monkeypatch.setattr(hook_exchange.DeviceHookStream, edge, lambda self, *mark: None)
 
 
-@TRANSPORTS
 @pytest.mark.parametrize(
     ("edge", "way"),
     [(edge, "") for edge in ("made", "finish")]
     + [(edge, "hook") for edge in ("after", "join")]
     + [(edge, "zero") for edge in ("made", "finish", "step")],
 )
-def test_a_missing_edge_is_found(
-    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, edge: str, way: str, nccl: Any
-) -> None:
+def test_a_missing_edge_is_found(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, edge: str, way: str) -> None:
     without(monkeypatch, edge)
     for seed in range(100):
         try:
-            simulate(rig, nccl, seed, **WAYS[way])
+            simulate(rig, FakeLibrary(), seed, **WAYS[way])
         except (AssertionError, ParallelError) as error:  # wrong numbers, or the tripwire
             print(f"seed {seed}: {str(error)[:200]}")
             return

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
-import collectives
 from ddp import optim
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import WIDTH, Between, Net, batch, loss_of
+from tests.ddp.parallel.gpu.training import Between, Net, assert_numbers_of_the_cpu, batch, loss_of
 from tests.ddp.parallel.zero.training import replan
 
 KINDS: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
@@ -64,18 +62,8 @@ def test_every_order_of_streams_gives_the_numbers_of_the_cpu(
 ) -> None:
     first = 0 if nccl is None else 1  # two ranks, three ranks, and so on
     for seed in range(first, first + count(1, 50)):
-        size = 2 + seed % 2
 
-        def rank(comm: Any, cupy: Any, seed: int = seed) -> dict[str, Any]:
-            def between() -> None:  # what a program does besides: takes memory that became free, and writes to it
-                for length in (WIDTH, WIDTH * WIDTH, 64):
-                    cupy.empty(length, np.float64)[...] = 1e6
+        def run(comm: Any, device: str, between: Between, seed: int = seed) -> dict[str, Any]:
+            return train(comm, device, seed, kind, settings, between)
 
-            return train(comm, f"cuda:{comm.rank}", seed, kind, settings, between)
-
-        on_gpu = rig(size, nccl, seed).run(rank)
-        on_cpu = collectives.run_threads(lambda comm, seed=seed: train(comm, "cpu", seed, kind, settings), size)
-        for got, expected in zip(on_gpu, on_cpu, strict=True):
-            assert got.keys() == expected.keys()
-            for name in expected:
-                np.testing.assert_allclose(got[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=f"{name}, {seed}")
+        assert_numbers_of_the_cpu(rig, nccl, 2 + seed % 2, seed, run)

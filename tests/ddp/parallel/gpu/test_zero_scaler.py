@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import collectives
 from ddp import optim
 from ddp.amp import GradScaler
 from ddp.parallel import DataParallel
@@ -17,7 +16,7 @@ from ddp.parallel.zero import ZeroOptimizer
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import Net, batch, loss_of
+from tests.ddp.parallel.gpu.training import Net, assert_numbers_of_the_cpu, batch, loss_of
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the optimizers' kernels need g++ to run on the CPU")
 
@@ -72,21 +71,11 @@ def test_all_ranks_leave_out_the_same_steps(
     rig: Callable[..., Rig], nccl: Any, kind: Any, clipped: bool, count: Callable[[int, int], int]
 ) -> None:
     for seed in range(count(1, 20)):
-        on_gpu = rig(2, nccl, seed).run(lambda comm, cupy: train(comm, f"cuda:{comm.rank}", kind, clipped))
-        on_cpu = collectives.run_threads(lambda comm: train(comm, "cpu", kind, clipped), 2)
-        for got, expected in zip(on_gpu, on_cpu, strict=True):
-            assert got.keys() == expected.keys()
-            for name in expected:
-                np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, atol=1e-9, err_msg=f"{name}, {seed}")
+        run = lambda comm, device, _: train(comm, device, kind, clipped)  # noqa: E731
+        assert_numbers_of_the_cpu(rig, nccl, 2, seed, run, rtol=1e-6)
 
 
 @pytest.mark.parametrize("clipped", [False, True])
 def test_ranks_without_data_leave_them_out_too(rig: Callable[..., Rig], clipped: bool) -> None:
-    on_gpu = rig(2, FakeLibrary(), 0).run(
-        lambda comm, cupy: train(comm, f"cuda:{comm.rank}", optim.Adam, clipped, True)
-    )
-    on_cpu = collectives.run_threads(lambda comm: train(comm, "cpu", optim.Adam, clipped, True), 2)
-    for got, expected in zip(on_gpu, on_cpu, strict=True):
-        assert got.keys() == expected.keys()
-        for name in expected:
-            np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, atol=1e-9, err_msg=name)
+    run = lambda comm, device, _: train(comm, device, optim.Adam, clipped, True)  # noqa: E731
+    assert_numbers_of_the_cpu(rig, FakeLibrary(), 2, 0, run, rtol=1e-6)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import collectives
 import ddp
 from ddp import nn
 from ddp.parallel import DataParallel
@@ -150,3 +151,31 @@ def train_unevenly(comm: Any, device: str, seed: int, between: Between = lambda:
             optimizer.zero_grad()
     found = [*net.named_parameters(), *net.named_buffers()]
     return {name: tensor.detach().cpu().numpy() for name, tensor in found}
+
+
+def assert_numbers_of_the_cpu(
+    rig: Any,
+    nccl: Any,
+    size: int,
+    seed: int,
+    program: Callable[[Any, str, Between], dict[str, Any]],
+    rtol: float = 1e-9,
+) -> None:
+    """The program gives on simulated GPUs what it gives on the CPU.
+
+    It runs among work that takes memory which became free, and writes to it.
+    """
+
+    def rank(comm: Any, cupy: Any) -> dict[str, Any]:
+        def between() -> None:
+            for length in (WIDTH, WIDTH * WIDTH, 64):
+                cupy.empty(length, np.float64)[...] = 1e6
+
+        return program(comm, f"cuda:{comm.rank}", between)
+
+    on_gpu = rig(size, nccl, seed).run(rank)
+    on_cpu = collectives.run_threads(lambda comm: program(comm, "cpu", lambda: None), size, timeout=20)
+    for got, expected in zip(on_gpu, on_cpu, strict=True):
+        assert got.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(got[name], expected[name], rtol, 1e-3 * rtol, err_msg=f"{name}, seed {seed}")

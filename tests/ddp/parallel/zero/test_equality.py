@@ -156,26 +156,6 @@ def test_accumulation_inside_no_sync_and_over_repeated_backwards() -> None:
             assert_allclose(got[name], expected[0][name], rtol=2e-2 if name == "scale" else 1e-4, atol=1e-6)
 
 
-def test_weighted_backwards_where_one_rank_has_nothing() -> None:
-    def run(sharded: bool) -> list[Arrays]:
-        def rank(comm: Communicator) -> Arrays:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
-            for step in range(3):
-                optimizer.zero_grad()
-                x, t = batch(step, comm.rank, 3)
-                n = 0 if comm.rank == 1 else len(x)
-                model.backward(F.cross_entropy(model(x[:n]), t[:n], reduction="sum"), weight=n)
-                optimizer.step()
-            return values(model)
-
-        return collectives.run_threads(rank, 3)
-
-    expected = run(sharded=False)
-    for got in run(sharded=True):
-        assert_equal(got, expected[0])
-
-
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_of_optimizer_and_model(set_to_none: bool) -> None:
     def run(sharded: bool) -> list[Arrays]:
@@ -271,25 +251,6 @@ def test_an_optimizer_of_one_s_own() -> None:
             assert_array_equal(entry["rate"].numpy(), state["state"][number]["rate"].numpy())
 
     collectives.run_threads(rank, 2)
-
-
-def test_values_written_into_parameters_between_steps_count() -> None:
-    def run(sharded: bool) -> list[Arrays]:
-        def rank(comm: Communicator) -> Arrays:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
-            train(model, optimizer, range(2))
-            with ddp.no_grad():
-                model.module.first.weight.mul_(0.5)
-            state = {name: value * 0.75 for name, value in model.module.second.state_dict().items()}
-            model.module.second.load_state_dict(state)
-            return train(model, optimizer, range(2, 4))
-
-        return collectives.run_threads(rank, 2)
-
-    expected = run(sharded=False)
-    for got in run(sharded=True):
-        assert_equal(got, expected[0])
 
 
 def test_a_backward_over_values_that_a_step_changed_raises() -> None:

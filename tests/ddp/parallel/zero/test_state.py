@@ -22,12 +22,10 @@ from tests.ddp.parallel.zero.training import (
     arrays,
     assert_equal,
     assert_same_state,
-    backward,
     batch,
     optimizer_of,
     replan,
     train,
-    values,
     wrapped,
 )
 
@@ -212,72 +210,9 @@ def test_a_state_dict_that_does_not_fit_is_refused_on_every_rank() -> None:
     collectives.run_threads(rank, 3)
 
 
-def test_what_is_saved_does_not_change_with_training() -> None:
-    def rank(comm: Communicator) -> None:
-        model = wrapped(comm)
-        zero = ZeroOptimizer(model, optim.Adam, lr=0.1)
-        train(model, zero, range(2))
-        saved = zero.state_dict()
-        net = {name: value.clone() for name, value in model.module.state_dict().items()}
-        train(model, zero, range(2, 4))
-        other = wrapped(comm)
-        again = ZeroOptimizer(other, optim.Adam, lr=0.1)
-        other.module.load_state_dict(net)
-        again.load_state_dict(saved)
-        assert_equal(train(other, again, range(2, 4)), values(model))
-
-    collectives.run_threads(rank, 2)
-
-
 def test_a_piece_of_one_element_cannot_tell_its_part_from_a_state_of_one_element() -> None:
     p = ddp.zeros(3)
     first = StatePiece(number=0, start=0, stop=1, entry={"one": np.ones(1), "each": np.array([5.0])})
     second = StatePiece(number=0, start=1, stop=3, entry={"one": np.ones(1), "each": np.array([6.0, 7.0])})
     whole = join([second, first], [p])
     assert {name: value.tolist() for name, value in whole[0].items()} == {"one": [1.0], "each": [5.0, 6.0, 7.0]}
-
-
-def test_a_backward_after_loading_and_before_is_the_same() -> None:
-    """Loading between backward and step keeps the gradients."""
-
-    def rank(comm: Communicator) -> None:
-        results = []
-        for sharded in (False, True):
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.1)
-            train(model, optimizer, range(2))
-            state = optimizer.state_dict()
-            optimizer.zero_grad()
-            backward(model, 2)
-            optimizer.load_state_dict(state)
-            optimizer.step()
-            results.append(values(model))
-        assert_equal(results[1], results[0])
-
-    collectives.run_threads(rank, 2)
-
-
-class TestFloat64WithAnUnusedLayer:
-    """NumPy says that None equals the dtype float64: a parameter without state must not look as if it had some."""
-
-    @staticmethod
-    def run(sharded: bool) -> dict[str, Any]:
-        def rank(comm: Communicator) -> dict[str, Any]:
-            ddp.manual_seed(0)
-            net = nn.ModuleDict({"used": nn.Linear(6, 3), "unused": nn.Linear(6, 3)}).double()
-            model = DataParallel(net, comm, bucket_cap_mb=0.0001, first_bucket_mb=0.0001)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.1)
-            for step in range(4):
-                optimizer.zero_grad()
-                x, t = batch(step, comm.rank, comm.size)
-                nn.functional.cross_entropy(net["used"](x.double()), t).backward()
-                if step == 2:
-                    replan(model, 1)
-                optimizer.step()
-            return optimizer.state_dict()
-
-        results: list[dict[str, Any]] = collectives.run_threads(rank, 2)
-        return results[0]
-
-    def test_the_plan_may_change(self) -> None:
-        assert_same_state(self.run(sharded=True), self.run(sharded=False))

@@ -148,20 +148,6 @@ def test_a_bucket_without_a_gradient_is_not_gathered() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_the_times_of_buckets_are_known() -> None:
-    def rank(comm: Communicator) -> None:
-        model = wrapped(comm)
-        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-        train(model, zero, range(2))
-        times = model.reducer.exchange.times()
-        assert len(times) == len(model.reducer.buckets.members)
-        for each in times:
-            assert each is not None
-            assert 0 < each[0] <= each[1]
-
-    collectives.run_threads(rank, 2)
-
-
 def test_a_gradient_in_parts_cannot_be_read() -> None:
     def rank(comm: Communicator) -> None:
         model = wrapped(comm)
