@@ -132,36 +132,6 @@ class Reductions:
 
         run(check)
 
-    def test_bfloat16_is_moved_as_it_is(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            x = np.full((2, 3), comm.rank + 0.5).astype(BFLOAT16)
-            everyones = np.repeat(np.arange(comm.size) + 0.5, 2)[:, None].astype(BFLOAT16) * np.ones(3, BFLOAT16)
-            whole = comm.all_gather(x)
-            assert whole.dtype == BFLOAT16
-            assert_array_equal(whole, everyones)
-            for root in (0, comm.size - 1):
-                at_root = comm.gather(x.T.copy().T, root)
-                assert at_root is None or (at_root.dtype == BFLOAT16 and (at_root == everyones).all())
-                mine = comm.scatter(whole if comm.rank == root else None, root)
-                assert mine.dtype == BFLOAT16
-                assert_array_equal(mine, x)
-                y = np.full((4, 3), comm.rank).astype(BFLOAT16)[::2]
-                assert comm.broadcast(y, root) is y
-                assert_array_equal(y, np.full((2, 3), root).astype(BFLOAT16))
-            for scalar in (x[0, 0], np.array(x[0, 0])):
-                assert comm.all_gather(scalar).astype(int).tolist() == list(range(comm.size))
-
-        run(check)
-
-    def test_rows_of_bfloat16_and_of_other_dtypes_of_two_bytes_do_not_mix(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            if comm.size > 1:
-                with pytest.raises(collectives.MismatchError):
-                    comm.all_gather(np.ones((1, 3), BFLOAT16 if comm.rank == 1 else np.float16))
-                assert comm.all_reduce(np.ones(1)) == comm.size
-
-        run(check)
-
 
 class TestSingle(Reductions):
     @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -47,44 +45,12 @@ class MovementsContract:
 
         run(check)
 
-    def test_gather_with_equal_lengths_and_out(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            out = np.empty((comm.size * 2, 2), np.float32)
-            mine = np.full((2, 2), comm.rank, np.float32)
-            expected = np.repeat(np.arange(comm.size), 2)[:, None] * np.ones(2)
-            assert comm.all_gather(mine, lengths="equal", out=out) is out
-            assert_array_equal(out, expected)
-            strided = np.empty((comm.size * 2, 4), np.float32)[:, ::2]
-            assert comm.gather(mine, 0, lengths="equal", out=strided) is (strided if comm.rank == 0 else None)
-            if comm.rank == 0:
-                assert_array_equal(strided, expected)
-
-        run(check)
-
-    def test_scalars_are_gathered_into_a_vector(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            assert comm.all_gather(np.float32(comm.rank)).tolist() == list(range(comm.size))
-            assert comm.all_gather(np.array(comm.rank), lengths="equal").tolist() == list(range(comm.size))
-
-        run(check)
-
     def test_rows_that_differ_in_shape_or_dtype_are_named_on_every_rank(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             if comm.size > 1:
                 with pytest.raises(collectives.MismatchError, match=r"all_gather #\d+ +- +float64 \(1, 3\)"):
                     comm.all_gather(np.ones((1, 3 if comm.rank == 1 else 2)))
                 assert comm.all_reduce(np.ones(1)) == comm.size
-
-        run(check)
-
-    @pytest.mark.parametrize("rows", [0, 1, 7])
-    def test_scatter_splits_as_array_split_does(self, run: Run, rows: int) -> None:
-        def check(comm: Communicator) -> None:
-            whole = np.arange(rows * 2, dtype=np.int16).reshape(rows, 2)
-            for root in (0, comm.size - 1):
-                mine = comm.scatter(whole if comm.rank == root else None, root)
-                assert mine.dtype == np.int16
-                assert_array_equal(mine, np.array_split(whole, comm.size)[comm.rank])
 
         run(check)
 
@@ -127,25 +93,6 @@ class MovementsContract:
                 comm.all_gather(np.ones(1), lengths=[1] * (comm.size + 1))
             with pytest.raises(collectives.ArgumentError, match="but x has 1 rows"):
                 comm.all_gather(np.ones(1), lengths=[2] * comm.size)
-
-        run(check)
-
-    @pytest.mark.parametrize("dtype", [np.float64, np.bool_, np.int16])
-    def test_all_to_all_sends_each_rank_its_part(self, run: Run, dtype: type) -> None:
-        def check(comm: Communicator) -> None:
-            def sent(rank: int) -> np.ndarray[Any, Any]:  # rank r brings r + 2 rows
-                return ((np.arange((rank + 2) * 2) + rank) % 5).reshape(rank + 2, 2).astype(dtype)
-
-            pieces = [np.array_split(sent(rank), comm.size)[comm.rank] for rank in range(comm.size)]
-            for x in (
-                sent(comm.rank),
-                np.asfortranarray(sent(comm.rank)),
-                np.repeat(sent(comm.rank), 2, axis=1)[:, ::2],
-            ):
-                y = comm.all_to_all(x)
-                assert y.dtype == dtype
-                assert_array_equal(y, np.concatenate(pieces))
-                assert_array_equal(comm.all_to_all(x, async_op=True).wait(), y)
 
         run(check)
 

@@ -19,7 +19,7 @@ import collectives
 from collectives.errors import ArgumentError, RecordError
 from collectives.flight import layout
 from collectives.flight.reader import FlightReader
-from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder, process_recorder
+from collectives.flight.recorder import DONE, FAILED, STARTED, Recorder, process_recorder
 from collectives.flight.report import FlightRecord, read
 
 
@@ -106,11 +106,6 @@ def test_a_stopped_process(recorded: Any) -> None:
     assert [(str(call), call.state) for call in record.calls] == [
         ("all_reduce #417 (train.py:88) sum float32 (512, 10)", "started")
     ]
-
-
-def test_a_process_that_never_lets_go_of_the_gil(recorded: Any) -> None:
-    job = recorded("call(); ready(); import ctypes; ctypes.PyDLL(None).sleep(60)")
-    assert [call.state for call in read(job.process.pid).calls] == ["started"]
 
 
 def test_what_a_dead_process_did_last(recorded: Any) -> None:
@@ -258,15 +253,6 @@ def test_the_newest_call_and_how_long_ago_it_ended(state: int, word: str) -> Non
     assert found["call"] == "all_reduce #1499 (train.py:88) sum float32 (512, 10)"
     assert (found["call_on"], found["call_state"]) == ("world", word)
     assert found["call_age"] == pytest.approx(31.2, abs=0.5)
-
-
-def test_a_queued_call_gives_way_to_the_one_for_which_it_waits() -> None:
-    recorder = Recorder()
-    enter(recorder, 0, STARTED, "gather")
-    enter(recorder, 1, QUEUED)
-    found = newest(recorder)
-    assert (found["calls"], found["call_state"]) == (2, "started")
-    assert str(found["call"]).startswith("gather #0")
 
 
 def test_the_programs_own_count_goes_before_that_of_backwards() -> None:

@@ -13,7 +13,6 @@ import pytest
 from collectives.flight.reader import FlightReader
 from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder
 from collectives.flight.report import RecordedCall, read
-from tests.collectives.flight.test_reader import read_fd
 
 
 def signature(recorder: Recorder, name: str = "all_reduce") -> int:
@@ -42,16 +41,6 @@ def test_a_call_through_its_states() -> None:
     assert (done.order, done.communicator, done.number) == (1, "world", 417)
     assert (done.name, done.dtype, done.shape, done.more) == ("all_reduce", "float32", "(512, 10)", "sum")
     assert (done.file, done.line, done.site) == ("/home/me/train.py", 88, "train.py:88")
-
-
-def test_who_writes() -> None:
-    recorder = Recorder()
-    record = read_fd(os.getpid(), recorder.fd)
-    assert (record.pid, record.rank, record.size, record.calls, record.position) == (os.getpid(), -1, -1, [], None)
-    recorder.identify(rank=3, size=8)
-    record = read_fd(os.getpid(), recorder.fd)
-    assert (record.pid, record.rank, record.size) == (os.getpid(), 3, 8)
-    assert record.clock + time.monotonic_ns() == pytest.approx(time.time_ns(), abs=1e9)
 
 
 def test_the_ring_goes_round_and_signatures_are_given_up_and_none_is_ever_wrong() -> None:
