@@ -20,7 +20,7 @@ from collectives.arrays import as_array, as_bytes, is_device_array
 from collectives.backends.shm.call_cache import CallPlan, no_result
 from collectives.backends.shm.hierarchy import share
 from collectives.engine.call import MISS, CallArguments, CollectiveOp, user_site
-from collectives.engine.communicator_base import whole
+from collectives.engine.communicator_base import check_timeout, whole
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.engine.verify import signature_hash, spans
 from collectives.errors import ArgumentError, DtypeError
@@ -191,7 +191,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         Returns: this rank's new communicator, or None
         Raises: ArgumentError if color or key is no whole number, or timeout is no number above 0.
         """
-        limit = self._limit(timeout)
+        limit = self.timeout if timeout is None else check_timeout(timeout)
         for what, number in (("color", color), ("key", key)):
             if not isinstance(number, (int, np.integer, type(None))) or not -(2**63) <= (number or 0) < 2**63:
                 raise ArgumentError(f"{what} should be a whole number of 64 bits or None, is {number!r}")
@@ -229,7 +229,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             raise ArgumentError(
                 f"rank {self.rank}: ranks should name each member once, the calling rank among them, is {ranks!r}"
             )
-        limit = self._limit(timeout)
+        limit = self.timeout if timeout is None else check_timeout(timeout)
         with self._groups_lock:
             number = self._groups[members]
             self._groups[members] += 1
@@ -257,14 +257,6 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         made = self._p2p.run(call)
         made.connect_nccl()
         return made
-
-    def _limit(self, timeout: float | None) -> float:
-        """The time limit of a new communicator. Raises: ArgumentError if it is no number above 0."""
-        if timeout is None:
-            return self.timeout
-        if not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
-        return timeout
 
     def _descendant(self) -> str:
         """The key of the next one, counted when all ranks have met: a call that only some of them make has none."""

@@ -14,6 +14,7 @@ from collectives import backends, simulation, world
 from collectives.backends.shm.hierarchy import share
 from collectives.backends.single import DetachedTransport
 from collectives.communicator import Communicator
+from collectives.engine.communicator_base import check_timeout
 from collectives.engine.progress import complete
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.engine.shutdown import ExitStatus, depart
@@ -63,8 +64,7 @@ def init(
     backend = asked_for(backend, os.environ)
     if check not in _CHECKS:
         raise ArgumentError(f"check should be one of {', '.join(_CHECKS)}, is {check!r}")
-    if not isinstance(timeout, (int, float)) or not timeout > 0:
-        raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
+    check_timeout(timeout)
     global _world
     with _lock:
         if _world is None:

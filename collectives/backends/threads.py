@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,31 +31,25 @@ from collectives.transport import (
     then,
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What one rank brings to a collective. what: everything that must be the same on all ranks."""
-
-    what: tuple[Any, ...]
-    x: Any = None
-    out: Any = None
+#: Does a collective for all ranks, from what each one sends and where each one receives.
+Work = Callable[[list[Any], list[Any]], None]
 
 
 @dataclass(kw_only=True)
-class _Row:
-    """One collective. done: every rank arrived and the work is finished."""
+class _Call:
+    """One collective. ranks: what each rank calls, sends and receives into; done: the work is finished."""
 
-    parts: dict[int, _Part] = field(default_factory=dict)
+    ranks: dict[int, tuple[tuple[Any, ...], Any, Any]] = field(default_factory=dict)
     done: bool = False
-    error: Exception | None = None
+    error: MismatchError | None = None
 
 
 @dataclass(kw_only=True)
 class _Message:
-    """What one rank sends to another. taken: received"""
+    """What one rank sends to another."""
 
     x: Array
-    taken: bool = False
+    received: bool = False
 
 
 class ThreadGroup:
@@ -64,56 +58,60 @@ class ThreadGroup:
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.Lock()
-        self._rows: dict[int, _Row] = {}
+        self._calls: dict[int, _Call] = {}
         self._groups: dict[str, tuple[ThreadGroup, int]] = {}
         self._messages: dict[tuple[int, int, int, int], _Message] = {}
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
-    def post(self, rank: int, number: int, part: _Part, work: Callable[[list[_Part]], None]) -> Test:
-        """Adds `rank`'s part to collective `number`; the last rank to come does the work."""
+    def post(self, rank: int, number: int, what: tuple[Any, ...], x: Any, out: Any, work: Work) -> Test:
+        """Adds a rank's arrays to collective `number`; the last rank to come does the work.
+
+        what: everything that must be the same on all ranks
+        """
         with self.lock:
-            row = self._rows.setdefault(number, _Row())
-            row.parts[rank] = part
-            if len(row.parts) == self.size:
-                del self._rows[number]
-                self._finish(row, work)
+            call = self._calls.setdefault(number, _Call())
+            call.ranks[rank] = what, x, out
+            if len(call.ranks) == self.size:
+                del self._calls[number]
+                call.error = self._finish([call.ranks[rank] for rank in range(self.size)], work)
+                call.done = True
+                call.ranks.clear()
 
         def test() -> bool:
-            if row.error is not None:
-                raise MismatchError(str(row.error)) from row.error.__cause__
-            return row.done
+            if call.error is not None:
+                raise MismatchError(str(call.error)) from call.error.__cause__
+            return call.done
 
         return test
 
-    def _finish(self, row: _Row, work: Callable[[list[_Part]], None]) -> None:
-        parts = [row.parts[rank] for rank in range(self.size)]
-        if all(part.what == parts[0].what for part in parts):
-            try:
-                work(parts)
-                row.done = True
-            except Exception as error:  # every rank must hear of it, not only the one that came last
-                row.error = MismatchError(f"ranks' arrays do not fit each other: {error}")
-                row.error.__cause__ = error
-        else:
-            table = ", ".join(f"rank {rank} {part.what}" for rank, part in enumerate(parts))
-            row.error = MismatchError(f"ranks made different calls: {table}")
-        row.parts.clear()
+    def _finish(self, ranks: list[tuple[tuple[Any, ...], Any, Any]], work: Work) -> MismatchError | None:
+        """Does the work. Returns: what every rank raises, not only the one that came last."""
+        if any(what != ranks[0][0] for what, _, _ in ranks):
+            table = ", ".join(f"rank {rank} {what}" for rank, (what, _, _) in enumerate(ranks))
+            return MismatchError(f"ranks made different calls: {table}")
+        try:
+            work([x for _, x, _ in ranks], [out for _, _, out in ranks])
+        except Exception as error:
+            mismatch = MismatchError(f"ranks' arrays do not fit each other: {error}")
+            mismatch.__cause__ = error
+            return mismatch
+        return None
 
     def missing(self, number: int) -> list[int]:
         """The ranks that have not come to collective `number`; none if it is complete."""
         with self.lock:
-            row = self._rows.get(number)
-            return [] if row is None else [rank for rank in range(self.size) if rank not in row.parts]
+            call = self._calls.get(number)
+            return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
 
     def send(self, src: int, dst: int, tag: int, number: int, x: Array) -> Test:
         """Posts array `number` of those that src sends to dst under that tag."""
         if tag == EAGER_TAG:
             self.mailboxes[dst].append((src, x.copy()))
             return completed
-        letter = _Message(x=x)
+        message = _Message(x=x)
         with self.lock:
-            self._messages[src, dst, tag, number] = letter
-        return lambda: letter.taken
+            self._messages[src, dst, tag, number] = message
+        return lambda: message.received
 
     def recv(self, src: int, dst: int, tag: int, number: int, out: Array) -> Test:
         """Takes that array once it is there."""
@@ -123,10 +121,10 @@ class ThreadGroup:
             nonlocal done
             if not done:
                 with self.lock:
-                    letter = self._messages.pop((src, dst, tag, number), None)
-                if letter is not None:
-                    np.copyto(out, letter.x)
-                    letter.taken = done = True
+                    message = self._messages.pop((src, dst, tag, number), None)
+                if message is not None:
+                    np.copyto(out, message.x)
+                    message.received = done = True
             return done
 
         return test
@@ -168,9 +166,9 @@ class ThreadTransport(Transport):
         self._sent: Counter[tuple[int, int]] = Counter()
         self._received: Counter[tuple[int, int]] = Counter()
 
-    def _post(self, work: Callable[[list[_Part]], None], what: tuple[Any, ...], x: Any = None, out: Any = None) -> Test:
+    def _post(self, work: Work, what: tuple[Any, ...], x: Any = None, out: Any = None) -> Test:
         number, self._number = self._number, self._number + 1
-        return self._group.post(self.rank, number, _Part(what=what, x=x, out=out), work)
+        return self._group.post(self.rank, number, what, x, out, work)
 
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
@@ -193,47 +191,34 @@ class ThreadTransport(Transport):
         return self.all_gather(part.view(np.uint8), room.reshape(-1).view(np.uint8), [part.nbytes] * self.size)
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        return then(self._post(_reducer(op), ("all_reduce", op.value, x.dtype.str, x.size), x, out), finish, out)
+        what = "all_reduce", op.value, x.dtype.str, x.size
+        return then(self._post(_reducer(op, [slice(None)] * self.size), what, x, out), finish, out)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        return then(self._post(_reducer(op), ("reduce", op.value, x.dtype.str, x.size, root), x, out), finish, out)
-
-    def broadcast(self, x: Array, root: int) -> Test:
-        def work(parts: list[_Part]) -> None:
-            for part in parts:
-                if part.x is not parts[root].x:
-                    np.copyto(part.x, parts[root].x)
-
-        return self._post(work, ("broadcast", x.size, root), x)
-
-    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        return self._post(_join, ("gather", tuple(counts), root), x, out)
-
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        return self._post(_join, ("all_gather", tuple(counts)), x, out)
-
-    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
-        def work(parts: list[_Part]) -> None:
-            whole = parts[root].x
-            for part, start, count in zip(parts, offsets(counts), counts, strict=True):
-                np.copyto(part.out, whole[start : start + count])
-
-        return self._post(work, ("scatter", tuple(counts), root), x, out)
+        what = "reduce", op.value, x.dtype.str, x.size, root
+        return then(self._post(_reducer(op, [slice(None)] * self.size), what, x, out), finish, out)
 
     def reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
     ) -> Test:
-        def work(parts: list[_Part]) -> None:
-            total = np.array(parts[0].x)
-            for part in parts[1:]:
-                COMBINE[op](total, part.x, out=total)
-            for part, start, count in zip(parts, offsets(counts), counts, strict=True):
-                np.copyto(part.out, total[start : start + count])
+        what = "reduce_scatter", op.value, x.dtype.str, tuple(counts)
+        return then(self._post(_reducer(op, _slices(counts)), what, x, out), finish, out)
 
-        return then(self._post(work, ("reduce_scatter", op.value, x.dtype.str, tuple(counts)), x, out), finish, out)
+    def broadcast(self, x: Array, root: int) -> Test:
+        return self._post(_joiner([root]), ("broadcast", x.size, root), x, None if self.rank == root else x)
+
+    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
+        return self._post(_joiner(range(self.size)), ("gather", tuple(counts), root), x, out)
+
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
+        return self._post(_joiner(range(self.size)), ("all_gather", tuple(counts)), x, out)
+
+    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
+        table = [counts if rank == root else [0] * self.size for rank in range(self.size)]
+        return self._post(_exchanger(table), ("scatter", tuple(counts), root), x, out)
 
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
-        return self._post(_exchange(table), ("all_to_all", tuple(map(tuple, table))), x, out)
+        return self._post(_exchanger(table), ("all_to_all", tuple(map(tuple, table))), x, out)
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
         number = self._sent[dst, tag]
@@ -250,7 +235,7 @@ class ThreadTransport(Transport):
         return mailbox.popleft() if mailbox else None
 
     def barrier(self) -> Test:
-        return self._post(lambda parts: None, ("barrier",))
+        return self._post(lambda xs, outs: None, ("barrier",))
 
     def duplicate(self, key: str) -> tuple[ThreadTransport, Test]:
         return self._part(list(range(self.size)), key), self.barrier()
@@ -277,30 +262,35 @@ class ThreadTransport(Transport):
         return among(self._members, self._left)
 
 
-def _reducer(op: ReduceOp) -> Callable[[list[_Part]], None]:
-    def work(parts: list[_Part]) -> None:
-        total = np.array(parts[0].x)  # in memory of its own: an in-place rank's result must not feed the next
-        for part in parts[1:]:
-            COMBINE[op](total, part.x, out=total)
-        for part in parts:
-            if part.out is not None:
-                np.copyto(part.out, total)
+def _reducer(op: ReduceOp, parts: Sequence[slice]) -> Work:
+    def work(xs: list[Any], outs: list[Any]) -> None:
+        total = np.array(xs[0])  # in memory of its own: an in-place rank's result must not feed the next
+        for x in xs[1:]:
+            COMBINE[op](total, x, out=total)
+        for out, part in zip(outs, parts, strict=True):
+            if out is not None:
+                np.copyto(out, total[part])
 
     return work
 
 
-def _exchange(table: Sequence[Sequence[int]]) -> Callable[[list[_Part]], None]:
-    def work(parts: list[_Part]) -> None:
-        for d, receiver in enumerate(parts):
-            starts = [offsets(sends)[d] for sends in table]
-            came = [part.x[at : at + sends[d]] for part, sends, at in zip(parts, table, starts, strict=True)]
-            np.concatenate(came, out=receiver.out)
+def _joiner(sources: Iterable[int]) -> Work:
+    def work(xs: list[Any], outs: list[Any]) -> None:
+        for out in outs:
+            if out is not None:
+                np.concatenate([xs[rank] for rank in sources], out=out)
 
     return work
 
 
-def _join(parts: list[_Part]) -> None:
-    pieces = [part.x for part in parts if part.x is not None]
-    for part in parts:
-        if part.out is not None:
-            np.concatenate(pieces, out=part.out)
+def _exchanger(table: Sequence[Sequence[int]]) -> Work:
+    def work(xs: list[Any], outs: list[Any]) -> None:
+        parts = [_slices(sends) for sends in table]
+        for d, out in enumerate(outs):
+            np.concatenate([x[part[d]] for x, part in zip(xs, parts, strict=True) if x is not None], out=out)
+
+    return work
+
+
+def _slices(counts: Sequence[int]) -> list[slice]:
+    return [slice(start, start + count) for start, count in zip(offsets(counts), counts, strict=True)]

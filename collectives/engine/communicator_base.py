@@ -119,5 +119,12 @@ def whole(number: Any, least: int, most: int, what: str) -> int:
     return int(plain)
 
 
+def check_timeout(timeout: Any) -> float:
+    """A time limit. Raises: ArgumentError if it is no number above 0."""
+    if not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
+    return timeout
+
+
 def _not_cached(*_: Any) -> Any:
     return MISS

@@ -21,7 +21,7 @@ import numpy as np
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import Remainder
 from collectives.reduction import Array, ReduceOp, wire_op
-from collectives.transport import Steps, Test, Transport, offsets
+from collectives.transport import Steps, Test, Transport, chunks, offsets
 
 CHUNK = 4 << 20  # bytes; a copy of this size takes long enough to hide its launch, and short enough to overlap
 _LEAST = 16 << 10  # bytes of one rank's part of a chunk, however many ranks there are
@@ -31,11 +31,6 @@ _BUFFERS = 3
 Span = tuple[int, int]
 #: Starts the transfer of chunk k: what this rank sends in it, and what it receives.
 Transfer = Callable[[int, Array, Array], Test]
-
-
-def spans(total: int, most: int) -> list[Span]:
-    """`spans(10, 4) == [(0, 4), (4, 8), (8, 10)]`; nothing at all for a total of 0."""
-    return [(start, min(start + most, total)) for start in range(0, total, most)]
 
 
 def part_spans(counts: Sequence[int], most: int) -> list[list[Span]]:
@@ -200,7 +195,7 @@ class HostStagedTransport:
         self.stream.wait_event(self._cuda.mark(self._up))
 
     def _spans(self, x: Any) -> list[Span]:
-        return spans(x.size, max(self._chunk // x.itemsize, 1))
+        return chunks(x.size, max(self._chunk // x.itemsize, 1))
 
     def _rounds(self, counts: Sequence[int], itemsize: int = 1) -> list[list[Span]]:
         return part_spans(counts, max(self._chunk // self._transport.size, _LEAST) // itemsize)

@@ -102,58 +102,45 @@ class MPITransport(Transport):
         return self._membership.pid(self._members[rank])
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        return then(self._all_reduce(x, out, op), finish, out)
-
-    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        return then(self._reduce(x, out, op, root), finish, out)
-
-    def reduce_scatter(
-        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
-    ) -> Test:
-        return then(self._reduce_scatter(x, out, counts, op), finish, out)
-
-    def _all_reduce(self, x: Array, out: Array, op: ReduceOp) -> Test:
         ours, in_place = self._membership.op(op, out.dtype), self._MPI.IN_PLACE
         # In place on every rank: Open MPI crashes or hangs where only some say so. An MPI that is given two buffers
         # begins by the same copy.
         if x is not out:
             np.copyto(out, x)
-        if len(out) <= self._limit:
-            return self._comm.Iallreduce(in_place, out, ours).Test
-        return _in_turn(self._comm.Iallreduce(in_place, out[a:b], ours).Test for a, b in chunks(len(out), self._limit))
+        test = self._pieces(len(out), lambda a, b: self._comm.Iallreduce(in_place, out[a:b], ours))
+        return then(test, finish, out)
 
-    def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Test:
+    def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
         if x.nbytes >= _TOGETHER:
-            return _in_turn(self._reduce_together(x, out, op, root))
+            return then(_in_turn(self._reduce_together(x, out, op, root)), finish, out)
         ours = self._membership.op(op, x.dtype)
-        if len(x) <= self._limit:
-            return self._comm.Ireduce(x, out, ours, root).Test
-        return _in_turn(
-            self._comm.Ireduce(x[a:b], None if out is None else out[a:b], ours, root).Test
-            for a, b in chunks(len(x), self._limit)
+        test = self._pieces(
+            len(x), lambda a, b: self._comm.Ireduce(x[a:b], None if out is None else out[a:b], ours, root)
         )
+        return then(test, finish, out)
 
     def _reduce_together(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Iterator[Test]:
         counts = even_lengths(len(x), self.size)
         part = np.empty(counts[self.rank], x.dtype)
-        yield self._reduce_scatter(x, part, counts, op)
-        room = None if out is None else out.view(np.uint8)
-        yield self.gather(part.view(np.uint8), room, [n * x.itemsize for n in counts], root)
+        yield self.reduce_scatter(x, part, counts, op)
+        whole = None if out is None else out.view(np.uint8)
+        yield self.gather(part.view(np.uint8), whole, [n * x.itemsize for n in counts], root)
 
-    def _reduce_scatter(self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp) -> Test:
+    def reduce_scatter(
+        self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
+    ) -> Test:
         ours = self._membership.op(op, x.dtype)
         if len(x) <= self._limit:
-            return self._comm.Ireduce_scatter(x, out, list(counts), ours).Test
-        return _in_turn(
+            return then(self._comm.Ireduce_scatter(x, out, list(counts), ours).Test, finish, out)
+        test = _in_turn(
             self._comm.Ireduce(x[start + a : start + b], out[a:b] if rank == self.rank else None, ours, rank).Test
             for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
             for a, b in chunks(count, self._limit)
         )
+        return then(test, finish, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
-        if len(x) <= self._limit:
-            return self._comm.Ibcast([x, self._MPI.BYTE], root).Test
-        return _in_turn(self._comm.Ibcast([x[a:b], self._MPI.BYTE], root).Test for a, b in chunks(len(x), self._limit))
+        return self._pieces(len(x), lambda a, b: self._comm.Ibcast([x[a:b], self._MPI.BYTE], root))
 
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
         if sum(counts) <= self._limit:
@@ -291,6 +278,12 @@ class MPITransport(Transport):
 
     def _another(self, comm: Any, members: Sequence[int], key: str) -> MPITransport:
         return MPITransport(self._MPI, comm, self._membership, members, key, self._limit)
+
+    def _pieces(self, length: int, start: Callable[[int, int], Any]) -> Test:
+        """The test of an operation on `length` items, in pieces where MPI counts no further, one after the other."""
+        if length <= self._limit:
+            return start(0, length).Test
+        return _in_turn(start(a, b).Test for a, b in chunks(length, self._limit))
 
     def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
         return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]

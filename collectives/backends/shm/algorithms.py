@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from collectives.backends.shm.control_block import STAGING_BYTES, ControlBlock
-from collectives.transport import Finish, chunks
+from collectives.transport import Finish, chunks, offsets
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
@@ -152,68 +152,69 @@ def reduce_scatter(
 
 def broadcast(control: ControlBlock, x: Array, root: int) -> Waits:
     """x: (n,) uint8, read on the root, written elsewhere."""
-    for start, stop in chunks(len(x), STAGING_BYTES):
-        staged = control.turn()[root][: stop - start]
-        if control.me == root:
-            np.copyto(staged, x[start:stop])
-        control.advance()
-        yield control.advanced
-        if control.me != root:
-            np.copyto(x[start:stop], staged)
+    sends, receives = ([(0, x)], []) if control.me == root else ([], [(root, 0, x)])
+    return _exchange(control, sends, receives, None, STAGING_BYTES, len(x))
 
 
 def gather(control: ControlBlock, x: Array, out: Array | None, counts: Sequence[int]) -> Waits:
     """x: (counts[me],) uint8; out: (sum(counts),) uint8 where the whole is wanted, None elsewhere."""
-    for start, stop in chunks(max(counts), STAGING_BYTES):
-        staging = control.turn()
-        mine = x[start:stop]
-        np.copyto(staging[control.me][: len(mine)], mine)
-        control.advance()
-        if out is not None:  # what needs nobody fills the time until the others are there
-            np.copyto(out[sum(counts[: control.me]) + start :][: len(mine)], mine)
-        yield control.advanced
-        at = 0
-        for rank, count in enumerate(counts):
-            if out is not None and rank != control.me and start < count:
-                length = min(stop, count) - start
-                np.copyto(out[at + start :][:length], staging[rank][:length])
-            at += count
+    receives, own = [], None
+    if out is not None:
+        parts = split(out, counts)
+        receives = [(rank, 0, parts[rank]) for rank in control.others]
+        own = x, parts[control.me]
+    return _exchange(control, [(0, x)], receives, own, STAGING_BYTES, max(counts))
 
 
 def scatter(control: ControlBlock, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Waits:
     """x: (sum(counts),) uint8 on the root, None elsewhere; out: (counts[me],) uint8."""
-    step = _step(control)
-    for start, stop in chunks(max(counts), step):
-        staged = control.turn()[root]
-        if x is not None:
-            _stage(staged, x, counts, root, start, stop, step)
-        control.advance()
-        part = out[start:stop]
-        if x is not None:
-            np.copyto(part, x[sum(counts[:root]) + start :][: len(part)])
-        yield control.advanced
-        if x is None:
-            np.copyto(part, staged[_berth(control.me, root) * step :][: len(part)])
+    me, step = control.me, _step(control)
+    if x is None:
+        return _exchange(control, [], [(root, _offset(me, root) * step, out)], None, step, max(counts))
+    parts = split(x, counts)
+    sends = [(_offset(rank, me) * step, parts[rank]) for rank in control.others]
+    return _exchange(control, sends, [], (parts[me], out), step, max(counts))
 
 
 def all_to_all(control: ControlBlock, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Waits:
     """x: (sum(table[me]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
     me, step = control.me, _step(control)
-    sends, receives = table[me], [row[me] for row in table]
-    own_from, own_to = sum(sends[:me]), sum(receives[:me])
-    for start, stop in chunks(max(max(row) for row in table), step):
+    sent, received = split(x, table[me]), split(out, [row[me] for row in table])
+    sends = [(_offset(rank, me) * step, sent[rank]) for rank in control.others]
+    receives = [(rank, _offset(me, rank) * step, received[rank]) for rank in control.others]
+    return _exchange(control, sends, receives, (sent[me], received[me]), step, max(max(row) for row in table))
+
+
+def _exchange(
+    control: ControlBlock,
+    sends: Sequence[tuple[int, Array]],
+    receives: Sequence[tuple[int, int, Array]],
+    own: tuple[Array, Array] | None,
+    step: int,
+    longest: int,
+) -> Waits:
+    """Moves arrays of bytes through the stages, `step` bytes of each in a round.
+
+    sends: where in this rank's stage, and what; receives: from which rank's stage, where in it, and into what
+    own: what this rank copies for itself; longest: bytes of the longest array on any rank
+    """
+    for start, stop in chunks(longest, step):
         staging = control.turn()
-        _stage(staging[me], x, sends, me, start, stop, step)
+        for at, source in sends:
+            part = source[start:stop]
+            np.copyto(staging[control.me][at : at + len(part)], part)
         control.advance()
-        own = x[own_from + start : own_from + min(stop, sends[me])] if start < sends[me] else x[:0]
-        np.copyto(out[own_to + start :][: len(own)], own)
+        if own is not None:  # what needs nobody fills the time until the others are there
+            np.copyto(own[1][start:stop], own[0][start:stop])
         yield control.advanced
-        at = 0
-        for rank, count in enumerate(receives):
-            if rank != me and start < count:
-                length = min(stop, count) - start
-                np.copyto(out[at + start :][:length], staging[rank][_berth(me, rank) * step :][:length])
-            at += count
+        for rank, at, target in receives:
+            part = target[start:stop]
+            np.copyto(part, staging[rank][at : at + len(part)])
+
+
+def split(whole: Array, counts: Sequence[int]) -> list[Array]:
+    """Each rank's part of an array."""
+    return [whole[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
 
 
 def _step(control: ControlBlock) -> int:
@@ -221,19 +222,9 @@ def _step(control: ControlBlock) -> int:
     return STAGING_BYTES // (control.size - 1) // _ALIGN * _ALIGN
 
 
-def _berth(rank: int, of: int) -> int:
+def _offset(rank: int, of: int) -> int:
     """Which part of another rank's stage is for `rank`: that one needs none of its own."""
     return rank if rank < of else rank - 1
-
-
-def _stage(staged: Array, x: Array, counts: Sequence[int], me: int, start: int, stop: int, step: int) -> None:
-    """Copies bytes `start` to `stop` of what each other rank shall get into that rank's part of the stage."""
-    at = 0
-    for rank, count in enumerate(counts):
-        if rank != me and start < count:
-            length = min(stop, count) - start
-            np.copyto(staged[_berth(rank, me) * step :][:length], x[at + start :][:length])
-        at += count
 
 
 def _staged(control: ControlBlock, dtype: np.dtype[Any], length: int) -> list[Array]:
