@@ -199,9 +199,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
             yield from self.verify(call, Signature(signature_hash("split", "", None, None)))
-            told = np.empty((self.size, 3), np.int64)
-            yield self.transport.all_gather(as_bytes(mine), as_bytes(told), [mine.nbytes] * self.size)
-            members = None if color is None else plan_split(told.tolist(), int(color))
+            everyones = np.empty((self.size, 3), np.int64)
+            yield self.transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * self.size)
+            members = None if color is None else plan_split(everyones.tolist(), int(color))
             stem = self._descendant()
             transport, test = self.transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test
@@ -209,8 +209,8 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             if transport is not None:
                 transport = yield from share(transport)
                 part = Communicator(transport, limit, self.registry)
-            color_there, key_there = (None, 0) if members is None else (min(members), members.index(self.rank))
-            yield from self._split_device(part, color_there, key_there)
+            child_color, child_key = (None, 0) if members is None else (min(members), members.index(self.rank))
+            yield from self._split_device(part, child_color, child_key)
             return part
 
         part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")
@@ -272,10 +272,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         return self.transport.key
 
 
-def plan_split(told: Sequence[Sequence[int]], color: int) -> list[int]:
-    """The ranks of one color in their new order. told: [takes part, color, key] of each rank.
+def plan_split(everyones: Sequence[Sequence[int]], color: int) -> list[int]:
+    """The ranks of one color in their new order. everyones: [takes part, color, key] of each rank.
 
     `plan_split([[1, 7, 5], [1, 7, 2], [0, 0, 0], [1, 8, 0]], 7) == [1, 0]`
     """
-    ranks = [rank for rank, (takes_part, theirs, _) in enumerate(told) if takes_part and theirs == color]
-    return sorted(ranks, key=lambda rank: told[rank][2])
+    ranks = [rank for rank, (takes_part, theirs, _) in enumerate(everyones) if takes_part and theirs == color]
+    return sorted(ranks, key=lambda rank: everyones[rank][2])

@@ -85,11 +85,11 @@ class Heartbeat:
                 state = self._state
                 if state == _WORKS and self._limit is not None and self._limit.passed():
                     state = _STUCK
-                told = self._comm.all_gather(np.array([state], np.int64), lengths="equal")
-                if _WORKS not in told:
+                states = self._comm.all_gather(np.array([state], np.int64), lengths="equal")
+                if _WORKS not in states:
                     break
         except BaseException as error:  # raised where the block ends
             self._error = error
             return
-        self.failed = tuple(np.flatnonzero(told == _FAILED).tolist())
-        self._stuck = np.flatnonzero(told == _STUCK).tolist()
+        self.failed = tuple(np.flatnonzero(states == _FAILED).tolist())
+        self._stuck = np.flatnonzero(states == _STUCK).tolist()

@@ -15,7 +15,7 @@ from collectives.backends.shm.hierarchy import share
 from collectives.backends.single import DetachedTransport
 from collectives.communicator import Communicator
 from collectives.engine.communicator_base import check_timeout
-from collectives.engine.progress import complete
+from collectives.engine.progress import run_to_completion
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.engine.shutdown import ExitStatus, depart
 from collectives.errors import ArgumentError, BackendError
@@ -121,7 +121,7 @@ def _join(backend: str, timeout: float, checks: int | None, nccl: NcclConfig | N
     recorder.identify(membership.rank, membership.size)
     if membership.size > 1:
         Sampler(recorder).start()
-    comm = Communicator(complete("init", share(inner), inner, timeout), timeout, registry)
+    comm = Communicator(run_to_completion("init", share(inner), inner, timeout), timeout, registry)
     status = ExitStatus(lambda: sum(registry.calls().values()))
     status.watch()
     me = os.getpid()

@@ -1,6 +1,6 @@
-"""What must be told before an array can be received: dtype and shape, in a message of known size.
+"""Headers: dtype and shape of an array, in a message of known size, sent before the array itself.
 
-A root tells it before it scatters, with each rank's length; a sender writes it at the head of its eager message.
+A root sends one before it scatters, with each rank's length; a sender writes one at the head of its eager message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _START = struct.Struct("<qqq")  # all that and the number of dimensions
 
 
 def empty(size: int) -> Array:
-    """Room for a header, (512 + 8 * size,) uint8."""
+    """An empty header, (512 + 8 * size,) uint8."""
     return np.zeros(_TEXT_BYTES + 8 * size, np.uint8)
 
 
@@ -35,16 +35,16 @@ def encode(whole: Array, counts: Sequence[int]) -> Array:
     text = json.dumps([dtype_name(whole.dtype), whole.shape[1:]]).encode()
     if len(text) > _TEXT_BYTES:
         raise ArgumentError(f"shape {whole.shape} takes {len(text)} bytes to describe, {_TEXT_BYTES} fit")
-    told = empty(len(counts))
-    told[: len(text)] = np.frombuffer(text, np.uint8)
-    told[_TEXT_BYTES:].view(np.int64)[:] = counts
-    return told
+    header = empty(len(counts))
+    header[: len(text)] = np.frombuffer(text, np.uint8)
+    header[_TEXT_BYTES:].view(np.int64)[:] = counts
+    return header
 
 
-def decode(told: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
+def decode(header: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
     """dtype, shape of a row, and the ranks' lengths, as `encode` wrote them."""
-    dtype, shape = json.loads(told[:_TEXT_BYTES].tobytes().rstrip(b"\0"))
-    return dtype_of(dtype), tuple(shape), told[_TEXT_BYTES:].view(np.int64).tolist()
+    dtype, shape = json.loads(header[:_TEXT_BYTES].tobytes().rstrip(b"\0"))
+    return dtype_of(dtype), tuple(shape), header[_TEXT_BYTES:].view(np.int64).tolist()
 
 
 def fingerprint(part: Array) -> int:
@@ -56,37 +56,35 @@ class EagerMessage(NamedTuple):
     """What `send` sends first.
 
     src: the rank that sent it; tag: as its user gave it
-    apart: the tag under which the array follows; 0: its bytes are `body`, (nbytes,) uint8
+    rendezvous_tag: the tag under which the array follows; 0: its bytes are `body`, (nbytes,) uint8
     """
 
     src: int
     tag: int
-    apart: int
+    rendezvous_tag: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     body: Array
 
 
-def encode_eager(array: Array, tag: int, apart: int) -> tuple[Array, int]:
-    """The eager message of a C-contiguous array, (n,) uint8, and `apart`, or 0 if the array itself fits in.
+def encode_eager(array: Array, tag: int, rendezvous_tag: int) -> tuple[Array, int]:
+    """The eager message of a C-contiguous array, (n,) uint8, and `rendezvous_tag`, or 0 if the array itself fits in.
 
-    apart: the tag under which the array follows if it does not
+    rendezvous_tag: the tag under which the array follows if it does not
     """
-    form = _form(array.dtype, array.shape)
-    head = _HEAD.size + len(form)
-    if head + array.nbytes <= EAGER_LIMIT:
-        apart = 0
-    parts = (_HEAD.pack(tag, apart), form) if apart else (_HEAD.pack(tag, apart), form, array.tobytes())
-    return np.frombuffer(b"".join(parts), np.uint8), apart
+    form, body = _form(array.dtype, array.shape), b""
+    if _HEAD.size + len(form) + array.nbytes <= EAGER_LIMIT:
+        rendezvous_tag, body = 0, array.tobytes()
+    return np.frombuffer(_HEAD.pack(tag, rendezvous_tag) + form + body, np.uint8), rendezvous_tag
 
 
-def decode_eager(src: int, letter: Array) -> EagerMessage:
+def decode_eager(src: int, message: Array) -> EagerMessage:
     """What `encode_eager` wrote on rank src."""
-    data = letter.data
-    tag, apart, ndim = _START.unpack_from(data)
+    data = message.data
+    tag, rendezvous_tag, ndim = _START.unpack_from(data)
     head = _HEAD.size + _FORM.size + 8 * ndim
     dtype, shape = _unform(bytes(data[_HEAD.size : head]))
-    return EagerMessage(src, tag, apart, dtype, shape, letter[head:])
+    return EagerMessage(src, tag, rendezvous_tag, dtype, shape, message[head:])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -80,13 +80,13 @@ class CommunicatorBase:
         for transport, ranks in self.transport.verified_groups():
             found = transport.signatures()
             if found is not None and differ(found):
-                error = yield from self._told_apart(call, transport, ranks)
+                error = yield from self._mismatch(call, transport, ranks)
                 if signatures is None and transport is not self.transport:
                     self.queue.break_off(error, lambda: None)  # other nodes know nothing of it, and go on
                 raise error
         return signatures
 
-    def _told_apart(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
+    def _mismatch(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
         """What these ranks raise, whose transport it is: they have made different calls, and tell each other which."""
         texts = np.empty((transport.size, TEXT), np.uint8)
         what = call.what

@@ -35,18 +35,18 @@ _IDLE_LOOKS = 10
 
 
 class Receive:
-    """A posted receive. src: a rank, None: any; letter: once it is matched"""
+    """A posted receive. src: a rank, None: any; message: once it is matched"""
 
-    __slots__ = ("letter", "src", "tag")
+    __slots__ = ("message", "src", "tag")
 
     def __init__(self, src: int | None, tag: int) -> None:
         self.src = src
         self.tag = tag
-        self.letter: EagerMessage | None = None
+        self.message: EagerMessage | None = None
 
-    def takes(self, letter: EagerMessage) -> bool:
+    def matches(self, message: EagerMessage) -> bool:
         """True if it may be matched with that message."""
-        return self.tag == letter.tag and (self.src is None or self.src == letter.src)
+        return self.tag == message.tag and (self.src is None or self.src == message.src)
 
 
 class P2PQueue:
@@ -78,42 +78,42 @@ class P2PQueue:
         """Posts a receive; `matched` is its test."""
         receive = Receive(src, tag)
         with self._matching:
-            for index, letter in enumerate(self._unexpected):
-                if receive.takes(letter):
+            for index, message in enumerate(self._unexpected):
+                if receive.matches(message):
                     del self._unexpected[index]
-                    self._match(receive, letter)
+                    self._match(receive, message)
                     return receive
             self._posted.append(receive)
         return receive
 
     def matched(self, receive: Receive) -> bool:
         """Looks for eager messages that have arrived, for all receives; True if this one has got its own."""
-        if receive.letter is None:
+        if receive.message is None:
             with self._matching:
                 while (arrived := self._transport.arrived()) is not None:
                     self._deliver(decode_eager(*arrived))
-                    if receive.letter is not None:
+                    if receive.message is not None:
                         break
-        return receive.letter is not None
+        return receive.message is not None
 
-    def deliver(self, letter: EagerMessage) -> None:
+    def deliver(self, message: EagerMessage) -> None:
         """Takes in an eager message that this rank sends to itself."""
         with self._matching:
-            self._deliver(letter)
+            self._deliver(message)
 
-    def _deliver(self, letter: EagerMessage) -> None:
-        self._arrived[letter.src] += 1
+    def _deliver(self, message: EagerMessage) -> None:
+        self._arrived[message.src] += 1
         for index, receive in enumerate(self._posted):
-            if receive.takes(letter):
+            if receive.matches(message):
                 del self._posted[index]
-                self._match(receive, letter)
+                self._match(receive, message)
                 return
-        self._unexpected.append(letter)
+        self._unexpected.append(message)
 
-    def _match(self, receive: Receive, letter: EagerMessage) -> None:
-        receive.letter = letter
-        if letter.apart:
-            self._received[letter.src] += 1
+    def _match(self, receive: Receive, message: EagerMessage) -> None:
+        receive.message = message
+        if message.rendezvous_tag:
+            self._received[message.src] += 1
 
     # Ranks that have left --------------------------------------------------------------------------------------------
 
@@ -157,15 +157,15 @@ class P2PQueue:
     def run(self, call: CollectiveOp[T]) -> T:
         """Runs `call` now, and returns its result."""
         self._not_in_helper(call)
-        self._queue.enter_beside(call)
+        self._queue.enter_unordered(call)
         try:
             return self._queue.drive(call)
         finally:
-            self._queue.leave_beside()
+            self._queue.leave_unordered()
 
     def submit(self, call: CollectiveOp[Any]) -> None:
         """Posts `call` now, and has the threads that wait for it and the helper thread see it through."""
-        self._queue.enter_beside(call)
+        self._queue.enter_unordered(call)
         posted = _Posted(call, self._queue, self._transport)
         if posted.advance():
             return
@@ -178,7 +178,7 @@ class P2PQueue:
         with self._lock:
             self._under_way.append(posted)
             if self._helper is None:
-                name = f"collectives-{self._transport.key}-mail"
+                name = f"collectives-{self._transport.key}-p2p"
                 self._helper = threading.Thread(target=self._help, name=name, daemon=True)
                 self._helper.start()
             elif self._helper_waits:
@@ -215,11 +215,11 @@ class P2PQueue:
                         return
                 now = [posted for posted in self._under_way if not posted.waited_for]
             for posted in before:
-                posted.look()
+                posted.advance(monitored=True)
             with self._changed:
-                self._under_way = [posted for posted in self._under_way if not posted.finished()]
+                self._under_way = [posted for posted in self._under_way if not posted.call.finished()]
             # What is finished is let go of: its arrays belong to whoever waits, not to an idle thread.
-            before = [posted for posted in now if not posted.finished()]
+            before = [posted for posted in now if not posted.call.finished()]
             del now
 
 
@@ -227,26 +227,12 @@ class _Posted:
     """A call whose steps are taken as they become possible, by one thread at a time, never waiting."""
 
     def __init__(self, call: CollectiveOp[Any], queue: CallQueue, transport: Transport) -> None:
-        self._call = call
+        self.call = call
         self._queue = queue
         self._transport = transport
         self._lock = threading.Lock()
         self.waited_for = False  # by a thread, which drives it
-        self._watch: WaitMonitor | None = None
-        self._watched: object = None  # the test that the watch was made for
-
-    def advance(self) -> bool:
-        """Takes what steps can be taken; True once the call is finished, well or not."""
-        if not self._lock.acquire(blocking=False):
-            return self._call.finished()
-        try:
-            return self._call.finished() or self._advance()
-        finally:
-            self._lock.release()
-
-    def finished(self) -> bool:
-        """True once the outcome is known."""
-        return self._call.finished()
+        self._monitor: WaitMonitor | None = None  # of the test that the call waits for
 
     def drive(self, timeout: float | None) -> bool:
         """Advances the call until it is finished, in a thread that waits for it; False after `timeout` seconds."""
@@ -257,48 +243,38 @@ class _Posted:
                 return True
             while not (limit is not None and limit.passed()):
                 time.sleep(PAUSE)
-                if self.look():
+                if self.advance(monitored=True):
                     return True
             return False
         finally:
             self.waited_for = False
 
-    def look(self) -> bool:
-        """`advance`, and ends the call when its time is over or the rank that it needs has left."""
-        if not self._lock.acquire(blocking=False):
-            return self._call.finished()
-        try:
-            return self._call.finished() or self._advance() or self._watch_over()
-        finally:
-            self._lock.release()
+    def advance(self, monitored: bool = False) -> bool:
+        """Takes what steps can be taken; True once the call is finished, well or not.
 
-    def _advance(self) -> bool:
-        call = self._call
+        monitored: also ends the call when its time is over or the rank that it needs has left
+        """
+        call = self.call
+        if not self._lock.acquire(blocking=False):
+            return call.finished()
         try:
+            if call.finished():
+                return True
             while call.test is None or call.test():
-                call.test = next(call.steps)
+                call.test, self._monitor = next(call.steps), None
+            if monitored:
+                self._monitor = self._monitor or WaitMonitor(call.test, call, self._transport)
+                self._monitor.poll()
+            return False
         except StopIteration as end:
             call.finish(end.value, None)
         except Exception as error:
             self._queue.fail(call, error)
         except BaseException:  # Ctrl-C: how far it came, nobody knows
             self._queue.fail(call, KeyboardInterrupt())
-            self._queue.leave_beside()
+            self._queue.leave_unordered()
             raise
-        else:
-            return False
-        self._queue.leave_beside()
+        finally:
+            self._lock.release()
+        self._queue.leave_unordered()
         return True
-
-    def _watch_over(self) -> bool:
-        call = self._call
-        assert call.test is not None
-        if self._watch is None or self._watched is not call.test:
-            self._watch, self._watched = WaitMonitor(call.test, call, self._transport), call.test
-        try:
-            self._watch.poll()
-        except Exception as error:
-            self._queue.fail(call, error)
-            self._queue.leave_beside()
-            return True
-        return False

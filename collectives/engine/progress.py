@@ -10,13 +10,10 @@ import os
 import time
 from typing import Any, TypeVar
 
-from collectives import exit_notice as exit_notice
+from collectives import exit_notice
 from collectives.engine.call import CallArguments, CollectiveOp, user_site
 from collectives.engine.verify import spans
-from collectives.errors import (
-    CollectiveTimeout,
-    PeerLeft,
-)
+from collectives.errors import CollectiveTimeout, PeerLeft
 from collectives.flight.report import describe_process
 from collectives.time_limit import TimeLimit
 from collectives.transport import Steps, Test, Transport
@@ -45,14 +42,15 @@ _ORDER = "Every rank must make the same calls in the same order"
 _crowded_until = 0.0
 
 
-def complete(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
+def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
     """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
     call: CollectiveOp[T] = CollectiveOp(name, CallArguments(None, ""), user_site(), timeout)
     call.steps, call.number = steps, 0
-    return walk(call, transport)
+    return run_steps(call, transport)
 
 
-def walk(call: CollectiveOp[T], transport: Transport) -> T:
+def run_steps(call: CollectiveOp[T], transport: Transport) -> T:
+    """Takes a call's steps to their end in this thread, and returns its result."""
     try:
         while True:
             call.test = test = next(call.steps)

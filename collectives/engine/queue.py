@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from collectives.engine.call import CallArguments, CallSite, CollectiveOp, copy_error
-from collectives.engine.progress import LONG_PAUSE, PAUSE, walk
+from collectives.engine.progress import LONG_PAUSE, PAUSE, run_steps
 from collectives.errors import (
     ArgumentError,
     CollectiveInterrupted,
@@ -69,7 +69,7 @@ class CallQueue:
         self.started = 0
         self.p2p_counts: Callable[[], dict[str, int]] = dict
         self.forked: Callable[[], None] = lambda: None  # called in a forked child
-        self._beside_number: Counter[str] = Counter()
+        self._unordered_numbers: Counter[str] = Counter()
         self._begin()
         _queues.add(self)
 
@@ -82,7 +82,7 @@ class CallQueue:
         self._queue: deque[CollectiveOp[Any]] = deque()
         self._busy = False  # a call is being driven, by whichever thread
         self._helper: threading.Thread | None = None
-        self._beside = 0
+        self._unordered = 0
         self._waiting = 0  # threads, for calls that the helper thread drives
         self._draining = 0  # how many wait until nothing is under way
         self.begun: Begun | None = None
@@ -161,7 +161,7 @@ class CallQueue:
                 return
             self._closed = True
             self._changed.notify_all()
-            helped = self._helper is not None or self._busy or self._beside > 0
+            helped = self._helper is not None or self._busy or self._unordered > 0
             if helped and self._helper is None:
                 self._start_helper()  # another thread's call is in flight: somebody must end after it
         if not helped:
@@ -169,7 +169,10 @@ class CallQueue:
 
     def _finished(self) -> bool:
         """True if nothing is queued or in flight, and if a closed communicator has given back what it holds."""
-        return not (self._busy or self._queue or self._beside or (self._closed and not self._given_back))
+        return not (self._busy or self._queue or self._unordered or (self._closed and not self._given_back))
+
+    def _ends(self) -> bool:
+        return self._closed and not self._unordered
 
     def drain(self, limit: TimeLimit) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so within the limit."""
@@ -183,18 +186,18 @@ class CallQueue:
             finally:
                 self._draining -= 1
 
-    def enter_beside(self, call: CollectiveOp[Any]) -> None:
+    def enter_unordered(self, call: CollectiveOp[Any]) -> None:
         """Counts a send, a receive or another call of a few ranks, which is no part of the collectives' order.
 
-        `leave_beside` ends it.
+        `leave_unordered` ends it.
         """
         with self.lock:
             self._admit(call)
-            call.number = self._beside_number[call.name]
+            call.number = self._unordered_numbers[call.name]
             call.look = self._look
             self._enlist(call, STARTED)
-            self._beside_number[call.name] += 1
-            self._beside += 1
+            self._unordered_numbers[call.name] += 1
+            self._unordered += 1
 
     def note(self, call: CollectiveOp[Any]) -> None:
         """Enters a call that is on a device already, beside the collectives' order."""
@@ -204,10 +207,10 @@ class CallQueue:
             self._enlist(call, STARTED)
         call.finish(None, None)
 
-    def leave_beside(self) -> None:
+    def leave_unordered(self) -> None:
         """A call beside the collectives is finished."""
         with self.lock:
-            self._beside -= 1
+            self._unordered -= 1
             if self._closed or self._draining:
                 self._changed.notify_all()
 
@@ -220,7 +223,7 @@ class CallQueue:
                 raise copy_error(self._error)
             # Infinities and NaN are values here: a rank on which they are errors would leave the others waiting.
             with np.errstate(all="ignore"):
-                result = walk(call, self._transport)
+                result = run_steps(call, self._transport)
         # Where in our own code an error was noticed tells the user nothing.
         except _IN_ORDER as error:
             call.finish(None, error)
@@ -349,7 +352,9 @@ class CallQueue:
     def _help(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not self._busy and (self._queue or (self._closed and not self._beside)))
+                self._changed.wait_for(
+                    lambda: not self._busy and (self._queue or (self._closed and not self._unordered))
+                )
                 if not self._queue:
                     break
                 call = self._queue.popleft()
@@ -416,7 +421,7 @@ class CommunicatorRegistry:
     def leave(self, key: str) -> None:
         """A communicator has been closed, and its calls are finished."""
         # Entered first: a rank that leaves at this moment must find it in one of the two.
-        self._closed.update(_told(key, self._open[key]))
+        self._closed.update(_calls_of(key, self._open[key]))
         del self._open[key]
         self._close_followers(key)
 
@@ -428,10 +433,10 @@ class CommunicatorRegistry:
 
     def calls(self) -> Mapping[str, int]:
         """How many calls each communicator made, and how many sends and receives on each line; closed ones too."""
-        told: dict[str, int] = {}
+        calls: dict[str, int] = {}
         for key, queue in self._open.copy().items():
-            told.update(_told(key, queue))
-        return {**told, **self._closed.copy()}
+            calls.update(_calls_of(key, queue))
+        return {**calls, **self._closed.copy()}
 
     def drain(self, limit: TimeLimit) -> None:
         """Waits until no call is queued or in flight, or the limit is over."""
@@ -452,5 +457,5 @@ class CommunicatorRegistry:
             queue.close()
 
 
-def _told(key: str, queue: CallQueue) -> dict[str, int]:
+def _calls_of(key: str, queue: CallQueue) -> dict[str, int]:
     return {key: queue.started, **queue.p2p_counts()}

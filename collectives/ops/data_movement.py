@@ -131,9 +131,9 @@ class DataMovement(CommunicatorBase):
             sent = contiguous(part)
             signatures = yield from self.verify(call, signature, as_bytes(sent))
             counts = yield from self._lengths(part, known, signatures)
-            whole = _room((sum(counts), *row), dtype, part, target) if receives else None
+            whole = result_array((sum(counts), *row), dtype, part, target) if receives else None
             yield move(sent, whole, counts)
-            return None if whole is None else _hand_out(whole, target, out)
+            return None if whole is None else hand_out(whole, target, out)
 
         def start(x: Array, out: Array | None, scale: Any, signatures: Signatures | None) -> tuple[Test, Array | None]:
             assert signatures is not None
@@ -199,7 +199,7 @@ class DataMovement(CommunicatorBase):
 
         def start(sent: Array | None, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
             dtype, row, parts = header.decode(message)
-            room = _room((parts[self.rank], *row), dtype, source, out)
+            room = result_array((parts[self.rank], *row), dtype, source, out)
             nbytes = [n * row_bytes(room) for n in parts]
             data = None if sent is None else as_bytes(sent)
             return self.transport.scatter(data, as_bytes(room), nbytes, root), room
@@ -210,7 +210,7 @@ class DataMovement(CommunicatorBase):
             yield self.transport.root_prefix(message, root)
             test, room = start(sent, target, source=whole)
             yield test
-            return _hand_out(room, target, out)
+            return hand_out(room, target, out)
 
         def result(control: ControlBlock, signatures: Signatures) -> Result:
             dtype, row, parts = header.decode(message)
@@ -260,7 +260,7 @@ class DataMovement(CommunicatorBase):
         signature = Signature(signature_hash("all_to_all", more, dtype, row), zlib.crc32(prefix.tobytes()))
 
         def start(sent: Array, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
-            room = _room((sum(sends[self.rank] for sends in table), *row), dtype, source, out)
+            room = result_array((sum(sends[self.rank] for sends in table), *row), dtype, source, out)
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
             return self.transport.all_to_all(as_bytes(sent), as_bytes(room), nbytes), room
 
@@ -277,7 +277,7 @@ class DataMovement(CommunicatorBase):
                 table[:] = known
             test, room = start(sent, target, source=whole)
             yield test
-            return _hand_out(room, target, out)
+            return hand_out(room, target, out)
 
         def result(control: ControlBlock, signatures: Signatures) -> Result:
             # An inline buffer holds the rows that its rank sends to each, then x.
@@ -311,7 +311,7 @@ class DataMovement(CommunicatorBase):
             raise MismatchError(rows_differ(marks, self.rank, f"{part.dtype} {part.shape[1:]}"))
 
 
-def _room(shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:
+def result_array(shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:
     """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
     if target is None or target.shape != shape or target.dtype != dtype:
         return np.empty(shape, dtype)
@@ -319,7 +319,7 @@ def _room(shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, ta
     return target if target.flags.c_contiguous and target.flags.writeable and not overlaps else np.empty(shape, dtype)
 
 
-def _hand_out(whole: Array, target: Array | None, out: Any) -> Any:
+def hand_out(whole: Array, target: Array | None, out: Any) -> Any:
     """The result: what arrived, or `out` as the caller gave it, whose array is `target`."""
     if target is None:
         return whole

@@ -43,11 +43,11 @@ class Objects(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             yield from self.verify(call, header)
-            told = np.array([length], np.int64)
-            yield self.transport.broadcast(as_bytes(told), root)
-            whole = mine if self.rank == root else np.empty(abs(int(told[0])), np.uint8)
+            lengths = np.array([length], np.int64)
+            yield self.transport.broadcast(as_bytes(lengths), root)
+            whole = mine if self.rank == root else np.empty(abs(int(lengths[0])), np.uint8)
             yield self.transport.broadcast(whole, root)
-            self._check_pickled({root: int(told[0])}, {root: whole})
+            self._check_pickled({root: int(lengths[0])}, {root: whole})
             return o if self.rank == root else self._unpickled(whole, root)
 
         return self._run("broadcast_object", None, steps, async_op, f"root {root}")
@@ -66,10 +66,10 @@ class Objects(CommunicatorBase):
 
         def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
             yield from self.verify(call, header)
-            told = yield from self._exchange_numbers(length)
-            counts = [abs(n) for n in told]
-            if min(told) < 0:  # for everybody, since the root alone could not tell the others
-                return (yield from self._all_objects(mine, told))
+            lengths = yield from self._exchange_numbers(length)
+            counts = [abs(n) for n in lengths]
+            if min(lengths) < 0:  # for everybody, since the root alone could not tell the others
+                return (yield from self._all_objects(mine, lengths))
             whole = np.empty(sum(counts), np.uint8) if self.rank == root else None
             yield self.transport.gather(mine, whole, counts, root)
             return None if whole is None else self._all_unpickled(_parts(whole, counts))
@@ -89,8 +89,8 @@ class Objects(CommunicatorBase):
 
         def steps(call: CollectiveOp[list[Any]]) -> Steps[list[Any]]:
             yield from self.verify(call, header)
-            told = yield from self._exchange_numbers(length)
-            return (yield from self._all_objects(mine, told))
+            lengths = yield from self._exchange_numbers(length)
+            return (yield from self._all_objects(mine, lengths))
 
         return self._run("all_gather_object", None, steps, async_op)
 
@@ -116,23 +116,23 @@ class Objects(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             yield from self.verify(call, header)
-            told = np.array([length for length, _ in each], np.int64)
-            yield self.transport.broadcast(as_bytes(told), root)
-            counts = [abs(int(n)) for n in told]
+            lengths = np.array([length for length, _ in each], np.int64)
+            yield self.transport.broadcast(as_bytes(lengths), root)
+            counts = [abs(int(n)) for n in lengths]
             mine = np.empty(counts[self.rank], np.uint8)
             whole = np.concatenate([part for _, part in each]) if self.rank == root else None
             yield self.transport.scatter(whole, mine, counts, root)
-            self._check_pickled({root: int(told[self.rank])}, {root: mine})
+            self._check_pickled({root: int(lengths[self.rank])}, {root: mine})
             return self._unpickled(mine, root)
 
         return self._run("scatter_object", None, steps, async_op, f"root {root}")
 
-    def _all_objects(self, mine: Array, told: list[int]) -> Steps[list[Any]]:
-        counts = [abs(n) for n in told]
+    def _all_objects(self, mine: Array, lengths: list[int]) -> Steps[list[Any]]:
+        counts = [abs(n) for n in lengths]
         whole = np.empty(sum(counts), np.uint8)
         yield self.transport.all_gather(mine, whole, counts)
         parts = _parts(whole, counts)
-        self._check_pickled(dict(enumerate(told)), dict(enumerate(parts)))
+        self._check_pickled(dict(enumerate(lengths)), dict(enumerate(parts)))
         return self._all_unpickled(parts)
 
     def _all_unpickled(self, parts: list[Array]) -> list[Any]:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
-
-from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array
+from collectives.arrays import as_array, as_bytes, contiguous, is_device_array
 from collectives.engine import array_header as header
 from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
 from collectives.engine.communicator_base import CommunicatorBase, whole
 from collectives.engine.p2p_queue import P2PQueue
 from collectives.engine.queue import CommunicatorRegistry
-from collectives.reduction import Array
+from collectives.ops.data_movement import hand_out, result_array
 from collectives.transport import EAGER_TAG, RENDEZVOUS_TAG, Steps, Transport
 
 T = TypeVar("T")
@@ -32,7 +30,7 @@ class PointToPoint(CommunicatorBase):
     def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
         super().__init__(transport, timeout, registry)
         self._p2p = P2PQueue(self.queue, transport)
-        self._apart = itertools.count()
+        self._rendezvous_tags = itertools.count()
         self._others = [rank for rank in range(self.size) if rank != self.rank]
 
     def send(self, x: Any, dst: int, *, tag: int = 0, async_op: bool = False) -> Any:
@@ -55,9 +53,11 @@ class PointToPoint(CommunicatorBase):
                 copy = moved.copy()
                 self._p2p.deliver(header.EagerMessage(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
                 return
-            letter, apart = header.encode_eager(moved, tag, RENDEZVOUS_TAG + next(self._apart) % RENDEZVOUS_TAG)
-            first = self.transport.send(letter, dst, EAGER_TAG)
-            second = self.transport.send(as_bytes(moved), dst, apart) if apart else None
+            message, rendezvous_tag = header.encode_eager(
+                moved, tag, RENDEZVOUS_TAG + next(self._rendezvous_tags) % RENDEZVOUS_TAG
+            )
+            first = self.transport.send(message, dst, EAGER_TAG)
+            second = self.transport.send(as_bytes(moved), dst, rendezvous_tag) if rendezvous_tag else None
             self._p2p.sent(dst)
             yield first
             if second is not None:
@@ -92,15 +92,15 @@ class PointToPoint(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             receive = self._p2p.post(src, tag)
             yield lambda: self._p2p.matched(receive)
-            letter = receive.letter
-            assert letter is not None
-            came = target if _takes(target, letter.shape, letter.dtype) else np.empty(letter.shape, letter.dtype)
-            if letter.apart:
-                yield self.transport.recv(as_bytes(came), letter.src, letter.apart)
+            message = receive.message
+            assert message is not None
+            received = result_array(message.shape, message.dtype, None, target)
+            if message.rendezvous_tag:
+                yield self.transport.recv(as_bytes(received), message.src, message.rendezvous_tag)
             else:
-                as_bytes(came)[:] = letter.body
-            result = _hand_over(came, target, out)
-            return result if src is not None else (result, letter.src)
+                as_bytes(received)[:] = message.body
+            result = hand_out(received, target, out)
+            return result if src is not None else (result, message.src)
 
         what = f"from {'any rank' if src is None else src} tag {tag}"
         call: CollectiveOp[Any] = CollectiveOp("recv", CallArguments(target, what), user_site(), self.timeout)
@@ -121,19 +121,3 @@ class PointToPoint(CommunicatorBase):
 
 def _check_tag(tag: Any) -> int:
     return whole(tag, 0, _LARGEST_TAG, "tag should be a number")
-
-
-def _takes(target: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> TypeGuard[Array]:
-    """True if an array of that shape and dtype can arrive in `target` itself."""
-    if target is None or target.shape != shape or target.dtype != dtype:
-        return False
-    return target.flags.c_contiguous and target.flags.writeable
-
-
-def _hand_over(came: Array, target: Array | None, out: Any) -> Any:
-    """The result: what came, or `out` as the caller gave it, whose array is `target`."""
-    if target is None:
-        return came
-    if target is not came:
-        np.copyto(check_out(target, came.shape, came.dtype), came)
-    return out

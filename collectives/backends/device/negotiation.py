@@ -67,38 +67,28 @@ class Capability:
         return Capability(**{**fields, "nccl": tuple(fields["nccl"])})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """backend: "nccl" or "mpi"; reason: which NCCL it is, or why it is none"""
-
-    backend: str
-    reason: str
-
-
-def decide(capabilities: Sequence[Capability]) -> Choice:
-    """What serves device arrays: NCCL if every rank can use it, and no two of them want the same GPU."""
+def decide(capabilities: Sequence[Capability]) -> tuple[bool, str]:
+    """Whether NCCL serves device arrays, and why: every rank can use it, and no two of them want the same GPU."""
     against = [f"rank {rank}: {each.reason}" for rank, each in enumerate(capabilities) if each.reason]
     if against:
-        return Choice(backend="mpi", reason="; ".join(against))
-    versions = sorted({each.nccl for each in capabilities})
-    if len(versions) > 1:
+        return False, "; ".join(against)
+    first, version = capabilities[0], _dotted(capabilities[0].nccl)
+    if any(each.nccl != first.nccl for each in capabilities):
         table = ", ".join(f"rank {rank}: {_dotted(each.nccl)}" for rank, each in enumerate(capabilities))
-        return Choice(backend="mpi", reason=f"the ranks have different NCCLs ({table})")
+        return False, f"the ranks have different NCCLs ({table})"
+    owners: dict[tuple[int, str], int] = {}
+    sharing = first.nccl[:2] >= _SHARING and all(each.shares for each in capabilities)
     for rank, each in enumerate(capabilities):
-        if each.config != capabilities[0].config:
-            texts = f"rank 0 has ({capabilities[0].config}), rank {rank} ({each.config})"
-            return Choice(backend="mpi", reason=f"the ranks were given different NcclConfigs: {texts}")
-    if versions[0][:2] < _SHARING or not all(each.shares for each in capabilities):
-        owners: dict[tuple[int, str], int] = {}
-        for rank, each in enumerate(capabilities):
-            first = owners.setdefault((each.node, each.gpu), rank)
-            if first != rank:
-                return Choice(
-                    backend="mpi",
-                    reason=f"ranks {first} and {rank} share GPU {each.gpu}, which NCCL "
-                    f"{_dotted(versions[0])} refuses (from 2.30 on NCCL_MULTI_RANK_GPU_ENABLE=1 allows it)",
-                )
-    return Choice(backend="nccl", reason=f"NCCL {_dotted(versions[0])} on every rank")
+        if each.config != first.config:
+            texts = f"rank 0 has ({first.config}), rank {rank} ({each.config})"
+            return False, f"the ranks were given different NcclConfigs: {texts}"
+        owner = owners.setdefault((each.node, each.gpu), rank)
+        if owner != rank and not sharing:
+            return False, (
+                f"ranks {owner} and {rank} share GPU {each.gpu}, which NCCL {version} refuses (from 2.30 on "
+                "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it)"
+            )
+    return True, f"NCCL {version} on every rank"
 
 
 def negotiate(
@@ -119,19 +109,24 @@ def negotiate(
     if cuda is not None and transport.size == 1 and wanted != "nccl":
         return SingleDeviceTransport(cuda)
     nccl, mine = capability(cuda, transport.node, why_not, str(config or ""))
-    choice = decide((yield from _exchange(transport, mine)))
+    use_nccl, reason = decide((yield from _exchange(transport, mine)))
     communicator: NcclCommunicator | None = None
-    if choice.backend == "nccl":
+    if use_nccl:
         assert cuda is not None
         assert nccl is not None
         communicator, trouble = yield from _connect(cuda, nccl, transport, timeout, config)
-        choice = decide((yield from _exchange(transport, replace(mine, reason=trouble, config=""))))
-        if choice.backend == "mpi" and communicator is not None:
+        use_nccl, reason = decide((yield from _exchange(transport, replace(mine, reason=trouble, config=""))))
+        if not use_nccl and communicator is not None:
             communicator.close()
-    _announce(choice, wanted, transport.rank)
+    if wanted == "nccl" and not use_nccl:
+        raise BackendError(f'rank {transport.rank}: backend "nccl" was asked for, but cannot be used: {reason}')
+    text = f"arrays on GPUs go over {'NCCL' if use_nccl else 'host memory'}: {reason}"
+    if transport.rank == 0 and text not in _logged:
+        _logged.add(text)
+        logger.info(text)
     if cuda is None:
         raise BackendError(f"rank {transport.rank} has no GPU whose arrays could be moved: {why_not}")
-    if choice.backend == "mpi" or communicator is None:
+    if not use_nccl or communicator is None:
         return HostStagedTransport(cuda, transport)
     return NcclTransport(cuda, communicator, issuer.of_device(cuda.index, _enter(cuda)), watchdog)
 
@@ -188,18 +183,6 @@ def _enter(cuda: Cuda) -> Callable[[], object]:
     """What makes the device current in a thread."""
     enter: Callable[[], object] = cuda.xp.cuda.Device(cuda.index).use
     return enter
-
-
-def _announce(choice: Choice, wanted: str | None, rank: int) -> None:
-    """Logs the choice, once, on rank 0. Raises: BackendError on every rank if NCCL was asked for by name and lost."""
-    if choice.backend != "nccl" and wanted == "nccl":
-        raise BackendError(f'rank {rank}: backend "nccl" was asked for, but cannot be used: {choice.reason}')
-    if rank == 0:
-        over = "NCCL" if choice.backend == "nccl" else "host memory"
-        text = f"arrays on GPUs go over {over}: {choice.reason}"
-        if text not in _logged:
-            _logged.add(text)
-            logger.info(text)
 
 
 def _dotted(version: Sequence[int]) -> str:

@@ -186,8 +186,8 @@ class Rendezvous:
             except OSError as error:
                 raise WorldError(f"rank 0 cannot start its PMI server, {' '.join(options)}: {error}") from None
         assert self._server.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._server.stdin as told:  # it has ended: found out by _connect
-            told.write(self._secret)
+        with contextlib.suppress(BrokenPipeError), self._server.stdin as stdin:  # it has ended: found out by _connect
+            stdin.write(self._secret)
 
     def _connect(self, role: str) -> socket.socket:
         taken_until = time.monotonic() + _TAKEN

@@ -220,11 +220,11 @@ def share_segment(transport: Transport, nbytes: int) -> Steps[tuple[list[int], S
             mine = attach(address, nbytes)
     except (OSError, ValueError) as error:
         reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank {maker}: {error}"
-    told = np.zeros((transport.size, _TEXT), np.uint8)
+    everyones = np.zeros((transport.size, _TEXT), np.uint8)
     text = reason.encode()[:_TEXT]
-    said = np.frombuffer(text.ljust(_TEXT, b"\0"), np.uint8)
-    yield transport.all_gather(said, told.reshape(-1), [_TEXT] * transport.size)
+    mine_text = np.frombuffer(text.ljust(_TEXT, b"\0"), np.uint8)
+    yield transport.all_gather(mine_text, everyones.reshape(-1), [_TEXT] * transport.size)
     if mine is not None:
         mine.release()
-    reasons = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in told if row[0]]
+    reasons = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everyones if row[0]]
     return (nodes, None, reasons[0]) if reasons else (nodes, mine, "")

@@ -13,7 +13,7 @@ import collectives
 from collectives import Communicator
 from tests.collectives.contract.run import Run
 
-SIZES = [3, 40_000]  # one travels in its letter, one behind it
+SIZES = [3, 40_000]  # one travels in its eager message, one after it
 
 
 def neighbours(comm: Communicator) -> tuple[int, int]:
@@ -47,7 +47,7 @@ class PairsContract:
         run(check)
 
     @pytest.mark.parametrize("size", SIZES)
-    def test_letters_of_one_tag_arrive_in_order_and_tags_do_not_mix(self, run: Run, size: int) -> None:
+    def test_messages_of_one_tag_arrive_in_order_and_tags_do_not_mix(self, run: Run, size: int) -> None:
         def check(comm: Communicator) -> None:
             before, after = neighbours(comm)
             sends = [comm.send(np.full(size + i % 2, i), after, tag=i % 3, async_op=True) for i in range(9)]
@@ -157,7 +157,7 @@ class PairsContract:
 
         run(check)
 
-    def test_an_out_that_does_not_fit_loses_the_letter_alone(self, run: Run) -> None:
+    def test_an_out_that_does_not_fit_loses_the_message_alone(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             before, after = neighbours(comm)
             for size in SIZES:

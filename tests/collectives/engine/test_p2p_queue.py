@@ -1,4 +1,4 @@
-"""Point to point when the other rank is late, gone, or elsewhere; what a letter looks like; who is in a split."""
+"""Point to point when the other rank is late, gone, or elsewhere; what a message looks like; who is in a split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collectives.communicator import plan_split
 from collectives.engine import array_header as header
 from collectives.transport import EAGER_LIMIT
 
-SIZES = [3, 40_000]  # one travels in its letter, one behind it
+SIZES = [3, 40_000]  # one travels in its message, one behind it
 
 
 @pytest.mark.parametrize("async_op", [False, True])
@@ -42,7 +42,7 @@ def test_a_rank_that_left_without_sending_is_named_at_once(async_op: bool) -> No
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_letter_of_a_rank_that_has_left_arrives(size: int) -> None:
+def test_a_message_of_a_rank_that_has_left_arrives(size: int) -> None:
     gone: list[int] = []
 
     def check(comm: Communicator) -> None:
@@ -130,27 +130,27 @@ def test_the_helper_thread_ends_with_its_communicator() -> None:
     before = set(threading.enumerate())
     collectives.run_threads(check, size=2)
     deadline = time.monotonic() + 5
-    while any(thread.name.endswith("-mail") for thread in set(threading.enumerate()) - before):
+    while any(thread.name.endswith("-p2p") for thread in set(threading.enumerate()) - before):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (1,) * 32, (EAGER_LIMIT // 8 - 8,), (EAGER_LIMIT // 8 - 7,)])
-def test_a_letter_says_what_follows(shape: tuple[int, ...]) -> None:
+def test_a_message_says_what_follows(shape: tuple[int, ...]) -> None:
     array = np.full(shape, 2.5)
-    encoded, apart = header.encode_eager(array, 2**31 - 1, 99)
-    letter = header.decode_eager(3, encoded)
-    assert letter[:5] == (3, 2**31 - 1, apart, array.dtype, shape)
-    assert apart == (99 if array.nbytes > EAGER_LIMIT - 64 else 0)
-    if not apart:
-        assert_array_equal(letter.body.view(np.float64).reshape(shape), array)
+    encoded, rendezvous_tag = header.encode_eager(array, 2**31 - 1, 99)
+    message = header.decode_eager(3, encoded)
+    assert message[:5] == (3, 2**31 - 1, rendezvous_tag, array.dtype, shape)
+    assert rendezvous_tag == (99 if array.nbytes > EAGER_LIMIT - 64 else 0)
+    if not rendezvous_tag:
+        assert_array_equal(message.body.view(np.float64).reshape(shape), array)
 
 
 def test_a_split_is_planned_by_color_then_key_then_rank() -> None:
-    told = [[1, 7, 5], [1, 7, 2], [0, 7, 0], [1, 8, 0], [1, 7, 5]]
-    assert plan_split(told, 7) == [1, 0, 4]
-    assert plan_split(told, 8) == [3]
-    assert plan_split(told, 9) == []
+    everyones = [[1, 7, 5], [1, 7, 2], [0, 7, 0], [1, 8, 0], [1, 7, 5]]
+    assert plan_split(everyones, 7) == [1, 0, 4]
+    assert plan_split(everyones, 8) == [3]
+    assert plan_split(everyones, 9) == []
 
 
 SCRIPT = """
@@ -185,7 +185,7 @@ class TestOverMPI:
         assert done.returncode == 3
         assert "rank 1 has failed (exit status 3) while rank 0 waits in recv #0" in done.stderr
 
-    def test_a_letter_of_a_rank_that_has_left(self, run: Run) -> None:
+    def test_a_message_of_a_rank_that_has_left(self, run: Run) -> None:
         done = run(
             "if comm.rank == 0:\n"
             "    time.sleep(0.5)\n"

@@ -26,35 +26,35 @@ def caps(*fields: dict[str, Any]) -> list[Capability]:
 
 
 @pytest.mark.parametrize(
-    ("cast", "backend", "reason"),
+    ("cast", "use_nccl", "reason"),
     [
-        (caps({}, {}), "nccl", "NCCL 2.28.3 on every rank"),
-        (caps({}, {"reason": "no driver"}), "mpi", "rank 1: no driver"),
-        (caps({"reason": "a"}, {"reason": "b"}), "mpi", "rank 0: a; rank 1: b"),
+        (caps({}, {}), True, "NCCL 2.28.3 on every rank"),
+        (caps({}, {"reason": "no driver"}), False, "rank 1: no driver"),
+        (caps({"reason": "a"}, {"reason": "b"}), False, "rank 0: a; rank 1: b"),
         (
             caps({}, {"nccl": (2, 19, 0)}),
-            "mpi",
+            False,
             "the ranks have different NCCLs (rank 0: 2.28.3, rank 1: 2.19.0)",
         ),
         (
             caps({}, {"config": "max_ctas=8"}),
-            "mpi",
+            False,
             "different NcclConfigs: rank 0 has (), rank 1 (max_ctas=8)",
         ),
-        (caps({"gpu": "A"}, {"gpu": "A"}), "mpi", "ranks 0 and 1 share GPU A"),
-        (caps({"gpu": "A"}, {"gpu": "A", "node": 1}), "nccl", "NCCL"),
-        (caps(*[{"gpu": "A", "shares": True}] * 2), "mpi", "share GPU"),
-        (caps(*[{"gpu": "A", "shares": True, "nccl": (2, 30, 4)}] * 2), "nccl", "2.30.4"),
-        (caps(*[{"gpu": "A", "nccl": (2, 30, 4)}] * 2), "mpi", "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it"),
+        (caps({"gpu": "A"}, {"gpu": "A"}), False, "ranks 0 and 1 share GPU A"),
+        (caps({"gpu": "A"}, {"gpu": "A", "node": 1}), True, "NCCL"),
+        (caps(*[{"gpu": "A", "shares": True}] * 2), False, "share GPU"),
+        (caps(*[{"gpu": "A", "shares": True, "nccl": (2, 30, 4)}] * 2), True, "2.30.4"),
+        (caps(*[{"gpu": "A", "nccl": (2, 30, 4)}] * 2), False, "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it"),
     ],
 )
-def test_the_decision(cast: list[Capability], backend: str, reason: str) -> None:
-    choice = decide(cast)
-    assert choice.backend == backend
-    assert reason in choice.reason
+def test_the_decision(cast: list[Capability], use_nccl: bool, reason: str) -> None:
+    chosen, why = decide(cast)
+    assert chosen == use_nccl
+    assert reason in why
 
 
-def test_a_ballot_travels_whatever_its_length() -> None:
+def test_a_capability_travels_whatever_its_length() -> None:
     mine = Capability(reason="é" * 2000, node=3, gpu="x", nccl=(2, 30, 4), shares=True)
     came = Capability.decode(mine.encode())
     assert came.reason

@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.backends.mpi.mpi_world import place_rank
 from collectives.backends.shm.hierarchy import share
 from collectives.backends.threads import ThreadTransport
-from collectives.engine.progress import complete
+from collectives.engine.progress import run_to_completion
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
     whole: Any = world.transport
     plain = whole._part(range(world.size), "beside")
     below = Seated(nodes, plain._group, plain.rank, plain._left, plain.key, plain._members)
-    return Communicator(complete("share", share(below), below, world.timeout), world.timeout, world.registry)
+    return Communicator(run_to_completion("share", share(below), below, world.timeout), world.timeout, world.registry)
 
 
 def run_sharing(fn: Callable[[Communicator], T], nodes: Sequence[int], timeout: float = 20.0) -> list[T]:

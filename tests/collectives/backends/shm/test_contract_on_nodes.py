@@ -18,7 +18,7 @@ from collectives.backends.mpi.mpi_transport import MPITransport
 from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.backends.shm.hierarchy import HierarchicalTransport, share
 from collectives.backends.shm.shm_transport import ShmTransport
-from collectives.engine.progress import complete
+from collectives.engine.progress import run_to_completion
 from tests.collectives.backends.shm.ranks import run_sharing
 from tests.collectives.contract.run import Run
 from tests.collectives.test_contract import Contract, by_messages
@@ -78,7 +78,7 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     below = getattr(twin, "_inner", twin)
     elsewhere: Any = SeatedElsewhere(below._membership, nodes)
     seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
-    return Communicator(complete("share", share(seated), seated, 20), 20, comm.registry)
+    return Communicator(run_to_completion("share", share(seated), seated, 20), 20, comm.registry)
 
 
 if (started := world.promised()) is not None:  # inside the job that the last test starts
