@@ -55,27 +55,7 @@ _HOMES = {
     "run_threads": "simulation",
 }
 
-__all__ = [
-    "ArgumentError",
-    "BackendError",
-    "CollectiveInterrupted",
-    "CollectiveTimeout",
-    "CollectivesError",
-    "Communicator",
-    "CommunicatorClosed",
-    "DtypeError",
-    "MismatchError",
-    "NcclConfig",
-    "NcclError",
-    "PeerLeft",
-    "ReduceOp",
-    "Work",
-    "WorldError",
-    "__version__",
-    "init",
-    "mark_step",
-    "run_threads",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 from collectives.arrays import as_array, as_bytes, is_device_array
 from collectives.backends.shm.call_cache import CallPlan, no_result
 from collectives.backends.shm.hierarchy import share
-from collectives.engine.call import MISS, CallArguments, CollectiveOp, user_site
+from collectives.engine.call import MISS, CallArguments, CollectiveOp
 from collectives.engine.communicator_base import check_timeout, whole
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.engine.verify import signature_hash, spans
@@ -250,7 +250,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             return [rank for rank, each in sorted(left.items()) if each.failed or key not in each.calls]
 
         call: CollectiveOp[Communicator] = CollectiveOp(
-            "create_group", CallArguments(None, f"ranks {spans(sorted(members))}"), user_site(), self.timeout
+            "create_group", CallArguments(None, f"ranks {spans(sorted(members))}"), self.timeout
         )
         call.steps, call.gone = steps(call), gone
         call.peers = missing

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import dtype_name, dtype_of
-from collectives.errors import ArgumentError
+from collectives.arrays import as_bytes, dtype_name, dtype_of
+from collectives.errors import ArgumentError, MismatchError
+from collectives.lengths import rows_differ
 from collectives.reduction import Array
-from collectives.transport import EAGER_LIMIT
+from collectives.transport import EAGER_LIMIT, ROWS, Signatures, Steps, Transport
 
 _TEXT_BYTES = 512
 _HEAD = struct.Struct("<qq")  # the user's tag, and that of the array if it follows; then what `_form` packs
@@ -47,9 +48,37 @@ def decode(header: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
     return dtype_of(dtype), tuple(shape), header[_TEXT_BYTES:].view(np.int64).tolist()
 
 
-def fingerprint(part: Array) -> int:
-    """A number that is the same on all ranks whose rows have the same dtype and shape."""
-    return zlib.crc32(repr((dtype_name(part.dtype), part.shape[1:])).encode())
+def exchange_rows(transport: Transport, part: Any, numbers: Sequence[int]) -> Steps[list[list[int]]]:
+    """Every rank's numbers about arrays whose rows have the same dtype and shape. Collective.
+
+    part: this rank's array, on the host or a GPU
+    Raises: MismatchError on every rank if dtypes or row shapes differ.
+    """
+    mark = zlib.crc32(repr((dtype_name(part.dtype), part.shape[1:])).encode())
+    mine = np.array([mark, *numbers], np.int64)
+    everyones = np.empty((transport.size, len(mine)), np.int64)
+    yield transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * transport.size)
+    marks: list[int] = everyones[:, 0].tolist()
+    if len(set(marks)) > 1:
+        raise MismatchError(rows_differ(marks, transport.rank, f"{part.dtype} {part.shape[1:]}"))
+    return everyones[:, 1:].tolist()
+
+
+def exchange_lengths(
+    transport: Transport, part: Any, known: list[int] | None, signatures: Signatures | None
+) -> Steps[list[int]]:
+    """Every rank's number of rows: out of the signatures, as the caller gave them, or exchanged. Collective.
+
+    Raises: MismatchError as `exchange_rows`, and if the lengths that were given are not those of the arrays.
+    """
+    if signatures is not None:
+        shown = [each[ROWS] for each in signatures]
+        if known is not None and known != shown:
+            raise MismatchError(f"lengths are given as {known}, but the ranks bring {shown} rows")
+        return shown
+    if known is not None:
+        return known
+    return [row[0] for row in (yield from exchange_rows(transport, part, [len(part)]))]
 
 
 class EagerMessage(NamedTuple):

@@ -72,7 +72,7 @@ class CollectiveOp(Generic[T]):
         "what",
     )
 
-    def __init__(self, name: str, what: CallArguments, site: CallSite, timeout: float) -> None:
+    def __init__(self, name: str, what: CallArguments, timeout: float, site: CallSite | None = None) -> None:
         self.name = name
         self.peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
         self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
@@ -80,7 +80,7 @@ class CollectiveOp(Generic[T]):
         # Waits in the thread that asks for the outcome, up to so many seconds; None: that thread blocks.
         self.drive: Callable[[float | None], bool] | None = None
         self.what = what
-        self.site = site
+        self.site = user_site() if site is None else site
         self.steps: Steps[T]
         # Raises what has broken the communicator from elsewhere.
         self.look: Callable[[CollectiveOp[Any]], None] | None = None

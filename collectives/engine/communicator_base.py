@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collectives.arrays import as_bytes
-from collectives.engine.call import MISS, CallArguments, CollectiveOp, Work, user_site
+from collectives.engine.call import MISS, CallArguments, CollectiveOp, Work
 from collectives.engine.queue import CallQueue, CommunicatorRegistry
 from collectives.engine.verify import TEXT, table, to_text
 from collectives.errors import ArgumentError, MismatchError
@@ -51,7 +51,7 @@ class CommunicatorBase:
         self, name: str, x: Array | None, steps: Describe[Any], async_op: bool, more: str = "", plan: Any = None
     ) -> Any:
         """Puts a call in the queue. plan: how the next call like it can be served from the call cache."""
-        call: CollectiveOp[Any] = CollectiveOp(name, CallArguments(x, more), user_site(), self.timeout)
+        call: CollectiveOp[Any] = CollectiveOp(name, CallArguments(x, more), self.timeout)
         call.steps = steps(call)
         if async_op:
             self.queue.submit(call)

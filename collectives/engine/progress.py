@@ -11,7 +11,7 @@ import time
 from typing import Any, TypeVar
 
 from collectives import exit_notice
-from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.call import CallArguments, CollectiveOp
 from collectives.engine.verify import spans
 from collectives.errors import CollectiveTimeout, PeerLeft
 from collectives.flight.report import describe_process
@@ -44,7 +44,7 @@ _crowded_until = 0.0
 
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
     """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
-    call: CollectiveOp[T] = CollectiveOp(name, CallArguments(None, ""), user_site(), timeout)
+    call: CollectiveOp[T] = CollectiveOp(name, CallArguments(None, ""), timeout)
     call.steps, call.number = steps, 0
     return run_steps(call, transport)
 

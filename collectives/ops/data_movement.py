@@ -16,8 +16,8 @@ from collectives.engine import array_header as header
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
-from collectives.errors import ArgumentError, MismatchError
-from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
+from collectives.errors import ArgumentError
+from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, split_rows
 from collectives.reduction import Array
 from collectives.transport import ROWS, Signature, Signatures, Steps, Test
 
@@ -130,7 +130,7 @@ class DataMovement(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = contiguous(part)
             signatures = yield from self.verify(call, signature, as_bytes(sent))
-            counts = yield from self._lengths(part, known, signatures)
+            counts = yield from header.exchange_lengths(self.transport, part, known, signatures)
             whole = result_array((sum(counts), *row), dtype, part, target) if receives else None
             yield move(sent, whole, counts)
             return None if whole is None else hand_out(whole, target, out)
@@ -267,14 +267,14 @@ class DataMovement(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = contiguous(whole)
             signatures = yield from self.verify(call, signature, as_bytes(sent), prefix=prefix)
-            if known is None:
+            if known is not None:
+                table[:] = known
+            elif signatures is None:
+                table[:] = yield from header.exchange_rows(self.transport, whole, sends)
+            else:
                 received = np.empty((self.size, self.size), np.int64)
                 yield self.transport.all_prefixes(prefix, received.view(np.uint8))
-                if signatures is None:
-                    yield from self._check_rows(whole)
                 table[:] = received.tolist()
-            else:
-                table[:] = known
             test, room = start(sent, target, source=whole)
             yield test
             return hand_out(room, target, out)
@@ -291,24 +291,6 @@ class DataMovement(CommunicatorBase):
         if self._call_cache is not None and not async_op and whole is x and lengths is None:
             plan = CallPlan(None, dtype, result, start, self._all_to_all, prefix)
         return self._run("all_to_all", whole, steps, async_op, more, plan)
-
-    def _lengths(self, part: Array, known: list[int] | None, signatures: Signatures | None) -> Steps[list[int]]:
-        if signatures is not None:
-            shown = [each[ROWS] for each in signatures]
-            if known is not None and known != shown:
-                raise MismatchError(f"lengths are given as {known}, but the ranks bring {shown} rows")
-            return shown
-        if known is not None:
-            return known
-        counts = yield from self._exchange_numbers(len(part))
-        yield from self._check_rows(part)
-        return counts
-
-    def _check_rows(self, part: Array) -> Steps[None]:
-        """Raises: MismatchError on every rank if dtypes or row shapes differ."""
-        marks = yield from self._exchange_numbers(header.fingerprint(part))
-        if len(set(marks)) > 1:
-            raise MismatchError(rows_differ(marks, self.rank, f"{part.dtype} {part.shape[1:]}"))
 
 
 def result_array(shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:

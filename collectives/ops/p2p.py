@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from collectives.arrays import as_array, as_bytes, contiguous, is_device_array
 from collectives.engine import array_header as header
-from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
+from collectives.engine.call import CallArguments, CollectiveOp, Work
 from collectives.engine.communicator_base import CommunicatorBase, whole
 from collectives.engine.p2p_queue import P2PQueue
 from collectives.engine.queue import CommunicatorRegistry
@@ -64,9 +64,7 @@ class PointToPoint(CommunicatorBase):
                 yield second
                 self._p2p.fetched(dst)
 
-        call: CollectiveOp[None] = CollectiveOp(
-            "send", CallArguments(source, f"to {dst} tag {tag}"), user_site(), self.timeout
-        )
+        call: CollectiveOp[None] = CollectiveOp("send", CallArguments(source, f"to {dst} tag {tag}"), self.timeout)
         call.steps = steps(call)
         call.peers, call.gone = (dst,), partial(self._p2p.never_received, dst)
         return self._post(call, async_op)
@@ -103,7 +101,7 @@ class PointToPoint(CommunicatorBase):
             return result if src is not None else (result, message.src)
 
         what = f"from {'any rank' if src is None else src} tag {tag}"
-        call: CollectiveOp[Any] = CollectiveOp("recv", CallArguments(target, what), user_site(), self.timeout)
+        call: CollectiveOp[Any] = CollectiveOp("recv", CallArguments(target, what), self.timeout)
         call.steps = steps(call)
         call.peers, call.gone = self._others if src is None else (src,), partial(self._p2p.never_sent, src)
         return self._post(call, async_op)

@@ -6,7 +6,7 @@ Nothing here but `cuda` is loaded before a communicator first meets an array on 
                           the collectives, which stand on `device_base`
     stream_handoff        the two edges that order a collective between streams, and its buffers
     device_transport      what moves the arrays: the protocol, and the copies of a world of one
-    nccl_transport        ... by NCCL, on a stream of their own; registered_memory: memory that it moves without copies
+    nccl_transport        ... by NCCL, on a stream of their own, and memory that it moves without copies
     host_staged           ... through pinned host memory, in chunks that overlap
     negotiation           which of these it is: all ranks decide together
     cuda                  the one module that speaks to CuPy

@@ -16,7 +16,7 @@ from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.device.stream_handoff import StreamHandoff
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.engine.call import CallArguments, CollectiveOp, Work, user_site
+from collectives.engine.call import CallArguments, CollectiveOp, Work
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
@@ -120,7 +120,7 @@ class DeviceBase:
         self._comm.queue.break_off(error, self.watchdog.heard)
 
     def _call(self, name: str, x: Any, more: str) -> CollectiveOp[Any]:
-        return CollectiveOp(name, CallArguments(x, more), user_site(), self._comm.timeout)
+        return CollectiveOp(name, CallArguments(x, more), self._comm.timeout)
 
     def _handoff(self, *buffers: Any) -> StreamHandoff:
         self.watchdog.check()

@@ -9,7 +9,7 @@ from collectives.backends.device import cuda
 from collectives.backends.device.device_ops import DeviceOps
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
-from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.call import CallArguments, CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, BackendError, CollectivesError
@@ -37,7 +37,7 @@ class DeviceCommunicator(DeviceOps):
         nbytes = math.prod(shape) * dtype.itemsize
         signature = Signature(signature_hash("empty", "on GPU", dtype, shape))
         call: CollectiveOp[Any] = CollectiveOp(
-            "empty", CallArguments(None, f"{dtype} {shape} on GPU"), user_site(), self._comm.timeout
+            "empty", CallArguments(None, f"{dtype} {shape} on GPU"), self._comm.timeout
         )
 
         def steps() -> Steps[Any]:

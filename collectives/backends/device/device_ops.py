@@ -22,11 +22,11 @@ from collectives.engine import array_header
 from collectives.engine.call import Work
 from collectives.engine.communicator_base import Scale
 from collectives.engine.progress import PAUSE
-from collectives.errors import ArgumentError, CollectiveTimeout, MismatchError
-from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, rows_differ, split_rows
+from collectives.errors import ArgumentError, CollectiveTimeout
+from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, split_rows
 from collectives.reduction import Array, ReduceOp, describe, finish
 from collectives.time_limit import TimeLimit
-from collectives.transport import ROWS, Signatures, Steps
+from collectives.transport import Signatures, Steps
 
 
 class DeviceOps(DeviceBase):
@@ -126,7 +126,7 @@ class DeviceOps(DeviceBase):
             early = self._result(target, (sum(known), *part.shape[1:]), part, handoff)
 
         def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
-            counts = known if known is not None else (yield from self._lengths(part, signatures))
+            counts = yield from array_header.exchange_lengths(self._transport, part, known, signatures)
             whole: Any = early
             if receives and whole is None:
                 whole = self._result(target, (sum(counts), *part.shape[1:]), part, handoff)
@@ -169,7 +169,7 @@ class DeviceOps(DeviceBase):
         handoff = self._handoff(whole)
 
         def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
-            table = known if known is not None else (yield from self._exchange_table(whole, sends))
+            table = known or (yield from array_header.exchange_rows(self._transport, whole, sends))
             received = sum(row[self.rank] for row in table)
             result = self._result(target, (received, *whole.shape[1:]), whole, handoff)
             sent = as_bytes(self._contiguous(whole, whole.dtype, transport, handoff))
@@ -179,24 +179,6 @@ class DeviceOps(DeviceBase):
 
         more = "" if known is None else in_words(lengths, known).strip()
         return self._run("all_to_all", whole, handoff, body, async_op, more, whole.shape[1:])
-
-    # Lengths ---------------------------------------------------------------------------------------------------------
-
-    def _lengths(self, part: Any, signatures: Signatures | None) -> Steps[list[int]]:
-        """Every rank's number of rows: out of the signatures, or exchanged where they were not."""
-        if signatures is not None:
-            return [each[ROWS] for each in signatures]
-        table = yield from self._exchange_table(part, [len(part)])
-        return [row[0] for row in table]
-
-    def _exchange_table(self, part: Any, numbers: Sequence[int]) -> Steps[list[list[int]]]:
-        """Every rank's numbers, which also have to come from arrays with the same rows."""
-        mine = np.array([array_header.fingerprint(part), *numbers], np.int64)
-        everyones = np.empty((self.size, len(mine)), np.int64)
-        yield self._transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * self.size)
-        if (everyones[:, 0] != everyones[0, 0]).any():
-            raise MismatchError(rows_differ(everyones[:, 0].tolist(), self.rank, f"{part.dtype} {part.shape[1:]}"))
-        return everyones[:, 1:].tolist()
 
     # Arrays ----------------------------------------------------------------------------------------------------------
 

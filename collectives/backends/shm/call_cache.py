@@ -330,7 +330,7 @@ class _CachedCall:
                     queue.inside = False
             if rest is None:
                 return plan.again(x, out, scale)
-            call: CollectiveOp[Any] = CollectiveOp(*self._call, self._timeout)
+            call: CollectiveOp[Any] = CollectiveOp(*self._call[:2], self._timeout, self._call[2])
             call.steps = rest
             return queue.run(call)
         finally:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from collectives.backends.single import SingleTransport
-from collectives.engine.call import CallArguments, CollectiveOp, user_site
+from collectives.engine.call import CallArguments, CollectiveOp
 from collectives.engine.progress import describe_late
 
 ORDER = "Every rank must make the same calls in the same order"
@@ -49,7 +49,7 @@ def test_who_is_late(missing: list[int], peers: list[int] | None, says: str) -> 
 
 
 def call_of(peers: list[int] | None = None) -> CollectiveOp[Any]:
-    call: CollectiveOp[Any] = CollectiveOp("barrier", CallArguments(None, ""), user_site(), 1.0)
+    call: CollectiveOp[Any] = CollectiveOp("barrier", CallArguments(None, ""), 1.0)
     call.peers = peers
     return call
 
