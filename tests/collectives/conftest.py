@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +31,17 @@ def hold_over_mpi(
         assert done.stdout.count(" passed") == size
 
     return hold
+
+
+@pytest.fixture
+def run_script(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_script(text, 3, timeout=60)` runs a script of that text on three ranks of a bare engine."""
+
+    def run(text: str, n: int = 2, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        return run_job([*mpiexec, "-n", str(n), sys.executable, str(script)], timeout=timeout)
+
+    return run

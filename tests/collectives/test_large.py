@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -49,11 +47,7 @@ print("done", flush=True)
 @pytest.mark.mpi
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_counts_beyond_an_int(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = run_job([*mpiexec, "-n", "2", sys.executable, script], timeout=280)
+def test_counts_beyond_an_int(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_script(SCRIPT, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2

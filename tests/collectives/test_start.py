@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,12 +118,8 @@ for _ in range(3):
 
 
 @pytest.mark.mpi
-def test_a_forked_child_is_no_rank(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(FORKING)
-    done = run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=60)
+def test_a_forked_child_is_no_rank(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_script(FORKING)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 6
@@ -175,11 +170,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.mpi
-def test_what_a_rank_starts_is_no_rank(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(STARTING)
-    done = run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=60)
+def test_what_a_rank_starts_is_no_rank(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_script(STARTING)
     assert done.returncode == 0, done.stderr
     assert "WorldError: this process works for rank 1 of 2 and is no rank" in done.stdout

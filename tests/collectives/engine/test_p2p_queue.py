@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -169,13 +166,8 @@ Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path) -> Run:
-    def run(middle: str) -> subprocess.CompletedProcess[str]:
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT.format(middle=middle))
-        return run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=30)
-
-    return run
+def run(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> Run:
+    return lambda middle: run_script(SCRIPT.format(middle=middle), timeout=30)
 
 
 @pytest.mark.mpi
@@ -220,10 +212,8 @@ time.sleep(2)
 
 @pytest.mark.mpi
 def test_a_group_that_not_all_members_make_names_the_missing_and_lets_ranks_leave(
-    run_job: Callable[..., Any], mpiexec: list[str], tmp_path: Path
+    run_script: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(GROUP)
-    done = run_job([*mpiexec, "-n", "3", sys.executable, str(script)], timeout=60)
+    done = run_script(GROUP, 3)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Rank 1 has not made the call that it answers") == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -29,13 +28,8 @@ Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path) -> Run:
-    def run(middle: str) -> subprocess.CompletedProcess[str]:
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT.format(middle=middle))
-        return run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=20)
-
-    return run
+def run(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> Run:
+    return lambda middle: run_script(SCRIPT.format(middle=middle), timeout=20)
 
 
 @pytest.mark.mpi

@@ -255,11 +255,8 @@ def test_when_everything_is_killed_no_segment_file_stays(start_job: Any, mpiexec
 
 
 @pytest.mark.mpi
-def test_what_comes_later_works_without_the_files(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "later.py").write_text(LATER)
-    done = run_job([*mpiexec, "-n", "3", sys.executable, str(tmp_path / "later.py")], timeout=60)
+def test_what_comes_later_works_without_the_files(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_script(LATER, 3)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("fine") == 3  # mpiexec may tear lines
     assert "mpich_shm" not in done.stderr
