@@ -14,7 +14,7 @@ import pytest
 import collectives
 from collectives import Communicator
 from collectives.backends.single import DetachedTransport
-from collectives.start import child_environment, inherited_placement
+from collectives.start import asked_for, child_environment, inherited_placement
 from collectives.transport import Placement
 from collectives.world import World
 from tests.conftest import ROOT
@@ -174,3 +174,23 @@ def test_what_a_rank_starts_is_no_rank(run_script: Callable[..., subprocess.Comp
     done = run_script(STARTING)
     assert done.returncode == 0, done.stderr
     assert "WorldError: this process works for rank 1 of 2 and is no rank" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("backend", "environ", "expected"),
+    [
+        ("auto", {}, "auto"),
+        ("auto", {"DDP_BACKEND": "nccl"}, "nccl"),
+        ("auto", {"DDP_BACKEND": "auto"}, "auto"),
+        ("mpi", {"DDP_BACKEND": "nccl"}, "mpi"),  # the script knows what it wants
+    ],
+)
+def test_the_launchers_backend_fills_what_the_script_leaves_open(
+    backend: str, environ: dict[str, str], expected: str
+) -> None:
+    assert asked_for(backend, environ) == expected
+
+
+def test_a_wrong_backend_in_the_environment_is_named() -> None:
+    with pytest.raises(collectives.BackendError, match=r"variable DDP_BACKEND should be one of auto, .*, is 'gloo'"):
+        asked_for("auto", {"DDP_BACKEND": "gloo"})

@@ -44,7 +44,7 @@ def load(source: str = "auto", path: str | os.PathLike[str] | None = None) -> Nc
     for name, way in ways.items():
         try:
             dll = way()
-            return Nccl(dll, loaded_from(dll))
+            return Nccl(dll, dll._name)
         except Exception as error:  # pynccl, numba and CuPy raise whatever they like
             tried.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
     wanted = f"{_SONAME} of {os.fspath(path)}" if path is not None else _SONAME
@@ -58,29 +58,6 @@ def wheel() -> Path | None:
         for found in sorted(Path(home).glob(f"*/lib/{_SONAME}")):
             return found
     return None
-
-
-def loaded_from(dll: ctypes.CDLL) -> str:
-    """The file that a loaded library's functions come from; the library may only be linked to it."""
-    if not hasattr(dll, "ncclGetVersion"):
-        raise BackendError(f"{dll._name} is not NCCL, and not linked to it: it has no ncclGetVersion")
-    info = _SymbolInfo()
-    tell = ctypes.CDLL(None).dladdr
-    tell.argtypes = (ctypes.c_void_p, ctypes.POINTER(_SymbolInfo))
-    if not tell(ctypes.cast(dll.ncclGetVersion, ctypes.c_void_p), ctypes.byref(info)):
-        return str(dll._name)
-    return os.fsdecode(info.file)
-
-
-class _SymbolInfo(ctypes.Structure):
-    """What dladdr tells of an address."""
-
-    _fields_ = [  # ctypes reads it so
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
 
 
 def _by_pynccl() -> ctypes.CDLL:

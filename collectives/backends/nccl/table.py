@@ -128,7 +128,7 @@ class Nccl:
                 found.argtypes, found.restype = arguments, c_char_p if name in _TEXTS else c_int
                 self._functions[name] = found
         if not self.has("ncclGetVersion"):
-            raise BackendError(f"{path} is not NCCL: it has no ncclGetVersion")
+            raise BackendError(f"{path} is not NCCL, and not linked to it: it has no ncclGetVersion")
         code = c_int()
         result = self.call("ncclGetVersion", ctypes.byref(code))
         if result != SUCCESS:

@@ -159,5 +159,5 @@ def test_what_a_library_lacks_is_named(stub: Callable[..., Path]) -> None:
         nccl.dtype_code(np.dtype(np.int16))
     with pytest.raises(BackendError, match=r"<NCCL 2\.12\.3 of the stub> is too old: NCCL 2\.18 or newer is needed"):
         Nccl(ctypes.CDLL(str(stub(12))), "the stub")
-    with pytest.raises(BackendError, match="libm is not NCCL: it has no ncclGetVersion"):
+    with pytest.raises(BackendError, match="libm is not NCCL, and not linked to it: it has no ncclGetVersion"):
         Nccl(ctypes.CDLL("libm.so.6"), "libm")
