@@ -104,6 +104,7 @@ class Reductions(CommunicatorBase):
         if out is not None and reduction.shape is not None:
             same = out is x and reduction.shape == source.shape
             target = writable(source, "out") if same else check_out(out, reduction.shape, source.dtype)
+        transport, size, op_between = self.transport, self.size, wire_op(reduction.op)
         signature = Signature(signature_hash(name, reduction.text, source.dtype, source.shape))
 
         def start(
@@ -115,8 +116,7 @@ class Reductions(CommunicatorBase):
                 total = out if fits else np.empty(reduction.shape, reduction.wire)
             sent = flat(x)
             received = None if total is None else sent if total is x else flat(total)
-            finisher = _finisher(reduction.op, self.size, scale)
-            test = reduction.start(self.transport, wire_op(reduction.op), sent, received, finisher)
+            test = reduction.start(transport, op_between, sent, received, _finisher(reduction.op, size, scale))
             if out is None or total is out:
                 return test, total
             return then(test, partial(np.copyto, out), total), out

@@ -226,6 +226,7 @@ class _CachedCall:
         "_queue",
         "_result",
         "_scalable",
+        "_shown",
         "_signature",
         "_small",
         "_timeout",
@@ -249,6 +250,7 @@ class _CachedCall:
         self._transport, self._control, self._queue = transport, control, queue
         self._call, self._timeout = (call.name, call.what, call.site), call.timeout
         self._header = tuple(call.signatures[control.me][word] for word in (HASH, ROWS, NBYTES, PREFIX))
+        self._shown = Signature(self._header[0], self._header[1])
         # Where each other rank's header is, and what it should say.
         self._expected = [
             [
@@ -304,7 +306,9 @@ class _CachedCall:
                             return result
                     else:
                         half_way = True
-                        met = self._publish(x, out)
+                        payload = None if self._header[2] < 0 else flat(x)
+                        room = None if out is None else payload if out is x else flat(out)
+                        met = self._transport.exchange_signatures(self._shown, payload, room, plan.prefix)
                         if self._all_agree(control.sequence):
                             met()
                             assert plan.start is not None
@@ -351,13 +355,6 @@ class _CachedCall:
         if scale is not None and not (type(scale) is float and self._scalable):
             return False
         return not self._plan.writes or x.flags.writeable
-
-    def _publish(self, x: Any, out: Any) -> Test:
-        """Shows the others the signature of a large call, as the general path does."""
-        payload = None if self._header[2] < 0 else flat(x)
-        room = None if out is None else payload if out is x else flat(out)
-        signature = Signature(self._header[0], self._header[1])
-        return self._transport.exchange_signatures(signature, payload, room, self._plan.prefix)
 
     def _all_agree(self, sequence: int) -> bool:
         """True if all ranks have come soon, and call what this one calls."""
