@@ -218,35 +218,40 @@ _SEGMENTS = ("mpich_shm_", "mpich_vci_", "sm_segment.", "vader_segment.", "ucx_s
 _LAG = 0.1
 
 
-def remove_stale_segments(since: float, folder: str = _SHM) -> None:
+def remove_stale_segments(since: float, folder: str = _SHM, *, dry_run: bool = False) -> tuple[int, int]:
     """Removes this user's segment files that were made later than `since` and that no process uses.
 
-    since: `time.time()` when the job began
+    since: `time.time()` when the job began; dry_run: they are only counted
+    Returns: how many, and the bytes that they take.
     """
     try:
         names = [name for name in os.listdir(folder) if name.startswith(_SEGMENTS)]
     except OSError:
-        return
-    for name in names:
-        _remove_if_unused(os.path.join(folder, name), since)
+        return 0, 0
+    sizes = [_remove_if_unused(os.path.join(folder, name), since, dry_run) for name in names]
+    found = [nbytes for nbytes in sizes if nbytes is not None]
+    return len(found), sum(found)
 
 
-def _remove_if_unused(path: str, since: float) -> None:
+def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
+    """The bytes that a file takes, if it was unused and is removed."""
     try:
         found = os.lstat(path)
         if found.st_uid != os.geteuid() or found.st_ctime < since - _LAG:
-            return
+            return None
         # O_NONBLOCK: the launcher of another job may have a lease on it in this moment.
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return  # gone already, or in such hands
+        return None  # gone already, or in such hands
     try:
         # If another process opens the file meanwhile, the kernel sends a signal: SIGIO would end this process.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        os.unlink(path)  # under the lease: a process that opens it now waits for us
+        if not dry_run:
+            os.unlink(path)  # under the lease: a process that opens it now waits for us
+        return found.st_blocks * 512
     except OSError:
-        pass  # in use; or this file system grants no leases, and the file stays
+        return None  # in use; or this file system grants no leases, and the file stays
     finally:
         os.close(fd)
 

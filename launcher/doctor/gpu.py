@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from launcher.doctor.findings import Finding, Level, error, install, note, ok, pip, warning
-from launcher.doctor.machine import size, version
+from launcher.doctor.machine import in_container, size, version
 from launcher.doctor.probes import Answer, ask
+from launcher.linux import read_text
 
 CHECK = "gpu"
 _LIMIT = 60.0  # s; CuPy compiles a kernel, and a GPU that slept wakes up
@@ -58,7 +59,7 @@ def look() -> Gpus:
         cupys={name: found for name in _CUPYS if (found := version(name))},
         bindings={name: found for name in _BINDINGS if (found := version(name))},
         visible=os.environ.get(_HIDDEN),
-        container=os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"),
+        container=in_container(),
         cudnn=version("nvidia-cudnn-frontend"),
     )
 
@@ -203,11 +204,8 @@ def _library() -> bool:
 
 
 def _module() -> str:
-    try:
-        words = Path("/proc/driver/nvidia/version").read_text().split("\n")[0].split()
-    except OSError:
-        return ""
-    return next((word for word in words if word[:1].isdigit() and "." in word), "loaded")
+    words = read_text("/proc/driver/nvidia/version").partition("\n")[0].split()
+    return next((word for word in words if word[:1].isdigit() and "." in word), "loaded" if words else "")
 
 
 def _cards() -> int:

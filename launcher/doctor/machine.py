@@ -5,14 +5,12 @@ Each check gathers facts, which depend on the machine, and passes them to a func
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import os
 import platform
 import re
 import resource
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from launcher.doctor.findings import Finding, error, install, note, ok, warning
 from launcher.doctor.probes import Answer, ask
+from launcher.linux import read_text, remove_stale_segments
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -36,13 +35,6 @@ def plural(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
 def cgroup(
     controller: str,
     v2: Sequence[str],
@@ -51,13 +43,13 @@ def cgroup(
     root: str = "/sys/fs/cgroup",
 ) -> Iterator[list[str]]:
     """The words in files of this process's control group and of each above it. v2, v1: their names in either version"""
-    for line in _read(groups).splitlines():
+    for line in read_text(groups).splitlines():
         _, controllers, path = line.split(":", 2)
         names = v2 if not controllers else v1 if controller in controllers.split(",") else ()
         base = Path(root, controllers)
         for folder in (base / path.lstrip("/"), *(base / path.lstrip("/")).parents):
             if names and folder.is_relative_to(base):
-                yield [word for name in names for word in _read(folder / name).split()]
+                yield [word for name in names for word in read_text(str(folder / name)).split()]
 
 
 def in_container() -> bool:
@@ -248,9 +240,8 @@ def judge_sharing(answer: Answer) -> list[Finding]:
     return [ok("memory", "ranks can share memory (memfd, mapped through /proc)")]
 
 
-def judge_stale_segments(answer: Answer, shm: int | None) -> list[Finding]:
-    """answer: of `stale_segments`, in a process of its own"""
-    files, nbytes = answer.value or (0, 0)
+def judge_stale_segments(files: int, nbytes: int, shm: int | None) -> list[Finding]:
+    """files, nbytes: of killed MPI jobs"""
     if not files:
         return []
     text = f"{plural(files, 'file')} ({size(nbytes)}) in {SHM} that killed MPI jobs left, and that no process uses"
@@ -260,7 +251,7 @@ def judge_stale_segments(answer: Answer, shm: int | None) -> list[Finding]:
 
 def memory() -> list[Finding]:
     """Memory of ranks: their own, what they share, and what their MPI keeps in /dev/shm."""
-    words = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines())
+    words = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines())
     total, available = (int(words.get(name, "0 kB").split()[0]) * _KIB for name in ("MemTotal", "MemAvailable"))
     shm, free = None, 0
     if os.path.ismount(SHM):
@@ -268,64 +259,18 @@ def memory() -> list[Finding]:
     return [
         *judge_memory(total, available, *memory_limit(), shm, free, in_container()),
         *judge_sharing(ask("launcher.doctor.probes", "shared_memory", limit=20.0)),
-        *judge_stale_segments(ask("launcher.doctor.probes", "stale_segments", limit=20.0), shm),
+        *judge_stale_segments(*remove_stale_segments(0.0, SHM, dry_run=True), shm),
     ]
 
 
-# -- files of killed MPI jobs: MPICH's, Open MPI's since 5 and before, UCX's
-
-_SEGMENTS = ("mpich_shm_", "mpich_vci_", "sm_segment.", "vader_segment.", "ucx_shm_posix_")
-
-
-def stale_segments(folder: str = SHM) -> tuple[int, int]:
-    """How many files of this user's killed jobs are left, and their bytes. For a main thread: it ignores a signal.
-
-    Names do not tell whether a file is used, but the kernel grants a write lease only on a file that no process has
-    open or mapped, in whatever container.
-    """
-    try:
-        paths = [os.path.join(folder, name) for name in os.listdir(folder) if name.startswith(_SEGMENTS)]
-    except OSError:
-        paths = []
-    # A process that opens a file under our lease makes the kernel send SIGIO, which would end this process.
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    try:
-        sizes = [nbytes for path in paths if (nbytes := _unused(path)) is not None]
-    finally:
-        signal.signal(signal.SIGIO, before)
-    return len(sizes), sum(sizes)
-
-
 def sweep(folder: str = SHM) -> int:
-    """`ddp-doctor sweep`: removes them; returns 1 if some are still there, else 0."""
-    from launcher.linux import remove_stale_segments
-
-    files, nbytes = stale_segments(folder)
-    remove_stale_segments(0.0, folder)
-    left, left_bytes = stale_segments(folder)
-    print(f"{files - left} files of killed MPI jobs removed from {folder} ({(nbytes - left_bytes) / _MIB:.0f} MiB)")
+    """`ddp-doctor sweep`: removes files of killed MPI jobs; returns 1 if some are still there, else 0."""
+    files, nbytes = remove_stale_segments(0.0, folder)
+    print(f"{files} files of killed MPI jobs removed from {folder} ({nbytes / _MIB:.0f} MiB)")
+    left, _ = remove_stale_segments(0.0, folder, dry_run=True)
     if left:
         print(f"{left} could not be removed")
     return 1 if left else 0
-
-
-def _unused(path: str) -> int | None:
-    """The bytes that a file takes; None if it is used, or not this user's."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid():
-            return None
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return found.st_blocks * 512
-    except OSError:  # in use, or a file system that grants no leases
-        return None
-    finally:
-        os.close(fd)
 
 
 # -- what the system rations

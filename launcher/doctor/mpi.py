@@ -32,6 +32,7 @@ class Starters(NamedTuple):
     mpiexec: what ddp-launch would use, "" if there is none, for the reason `trouble`; family: whose it is
     bare: what `mpiexec` means to a shell, "" if nothing; bare_family: whose that is
     srun: Slurm's, if that starts the ranks instead, inside an allocation; else ""
+    local: ddp-launch starts ranks of one host itself
     """
 
     wheels: dict[str, str]
@@ -41,23 +42,25 @@ class Starters(NamedTuple):
     bare: str = ""
     bare_family: str = ""
     srun: str = ""
+    local: bool = False
 
 
 def look(environ: Mapping[str, str] = os.environ) -> Starters:
     """What there is."""
     wheels = {name: found for name in _WHEELS if (found := version(name))}
     mpiexec = family = trouble = srun = ""
+    local = False
     try:
         mpiexec, family = find_mpiexec_for("auto", environ)
     except UsageError as refusal:
         trouble = str(refusal)
     try:
         chosen = engines.choose_engine(Job(module="launcher.doctor.trial", n=2), environ)
-        srun = str(getattr(chosen, "srun", ""))
+        srun, local = str(getattr(chosen, "srun", "")), chosen.name == "local"
     except UsageError as refusal:
         trouble = trouble or str(refusal)
     bare = shutil.which("mpiexec", path=environ.get("PATH")) or ""
-    return Starters(wheels, mpiexec, family, trouble, bare, _family(bare), srun)
+    return Starters(wheels, mpiexec, family, trouble, bare, _family(bare), srun, local)
 
 
 def judge(facts: Starters, answer: Answer) -> list[Finding]:
@@ -114,7 +117,8 @@ def _starter(facts: Starters) -> list[Finding]:
         text = f"{reason}: nothing could start more than one rank"
         return [error(CHECK, text, install("mpich"))]
     name = _NAMES[facts.family]
-    found = [ok(CHECK, f"ddp-launch starts ranks with {facts.mpiexec} ({name})")]
+    itself = "itself, on several hosts " if facts.local else ""
+    found = [ok(CHECK, f"ddp-launch starts ranks {itself}with {facts.mpiexec} ({name})")]
     if facts.bare and os.path.realpath(facts.bare) != os.path.realpath(facts.mpiexec):
         whose = _NAMES.get(facts.bare_family, "an MPI that is not known")
         text = f"a plain `mpiexec` is {facts.bare} ({whose}), while ddp-launch takes the one beside this Python"

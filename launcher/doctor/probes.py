@@ -305,12 +305,5 @@ def shared_memory() -> dict[str, Any]:
     return {"unsupported": "", "trouble": trouble}
 
 
-def stale_segments() -> tuple[int, int]:
-    """Files of killed MPI jobs, found by signals and leases, which need the main thread."""
-    from launcher.doctor import machine
-
-    return machine.stale_segments()
-
-
 if __name__ == "__main__":
-    answer({each.__name__: each for each in (blas, cuda, cupy, mpi, nccl, shared_memory, stale_segments)}[sys.argv[1]])
+    answer({each.__name__: each for each in (blas, cuda, cupy, mpi, nccl, shared_memory)}[sys.argv[1]])

@@ -6,18 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.doctor.findings import Finding, Level
-
-Expected = tuple[Level, str, str]
+from launcher.doctor.findings import Finding
 
 
 @pytest.fixture
 def assert_found() -> Callable[..., None]:
-    """Each finding has this level, and these words in its text and its fix; an empty fix is an empty fix."""
+    """Each finding is as `level text -> fix` says: these words are in its text and its fix; no fix means no fix."""
 
-    def compare(findings: list[Finding], *expected: Expected) -> None:
-        assert [each.level for each in findings] == [level for level, _, _ in expected], findings
-        for each, (_, text, fix) in zip(findings, expected, strict=True):
+    def compare(findings: list[Finding], *expected: str) -> None:
+        assert [each.level.value for each in findings] == [line.partition(" ")[0] for line in expected], findings
+        for each, line in zip(findings, expected, strict=True):
+            text, _, fix = line.partition(" ")[2].partition(" -> ")
             assert text in each.text
             assert fix in each.fix
             assert bool(fix) == bool(each.fix), each

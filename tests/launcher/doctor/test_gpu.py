@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from launcher.doctor import gpu
-from launcher.doctor.findings import Level, install, pip
+from launcher.doctor.findings import install, pip
 from launcher.doctor.probes import Answer, ask
-
-OK, NOTE, WARNING, ERROR = Level
 
 CPU = gpu.Gpus(cards=0, module="", library=False, cupys={}, bindings={})
 BOX = gpu.Gpus(
@@ -38,66 +36,47 @@ def nccl(**found: list[str]) -> Answer:
 
 
 WHEEL = ["2.30.4", "/v/nvidia/nccl/lib/libnccl.so.2"]
-SERVES = (OK, "CUDA's driver serves CUDA 12.8 (kernel module 550.54.15)", "")
-ONE = (OK, "GPU 0: NVIDIA H100, 80.0 GiB, compute capability 9.0", "")
-COMPUTES = (OK, "cupy-cuda12x 14.2.0 (CUDA 12.9) computes on the GPU", "")
-HAS_NCCL = (OK, f"NCCL 2.30.4 ({WHEEL[1]}) by pynccl; installed: pynccl 0.1.2, nvidia-nccl-cu12 2.30.4", "")
+SERVES = "ok CUDA's driver serves CUDA 12.8 (kernel module 550.54.15)"
+ONE = "ok GPU 0: NVIDIA H100, 80.0 GiB, compute capability 9.0"
+COMPUTES = "ok cupy-cuda12x 14.2.0 (CUDA 12.9) computes on the GPU"
+HAS_NCCL = f"ok NCCL 2.30.4 ({WHEEL[1]}) by pynccl; installed: pynccl 0.1.2, nvidia-nccl-cu12 2.30.4"
+REMOVE = f"{pip('uninstall', '-y', 'cupy-cuda12x', 'cupy')} && {install('cupy-cuda12x')}"
+REPLACE = f"{pip('uninstall', '-y', 'cupy-cuda13x')} && {install('cupy-cuda12x')}"
 CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
 
 
 @pytest.mark.parametrize(
     ("facts", "answers", "expected"),
     [
-        (CPU, gpu.Answers(), [(NOTE, "no NVIDIA GPU is seen here: ranks train on the CPU", "")]),
-        (
-            CPU._replace(cupys={"cupy-cuda12x": "14.2.0"}),
-            gpu.Answers(),
-            [(NOTE, "(cupy-cuda12x 14.2.0 has", "")],
-        ),
+        (CPU, gpu.Answers(), ["note no NVIDIA GPU is seen here: ranks train on the CPU"]),
+        (CPU._replace(cupys={"cupy-cuda12x": "14.2.0"}), gpu.Answers(), ["note (cupy-cuda12x 14.2.0 has"]),
         # A card without a driver, on a machine and in a container.
-        (CPU._replace(cards=1), gpu.Answers(), [(WARNING, "not its driver", "sudo apt install")]),
-        (
-            CPU._replace(module="550", container=True),
-            gpu.Answers(),
-            [(WARNING, "not its driver", "docker run --gpus")],
-        ),
+        (CPU._replace(cards=1), gpu.Answers(), ["warning not its driver -> sudo apt install"]),
+        (CPU._replace(module="550", container=True), gpu.Answers(), ["warning not its driver -> docker run --gpus"]),
         # A driver that gives no GPU: broken, hidden by the user, updated without a reboot, of an image on a laptop.
-        (BOX, gpu.Answers(Answer(None, "died of SIGSEGV")), [(ERROR, "cannot be asked: died of", "nvidia-smi")]),
-        (
-            BOX,
-            gpu.Answers(driver(refusal="CUDA_ERROR_UNKNOWN (999)")),
-            [(ERROR, "no GPU: CUDA_ERROR_UN", "nvidia-smi")],
-        ),
+        (BOX, gpu.Answers(Answer(None, "died of SIGSEGV")), ["error cannot be asked: died of -> nvidia-smi"]),
+        (BOX, gpu.Answers(driver(refusal="CUDA_ERROR_UNKNOWN (999)")), ["error no GPU: CUDA_ERROR_UN -> nvidia-smi"]),
         (
             BOX._replace(visible=""),
             gpu.Answers(driver(refusal="CUDA_ERROR_NO_DEVICE (100)")),
-            [(NOTE, "with CUDA_VISIBLE_DEVICES='': ranks train on the CPU", "unset CUDA_VISIBLE_DEVICES")],
+            ["note with CUDA_VISIBLE_DEVICES='': ranks train on the CPU -> unset CUDA_VISIBLE_DEVICES"],
         ),
         (
             BOX,
             gpu.Answers(driver(refusal="CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)")),
-            [(ERROR, "gives no GPU: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", "sudo reboot")],
+            ["error gives no GPU: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803) -> sudo reboot"],
         ),
         (
             BOX._replace(cards=0, module=""),
             gpu.Answers(driver(refusal="CUDA_ERROR_NO_DEVICE (100)")),
-            [(NOTE, "no GPU is seen here (CUDA_ERROR_NO_DEVICE (100))", "")],
+            ["note no GPU is seen here (CUDA_ERROR_NO_DEVICE (100))"],
         ),
         # All as it should be.
-        (
-            BOX,
-            gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL)),
-            [SERVES, ONE, COMPUTES, HAS_NCCL],
-        ),
+        (BOX, gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL)), [SERVES, ONE, COMPUTES, HAS_NCCL]),
         (
             BOX._replace(bindings={}),
             gpu.Answers(driver(H100), cupy(), nccl(cupy=["2.20.5", "/usr/lib/libnccl.so.2"])),
-            [
-                SERVES,
-                ONE,
-                COMPUTES,
-                (OK, "NCCL 2.20.5 (/usr/lib/libnccl.so.2) by CuPy", ""),
-            ],
+            [SERVES, ONE, COMPUTES, "ok NCCL 2.20.5 (/usr/lib/libnccl.so.2) by CuPy"],
         ),
         # Compute modes.
         (
@@ -105,8 +84,8 @@ CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
             gpu.Answers(driver({**H100, "mode": 3}, {**H100, "mode": 2}), cupy(), nccl(pynccl=WHEEL)),
             [
                 SERVES,
-                (NOTE, "one process at a time may use it, so --share-gpu fails", "sudo nvidia-smi -i 0 -c DEFAULT"),
-                (ERROR, "its compute mode forbids computing", "sudo nvidia-smi -i 1 -c DEFAULT"),
+                "note one process at a time may use it, so --share-gpu fails -> sudo nvidia-smi -i 0 -c DEFAULT",
+                "error its compute mode forbids computing -> sudo nvidia-smi -i 1 -c DEFAULT",
                 COMPUTES,
                 HAS_NCCL,
             ],
@@ -115,25 +94,17 @@ CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
         (
             BOX._replace(cupys={}),
             gpu.Answers(driver(H100)),
-            [SERVES, ONE, (WARNING, "CuPy is not installed", install(*CUPY12))],
+            [SERVES, ONE, f"warning CuPy is not installed -> {install(*CUPY12)}"],
         ),
         (
             BOX._replace(cupys={}),
             gpu.Answers(driver(H100, version=13000)),
-            [(OK, "serves CUDA 13.0", ""), ONE, (WARNING, "CuPy is not", "cupy-cuda13x nvidia-nccl-cu13 pynccl")],
+            ["ok serves CUDA 13.0", ONE, "warning CuPy is not -> cupy-cuda13x nvidia-nccl-cu13 pynccl"],
         ),
         (
             BOX._replace(cupys={"cupy-cuda12x": "14.2.0", "cupy": "13.0.0"}),
             gpu.Answers(driver(H100), cupy()),
-            [
-                SERVES,
-                ONE,
-                (
-                    ERROR,
-                    "several CuPy packages in one environment (cupy-cuda12x, cupy)",
-                    f"{pip('uninstall', '-y', 'cupy-cuda12x', 'cupy')} && {install('cupy-cuda12x')}",
-                ),
-            ],
+            [SERVES, ONE, f"error several CuPy packages in one environment (cupy-cuda12x, cupy) -> {REMOVE}"],
         ),
         (
             BOX._replace(cupys={"cupy-cuda13x": "14.2.0"}),
@@ -141,47 +112,38 @@ CUPY12 = ("cupy-cuda12x", "nvidia-nccl-cu12", "pynccl")
             [
                 SERVES,
                 ONE,
-                (
-                    ERROR,
-                    "cupy-cuda13x 14.2.0 does not work with this driver (CUDA 12.8): cudaErrorInsufficientDriver",
-                    f"{pip('uninstall', '-y', 'cupy-cuda13x')} && {install('cupy-cuda12x')}",
-                ),
+                f"error cupy-cuda13x 14.2.0 does not work with this driver (CUDA 12.8): cudaErrorIns -> {REPLACE}",
             ],
         ),
         (
             BOX,
             gpu.Answers(driver(H100), cupy("a sum on the GPU is 3 instead of 999000")),
-            [SERVES, ONE, (ERROR, "a sum on the GPU is 3", install("--force-reinstall", "cupy-cuda12x"))],
+            [SERVES, ONE, f"error a sum on the GPU is 3 -> {install('--force-reinstall', 'cupy-cuda12x')}"],
         ),
         (
             BOX._replace(cudnn=""),
             gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL)),
-            [SERVES, ONE, COMPUTES, (WARNING, "cuDNN is not installed", "nvidia-cudnn-cu12"), HAS_NCCL],
+            [SERVES, ONE, COMPUTES, "warning cuDNN is not installed -> nvidia-cudnn-cu12", HAS_NCCL],
         ),
         # NCCL: none, crashing, two.
         (
             BOX,
             gpu.Answers(driver(H100), cupy(), nccl()),
-            [SERVES, ONE, COMPUTES, (WARNING, "NCCL is not found", "nvidia-nccl-cu12 pynccl")],
+            [SERVES, ONE, COMPUTES, "warning NCCL is not found -> nvidia-nccl-cu12 pynccl"],
         ),
         (
             BOX,
             gpu.Answers(driver(H100), cupy(), Answer(None, "died")),
-            [
-                SERVES,
-                ONE,
-                COMPUTES,
-                (WARNING, "NCCL cannot be loaded (died)", "nvidia-nccl-cu12 pynccl"),
-            ],
+            [SERVES, ONE, COMPUTES, "warning NCCL cannot be loaded (died) -> nvidia-nccl-cu12 pynccl"],
         ),
         (
             BOX,
             gpu.Answers(driver(H100), cupy(), nccl(pynccl=WHEEL, cupy=["2.20.5", "/x"], path=WHEEL)),
-            [SERVES, ONE, COMPUTES, HAS_NCCL, (NOTE, "2.20.5 (/x), 2.30.4 (/v/", "")],
+            [SERVES, ONE, COMPUTES, HAS_NCCL, "note 2.20.5 (/x), 2.30.4 (/v/"],
         ),
     ],
 )
-def test_gpus(facts: gpu.Gpus, answers: gpu.Answers, expected: list[tuple[Level, str, str]], assert_found: Any) -> None:
+def test_gpus(facts: gpu.Gpus, answers: gpu.Answers, expected: list[str], assert_found: Any) -> None:
     assert_found(gpu.judge(facts, answers), *expected)
 
 

@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.doctor import hosts
-from launcher.doctor.findings import Level
 from launcher.doctor.hosts import NO_SSH, Reach
 from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI
 from launcher.network import Host
-
-OK, NOTE, WARNING, ERROR = Level
 
 PACKAGES = {"numpy": "2.4.6", "ddp-runtime": "0.1.0"}
 HERE = hosts.Here("3.11.7", "/v/bin/python", "/v", "/home/me", PACKAGES)
@@ -30,10 +27,7 @@ SAYS: dict[str, object] = {
     "packages": PACKAGES,
 }
 GOOD = Reach("b", True, status=0, value=SAYS)
-REACHED, SAME = (
-    (OK, "b is reached by ssh without a password (b, 8 cores)", ""),
-    (OK, "b has the same Python 3.11.9", ""),
-)
+REACHED, SAME = ("ok b is reached by ssh without a password (b, 8 cores)", "ok b has the same Python 3.11.9")
 COPY = "rsync -a /v/ b:/v/"
 
 
@@ -48,36 +42,36 @@ def says(**change: object) -> Reach:
 @pytest.mark.parametrize(
     ("reached", "expected"),
     [
-        (Reach("a", True, local=True), [(OK, "a is this machine", "")]),
+        (Reach("a", True, local=True), ["ok a is this machine"]),
         (GOOD, [REACHED, SAME]),
         # ssh's words.
-        (failed(255, "me@b: Permission denied (publickey)."), [(ERROR, "b wants a password: me@b", "ssh-copy-id b")]),
-        (failed(255, "Host key verification failed."), [(ERROR, "b is not known to ssh here", "ssh b true")]),
-        (failed(255, "connect to host b port 22: Connection refused"), [(ERROR, "b runs no ssh server", "sudo apt")]),
-        (failed(255, "Could not resolve hostname b", False), [(ERROR, "b has no address", "/etc/hosts")]),
-        (failed(255, "connect to host b port 22: Connection timed out"), [(ERROR, "timed out", "ssh -v b true")]),
-        (failed(None), [(ERROR, "b did not answer within 20 s", "ssh -v b true")]),
-        (failed(255), [(ERROR, "not reached by ssh: it says nothing", "ssh -v b true")]),
-        (failed(None, NO_SSH), [(ERROR, "there is no ssh on this machine", "sudo apt install openssh-client")]),
+        (failed(255, "me@b: Permission denied (publickey)."), ["error b wants a password: me@b -> ssh-copy-id b"]),
+        (failed(255, "Host key verification failed."), ["error b is not known to ssh here -> ssh b true"]),
+        (failed(255, "connect to host b port 22: Connection refused"), ["error b runs no ssh server -> sudo apt"]),
+        (failed(255, "Could not resolve hostname b", False), ["error b has no address -> /etc/hosts"]),
+        (failed(255, "connect to host b port 22: Connection timed out"), ["error timed out -> ssh -v b true"]),
+        (failed(None), ["error b did not answer within 20 s -> ssh -v b true"]),
+        (failed(255), ["error not reached by ssh: it says nothing -> ssh -v b true"]),
+        (failed(None, NO_SSH), ["error there is no ssh on this machine -> sudo apt install openssh-client"]),
         # The remote shell's.
-        (failed(127, "/v/bin/python: No such file"), [(ERROR, "but /v/bin/python does not run there", COPY)]),
-        (failed(1, ""), [(ERROR, "does not run there: exit status 1", COPY)]),
+        (failed(127, "/v/bin/python: No such file"), [f"error but /v/bin/python does not run there -> {COPY}"]),
+        (failed(1, ""), [f"error does not run there: exit status 1 -> {COPY}"]),
         # What is different there.
-        (says(python="3.12.1"), [REACHED, (ERROR, "b has Python 3.12.1 as /v/bin/python", COPY), (OK, "same", "")]),
+        (says(python="3.12.1"), [REACHED, f"error b has Python 3.12.1 as /v/bin/python -> {COPY}", "ok same"]),
         (
             says(packages={**PACKAGES, "numpy": "2.0.0"}),
-            [REACHED, (WARNING, "b has numpy 2.0.0, and this machine 2.4.6", "ssh b '/v/bin/python -m pip install nu")],
+            [REACHED, "warning b has numpy 2.0.0, and this machine 2.4.6 -> ssh b '/v/bin/python -m pip install nu"],
         ),
-        (says(packages={"numpy": "2.4.6"}), [REACHED, (ERROR, "b has no ddp-runtime", COPY)]),
-        (says(packages={"ddp-runtime": "0.1.0"}), [REACHED, (ERROR, "b has no numpy", "pip install numpy==2.4.6")]),
-        (says(packages={**PACKAGES, "ddp-runtime": "0"}), [REACHED, (ERROR, "b has ddp-runtime 0, and", COPY)]),
-        (says(folder=False), [REACHED, SAME, (WARNING, "b has no folder /home/me", "ssh b 'mkdir -p /home/me'")]),
-        (says(back="10.0.0.1: timed out"), [REACHED, SAME, (ERROR, "cannot reach this machine back (10.0.0", "ufw")]),
-        (GOOD._replace(skew=-90.0), [REACHED, SAME, (NOTE, "the clock of b is -90 s from this one", "timedatectl")]),
+        (says(packages={"numpy": "2.4.6"}), [REACHED, f"error b has no ddp-runtime -> {COPY}"]),
+        (says(packages={"ddp-runtime": "0.1.0"}), [REACHED, "error b has no numpy -> pip install numpy==2.4.6"]),
+        (says(packages={**PACKAGES, "ddp-runtime": "0"}), [REACHED, f"error b has ddp-runtime 0, and -> {COPY}"]),
+        (says(folder=False), [REACHED, SAME, "warning b has no folder /home/me -> ssh b 'mkdir -p /home/me'"]),
+        (says(back="10.0.0.1: timed out"), [REACHED, SAME, "error cannot reach this machine back (10.0.0 -> ufw"]),
+        (GOOD._replace(skew=-90.0), [REACHED, SAME, "note the clock of b is -90 s from this one -> timedatectl"]),
         (GOOD._replace(skew=0.2), [REACHED, SAME]),
     ],
 )
-def test_hosts(reached: Reach, expected: list[tuple[Level, str, str]], assert_found: Any) -> None:
+def test_hosts(reached: Reach, expected: list[str], assert_found: Any) -> None:
     assert_found(hosts.judge([reached], HERE), *expected)
 
 

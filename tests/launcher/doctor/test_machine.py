@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.doctor import machine
-from launcher.doctor.findings import Finding, Level, install
+from launcher.doctor.findings import install
 from launcher.doctor.probes import Answer
+from launcher.linux import remove_stale_segments
 
 MIB, GIB = 1 << 20, 1 << 30
-OK, NOTE, WARNING, ERROR = Level
 PACKAGES = {"numpy": "2.4.6", "ml_dtypes": "0.6.0", "mpi4py": "4.1.2"}
 PYTHON_FACTS = {"python": (3, 11, 7), "executable": "/venv/bin/python", "system": "Linux", "machine": "x86_64"}
 MEMORY_FACTS = {"total": 16 * GIB, "available": 8 * GIB, "limit": None, "used": 0, "shm": 8 * GIB, "shm_free": 8 * GIB}
@@ -26,62 +26,62 @@ GOOD: dict[str, dict[str, Any]] = {
     "memory": {**MEMORY_FACTS, "container": False},
     "limits": {**LIMITS_FACTS, "folder": "/tmp", "room": GIB},
 }
-HAS = (OK, "numpy 2.4.6, ml_dtypes 0.6.0, mpi4py 4.1.2", "")
-PYTHON = (OK, "Python 3.11.7, /venv/bin/python", "")
-CORES, UNSET = (OK, "8 cores", ""), (OK, "OMP_NUM_THREADS is not set", "")
-ROOM, SHM = (OK, "8.0 GiB of memory free, of 16.0 GiB", ""), (OK, "/dev/shm has 8.0 GiB free of 8.0 GiB", "")
-FILES, TMP = (OK, "1024 files open", ""), (OK, "/tmp has 1.0 GiB free", "")
+HAS = "ok numpy 2.4.6, ml_dtypes 0.6.0, mpi4py 4.1.2"
+PYTHON = "ok Python 3.11.7, /venv/bin/python"
+CORES, UNSET = "ok 8 cores", "ok OMP_NUM_THREADS is not set"
+ROOM, SHM = "ok 8.0 GiB of memory free, of 16.0 GiB", "ok /dev/shm has 8.0 GiB free of 8.0 GiB"
+FILES, TMP = "ok 1024 files open", "ok /tmp has 1.0 GiB free"
 
 
 @pytest.mark.parametrize(
     ("check", "change", "expected"),
     [
         ("python", {}, [PYTHON, HAS]),
-        ("python", {"python": (3, 9, 1)}, [(ERROR, "3.10 is the oldest", "venv"), HAS]),
-        ("python", {"python": (3, 15, 0)}, [(NOTE, "newer than", ""), HAS]),
-        ("python", {"system": "Darwin"}, [PYTHON, (ERROR, "this is Darwin", ""), HAS]),
-        ("python", {"machine": "aarch64"}, [PYTHON, (WARNING, "aarch64: only x86_64 is tested", ""), HAS]),
+        ("python", {"python": (3, 9, 1)}, ["error 3.10 is the oldest -> venv", HAS]),
+        ("python", {"python": (3, 15, 0)}, ["note newer than", HAS]),
+        ("python", {"system": "Darwin"}, [PYTHON, "error this is Darwin", HAS]),
+        ("python", {"machine": "aarch64"}, [PYTHON, "warning aarch64: only x86_64 is tested", HAS]),
         (
             "python",
             {"packages": {**PACKAGES, "mpi4py": ""}},
-            [PYTHON, (ERROR, "mpi4py is not installed", install("mpi4py>=4.0"))],
+            [PYTHON, f"error mpi4py is not installed -> {install('mpi4py>=4.0')}"],
         ),
         (
             "python",
             {"packages": {**PACKAGES, "numpy": "1.26.4"}},
-            [PYTHON, (ERROR, "numpy 1.26.4 is too old", install("numpy>=2.0")), (OK, "numpy 1.26.4", "")],
+            [PYTHON, f"error numpy 1.26.4 is too old -> {install('numpy>=2.0')}", "ok numpy 1.26.4"],
         ),
         ("threads", {}, [CORES, UNSET]),
-        ("threads", {"cores": 1}, [(OK, "1 core of this machine's 8", ""), UNSET]),
-        ("threads", {"quota": 2.0}, [(WARNING, "control group allows 2 at a time", "OMP_NUM_THREADS=1"), UNSET]),
+        ("threads", {"cores": 1}, ["ok 1 core of this machine's 8", UNSET]),
+        ("threads", {"quota": 2.0}, ["warning control group allows 2 at a time -> OMP_NUM_THREADS=1", UNSET]),
         ("threads", {"quota": 16.0}, [CORES, UNSET]),
-        ("threads", {"load": 9.0}, [CORES, UNSET, (NOTE, "busy (9.0 processes on 8 cores)", "")]),
-        ("threads", {"chosen": {"OMP_NUM_THREADS": "4,2"}}, [CORES, (OK, "OMP_NUM_THREADS=4,2 in every rank", "")]),
+        ("threads", {"load": 9.0}, [CORES, UNSET, "note busy (9.0 processes on 8 cores)"]),
+        ("threads", {"chosen": {"OMP_NUM_THREADS": "4,2"}}, [CORES, "ok OMP_NUM_THREADS=4,2 in every rank"]),
         (
             "threads",
             {"quota": 2.5, "chosen": {"OPENBLAS_NUM_THREADS": "4"}},
-            [(WARNING, "allows 2.5", "export"), (WARNING, "OPENBLAS_NUM_THREADS=4, with 2 cores", "unset OPENBLAS")],
+            ["warning allows 2.5 -> export", "warning OPENBLAS_NUM_THREADS=4, with 2 cores -> unset OPENBLAS"],
         ),
-        ("threads", {"chosen": {"MKL_NUM_THREADS": "many"}}, [CORES, (WARNING, "=many is no number", "unset MKL_NUM")]),
+        ("threads", {"chosen": {"MKL_NUM_THREADS": "many"}}, [CORES, "warning =many is no number -> unset MKL_NUM"]),
         ("memory", {}, [ROOM, SHM]),
-        ("memory", {"available": 200 * MIB}, [(WARNING, "200 MiB of memory free, of 16.0 GiB", "ps "), SHM]),
-        ("memory", {"limit": 3 * GIB, "used": GIB}, [(OK, "2.0 GiB of memory free, of the 3.0 GiB that", ""), SHM]),
-        ("memory", {"limit": GIB, "used": 2 * GIB}, [(WARNING, "0 KiB of memory free, of the 1.0 GiB", "ps "), SHM]),
+        ("memory", {"available": 200 * MIB}, ["warning 200 MiB of memory free, of 16.0 GiB -> ps ", SHM]),
+        ("memory", {"limit": 3 * GIB, "used": GIB}, ["ok 2.0 GiB of memory free, of the 3.0 GiB that", SHM]),
+        ("memory", {"limit": GIB, "used": 2 * GIB}, ["warning 0 KiB of memory free, of the 1.0 GiB -> ps ", SHM]),
         ("memory", {"limit": 12 * GIB, "used": GIB}, [ROOM, SHM]),
-        ("memory", {"shm": None}, [ROOM, (WARNING, "/dev/shm is not there", "sudo mount -t tmpfs")]),
-        ("memory", {"shm": 64 * MIB, "container": True}, [ROOM, (WARNING, "/dev/shm has 64 MiB", "docker run --shm")]),
-        ("memory", {"shm": 64 * MIB}, [ROOM, (WARNING, "/dev/shm has 64 MiB", "sudo mount -o remount")]),
-        ("memory", {"shm_free": MIB}, [ROOM, (WARNING, "/dev/shm is full (1 MiB free of 8.0 GiB)", "ls ")]),
+        ("memory", {"shm": None}, [ROOM, "warning /dev/shm is not there -> sudo mount -t tmpfs"]),
+        ("memory", {"shm": 64 * MIB, "container": True}, [ROOM, "warning /dev/shm has 64 MiB -> docker run --shm"]),
+        ("memory", {"shm": 64 * MIB}, [ROOM, "warning /dev/shm has 64 MiB -> sudo mount -o remount"]),
+        ("memory", {"shm_free": MIB}, [ROOM, "warning /dev/shm is full (1 MiB free of 8.0 GiB) -> ls "]),
         ("limits", {}, [FILES, TMP]),
-        ("limits", {"files": None}, [(OK, "any number of files open", ""), TMP]),
-        ("limits", {"files": 64}, [(WARNING, "only 64 files open", "ulimit -n 4096"), TMP]),
-        ("limits", {"files": 64, "files_hard": 64}, [(WARNING, "only 64 files", "sudo prlimit"), TMP]),
-        ("limits", {"processes": 100}, [FILES, (WARNING, "only 100 processes", "ulimit -u"), TMP]),
-        ("limits", {"infiniband": True}, [FILES, (WARNING, "only 8 MiB of memory may be", "ulimit -l"), TMP]),
+        ("limits", {"files": None}, ["ok any number of files open", TMP]),
+        ("limits", {"files": 64}, ["warning only 64 files open -> ulimit -n 4096", TMP]),
+        ("limits", {"files": 64, "files_hard": 64}, ["warning only 64 files -> sudo prlimit", TMP]),
+        ("limits", {"processes": 100}, [FILES, "warning only 100 processes -> ulimit -u", TMP]),
+        ("limits", {"infiniband": True}, [FILES, "warning only 8 MiB of memory may be -> ulimit -l", TMP]),
         ("limits", {"infiniband": True, "locked": None}, [FILES, TMP]),
-        ("limits", {"room": None}, [FILES, (ERROR, "no temporary file can be made in /tmp", "export TMPDIR=")]),
-        ("limits", {"room": None, "folder": "/x"}, [FILES, (ERROR, "can be made in /x", "unset TMPDIR")]),
-        ("limits", {"room": MIB}, [FILES, (WARNING, "/tmp has 1 MiB free", "export TMPDIR=")]),
+        ("limits", {"room": None}, [FILES, "error no temporary file can be made in /tmp -> export TMPDIR="]),
+        ("limits", {"room": None, "folder": "/x"}, [FILES, "error can be made in /x -> unset TMPDIR"]),
+        ("limits", {"room": MIB}, [FILES, "warning /tmp has 1 MiB free -> export TMPDIR="]),
     ],
 )
 def test_facts_are_judged(check: str, change: dict[str, Any], expected: list[Any], assert_found: Any) -> None:
@@ -96,32 +96,31 @@ SHARES = {"unsupported": "", "trouble": ""}
 @pytest.mark.parametrize(
     ("judge", "value", "expected"),
     [
-        ("blas", BLAS, (OK, "scipy-openblas 0.3.31, 2 threads in this process; bfloat16 works", "")),
-        ("blas", {**BLAS, "name": "", "version": "", "threads": None}, (OK, "an unknown BLAS; bfloat16", "")),
-        ("blas", {**BLAS, "name": "none", "version": ""}, (WARNING, "not optimized", "--only-binary")),
-        ("blas", {**BLAS, "right": False}, (ERROR, "wrong numbers", "--force-reinstall numpy")),
-        ("blas", "ImportError: libgfortran.so.5", (ERROR, "ImportError: libgfortran.so.5", "--force-reinstall")),
-        ("sharing", SHARES, (OK, "ranks can share memory", "")),
-        ("sharing", {**SHARES, "unsupported": "no order of stores on aarch64"}, (NOTE, "aarch64", "")),
-        ("sharing", {**SHARES, "trouble": "[Errno 13] Permission denied"}, (WARNING, "Errno 13", "hidepid=0")),
-        ("sharing", {**SHARES, "trouble": "[Errno 12] no memory"}, (WARNING, "Errno 12", "")),
-        ("sharing", "died", (WARNING, "(died)", "")),
-        ("segments", [0, 0], None),
-        ("segments", [1, 2 * MIB], (NOTE, "1 file (2 MiB) in /dev/shm", "ddp-doctor sweep")),
-        ("segments", [9, 3 * GIB], (WARNING, "9 files (3.0 GiB) in /dev/shm", "ddp-doctor sweep")),
-        ("segments", "died", None),
+        ("blas", BLAS, "ok scipy-openblas 0.3.31, 2 threads in this process; bfloat16 works"),
+        ("blas", {**BLAS, "name": "", "version": "", "threads": None}, "ok an unknown BLAS; bfloat16"),
+        ("blas", {**BLAS, "name": "none", "version": ""}, "warning not optimized -> --only-binary"),
+        ("blas", {**BLAS, "right": False}, "error wrong numbers -> --force-reinstall numpy"),
+        ("blas", "ImportError: libgfortran.so.5", "error ImportError: libgfortran.so.5 -> --force-reinstall"),
+        ("sharing", SHARES, "ok ranks can share memory"),
+        ("sharing", {**SHARES, "unsupported": "no order of stores on aarch64"}, "note aarch64"),
+        ("sharing", {**SHARES, "trouble": "[Errno 13] Permission denied"}, "warning Errno 13 -> hidepid=0"),
+        ("sharing", {**SHARES, "trouble": "[Errno 12] no memory"}, "warning Errno 12"),
+        ("sharing", "died", "warning (died)"),
         ("blas", "ModuleNotFoundError: No module named 'numpy'", None),  # which another check names
         ("sharing", "ModuleNotFoundError: No module named 'numpy'", None),
     ],
 )
 def test_answers_are_judged(judge: str, value: Any, expected: Any, assert_found: Any) -> None:
     answer = Answer(None, value) if isinstance(value, str) else Answer(value, "")
-    judges: dict[str, Callable[[Answer], list[Finding]]] = {
-        "blas": machine.judge_blas,
-        "sharing": machine.judge_sharing,
-        "segments": lambda answer: machine.judge_stale_segments(answer, 8 * GIB),
-    }
-    assert_found(judges[judge](answer), *([expected] if expected else []))
+    assert_found(getattr(machine, f"judge_{judge}")(answer), *([expected] if expected else []))
+
+
+def test_files_of_killed_jobs(assert_found: Any) -> None:
+    assert_found(machine.judge_stale_segments(0, 0, 8 * GIB))
+    assert_found(
+        machine.judge_stale_segments(1, 2 * MIB, 8 * GIB), "note 1 file (2 MiB) in /dev/shm -> ddp-doctor sweep"
+    )
+    assert_found(machine.judge_stale_segments(9, 3 * GIB, 8 * GIB), "warning 9 files (3.0 GiB) -> ddp-doctor sweep")
 
 
 @pytest.mark.parametrize(
@@ -157,16 +156,17 @@ def test_sizes() -> None:
 
 
 def test_only_unused_segments_are_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    stale = partial(remove_stale_segments, 0.0, dry_run=True)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # a file system that grants leases
         paths = [Path(folder, name) for name in ("mpich_shm_1_0", "sm_segment.host.0.1.0", "mpich_shm_2_0", "mine")]
         for path in paths:
             path.write_bytes(bytes(mmap.PAGESIZE))
         with open(paths[2], "r+b") as file:
             held = mmap.mmap(file.fileno(), 0)
-        assert machine.stale_segments(folder) == (2, 2 * mmap.PAGESIZE)
+        assert stale(folder) == (2, 2 * mmap.PAGESIZE)
         assert machine.sweep(folder) == 0
         assert [path.exists() for path in paths] == [False, False, True, True]
         assert "2 files of killed MPI jobs removed" in capsys.readouterr().out
         held.close()
-        assert machine.stale_segments(folder)[0] == 1
-    assert machine.stale_segments("/nonexistent") == (0, 0)
+        assert stale(folder)[0] == 1
+    assert stale("/nonexistent") == (0, 0)
