@@ -45,8 +45,8 @@ class DataLoader:
     drop_last: leave out the last batch if it is shorter
     timeout: seconds that a batch of a worker may take; 0: as long as it takes
     worker_init_fn: called as `worker_init_fn(worker_id)` in each worker when it starts
-    multiprocessing_context: "forkserver": workers are forked from a small server, which all loaders of this process
-    share; "spawn": from one that is started for these workers alone; or a context of `multiprocessing` of these names
+    multiprocessing_context: "forkserver", "spawn", or a context of `multiprocessing` of these names: workers are forked
+    from a small server, which all loaders of this process share
     generator: where the loader's seed, and that of `shuffle`, is drawn; None: this thread's stream
     prefetch_factor: batches that each worker has ahead; None: 2
     persistent_workers: workers stay for the next pass, with the dataset as they have it
@@ -82,7 +82,7 @@ class DataLoader:
         self._stream = isinstance(dataset, IterableDataset)
         check_sampling(self._stream, batch_size, shuffle, sampler, batch_sampler, drop_last)
         check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
-        self._own_server = start_method(multiprocessing_context) == "spawn"
+        check_context(multiprocessing_context)
         self.dataset = dataset
         self.num_workers = num_workers
         self.pin_memory = pin_memory
@@ -133,8 +133,7 @@ class DataLoader:
         self._modules = {
             name for name in self._modules if name.partition(".")[0] not in ("__main__", "builtins", "ddp")
         }
-        if not self._own_server:
-            fork_server.fork_server(self._modules, script)
+        fork_server.fork_server(self._modules, script)
 
     @property
     def epoch(self) -> int:
@@ -198,7 +197,7 @@ class DataLoader:
         from ddp.data.payload import Payload
         from ddp.data.worker_pool import WorkerPool
 
-        pool = WorkerPool(Payload(config), self._modules, self.num_workers, self.timeout, self._own_server)
+        pool = WorkerPool(Payload(config), self._modules, self.num_workers, self.timeout)
         if self.persistent_workers:
             self._pool = pool
         return pool
@@ -363,8 +362,8 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
 
 
-def start_method(context: Any) -> str:
-    """How workers start, "forkserver" or "spawn", by `multiprocessing_context`. Raises: ArgumentError for others."""
+def check_context(context: Any) -> None:
+    """Raises: ArgumentError for another `multiprocessing_context` than "forkserver" and "spawn"."""
     name = "forkserver" if context is None else context if isinstance(context, str) else context.get_start_method()
     if name == "fork":
         raise ArgumentError(
@@ -373,4 +372,3 @@ def start_method(context: Any) -> str:
         )
     if name not in ("forkserver", "spawn"):
         raise ArgumentError(f"multiprocessing_context should be 'forkserver' or 'spawn', is {name!r}")
-    return str(name)

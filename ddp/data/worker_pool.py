@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp._block import Block
 from ddp.data.fetching import FetchResult
-from ddp.data.fork_server import ForkServer, WorkerProcess, current_script, end_workers, fork_server
+from ddp.data.fork_server import WorkerProcess, current_script, end_workers, fork_server
 from ddp.data.payload import Payload
 from ddp.data.shared_batches import BatchReader, PackedBatch
 from ddp.data.worker import FetchTask, StartPass, WorkerFailure
@@ -28,7 +28,6 @@ class WorkerPool:
 
     modules: names of those that the server imports for them
     timeout: seconds that a batch may take; 0: no limit
-    own_server: they are forked by a server that is started for them alone
 
     Raises: ArgumentError if they need a script that has no file; WorkerError if they cannot be started.
     """
@@ -39,10 +38,9 @@ class WorkerPool:
         modules: Iterable[str],
         count: int,
         timeout: float,
-        own_server: bool,
     ) -> None:
         script = current_script() if payload.needs_script else {}
-        server = ForkServer(frozenset(modules), script) if own_server else fork_server(modules, script)
+        server = fork_server(modules, script)
         self._layout = payload.layout
         self._timeout = timeout
         self._connections: list[SharingConnection] = []

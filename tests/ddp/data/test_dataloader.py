@@ -139,11 +139,6 @@ def test_two_iterations_at_once() -> None:
     assert len(list(second)) == 3
 
 
-def test_a_fresh_interpreter_for_each_crew() -> None:
-    loader = DataLoader(Whoami(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
-    assert [batch[:, 0].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
 def test_whole_batches_are_taken_at_once() -> None:
     class Whole(Squares):
         def __getitems__(self, indices: list[int]) -> list[Any]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,26 +81,3 @@ def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:
     assert next(before)[1].item() == 1  # its worker is as it was
     del sys.modules["ddp_test_edited"]
     assert read(module("anew")) == ["anew"]
-
-
-def zombies() -> int:
-    """Children of this process that have ended, and that it has not waited for."""
-    found = 0
-    for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split():
-        try:
-            found += Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        except FileNotFoundError:
-            pass  # a child of another thread
-    return found
-
-
-def test_servers_of_single_crews_leave_no_zombies() -> None:
-    loader = DataLoader(Squares(2), num_workers=1, multiprocessing_context="spawn")
-    before = zombies()
-    for _ in range(2):
-        list(loader)
-    deadline = time.monotonic() + 20
-    while zombies() > before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-        fork_server.fork_server((), {})

@@ -24,7 +24,7 @@ from ddp.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
-from ddp.errors import ArgumentError, DeviceError, StateDictError
+from ddp.errors import ArgumentError, StateDictError
 
 WEIGHTS = [0.1, 0.0, 0.4, 0.2, 0.3]
 
@@ -213,7 +213,7 @@ def test_a_state_of_something_else_is_refused(name: str, state: Any, told: str) 
     assert sampler.state_dict() == before
 
 
-@pytest.mark.parametrize("snapshot", [None, "", "zz", "00", 7])
+@pytest.mark.parametrize("snapshot", [None, "00"])
 def test_a_generators_state_that_is_none_is_refused(snapshot: Any) -> None:
     sampler = MAKERS["own generator"]()
     state = {**sampler.state_dict(), "generator": snapshot}
@@ -224,11 +224,6 @@ def test_a_generators_state_that_is_none_is_refused(snapshot: Any) -> None:
     with pytest.raises(StateDictError, match="cursor 12"):
         sampler.load_state_dict({**RandomSampler(range(11), generator=ddp.Generator()).state_dict(), "cursor": 12})
     assert sampler.state_dict() == before
-
-
-def test_a_generator_of_a_gpu_is_refused() -> None:
-    with pytest.raises(DeviceError, match="generator on cuda"):
-        RandomSampler(range(3), generator=ddp.Generator("cuda"))
 
 
 def test_a_sampler_of_ones_own_may_have_a_position_too() -> None:
@@ -251,8 +246,3 @@ def test_a_sampler_of_ones_own_may_have_a_position_too() -> None:
     assert list(batches) == [[0, 2], [4, 6], [8, 10]]
     batches.load_state_dict(batches.state_after(batches.state_dict(), 1))
     assert list(batches) == [[4, 6], [8, 10]]
-
-
-def test_a_sampler_without_iter_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="Sampler has no __iter__"):
-        iter(Sampler[int]())

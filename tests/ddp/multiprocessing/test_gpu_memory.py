@@ -85,15 +85,6 @@ class TestProcesses:
         until(nobody_looks)
         assert ddp.cuda.memory_allocated() == 0, "the kernel has closed what the child held"
 
-    def test_home_again(self, start: Any, gpu: Any) -> None:
-        requests, results, _ = start(gpu_children.give_back)
-        x = ddp.arange(2, 6.0, device="cuda")
-        requests.put(x)
-        back = results.get()
-        assert back.data_ptr() == x.data_ptr()
-        assert results.get().tolist() == [3.0, 4.0]
-        requests.put(None)
-
     def test_sent_on(self, start: Any, gpu: Any) -> None:
         """Unlike PyTorch's: who has got memory may send it on; the process that it belongs to keeps it for all."""
         requests, results, _ = start(gpu_children.give_back)
@@ -203,18 +194,3 @@ class TestCalls:
         until(nobody_looks)
         ddp.cuda.empty_cache()
         assert all_descriptors() == before
-
-
-def test_the_driver_is_asked_where_the_allocation_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Driver:
-        code = 0
-
-        def cuMemGetAddressRange_v2(self, base: Any, size: Any, address: Any) -> int:
-            base._obj.value, size._obj.value = address.value - address.value % 4096, 4096
-            return self.code
-
-    monkeypatch.setattr(ipc, "_driver", Driver)
-    assert ipc.address_range(0x7000_0000 + 1234) == 0x7000_0000
-    monkeypatch.setattr(Driver, "code", 1)
-    with pytest.raises(SharingError, match="answered 1"):
-        ipc.address_range(0x7000_0000)

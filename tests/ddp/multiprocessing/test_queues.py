@@ -74,17 +74,6 @@ def test_join_waits_for_all_tasks() -> None:
     tasks.join_thread()
 
 
-def test_a_simple_queue() -> None:
-    simple = mp.SimpleQueue()
-    assert simple.empty()
-    x = ddp.zeros(2)
-    simple.put((x, 1))
-    assert not simple.empty()
-    simple.get()[0].fill_(2)
-    assert x.tolist() == [2, 2]
-    simple.close()
-
-
 def test_start_methods() -> None:
     assert mp.get_all_start_methods() == ["spawn", "forkserver", "fork"]
     context = mp.get_context("forkserver")
