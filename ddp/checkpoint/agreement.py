@@ -58,12 +58,12 @@ def describing_os_errors(what: str, path: str) -> Iterator[None]:
     except OSError as error:
         number = error.errno or 0
         advice = f" ({_ADVICE[number]})" if number in _ADVICE else ""
-        room = ""
+        free = ""
         if number in _NO_ROOM:
             with contextlib.suppress(OSError):
                 stat = os.statvfs(os.path.dirname(path))
-                room = f", {stat.f_bavail * stat.f_frsize:,} bytes are left"
-        raise LocalFailure(f"{what} {path}: {reason(error)}{room}{advice}") from error
+                free = f", {stat.f_bavail * stat.f_frsize:,} bytes are left"
+        raise LocalFailure(f"{what} {path}: {reason(error)}{free}{advice}") from error
 
 
 def reason(error: OSError) -> str:

@@ -46,7 +46,7 @@ class Checkpointer:
         load_state_dict; a dict may hold such objects. It is each rank's own; its tensors come back on the CPU
     keep: how many checkpoints are kept, None: all
     every: steps from one save to the next, every_seconds: seconds; both may be given, None: neither
-    async_save: a save goes on beside training, which waits only where it would change what has not been copied
+    async_save: a save goes on during training, which waits only where it would change what has not been copied
     comm: the ranks; None: `collectives.init()`
     resume: False: begin anew, in a folder without checkpoints
 
@@ -382,7 +382,7 @@ class Checkpointer:
         self._due, self._saved_time = False, time.monotonic()
 
     def _stop_if_requested(self) -> None:
-        """Stops for a signal that came outside of the steps: before the first of them, or after the last."""
+        """Stops for a signal outside of the steps: before the first of them, or after the last."""
         self._sum_requests()
         if self._requests.received[STOP]:
             self.stop()

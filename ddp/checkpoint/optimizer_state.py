@@ -1,11 +1,12 @@
 """Optimizer state on its way to disk and back: whole, or in the pieces that the ranks of a ZeroOptimizer hold.
 
 Both are saved as (parameter, start, stop, state there), so that either loads into the other, at any number of ranks.
-Parameters go by number, as in every optimizer's state dict, with the model's names beside: by these an optimizer of
-another model is told from the one that was saved."""
+Parameters go by number, as in every optimizer's state dict, with the model's names: these tell an optimizer of another
+model from the one that was saved."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -61,13 +62,13 @@ def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:
 
 
 class SavedOptimizer:
-    """The state of one optimizer in a checkpoint. saved_pieces: of `pieces`, by all ranks that have some"""
+    """The state of one optimizer in a checkpoint. saved_pieces: those of each rank"""
 
     def __init__(self, described: Mapping[str, Any], saved_pieces: Sequence[JSON], arrays: Decoder) -> None:
         self._described = described
         self._arrays = arrays
         self._pieces: dict[int, list[tuple[int, int, list[str], JSON]]] = {}
-        for number, start, stop, cut, state in (piece for each in saved_pieces for piece in each):
+        for number, start, stop, cut, state in itertools.chain(described["pieces"], *saved_pieces):
             self._pieces.setdefault(number, []).append((start, stop, cut, state))
 
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:

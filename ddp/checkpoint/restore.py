@@ -85,11 +85,7 @@ class Restorer:
         """Raises: StateDictError, with names, if the checkpoint is of something else; nothing has changed yet."""
         training, state, names = self._training, self._saved.state, self._training.names
         self._optimizers = [
-            SavedOptimizer(
-                described,
-                [described["pieces"], *(own["pieces"][at] for own in self._saved.own_state)],
-                self._arrays,
-            )
+            SavedOptimizer(described, [own["pieces"][at] for own in self._saved.own_state], self._arrays)
             for at, described in enumerate(state["optimizers"])
         ]
         self._fits = {"model": True, "optimizer": True, "scheduler": True, "scaler": True}
@@ -153,15 +149,18 @@ class Restorer:
 
     @property
     def within(self) -> bool:
-        """Whether the loader was in the middle of a pass. Checkpoints that do not say so are of steps, which are."""
-        return bool(self._own.get("within", True))
+        """Whether the loader was in the middle of a pass."""
+        return bool(self._own["within"])
 
     def _read_random(self) -> Callable[[], None]:
         if self._rank < self._saved.size:
             return functools.partial(restore_random, self._arrays.value(self._own["random"]))
-        owns = enumerate(self._saved.own_state)
-        everyones = [SavedArrays(self._saved, rank).value(own["random"]) for rank, own in owns]
+        everyones = self._of_all_ranks(lambda own: own["random"])
         return functools.partial(derive_random, everyones, self._rank, self._saved.step)
+
+    def _of_all_ranks(self, part: Callable[[Any], JSON]) -> list[Any]:
+        owns = enumerate(self._saved.own_state)
+        return [SavedArrays(self._saved, rank).value(part(own)) for rank, own in owns]
 
     def _try(self, part: str, check: Any) -> None:
         try:
@@ -212,10 +211,7 @@ class Restorer:
     def _hook_state(self, number: int) -> Any:
         if self._size == self._saved.size:
             return self._arrays.value(self._own["hooks"][number][1])
-        everyones = [
-            SavedArrays(self._saved, rank).value(own["hooks"][number][1])
-            for rank, own in enumerate(self._saved.own_state)
-        ]
+        everyones = self._of_all_ranks(lambda own: own["hooks"][number][1])
         if not isinstance(everyones[0], dict) or "errors" not in everyones[0]:
             return everyones[self._origin]
         return reshard_hook_state([_as_arrays(each) for each in everyones], self._rank, self._size)

@@ -69,7 +69,7 @@ def write_file(path: str, chunks: Iterator[memoryview]) -> None:
             while chunk:
                 chunk = chunk[os.write(fd, chunk) :]
             if written - started >= BLOCK:
-                # The disk begins beside what comes next, so that less is left for the fsync; then the data leaves the
+                # The disk begins during what comes next, so that less is left for the fsync; then the data leaves the
                 # page cache, as it is not read again.
                 with contextlib.suppress(OSError):  # not every file system takes such advice
                     os.posix_fadvise(fd, started, written - started, os.POSIX_FADV_DONTNEED)
@@ -79,7 +79,7 @@ def write_file(path: str, chunks: Iterator[memoryview]) -> None:
         with contextlib.suppress(OSError):  # the error that came first says more
             os.close(fd)
         raise
-    os.close(fd)  # a network file system may report here that it had no room
+    os.close(fd)  # a network file system may report here that it was full
 
 
 def sync_folder(path: str) -> None:
@@ -131,10 +131,10 @@ class _Checksums:
 
     def add(self, data: memoryview) -> None:
         while data:
-            room = BLOCK - self._length % BLOCK
-            self._sum.update(data[:room])
-            self._length += len(data[:room])
-            data = data[room:]
+            left = BLOCK - self._length % BLOCK
+            self._sum.update(data[:left])
+            self._length += len(data[:left])
+            data = data[left:]
             if self._length % BLOCK == 0:
                 self._done.append(self._sum.hexdigest())
                 self._sum = hashlib.sha256()

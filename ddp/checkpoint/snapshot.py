@@ -1,6 +1,6 @@
 """The state of one moment, copied while training goes on, and the thread that writes it.
 
-What only an optimizer's step changes, its parameters and their state, is copied by a thread beside the next forward and
+What only an optimizer's step changes, its parameters and their state, is copied by a thread during the next forward and
 backward (NumPy lets go of the GIL for it), and the step waits for what is left. All else is copied at once. The memory
 of the copies stays from one save to the next, so there is one copy, of what this rank writes, and never a second one.
 
@@ -91,7 +91,7 @@ def _mark(array: Array) -> Any:
 
 
 def _copy(array: Array, target: Array, mark: Any) -> None:
-    """mark: of an array on a device, which is then copied beside the stream that computes"""
+    """mark: of an array on a device, which is then copied on another stream than the one that computes"""
     if isinstance(array, np.ndarray):
         np.copyto(target, array)
     elif mark is None:

@@ -1,13 +1,13 @@
 """Batches on their way to the GPU while the step before runs there: through pinned memory, on a stream of their own.
 
-A copy from ordinary memory makes the processor wait; one from pinned memory runs beside the computation. What is pinned
+A copy from ordinary memory makes the processor wait; one from pinned memory runs during the computation. What is pinned
 already is copied from where it is, and so is what workers write: the blocks that they use again and again are
 registered with CUDA, and a block goes back to its worker when its copy is over. For all else there are two pinned
 buffers: while one batch is copied out of the first, the next is written into the second. The host waits only where it
 is so far ahead of the GPU that both are in use, or that `_AHEAD` batches are on their way out of blocks.
 
 The GPU's memory for a batch belongs to the stream that computes: the allocator gives it to later work of that stream
-when the batch is dropped. So the copy waits for what that stream was given before, and that stream for the copy.
+when the batch is dropped. So the copy waits for what that stream was issued before, and that stream for the copy.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class DevicePrefetcher(Iterator[Any]):
         self._copies, self._registering, self._streams = copies, copies, stream_order
         with on(where):
             index = self._xp.cuda.runtime.getDevice()
-            self._lane = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
+            self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
         self._buffers = [_PinnedBuffer(self._xp) for _ in range(_BUFFERS)]
-        self._leaving: deque[Any] = deque()  # events of the copies out of workers' blocks
+        self._copying: deque[Any] = deque()  # events of the copies out of workers' blocks
         self._sent: tuple[Any, Any] | None = None  # a batch under way, and the event of its arrival
         self._failed: BaseException | None = None  # why there is no batch after that
 
@@ -95,13 +95,13 @@ class DevicePrefetcher(Iterator[Any]):
                 self._sent = self._send(self._following())
             except Exception as error:
                 self._failed = error
-        self._streams.current(self._xp, self._lane.device).wait(arrived)
+        self._streams.current(self._xp, self._stream.device).wait(arrived)
         return batch
 
     def _following(self) -> Any:
-        """The next batch. Its worker is told what it may use again, so blocks whose copies are over go back first."""
-        if len(self._leaving) == _AHEAD:
-            event = self._leaving.popleft()
+        """The next batch. A request to its worker returns blocks to it, so those whose copies are over go first."""
+        if len(self._copying) == _AHEAD:
+            event = self._copying.popleft()
             if not event.done:
                 event.synchronize()
         self._streams.sweep()
@@ -111,21 +111,21 @@ class DevicePrefetcher(Iterator[Any]):
         arrays = [tensor.array for tensor in tensors_of(batch)]
         buffer = self._buffers[0]
         sources, staging, leaving = self._staged(arrays, buffer)
-        with self._xp.cuda.Device(self._lane.device):
-            self._lane.after(self._streams.current(self._xp))
+        with self._xp.cuda.Device(self._stream.device):
+            self._stream.after(self._streams.current(self._xp))
             moved = [self._xp.empty(array.shape, array.dtype) for array in arrays]
             for there, source in zip(moved, sources, strict=True):
                 if source.nbytes:
-                    there.set(source, stream=self._lane.stream)
-        arrived = self._lane.record()
+                    there.set(source, stream=self._stream.stream)
+        arrived = self._stream.record()
         if staging:
             buffer.copied = arrived
             self._buffers.reverse()
         if leaving:
-            self._leaving.append(arrived)
+            self._copying.append(arrived)
         # Also if this batch is never taken.
-        self._streams.hold(self._lane, moved, sources, event=arrived)
-        where = device("cuda", self._lane.device)
+        self._streams.hold(self._stream, moved, sources, event=arrived)
+        where = device("cuda", self._stream.device)
         following = iter([wrap(there, where) for there in moved])
         return each_tensor(batch, lambda x: next(following)), arrived
 

@@ -168,7 +168,7 @@ class Fetcher:
     """
 
     def __init__(self, dataset: Any, collate: Collate, batched: bool, out: Out = np.empty) -> None:
-        self.at: Any = None  # the index that is being read, or all of them: told if it fails
+        self.at: Any = None  # the index that is being read, or all of them, which an error names
         self._dataset, self._collate, self._out = dataset, collate, out
         self._default = collate is default_collate
         self._batched = batched

@@ -2,7 +2,7 @@
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
 imported what they need (`ddp.data.preload`) by the time that they are wanted. It is replaced if it has ended, if a
-loader needs other modules, or if a module was loaded again; worker pools keep the server that they came from.
+loader needs other modules, or if a module was loaded again; worker pools keep the server that forked them.
 """
 
 from __future__ import annotations

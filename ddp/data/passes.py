@@ -39,7 +39,7 @@ class PassSeeds:
 class IndexIterator:
     """The indices of each batch of a pass that begins now. sampler: of batches, or of indices without batches
 
-    skipped: batches to leave out, where the sampler cannot be told where to go on
+    skipped: batches to leave out, where the sampler has no position to be set to
     """
 
     def __init__(self, sampler: Any, skipped: int) -> None:
@@ -139,7 +139,7 @@ class StreamPositions:
         return cls(states, handed, turns)
 
     def skipped(self, worker: int) -> list[int]:
-        """Numbers of the batches that a worker reads and leaves out, as its dataset cannot be told where to go on."""
+        """Numbers of the batches that a worker reads and leaves out, as its dataset has no position to be set to."""
         if self.states[worker] is not None:
             return []
         return [worker + len(self.states) * batch for batch in range(self.handed[worker])]

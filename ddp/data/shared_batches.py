@@ -36,8 +36,8 @@ _BFLOAT16 = bfloat16.name
 class BlockPool:
     """The blocks of a sender: those that are free, and those that are taken.
 
-    dropped: called with the token of a block that is given up for a larger one, so that receivers can be told to
-    unmap it
+    dropped: called with the token of a block that is given up for a larger one, so that receivers can unmap
+    it
     """
 
     def __init__(self, dropped: Callable[[str], Any] | None = None) -> None:
@@ -143,7 +143,7 @@ class BatchWriter:
             self._pool.give_back(token)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array for the batch, in the block if that has room for it; what it holds is arbitrary."""
+        """An array for the batch, in the block if it fits there; what it holds is arbitrary."""
         start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         end = start + math.prod(shape) * np.dtype(dtype).itemsize
         if self._block is None or end > self._block.nbytes:
@@ -176,7 +176,7 @@ class BatchWriter:
         elif not leaves:
             self.abandon()
             return PackedBatch("", 0, False, content, None)
-        block = self._room(offset)
+        block = self._fitting_block(offset)
         for array, start in strays:
             block.array(array.dtype, array.shape, start)[...] = array
         self._usual = max(self._usual, offset)
@@ -189,7 +189,7 @@ class BatchWriter:
         found = block_of(array) if self._block is not None and array.flags.c_contiguous else None
         return found[1] if found is not None and found[0] is self._block else None
 
-    def _room(self, nbytes: int) -> Block:
+    def _fitting_block(self, nbytes: int) -> Block:
         """The batch's block, after its move to another one if it has less than `nbytes` bytes."""
         block = self._block
         if block is not None and block.nbytes >= nbytes:
@@ -231,7 +231,7 @@ class BatchReader:
         self._held = 0
 
     def returned(self) -> list[str]:
-        """Blocks that the worker may use again, each told once."""
+        """Blocks that the worker may use again and that were not returned yet."""
         tokens = [self._back.popleft() for _ in range(len(self._back))]
         self._held -= len(tokens)
         return tokens
@@ -263,12 +263,12 @@ class BatchReader:
 class _Unpickler(pickle.Unpickler):
     def __init__(self, pickled: bytes, leaves: list[PackedArray], lease: Lease | None, copied: bool) -> None:
         super().__init__(io.BytesIO(pickled))
-        self._leaves, self._loan, self._copied = leaves, lease, copied
+        self._leaves, self._lease, self._copied = leaves, lease, copied
 
     def persistent_load(self, pid: int) -> Any:
-        assert self._loan is not None
+        assert self._lease is not None
         offset, dtype, shape, is_tensor = self._leaves[pid]
-        array = self._loan.array(bfloat16 if dtype == _BFLOAT16 else dtype, shape, offset)
+        array = self._lease.array(bfloat16 if dtype == _BFLOAT16 else dtype, shape, offset)
         if self._copied:
             array = array.copy()
         return wrap(array, CPU) if is_tensor else array

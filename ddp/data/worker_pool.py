@@ -67,7 +67,7 @@ class WorkerPool:
         """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
-                self._take(worker)  # a batch that nobody takes gives its block back
+                self._take(worker)  # a batch that is dropped gives its block back
         for worker in range(len(self)):
             start = StartPass(worker, len(self), seeds[worker], self._layout, states[worker], skipped[worker])
             self._send(worker, start, [] if self._block is None else [self._block.fileno()])

@@ -68,13 +68,13 @@ def _written(step: int, values: dict[str, Any]) -> str:
     step = plain(step)
     if type(step) is not int:
         raise ArgumentError(f"JsonLines.log: expected a step that is a whole number, got {step!r}")
-    told = {RESERVED: str(step)}
+    texts = {RESERVED: str(step)}
     for name, value in values.items():
         try:
-            told[name] = json.dumps(_finite(value), allow_nan=False)
+            texts[name] = json.dumps(_finite(value), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise ArgumentError(f"JsonLines.log: {name}: {error}") from None
-    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in told.items()) + "}\n"
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items()) + "}\n"
 
 
 def _finite(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Pipes and queues that carry file descriptors with a message, so that what is under way belongs to the kernel alone.
 
 PyTorch's sender keeps a descriptor open until the receiver has fetched it, so it has to outlive what it sends, and
-leaks what is never fetched. Here a descriptor lies in the socket beside the message: the sender may forget the tensor,
+leaks what is never fetched. Here a descriptor travels in the socket with the message: the sender may forget the tensor,
 or end, as soon as the message is written, and whatever is never read goes with the last end of the socket. The queues
 are the standard library's: locks, the feeder thread and the counting stay what they are.
 
@@ -63,7 +63,7 @@ class SharingConnection(Connection):
         return self.take()
 
     def post(self, data: Any, fds: list[int]) -> None:
-        """Sends bytes, and beside them the descriptors."""
+        """Sends bytes, and with them the descriptors."""
         header = _HEADER.pack(len(fds), len(data))
         if len(data) <= _TOGETHER and len(fds) <= _MOST:
             self._send_all(header + data, fds)
@@ -74,10 +74,10 @@ class SharingConnection(Connection):
         self._socket.sendall(data)
 
     def _send_all(self, data: bytes, fds: list[int]) -> None:
-        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         while True:
             try:
-                sent = self._socket.sendmsg([data], beside)
+                sent = self._socket.sendmsg([data], ancillary)
                 break
             except OSError as error:
                 # As many as this user may have open are under way: go on when some have been received.
@@ -108,11 +108,11 @@ class SharingConnection(Connection):
             raise
 
     def _receive(self, size: int, fds: list[int]) -> bytes:
-        """That many bytes, and the descriptors beside them."""
+        """That many bytes, and the descriptors with them."""
         got = b""
         while len(got) < size:
-            data, beside, _, _ = self._socket.recvmsg(size - len(got), _ROOM, socket.MSG_CMSG_CLOEXEC)
-            for level, kind, packed in beside:
+            data, ancillary, _, _ = self._socket.recvmsg(size - len(got), _ROOM, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, packed in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     fds.extend(array.array("i", packed[: len(packed) // 4 * 4]))
             if not data:

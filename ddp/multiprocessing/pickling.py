@@ -1,4 +1,4 @@
-"""Pickling for another process: bytes, and beside them the file descriptors of what is not copied.
+"""Pickling for another process: bytes, and with them the file descriptors of what is not copied.
 
 Tensors become handles here: which block, where in it, what shape and strides. Two pickles make use of that: the one of
 our own connections, where descriptors travel with the message, and the standard ForkingPickler, which packs a process's
