@@ -16,7 +16,7 @@ changes with rank s's x. Forward and backward are each one collective, the other
 DataParallel divides the sum over ranks by their number, so under it `param.grad` is the gradient of the MEAN over ranks
 of each rank's loss, or of the sum of all losses over the sum of weights with `model.backward(loss_sum, weight=n)`.
 
-Before the forward collective, ranks tell each other in one small message whether their tensor requires grad; if one
+Before the forward collective, ranks exchange in one small message whether their tensor requires grad; if one
 does, the results on all ranks do, and every rank must run backward from its own. Integers pass without a gradient.
 The calls go over a duplicate of `comm` (None: `collectives.init()`), made at the first of them and closed with it.
 """

@@ -64,7 +64,7 @@ def check_kinds(module: Any, comm: Any) -> None:
 def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
     """Returns if all ranks bring the same settings. Collective.
 
-    Raises: ParallelError on every rank, error_context the first that differs.
+    Raises: ParallelError on every rank, with the first that differs.
     """
     everyones = comm.all_gather_object(dict(mine))
     for name in mine:

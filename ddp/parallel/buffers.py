@@ -26,62 +26,55 @@ class BufferSync:
         self._comm = comm
         self._module = module
         self._mean = mean
-        self._rooms: dict[Any, Array] = {}
-        self._waiting: list[tuple[Array, Tensor]] = []  # what has come, and which buffer it is to become
+        self._memory: dict[Any, Array] = {}  # by device, and dtype of what is averaged
+        self._pending: list[tuple[Tensor, Array]] = []  # (buffer, what it is to become)
 
     def run(self, source: int = 0) -> None:
         """Has the ranks exchange buffers; `take` makes them this rank's. Collective.
 
         source: the rank whose buffers count
         """
+        groups: dict[tuple[Any, Any], list[Tensor]] = {}
         # A module may have put another tensor in a buffer's place.
-        tensors = [] if self._comm.size == 1 else list(self._module.buffers())
-        averaged = [tensor for tensor in tensors if self._mean and tensor.is_floating_point()]
-        rest = [tensor for tensor in tensors if not (self._mean and tensor.is_floating_point())]
-        came: list[tuple[Array, Tensor]] = []
-        fresh = not self._waiting  # else the rooms hold what is to become of the buffers
-        for where, dtype in dict.fromkeys((tensor.device, tensor.array.dtype) for tensor in averaged):
-            alike = [tensor for tensor in averaged if tensor.device is where and tensor.array.dtype == dtype]
-            flat, parts = self._room((where, dtype), alike)
-            if fresh:
-                _fill(parts, alike)
-            self._comm.all_reduce(flat.view(dtype), ReduceOp.MEAN, out=flat.view(dtype))
-            came += zip(parts, alike, strict=True)
-        for where in dict.fromkeys(tensor.device for tensor in rest):
-            here = [tensor for tensor in rest if tensor.device is where]
-            flat, parts = self._room((where, None), here)
-            if self._comm.rank == source and fresh:
-                _fill(parts, here)
-            self._comm.broadcast(flat, source)
-            if self._comm.rank != source:
-                came += zip(parts, here, strict=True)
-        self._waiting = came
+        for tensor in () if self._comm.size == 1 else self._module.buffers():
+            averaged = self._mean and tensor.is_floating_point()
+            groups.setdefault((tensor.device, tensor.array.dtype if averaged else None), []).append(tensor)
+        pending: list[tuple[Tensor, Array]] = []
+        fresh = not self._pending  # else the memory holds what is to become of the buffers
+        # Means first, as on every rank.
+        for (where, dtype), tensors in sorted(groups.items(), key=lambda group: group[0][1] is None):
+            flat, parts = self._flat((where, dtype), tensors)
+            if fresh and (dtype is not None or self._comm.rank == source):
+                for part, tensor in zip(parts, tensors, strict=True):
+                    part[...] = tensor.array
+            if dtype is not None:
+                self._comm.all_reduce(flat.view(dtype), ReduceOp.MEAN, out=flat.view(dtype))
+            else:
+                self._comm.broadcast(flat, source)
+            if dtype is not None or self._comm.rank != source:
+                pending += zip(tensors, parts, strict=True)
+        self._pending = pending
 
     def coming(self) -> list[tuple[Tensor, Array]]:
         """(buffer, what `take` will make it) of those that wait for the next forward."""
-        return [(tensor, part) for part, tensor in self._waiting]
+        return list(self._pending)
 
     def take(self) -> None:
-        """Makes what has come this rank's buffers."""
-        for part, tensor in self._waiting:
+        """Makes what was received this rank's buffers."""
+        for tensor, part in self._pending:
             tensor.array[...] = part
             tensor.version.count += 1
-        self._waiting = []
+        self._pending = []
 
-    def _room(self, key: Any, tensors: Sequence[Tensor]) -> tuple[Array, list[Array]]:
+    def _flat(self, key: Any, tensors: Sequence[Tensor]) -> tuple[Array, list[Array]]:
         """One array of bytes for these, and each one's part of it."""
         arrays = [tensor.array for tensor in tensors]
         starts = np.cumsum([0, *(-(-array.nbytes // _STEP) * _STEP for array in arrays)]).tolist()
-        flat = self._rooms.get(key)
+        flat = self._memory.get(key)
         if flat is None or flat.size != starts[-1]:
-            flat = self._rooms[key] = tensors[0].device.xp.zeros(starts[-1], np.uint8)
+            flat = self._memory[key] = tensors[0].device.xp.zeros(starts[-1], np.uint8)
         parts = [
             flat[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
             for start, array in zip(starts, arrays, strict=False)
         ]
         return flat, parts
-
-
-def _fill(parts: Sequence[Array], tensors: Sequence[Tensor]) -> None:
-    for part, tensor in zip(parts, tensors, strict=True):
-        part[...] = tensor.array

@@ -1,4 +1,4 @@
-"""The checks of DataParallel: what makes ranks differ is noticed, and said by name on every rank.
+"""The checks of DataParallel: what makes ranks differ is found, and named on every rank.
 
     what                     when                             how
     check_models             at wrapping                      hash of names, shapes and dtypes; lists where they differ
@@ -88,7 +88,7 @@ def broadcast_values(comm: Communicator, tensors: Sequence[Tensor]) -> None:
 
 
 class ParameterCheck:
-    """Finds parameters that came into the module after it was wrapped: each rank would train them alone."""
+    """Finds parameters that were added to the module after it was wrapped: each rank would train them alone."""
 
     def __init__(self, module: Module) -> None:
         self._module = module
@@ -139,7 +139,7 @@ Array = Any
 
 
 class FiniteCheck:
-    """Says where a NaN came from, which after the sum is in every rank's gradient.
+    """Names the rank and parameter of a NaN, which after the sum is in every rank's gradient.
 
     Looks at each gradient before it is reduced; costs a pass over it, and one small call when backward ends.
 
@@ -162,7 +162,7 @@ class FiniteCheck:
         self._xp = xp
 
     def finish(self, step: int) -> None:
-        """Has the ranks tell each other. Collective.
+        """Compares what the ranks have found. Collective.
 
         Raises: ParallelError on every rank, with the first such parameter of each rank.
         """
@@ -182,7 +182,7 @@ _BITS = 52  # a float64 holds such numbers exactly
 
 
 class ConsistencyCheck:
-    """Finds parameters that drift apart: such ranks train different models, and nothing else would tell.
+    """Finds parameters that drift apart: such ranks train different models, which nothing else shows.
 
     Every so many steps each rank takes a checksum of its parameters. It goes with the control message of the next
     backward: no further call. The host waits for a device in that backward alone.

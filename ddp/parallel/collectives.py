@@ -1,9 +1,9 @@
 """Collectives on tensors that autograd sees; see `ddp.parallel` for the convention of their gradients.
 
 Forward and backward are each one collective, so all ranks must run both. If a gradient is wanted on one rank only, the
-others must still take part in its backward. So ranks tell each other whether their tensor requires grad, in one small
+others must still take part in its backward. So ranks exchange whether their tensor requires grad, in one small
 message before the collective, and if any does, all record a node: the result requires grad on every rank. The message
-carries the lengths along axis 0 besides, which backward has to know. Under `no_grad` nothing is told or recorded.
+also carries the lengths along axis 0, which backward has to know. Under `no_grad` nothing is exchanged or recorded.
 
 The calls go over a private duplicate of the communicator. Their backward runs inside `loss.backward()`, while
 DataParallel reduces buckets and the user's own calls may be in flight: on one communicator the three would come in
@@ -31,7 +31,7 @@ from ddp.errors import DtypeError, GraphError
 
 
 class _Duplicate:
-    """Where the duplicate of one communicator is kept: made by the first who asks, while others who ask wait."""
+    """The duplicate of one communicator: made by the first thread that asks for it, while others wait."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -81,23 +81,23 @@ class CollectiveCall:
         self.array: Array = None if x is None else x.array
         self.xp = self._where.xp
 
-    def agree(self, *told: int) -> list[list[int]] | None:
+    def agree(self, *numbers: int) -> list[list[int]] | None:
         """Finds out whether any rank wants a gradient. Collective, but for ranks under `no_grad`.
 
-        Returns: what each rank told, in rank order; None under `no_grad`
+        Returns: the numbers of each rank, in rank order; None under `no_grad`
         """
         if not modes.state.enabled:
             return None
-        mine = np.array([self._edge is not None, *told], np.int64)
+        mine = np.array([self._edge is not None, *numbers], np.int64)
         table = self.comm.all_gather(mine, lengths="equal").reshape(self.comm.size, -1)
         self.recorded = bool(table[:, 0].any())
         return [row[1:] for row in table.tolist()]
 
-    def hear(self, root: int, told: Sequence[int]) -> list[int] | None:
-        """As `agree`, where the root's tensor alone counts, and what the root tells: as many numbers as given here."""
+    def agree_with_root(self, root: int, numbers: Sequence[int]) -> list[int] | None:
+        """As `agree`, where the root's tensor and numbers alone count. numbers: as many on every rank"""
         if not modes.state.enabled:
             return None
-        message = np.array([self._edge is not None, *told], np.int64)
+        message = np.array([self._edge is not None, *numbers], np.int64)
         self.comm.broadcast(message, root)
         self.recorded = bool(message[0])
         return message[1:].tolist()
@@ -228,13 +228,13 @@ def broadcast(x: Tensor, root: int = 0, comm: Communicator | None = None) -> Ten
     call = CollectiveCall("broadcast", x, comm)
     call.agree()
     on_root = call.comm.rank == root
-    room = call.xp.array(call.array, order="C") if on_root else call.xp.empty(call.array.shape, call.array.dtype)
+    buffer = call.xp.array(call.array, order="C") if on_root else call.xp.empty(call.array.shape, call.array.dtype)
 
     def adjoint(g: Array) -> Array:
         total = call.comm.reduce(g, "sum", root)
         return call.xp.zeros(g.shape, g.dtype) if total is None else total
 
-    return call.result(call.comm.broadcast(room, root), adjoint)
+    return call.result(call.comm.broadcast(buffer, root), adjoint)
 
 
 # y_root = [x_0 | x_1 | ...], y_r has no rows elsewhere;  dx_s = rows s of g_root
@@ -291,14 +291,16 @@ def scatter(
     rank, size = call.comm.rank, call.comm.size
     if rank == root and x is None:
         raise DtypeError("scatter: expected a tensor on the root, got None")
-    counts = call.hear(root, row_counts("scatter", call.array, lengths, size) if rank == root else [0] * size)
+    counts = call.agree_with_root(
+        root, row_counts("scatter", call.array, lengths, size) if rank == root else [0] * size
+    )
     part = call.comm.scatter(call.array, root, lengths=lengths if counts is None else counts)
     return call.result(part, lambda g: call.comm.gather(g, root, lengths=counts))
 
 
 # y_r = [x_0's rows for r | x_1's rows for r | ...];  dx_s = [g_0's rows from s | g_1's rows from s | ...]
 def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence[int] | None = None) -> Tensor:
-    """Every rank's x split along axis 0, one part for each rank; what came here, joined in rank order.
+    """Every rank's x split along axis 0, one part for each rank; the received parts, joined in rank order.
 
     x: (n_r, ...); the n_r may differ, the rest and the dtype may not; lengths: how many rows this rank sends to each;
     None: as even as possible, longer parts first
@@ -308,16 +310,16 @@ def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence
     call = CollectiveCall("all_to_all", x, comm)
     sent = row_counts("all_to_all", call.array, lengths, call.comm.size)
     table = call.agree(*sent)  # table[source][destination]
-    came = call.comm.all_to_all(call.array, lengths=sent if table is None else table)
+    received = call.comm.all_to_all(call.array, lengths=sent if table is None else table)
 
     def adjoint(g: Array) -> Array:
         assert table is not None
         return call.comm.all_to_all(g, lengths=[list(back) for back in zip(*table, strict=True)])
 
-    return call.result(came, adjoint)
+    return call.result(received, adjoint)
 
 
 def _rows_of_all(call: CollectiveCall) -> list[int] | None:
     """How many rows each rank brings, as far as backward may want to know."""
-    told = call.agree(len(call.array) if call.array.ndim else 1)
-    return None if told is None else [rows for (rows,) in told]
+    table = call.agree(len(call.array) if call.array.ndim else 1)
+    return None if table is None else [rows for (rows,) in table]

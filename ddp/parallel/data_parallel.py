@@ -164,9 +164,9 @@ class DataParallel(Module):
         )
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
-        watched = {id(p) for p in params}
+        reduced = {id(p) for p in params}
         for name, tensor in tensors:
-            if id(tensor) not in watched:
+            if id(tensor) not in reduced:
                 tensor.leaf.ready_hook = FrozenParameterCheck(self, name)
         self._parameters_check = ParameterCheck(module)
         self.buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
@@ -191,7 +191,7 @@ class DataParallel(Module):
         return {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
-        """Reduces as the model that told this would have gone on to: the same sums, to the last bit. Collective.
+        """Reduces as the model that this state is of would have gone on to: the same sums, to the last bit. Collective.
 
         Between steps: gradients that are there move along, as with every plan.
 
@@ -283,12 +283,12 @@ class DataParallel(Module):
         *,
         optimizers: Iterable[Any] = (),
     ) -> Iterator[None]:
-        """Inside, ranks may make different numbers of steps: those that are through keep the others company.
+        """Inside, ranks may make different numbers of steps: those out of data take part in the others' with zeros.
 
         All ranks enter and leave together; afterwards all have the model of the rank that made most steps.
-        divide_by_initial_world_size: a rank that is through counts as one with gradient zero in the mean of
+        divide_by_initial_world_size: a rank out of data counts as one with gradient zero in the mean of
         `loss.backward()`; off: it does not count. With `model.backward(loss, weight=n)` its weight is 0 either way.
-        enable: off: nothing happens here. throw_on_early_termination: raise on all ranks when the first is through
+        enable: off: nothing happens here. throw_on_early_termination: raise on all ranks when the first is out of data
         optimizers: whose state shall be that rank's too: momenta and step counts have missed updates like the model
 
         Raises: ParallelError inside if ranks do different things; EarlyStop, one of them, if that was asked for.

@@ -1,4 +1,4 @@
-"""Errors of a collective, told in the words of what it was called for: the step, the bucket, its parameters."""
+"""Puts the context of a collective before its error: the step, the bucket, its parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collectives.errors import CollectivesError
 
 @contextlib.contextmanager
 def error_context(what: str) -> Iterator[None]:
-    """Puts `what` before the message of a CollectivesError raised inside; its type, by which it is judged, stays."""
+    """Puts `what` before the message of a CollectivesError raised inside; its type stays."""
     try:
         yield
     except CollectivesError as error:

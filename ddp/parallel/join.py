@@ -3,7 +3,7 @@
 Inside `model.join()` each thing that ranks do together (the buffers' call before a forward, a synchronized backward,
 the step of a sharded optimizer) is announced by one small call. A rank that has left its loop announces nothing of its
 own, and makes a no-op of whatever the others announced. When all have left, the model is made that of the rank that
-came last, since the others have missed updates.
+ended last, since the others have missed updates.
 
 Outside of `join` nothing is announced, and nothing costs anything. Source of the interface: PyTorch's
 `DistributedDataParallel.join`.

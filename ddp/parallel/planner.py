@@ -64,7 +64,7 @@ class Planner:
         self._cap, self._first, self._pinned, self._xp = cap, first, pinned, xp
         self._steps = 0
         self._idle = [0] * len(names)
-        self._ready: Array = np.full(len(names), np.nan)  # s after backward began; nan: never came
+        self._ready: Array = np.full(len(names), np.nan)  # s after backward began; nan: never complete
         self._backward = np.nan
 
     def begin(self, trained: Sequence[bool]) -> Plan:
@@ -187,9 +187,9 @@ class Planner:
 
 
 def arrival_order(ready: Array) -> list[int]:
-    """The parameters in the order in which their gradients came.
+    """The parameters in the order in which their gradients were complete.
 
-    ready: (parameters,) when each came, nan where it never did: such a one is put where reversed model order has it,
+    ready: (parameters,) when each was complete, nan where it never was: such a one is put where reversed model order has it,
     behind the one that comes before it there.
     `arrival_order([3.0, nan, 1.0]) == [2, 1, 0]`
     """

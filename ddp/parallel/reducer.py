@@ -5,7 +5,7 @@ complete, and `end`, or `abandon` with an error. In between the reducer
 
     begin   sends the control message (`control`): weight, used parameters
     ready   launches every bucket (`buckets`) that is full, through the exchange (`exchange`)
-    end     waits for all, lets the checks compare what ranks said, and asks the planner for the next plan
+    end     waits for all, lets the checks compare what ranks sent, and asks the planner for the next plan
 
 Strict order: ranks fill buckets in different orders, and collectives that meet in different orders deadlock. So a
 bucket is launched when it is full and all before it in the plan have been launched, on every rank alike.

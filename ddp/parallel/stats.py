@@ -1,7 +1,7 @@
 """What a period of training spent its time on, and which rank was waited for: numbers, a table, a sentence.
 
 `Timeline` takes the steps of one model in, `Stats` are what it makes of the latest of them. All-reduces end at the same
-moment on every rank, however late one of them came; so who was waited for can only be told by when each rank *arrived*.
+moment on every rank, however late one of them started; so only when each rank *arrived* shows which one was waited for.
 These timestamps ride in the control message of the next step: a row of nanoseconds for each rank,
 
     forward begun (0: there was none) | backward begun | control message done | last bucket complete
@@ -75,7 +75,7 @@ class BucketStats:
 class Lateness:
     """How one rank was waited for: because its last gradient was complete after all others'.
 
-    steps: in how many steps, those left out in which it came less than 1 % of the step after the others
+    steps: in how many steps, without those in which it was late by less than 1 % of the step
     late: milliseconds, the mean over these steps, after the median of the other ranks; 0.0 if there were none
     before, forward, backward: where it had lost them: before forward (data, optimizer, logging), in forward and loss,
     in backward
@@ -170,7 +170,7 @@ class Stats:
     def waited_for(self) -> str:
         """One sentence: which rank was waited for, and why."""
         if self.size == 1:
-            return "there is one rank, which waits for nobody"
+            return "there is one rank, which waits for no other"
         if self.compared == 0:
             return "nothing is known yet of when the other ranks arrived"
         lost = [each.steps * each.late for each in self.lateness]
@@ -222,7 +222,7 @@ class Stats:
 
 
 class ClockOffsets:
-    """How far the clocks of all ranks are from rank 0's, as far as the control messages tell.
+    """How far the clocks of all ranks are from rank 0's, as far as the control messages show.
 
     `time.monotonic_ns()` is one clock for all processes of a node. Those of other nodes began when these were started;
     how far apart they are is read off the control messages: an all-reduce is done at nearly the same moment everywhere.
@@ -258,7 +258,7 @@ class Timeline:
     rank, size: this rank, and how many; nodes: which node each rank is on, in rank order
     width: numbers of each rank in a control message; steps: the latest ones, since the last `summary`
 
-    In each backward: `timestamps` goes into the control message, `receive` takes what came back, `add` the step.
+    In each backward: `timestamps` goes into the control message, `receive` takes all ranks' timestamps, `add` the step.
     """
 
     width = _WIDTH

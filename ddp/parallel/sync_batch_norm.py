@@ -1,6 +1,6 @@
 """SyncBatchNorm: BatchNorm over the batches of all ranks, as if they were one.
 
-A few samples a rank make poor statistics. So the ranks tell each other count, mean and sum of squared deviations of
+A few samples a rank make poor statistics. So the ranks exchange count, mean and sum of squared deviations of
 each channel, in forward, and two sums of the gradient, in backward. That is one collective each; what else they have
 to agree on (does any rank want a gradient, how many samples are there) rides in the first.
 """
@@ -26,7 +26,7 @@ from ddp.ops.normalization import BatchRows, batch_norm
 from ddp.ops.op import BFLOAT16
 from ddp.parallel.collectives import Array, CollectiveCall
 
-_NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # what a rank tells: its grad mode, and whether its input requires grad
+_NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # of a rank: its grad mode, and whether its input requires grad
 
 
 class SyncBatchNorm(BatchNorm):
@@ -42,7 +42,7 @@ class SyncBatchNorm(BatchNorm):
     parameter, and DataParallel adds the parts up.
 
     In evaluation nothing is called, nor on one rank: there it is BatchNorm. In forward the host reads what the ranks
-    told each other, for which on a GPU it has to wait.
+    exchanged, for which on a GPU it has to wait.
 
     Raises, when called: ShapeError on every rank if the whole batch has one value a channel; GraphError on every rank
     if some are under `no_grad` where the input of another requires grad; ShapeError, DtypeError, DeviceError on this
@@ -95,9 +95,9 @@ class SyncBatchNorm(BatchNorm):
         """Moves the running statistics."""
         momentum = self._count_batch()
         if self.track_running_stats:
-            tell = running_stats_update(self.running_mean, self.running_var, momentum)
-            if tell is not None:
-                tell(mean, var, count)
+            update = running_stats_update(self.running_mean, self.running_var, momentum)
+            if update is not None:
+                update(mean, var, count)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         # A copy of the layer speaks to the same ranks; a communicator has no copy.
@@ -165,15 +165,15 @@ class WholeBatch(BatchRows):
         """The means, and the biased variances, the same on every rank. x: (N * C, positions). Collective."""
         mean, var = super().statistics(xp, x)
         channels = len(mean)
-        told = xp.empty(2 + 2 * channels, "float64")  # float64, as it counts exactly, and whatever the ranks compute in
-        told[0], told[1] = self._mode, x.size // max(channels, 1)
-        told[2 : 2 + channels] = mean
-        told[2 + channels :] = var
-        table = self._comm.all_gather(told, lengths="equal").reshape(self._comm.size, -1)
-        modes_there, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # else CuPy leaves another stream
-        self.meets = _WANTS in modes_there
-        if self.meets and _NO_GRAD in modes_there:
-            raise GraphError(_differ(modes_there))
+        mine = xp.empty(2 + 2 * channels, "float64")  # float64, as it counts exactly, and whatever the ranks compute in
+        mine[0], mine[1] = self._mode, x.size // max(channels, 1)
+        mine[2 : 2 + channels] = mean
+        mine[2 + channels :] = var
+        table = self._comm.all_gather(mine, lengths="equal").reshape(self._comm.size, -1)
+        modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # else CuPy leaves another stream
+        self.meets = _WANTS in modes_of_ranks
+        if self.meets and _NO_GRAD in modes_of_ranks:
+            raise GraphError(_differ(modes_of_ranks))
         total = int(sum(counts))
         if total == 1:
             raise ShapeError(
@@ -181,10 +181,10 @@ class WholeBatch(BatchRows):
                 f"{counts.index(1)}: training needs more"
             )
         self.count = max(total, 1)
-        here, means, variances = table[:, 1:2], table[:, 2 : 2 + channels], table[:, 2 + channels :]
-        mean = (here * means).sum(axis=0) / self.count
-        apart = means - mean
-        var = (here * (variances + apart * apart)).sum(axis=0) / self.count
+        counted, means, variances = table[:, 1:2], table[:, 2 : 2 + channels], table[:, 2 + channels :]
+        mean = (counted * means).sum(axis=0) / self.count
+        shifts = means - mean
+        var = (counted * (variances + shifts * shifts)).sum(axis=0) / self.count
         return mean.astype(x.dtype), var.astype(x.dtype)
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
@@ -199,9 +199,10 @@ def _mode(input: Tensor) -> int:
     return _WANTS if input.requires_grad else _GRAD
 
 
-def _differ(modes_there: list[float]) -> str:
+def _differ(modes_of_ranks: list[float]) -> str:
     wanting, without = (
-        ", ".join(str(rank) for rank, mode in enumerate(modes_there) if mode == which) for which in (_WANTS, _NO_GRAD)
+        ", ".join(str(rank) for rank, mode in enumerate(modes_of_ranks) if mode == which)
+        for which in (_WANTS, _NO_GRAD)
     )
     return (
         f"SyncBatchNorm: the input requires grad on rank {wanting}, and rank {without} is under no_grad, where it "
@@ -231,7 +232,7 @@ class _SyncBatchNormBackward:
         self._op = op
 
     def backward(self, xp: Any, g: Array | None, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
-        if g is None:  # the others meet all the same
+        if g is None:  # the other ranks call the collective all the same
             g = xp.zeros_like(saved[self.saves.index("x")])
         gradients: Sequence[Any] = self._op.backward(xp, g, needs, saved, residual)
         return gradients

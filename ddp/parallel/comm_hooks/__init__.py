@@ -18,7 +18,7 @@ A hook of one's own is a function of a `GradBucket`:
         half = 0.5 * bucket.scale
         return bucket.comm.all_reduce(bucket.buffer, scale=half, out=bucket.buffer, async_op=True)
 
-or a generator, where something is left to do with what came. It yields each Work that it waits for, and is sent its
+or a generator, where something is left to do with a result. It yields each Work that it waits for, and is sent its
 result when that is there; meanwhile backward goes on. (Never call `wait()` in a hook, nor a collective without
 `async_op=True`: backward would stand still, and nothing be hidden behind it.)
 
@@ -28,7 +28,7 @@ result when that is there; meanwhile backward goes on. (Never call `wait()` in a
         everyones = yield bucket.comm.all_gather(mine[None], lengths="equal", async_op=True)
         bucket.buffer[...] = np.median(everyones, axis=0)
 
-    median.phases = 1                     # how often it yields at most; 1 need not be said
+    median.phases = 1                     # how often it yields at most; 1 is the default
 
 - `bucket.buffer` (n,) holds this rank's SUM of gradients, `bucket.scale` what makes of the sum over ranks the mean: 1 /
   size after `loss.backward()`, 1 / total weight after `model.backward(loss, weight=n)`. It may change at every step.

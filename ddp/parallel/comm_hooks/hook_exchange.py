@@ -13,8 +13,8 @@ of the plan: the third bucket's second round never overtakes the second's.
 
 On a GPU the hook's kernels, and its waits for communication, go on a stream of their own: behind the kernels that made
 the bucket, before those that read it when backward has ended. The host waits for neither. A bucket begins when the one
-before it is through, since NCCL's communicators share the device, where all calls should come in one order on every
-rank. It costs next to nothing there: a round is through for the host when it has been handed to the device.
+before it is done, since NCCL's communicators share the device, where all calls should come in one order on every
+rank. It costs next to nothing there: a round is done for the host when it has been handed to the device.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _name(hook: Hook) -> str:
 
 
 class _BucketRun:
-    """One bucket's way through the hook. mark: behind the kernels that made the bucket"""
+    """One bucket in the hook. mark: behind the kernels that made the bucket"""
 
     __slots__ = ("bucket", "done", "launched", "mark", "steps", "work")
 
@@ -172,7 +172,7 @@ class HookExchange:
             self._scale = self._control.scale()
             self._used = dict(zip(self._names, self._control.used(), strict=True))
         moved = False
-        # Infinities and NaN are values here: whoever scales a loss looks for them afterwards.
+        # Infinities and NaN are values here: a GradScaler looks for them afterwards.
         with np.errstate(all="ignore"):
             swept = True
             while swept:

@@ -1,4 +1,4 @@
-"""The optimizer's state in parts on the ranks, and whole beside each parameter, as other optimizers keep it.
+"""The optimizer's state: in parts on the ranks, and joined as other optimizers keep it, by parameter.
 
 A state that has an element for each of a piece's is cut and joined like the parameter. Anything else (a count of steps)
 is the same for all pieces of a parameter. When the plan of buckets changes, state and gradients move along: `ShardSet`.

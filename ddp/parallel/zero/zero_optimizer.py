@@ -236,7 +236,7 @@ class ZeroOptimizer(Optimizer):
         self.found_inf = None
 
     def _announce(self, *call: Any) -> None:
-        """Inside `join`, tells the ranks without data what follows, and with which settings."""
+        """Inside `join`, announces to the ranks without data which call follows, and with which settings."""
         if self._model.joining:
             self._model.announce_step()
             settings = [{name: group[name] for name in group if name != "params"} for group in self.param_groups]

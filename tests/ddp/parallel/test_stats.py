@@ -158,7 +158,7 @@ def test_one_rank() -> None:
         ranks.run(make_step(number, 100 * number, times=[None, None], control=None))
     stats = ranks.stats()[0]
     assert_spreads(stats, step=100, forward=29, backward=40, communication=None, hidden=None, behind=None)
-    assert stats.waited_for() == "there is one rank, which waits for nobody"
+    assert stats.waited_for() == "there is one rank, which waits for no other"
     assert stats.buckets[0] == BucketStats(
         names=("out",), mib=1.0, ready=pytest.approx(10.0), launched=None, done=None, exposed=None
     )
