@@ -189,8 +189,8 @@ class Planner:
 def arrival_order(ready: Array) -> list[int]:
     """The parameters in the order in which their gradients were complete.
 
-    ready: (parameters,) when each was complete, nan where it never was: such a one is put where reversed model order has it,
-    behind the one that comes before it there.
+    ready: (parameters,) when each was complete, nan where it never was: such a one is put where reversed model order
+    has it, behind the one before it there.
     `arrival_order([3.0, nan, 1.0]) == [2, 1, 0]`
     """
     before = -np.inf

@@ -24,8 +24,9 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
+@dataclass(eq=False)
 class PowerSGD:
     """The hook. An object of it belongs to one model on one rank; all ranks give the same arguments.
 
@@ -54,47 +56,31 @@ class PowerSGD:
     Raises: ArgumentError for a rank below 1 and the like; DtypeError, in backward, for gradients that are not real.
     """
 
-    phases = 2
+    matrix_approximation_rank: int = 1
+    start_iter: int = 10
+    _: KW_ONLY
+    use_error_feedback: bool = True
+    warm_start: bool = True
+    min_compression_rate: float = 2.0
+    seed: int = 0
+    steps: int = field(default=0, init=False)  # that have begun
+    phases: ClassVar[int] = 2
 
-    def __init__(
-        self,
-        matrix_approximation_rank: int = 1,
-        start_iter: int = 10,
-        *,
-        use_error_feedback: bool = True,
-        warm_start: bool = True,
-        min_compression_rate: float = 2.0,
-        seed: int = 0,
-    ) -> None:
-        whole = _at_least(1, matrix_approximation_rank, Integral) and _at_least(0, start_iter, Integral)
-        if not (whole and _at_least(0, min_compression_rate, Real) and _at_least(0, seed, Integral)):
+    def __post_init__(self) -> None:
+        rank, start, rate, seed = self.matrix_approximation_rank, self.start_iter, self.min_compression_rate, self.seed
+        whole = _at_least(1, rank, Integral) and _at_least(0, start, Integral)
+        if not (whole and _at_least(0, rate, Real) and _at_least(0, seed, Integral)):
             raise ArgumentError(
                 "PowerSGD: expected a whole rank of at least 1, whole start_iter and seed and a min_compression_rate "
-                f"of at least 0, got {matrix_approximation_rank!r:.60}, {start_iter!r:.60}, {seed!r:.60} and "
-                f"{min_compression_rate!r:.60}"
+                f"of at least 0, got {rank!r:.60}, {start!r:.60}, {seed!r:.60} and {rate!r:.60}"
             )
-        self.matrix_approximation_rank = matrix_approximation_rank
-        self.start_iter = start_iter
-        self.use_error_feedback = use_error_feedback
-        self.warm_start = warm_start
-        self.min_compression_rate = min_compression_rate
-        self.seed = seed
-        self.steps = 0  # that have begun
-        self._residuals = Residuals(use_error_feedback)
+        self._residuals = Residuals(self.use_error_feedback)
         self._queries: dict[str, Array] = {}  # the last Q of each matrix
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
-        """What ranks have to agree on, by name: the arguments, and how far the hook has come."""
-        return {
-            "matrix_approximation_rank": int(self.matrix_approximation_rank),
-            "start_iter": int(self.start_iter),
-            "use_error_feedback": bool(self.use_error_feedback),
-            "warm_start": bool(self.warm_start),
-            "min_compression_rate": float(self.min_compression_rate),
-            "seed": int(self.seed),
-            "steps": self.steps,
-        }
+        """What ranks have to agree on, by name: the arguments, and how many steps have begun."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __call__(self, bucket: GradBucket) -> Steps:
         if bucket.index == 0:
