@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from ddp._cuda import cudnn_graph
 from ddp._cuda.cudnn_graph import GraphBuilder, TensorSpec
+from ddp.ops.attention import attention as reference
 from ddp.ops.memory_formats import dense_strides, empty_in_order, order_of
-from ddp.ops.op import Array, Needs
+from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Saved
 
 Q, K, V, OUT, STATS, SEED, OFFSET, DO, DQ, DK, DV = range(1, 12)  # the numbers of the tensors
 _ONE = TensorSpec((1, 1, 1, 1), (1, 1, 1, 1), "int64")
@@ -63,24 +64,14 @@ def forward_graph(
 
 
 class BackwardGraph:
-    """The graph of the gradients of q, k and v, for arrays like these."""
+    """The graph of the gradients of q, k and v. specs: of q, k, v, out, its gradient, stats, and the three gradients"""
 
-    def __init__(
-        self,
-        q: TensorSpec,
-        k: TensorSpec,
-        v: TensorSpec,
-        out: TensorSpec,
-        g: TensorSpec,
-        stats: TensorSpec,
-        found: list[TensorSpec],
-        how: AttentionOptions,
-    ) -> None:
-        self._specs = q, k, v, out, g, stats, *found
-        self._how = how
+    def __init__(self, specs: tuple[TensorSpec, ...], how: AttentionOptions) -> None:
+        self._specs, self._how = specs, how
+        self._key = "gradient of attention", *specs, how
 
     def _build(self, graph: GraphBuilder) -> None:
-        q, k, v, out, g, stats, dq, dk, dv = self._specs
+        q, k, v, out, g, stats, *gradients = self._specs
         found = graph.raw.sdpa_backward(
             q=graph.input(Q, q),
             k=graph.input(K, k),
@@ -91,25 +82,20 @@ class BackwardGraph:
             use_deterministic_algorithm=cudnn_graph.settings.deterministic,
             **_options(graph, self._how),
         )
-        for uid, tensor, like in zip((DQ, DK, DV), found, (dq, dk, dv), strict=True):
+        for uid, tensor, like in zip((DQ, DK, DV), found, gradients, strict=True):
             graph.output(uid, tensor, like)
 
-    @property
-    def _key(self) -> Any:
-        return "gradient of attention", *self._specs, self._how
-
-    def there(self, xp: Any) -> bool:
+    def has_plan(self, xp: Any) -> bool:
         """Whether cuDNN can run it."""
         return cudnn_graph.has_plan(xp, self._key, self._specs[0].dtype, self._build, {})
 
     def run(self, xp: Any, arrays: dict[int, Array], key: Array | None) -> bool:
         """Runs it on arrays by number; False: cuDNN cannot."""
-        return cudnn_graph.run_graph(
-            xp, self._key, self._specs[0].dtype, self._build, {**arrays, **_seeds(key)}, begun=bool(self._how.p)
-        )
+        arrays = {**arrays, **_seeds(key)}
+        return cudnn_graph.run_graph(xp, self._key, self._specs[0].dtype, self._build, arrays, begun=True)
 
 
-# Attention in one kernel, by cuDNN: which cases it is asked for, and how arrays are shown to it.
+# Which cases cuDNN is asked for, and how arrays are shown to it.
 #
 # It is asked for 16 bits without a mask, (B, H, T, D) in any order of memory whose rows lie in one piece: q, k and v as
 # views of one projection are read where they lie, and the result lies as q does.
@@ -152,11 +138,36 @@ def _order(x: Array) -> tuple[int, ...]:
     return order if order[-1] == 3 else (0, 1, 2, 3)
 
 
-def cudnn_forward(
-    xp: Any, q: Array, k: Array, v: Array, scale: float, causal: bool, p: float, key: Any
+def attention(
+    xp: Any, q: Array, k: Array, v: Array, mask: Array | None, scale: float, causal: bool, p: float, seed: Any
+) -> tuple[Array, Any]:
+    """As `ddp.ops.attention`: by cuDNN if it plans both forward and backward, else by the same formulas as on the CPU.
+
+    seed: (2,) of int64 on the device, read where p is not 0
+    """
+    how = AttentionOptions(float(scale), bool(causal), float(p))
+    found = None if mask is not None else _cudnn_forward(xp, q, k, v, how, seed if p else None)
+    if found is not None:
+        return found
+    op: Any = reference.upcast if BFLOAT16 in [x.dtype for x in (q, k, v, mask) if x is not None] else reference
+    out, residual = op.forward(xp, q, k, v, mask, scale=scale, causal=causal, p=p, seed=seed)
+    return out, (op, residual)
+
+
+def attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    op, inner = residual
+    if op is not None:
+        found: Gradients = op.backward(xp, g, needs, saved, inner)
+        return found
+    q, k, v, _, out = saved
+    return [*_cudnn_backward(xp, g, needs, (q, k, v, out), inner), None]
+
+
+def _cudnn_forward(
+    xp: Any, q: Array, k: Array, v: Array, how: AttentionOptions, key: Array | None
 ) -> tuple[Array, Any] | None:
     """The result and what backward wants; None where cuDNN does not take it."""
-    if q.dtype.itemsize != 2 or not q.dtype == k.dtype == v.dtype or p >= 1:
+    if q.dtype.itemsize != 2 or not q.dtype == k.dtype == v.dtype or how.p >= 1:
         return None
     seen = _seen(q, k, v)
     if seen is None or cudnn_graph.library(xp) is None:
@@ -164,19 +175,11 @@ def cudnn_forward(
     queries, keys, values = (_fit(xp, x) for x in seen)
     out = _like(xp, queries, values.shape[-1])
     stats = xp.ndarray((*queries.shape[:3], 1), "float32")
-    how = AttentionOptions(float(scale), bool(causal), float(p))
-    if p:
-        # What is dropped must be the same in backward: so both can be had, or neither is taken.
-        plan = _backward_graph(queries, keys, values, out, out, stats, how)
-        if not plan.there(xp):
-            return None
-    if not forward_graph(xp, queries, keys, values, out, stats, how, key if p else None):
+    if not _backward_graph(queries, keys, values, out, stats, how).has_plan(xp):
         return None
-    return out.reshape(_shape(q, values)), (stats, float(scale), causal, p, key if p else None, how)
-
-
-def _shape(q: Array, v: Array) -> tuple[int, ...]:
-    return (*q.shape[:-1], v.shape[-1])
+    if not forward_graph(xp, queries, keys, values, out, stats, how, key):
+        return None
+    return out.reshape(*q.shape[:-1], v.shape[-1]), (None, (stats, key, how))
 
 
 def _joint(q: Array, k: Array, v: Array) -> bool:
@@ -200,40 +203,29 @@ def _gradient_strides(q: Array, k: Array, v: Array) -> list[tuple[int, ...]]:
     return [(3 * length * heads * depth, depth, 3 * heads * depth, 1)] * 3
 
 
-def _backward_graph(q: Array, k: Array, v: Array, out: Array, g: Array, stats: Array, how: Any) -> Any:
+def _backward_graph(q: Array, k: Array, v: Array, out: Array, stats: Array, how: AttentionOptions) -> BackwardGraph:
     spec = cudnn_graph.tensor_spec
     found = [spec(x, strides) for x, strides in zip((q, k, v), _gradient_strides(q, k, v), strict=True)]
-    return BackwardGraph(spec(q), spec(k), spec(v), spec(out), spec(g), spec(stats), found, how)
+    return BackwardGraph((*map(spec, (q, k, v, out, out, stats)), *found), how)
 
 
-def cudnn_backward(
-    xp: Any, g: Array, needs: Needs, saved: tuple[Array, ...], residual: Any
-) -> list[Array | None] | None:
-    """The gradients of q, k and v; None where cuDNN does not take it: then our own kernels can, from the same stats."""
+def _cudnn_backward(
+    xp: Any, g: Array, needs: Needs, saved: tuple[Array, ...], residual: tuple[Array, Array | None, AttentionOptions]
+) -> list[Array | None]:
+    """The gradients of q, k and v."""
     q, k, v, out = saved
-    stats, _, _, p, key, how = residual
+    stats, key, how = residual
     seen = _seen(q, k, v)
     assert seen is not None
     queries, keys, values = (_fit(xp, x) for x in seen)
     shape = (*queries.shape[:3], values.shape[-1])
     out, g = (_fit(xp, x.reshape(shape)) for x in (out, g))
-    dq, dk, dv = _gradients(xp, queries, keys, values)
-    plan = _backward_graph(queries, keys, values, out, g, stats, how)
+    if g.strides != out.strides:  # the plan that was found in forward is of a gradient that lies as the result does
+        lying = _like(xp, out)
+        lying[...] = g
+        g = lying
+    found = _gradients(xp, queries, keys, values)
     arrays = {Q: queries, K: keys, V: values, OUT: out, DO: g, STATS: stats}
-    if not plan.run(xp, {**arrays, DQ: dq, DK: dk, DV: dv}, key):
-        if not p:
-            return None
-        # Only a gradient that lies otherwise than the result did could have been refused.
-        g = _lay(xp, g, out)
-        plan = _backward_graph(queries, keys, values, out, g, stats, how)
-        assert plan.run(xp, {**arrays, DO: g, DQ: dq, DK: dk, DV: dv}, key)
-    found: list[Array | None] = []
-    for d, x, need in zip((dq, dk, dv), (q, k, v), needs, strict=False):
-        found.append(d.reshape(x.shape) if need else None)
-    return found
-
-
-def _lay(xp: Any, g: Array, like: Array) -> Array:
-    made = _like(xp, like)
-    made[...] = g
-    return made
+    graph = _backward_graph(queries, keys, values, out, stats, how)
+    assert graph.run(xp, {**arrays, **dict(zip((DQ, DK, DV), found, strict=True))}, key)
+    return [d.reshape(x.shape) if need else None for d, x, need in zip(found, (q, k, v), needs, strict=False)]

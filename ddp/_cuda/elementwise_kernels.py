@@ -125,3 +125,14 @@ def dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any)
 
 def dropout_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     return (drop(xp, g, *residual),)
+
+
+def drawn_masks(xp: Any, key: Array, p: float) -> Callable[[tuple[int, ...]], Array]:
+    """As `attention.drawn_masks`. key: (2,) of int64 in device memory; each tile draws at an offset of its own."""
+    offset = key.copy()
+
+    def draw(shape: tuple[int, ...]) -> Array:
+        offset[1:] += 1
+        return drop(xp, xp.ones(shape, "float32"), offset, p, shape, tuple(range(len(shape)))) != 0
+
+    return draw

@@ -108,15 +108,19 @@ KERNEL_SOURCES: dict[str, KernelSource] = {}  # every source by name: a test com
 class KernelSource:
     """One family of kernels.
 
+    name: None for a source that is made at run time, which `KERNEL_SOURCES` does not list
     dtypes: of T; options: of the compiler
     """
 
-    def __init__(self, name: str, code: str, dtypes: tuple[str, ...] = FLOATING, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, name: str | None, code: str, dtypes: tuple[str, ...] = FLOATING, options: tuple[str, ...] = ()
+    ) -> None:
         assert name not in KERNEL_SOURCES, name
-        self.name, self.code, self.dtypes = name, code, dtypes
+        self.code, self.dtypes = code, dtypes
         self.options = ("-std=c++17", *options)
         self._kernels: dict[Any, Any] = {}
-        KERNEL_SOURCES[name] = self
+        if name is not None:
+            KERNEL_SOURCES[name] = self
 
     def text(self, dtype: Any) -> str:
         """What is compiled for T of this dtype."""

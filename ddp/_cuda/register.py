@@ -10,9 +10,9 @@ import contextlib
 
 from ddp._cuda import (
     array_forms,
-    attention_kernels,
     channels_last,
     cross_entropy_kernels,
+    cudnn_attention,
     cudnn_convolution,
     device_checks,
     elementwise_kernels,
@@ -52,7 +52,7 @@ convolution.conv2d.attach_device_form(cudnn_convolution.conv2d, cudnn_convolutio
 convolution.conv_transpose2d.attach_device_form(
     cudnn_convolution.conv_transpose2d, cudnn_convolution.conv_transpose2d_backward
 )
-attention.attention.attach_device_form(attention_kernels.attention, attention_kernels.attention_backward)
+attention.attention.attach_device_form(cudnn_attention.attention, cudnn_attention.attention_backward)
 activation.dropout.attach_device_form(elementwise_kernels.dropout, elementwise_kernels.dropout_backward)
 normalization.layer_norm.attach_device_form(norm_kernels.layer_norm, norm_kernels.layer_norm_backward, into="adding")
 normalization.rms_norm.attach_device_form(norm_kernels.rms_norm, norm_kernels.rms_norm_backward, into="adding")
@@ -110,6 +110,9 @@ normalization.channel_sums.attach_device_form(array_forms.channel_sums)
 attention.score_bytes.attach_device_form(lambda xp: 256 << 20)
 attention.scores_are_bounded.attach_device_form(lambda xp, q, k, scale: False)
 attention.dropout_seed.attach_device_form(array_forms.dropout_seed)
+attention.drawn_masks.attach_device_form(elementwise_kernels.drawn_masks)
+attention.row_dots.attach_device_form(array_forms.dots)
+attention.key_sums.attach_device_form(lambda xp, scores: scores.sum(axis=1))
 indexing.assign.attach_device_form(array_forms.assign)
 indexing.add_flat.attach_device_form(embedding_kernels.add_flat)
 indexing.add_rows_into.attach_device_form(embedding_kernels.add_rows)

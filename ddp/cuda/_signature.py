@@ -171,7 +171,7 @@ _NOT_LOOKED_INTO = (type, type(functools))
 
 def _settings(optimizer: Any) -> Hashable:
     """The settings of an optimizer; nothing of one that has them in device memory, where they are kept up to date."""
-    return None if hasattr(optimizer, "settings") else _all_settings(optimizer)
+    return None if hasattr(optimizer, "formula") else _all_settings(optimizer)
 
 
 def _all_settings(optimizer: Any) -> Hashable:

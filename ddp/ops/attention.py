@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ddp.ops.cpu_blocking import matmul_into
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, compute_dtype, fold
 
 # How attention is cut: into tiles of a few heads times a block of queries, against all keys that these may see.
@@ -141,9 +142,16 @@ def met(shape: tuple[int, ...], at: At, start: int, stop: int, seen: int) -> tup
 # probabilities again from that, tile by tile. Source: Dao et al. 2022, arXiv:2205.14135.
 
 
-def _dots(xp: Any, x: Array, y: Array) -> Array:
+@array_function
+def row_dots(xp: Any, x: Array, y: Array) -> Array:
     """The products of the rows of x and y: (..., n) and (..., n) to (...)."""
     return xp.einsum("...i,...i->...", x, y)
+
+
+@array_function
+def key_sums(xp: Any, scores: Array) -> Array:
+    """The sums over the keys. scores: (heads, keys, queries)"""
+    return xp.matmul(xp.ones(scores.shape[1], scores.dtype), scores)
 
 
 @array_function
@@ -151,7 +159,7 @@ def scores_are_bounded(xp: Any, q: Array, k: Array, scale: float) -> bool:
     """Whether no score is large; a device says False, since the host would have to wait for the answer."""
     # |q.k| <= |q||k|. The exponentials of scores within 40 neither overflow nor vanish, so the maximum, which costs two
     # passes over the tile, need not be taken off. A nan is not below 40.
-    return math.sqrt(float(_dots(xp, q, q).max()) * float(_dots(xp, k, k).max())) * abs(scale) < 40
+    return math.sqrt(float(row_dots(xp, q, q).max()) * float(row_dots(xp, k, k).max())) * abs(scale) < 40
 
 
 def _cut(memory: Array, *shape: int) -> Array:
@@ -173,9 +181,8 @@ def _attention(
     cuts, depth = work.grid, q.shape[-1]
     tile, columns = work.memory(cuts.rows, cuts.keys), work.memory(cuts.rows, depth)
     room = work.memory(cuts.rows, v.shape[-1])
-    ones = xp.ones(cuts.keys, work.dtype)
     certain = mask is None or mask.dtype == bool
-    random = xp.random.default_rng(seed) if p else None
+    keep = drawn_masks(xp, seed, p) if p else None
     for at in cuts.groups():
         # Copies, where heads lie inside one another: rows 2 KiB apart share few cache lines.
         queries, keys, values = work.q[at], xp.ascontiguousarray(work.k[at]), xp.ascontiguousarray(work.v[at])
@@ -184,33 +191,38 @@ def _attention(
             q_t = _cut(columns, len(block), depth, stop - start)
             scores = _cut(tile, len(block), seen, stop - start)
             xp.multiply(block.swapaxes(1, 2), scale, out=q_t)
-            xp.matmul(keys[:, :seen], q_t, out=scores)
+            matmul_into(xp, keys[:, :seen], q_t, scores)
             work.hide(scores, at, start, stop, seen)
             top = None
             if not (certain and scores_are_bounded(xp, block, keys, scale)):
                 top = scores.max(1, keepdims=True)
-                top[top == -xp.inf] = 0  # a query that may see no key
+                xp.copyto(top, 0, where=top == -xp.inf)  # a query that may see no key
                 scores -= top
             xp.exp(scores, out=scores)
-            added = xp.matmul(ones[:seen], scores)
+            added = key_sums(xp, scores)
             added += added == 0  # no key seen: the result is 0/1
             kept = sums[at][:, start:stop]
             xp.log(added, out=kept)
             if top is not None:
                 kept += top[:, 0]
-            if random is not None:
-                scores *= _keep(xp, random, scores.shape, p)
+            if keep is not None:
+                scores *= keep(scores.shape)
                 added *= 1 - p if p < 1 else 1
             z = outs[at][:, start:stop]
             joined = _cut(room, *z.shape)
-            xp.matmul(scores.swapaxes(1, 2), values[:, :seen], out=joined)
+            matmul_into(xp, scores.swapaxes(1, 2), values[:, :seen], joined)
             xp.divide(joined, added[..., None], out=z)
     return out.astype(q.dtype, copy=False), (sums, scale, causal, p, seed)
 
 
-def _keep(xp: Any, random: Any, shape: tuple[int, ...], p: float) -> Array:
-    # The same seed gives backward the same numbers, because it walks the same tiles.
-    return random.random(shape, dtype=xp.float32) >= p
+@array_function
+def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[tuple[int, ...]], Array]:
+    """A function that draws which probabilities of the next tile are kept: bool, of the shape that it is given.
+
+    The same seed gives backward the same masks, because it goes through the same tiles.
+    """
+    generator = xp.random.default_rng(seed)
+    return lambda shape: generator.random(shape, dtype=xp.float32) >= p
 
 
 def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -255,17 +267,17 @@ def _tiles_backward(
     # Products are written here, not into results whose rows may lie apart.
     dk_room, dv_room = work.memory(cuts.keys, depth), work.memory(cuts.keys, wide)
     dq_room = work.memory(cuts.rows, depth)
-    random = xp.random.default_rng(seed) if p else None
+    keep = drawn_masks(xp, seed, p) if p else None
     stretch = 1 / (1 - p) if p < 1 else 1.0
 
     def add(total: Array, a: Array, b: Array, first: bool) -> None:
         """total (heads, keys, n) + a @ b, whose keys are those that the block sees."""
         seen = a.shape[1]
         if first:
-            xp.matmul(a, b, out=total[:, :seen])
+            matmul_into(xp, a, b, total[:, :seen])
             total[:, seen:] = 0
         else:
-            total[:, :seen] += xp.matmul(a, b, out=_cut(partial, *a.shape[:2], b.shape[2]))
+            total[:, :seen] += matmul_into(xp, a, b, _cut(partial, *a.shape[:2], b.shape[2]))
 
     for at in cuts.groups():
         queries, keys, g_heads = work.q[at], work.k[at], gs[at]
@@ -279,28 +291,28 @@ def _tiles_backward(
             probs, ds = _cut(tile, n, seen, stop - start), _cut(slopes, n, seen, stop - start)
             xp.multiply(block.swapaxes(1, 2), scale, out=q_t[:, :depth])
             xp.negative(sums[at][:, start:stop], out=q_t[:, depth])
-            xp.matmul(k_one[:n, :seen], q_t, out=probs)
+            matmul_into(xp, k_one[:n, :seen], q_t, probs)
             work.hide(probs, at, start, stop, seen)
             xp.exp(probs, out=probs)
             xp.multiply(gz.swapaxes(1, 2), stretch, out=g_t[:, :wide])
-            less = _dots(xp, gz, outs[at][:, start:stop])
-            if random is None:
+            less = row_dots(xp, gz, outs[at][:, start:stop])
+            if keep is None:
                 xp.negative(less, out=g_t[:, wide])
-                xp.matmul(v_one[:n, :seen], g_t, out=ds)
+                matmul_into(xp, v_one[:n, :seen], g_t, ds)
                 ds *= probs
             else:
-                keep = _keep(xp, random, probs.shape, p)
-                xp.matmul(v_one[:n, :seen, :wide], g_t[:, :wide], out=ds)
-                ds *= keep
+                kept = keep(probs.shape)
+                matmul_into(xp, v_one[:n, :seen, :wide], g_t[:, :wide], ds)
+                ds *= kept
                 ds -= less[:, None]
                 ds *= probs
-                probs *= keep
+                probs *= kept
             if dvs is not None:
                 add(dv, probs, g_t[:, :wide].swapaxes(1, 2) if p else gz, first)
             if dqs is not None:
                 dq = dqs[at][:, start:stop]
                 product = _cut(dq_room, *dq.shape)
-                xp.matmul(ds.swapaxes(1, 2), k_one[:n, :seen, :depth], out=product)
+                matmul_into(xp, ds.swapaxes(1, 2), k_one[:n, :seen, :depth], product)
                 xp.multiply(product, scale, out=dq)
             if dks is not None:
                 add(dk, ds, block, first)

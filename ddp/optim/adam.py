@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import sqrt
-from typing import Any
-
 from ddp.errors import ArgumentError
+from ddp.optim.flat_update import FlatOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check, number
-from ddp.optim.tiled_update import Tiled, Update
-from ddp.optim.update_memory import Array, Tile
 
 
-class Adam(Tiled):
+class Adam(FlatOptimizer):
     """m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * m/c1 / (sqrt(v/c2) + eps).
 
     d = grad + weight_decay*p;  c = 1 - beta^step.  amsgrad: the largest v so far takes the place of v.
@@ -46,66 +41,22 @@ class Adam(Tiled):
         variants = {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled_weight_decay, "fused": fused}
         super().__init__(params, {**numbers, "betas": betas, **variants, **flags})
 
-    rule = "adam"
-    states = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-
-    def names(self, group: Group) -> tuple[str, ...]:
+    def states(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
-    def settings(self, group: Group) -> Sequence[float]:
-        decay, decoupled, maximize = group["weight_decay"], group["decoupled_weight_decay"], group["maximize"]
-        return number(group["lr"]), *group["betas"], group["eps"], number(decay), decoupled, maximize
-
-    def update(self, group: Group, age: float) -> Update:
-        lr, (beta1, beta2), eps = number(group["lr"]), group["betas"], group["eps"]
-        decay, decoupled, amsgrad, maximize = (
-            number(group["weight_decay"]),
-            group["decoupled_weight_decay"],
-            group["amsgrad"],
-            group["maximize"],
-        )
+    def formula(self, group: Group) -> list[str]:
+        decoupled = group["decoupled_weight_decay"] and number(group["weight_decay"])
+        v = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
         # lr * m/c1 / (sqrt(v/c2) + eps) = lr*sqrt(c2)/c1 * m / (sqrt(v) + eps*sqrt(c2)): one pass less
-        root = sqrt(1 - beta2**age)
-        rate, small = lr * root / (1 - beta1**age), eps * root
-
-        def update(tile: Tile) -> None:
-            xp, state = tile.xp, tile.state
-            if decay and decoupled:
-                tile.shrink(1 - lr * decay)
-            d = tile.descent(0.0 if decoupled else decay, maximize)
-            moments = state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"] if amsgrad else None
-            _by_passes(xp, d, *moments, tile.delta, tile.spare, beta1, beta2, rate, small)
-            tile.subtract()
-
-        return update
-
-
-def _by_passes(
-    xp: Any,
-    d: Array,
-    m: Array,
-    v: Array,
-    top: Array | None,
-    delta: Array,
-    spare: Array,
-    beta1: float,
-    beta2: float,
-    rate: float,
-    small: float,
-) -> None:
-    xp.subtract(d, m, out=spare)
-    xp.multiply(spare, 1 - beta1, out=spare)
-    xp.add(m, spare, out=m)
-    xp.multiply(d, d, out=spare)
-    xp.multiply(spare, 1 - beta2, out=spare)
-    xp.multiply(v, beta2, out=v)
-    xp.add(v, spare, out=v)
-    if top is not None:
-        v = xp.maximum(v, top, out=top)
-    xp.sqrt(v, out=delta)
-    xp.add(delta, small, out=delta)
-    xp.divide(m, delta, out=delta)
-    xp.multiply(delta, rate, out=delta)
+        root = "sqrt(1 - pow(beta2, step))"
+        return [
+            *(["p = p * (1 - lr * weight_decay)"] if decoupled else []),
+            *descent(group, decays=not decoupled),
+            "exp_avg = exp_avg + (d - exp_avg) * (1 - beta1)",
+            "exp_avg_sq = exp_avg_sq * beta2 + d * d * (1 - beta2)",
+            *(["max_exp_avg_sq = maximum(exp_avg_sq, max_exp_avg_sq)"] if group["amsgrad"] else []),
+            f"p = p - exp_avg / (sqrt({v}) + (eps * {root})) * (lr * {root} / (1 - pow(beta1, step)))",
+        ]
 
 
 def check_betas(kind: str, betas: tuple[float, float]) -> None:

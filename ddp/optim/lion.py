@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from ddp.optim.adam import check_betas
+from ddp.optim.flat_update import FlatOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check, number
-from ddp.optim.tiled_update import Tiled, Update
-from ddp.optim.update_memory import Array, Tile
 
 
-class Lion(Tiled):
+class Lion(FlatOptimizer):
     """p *= 1 - lr*weight_decay;  p -= lr * sign(beta1*m + (1 - beta1)*d);  m = beta2*m + (1 - beta2)*d.
 
     d = grad, or -grad to maximize. Steps are larger than AdamW's: take a third to a tenth of its lr.
@@ -20,8 +16,6 @@ class Lion(Tiled):
     """
 
     counted = False
-    rule = "lion"
-    states = ("exp_avg",)
 
     def __init__(
         self,
@@ -36,33 +30,14 @@ class Lion(Tiled):
         check_betas("Lion", betas)
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
 
-    def names(self, group: Group) -> tuple[str, ...]:
+    def states(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg",)
 
-    def settings(self, group: Group) -> Sequence[float]:
-        return number(group["lr"]), *group["betas"], number(group["weight_decay"]), group["maximize"]
-
-    def update(self, group: Group, age: float) -> Update:
-        lr, (beta1, beta2), decay = number(group["lr"]), group["betas"], number(group["weight_decay"])
-        maximize = group["maximize"]
-
-        def update(tile: Tile) -> None:
-            xp = tile.xp
-            if decay:
-                tile.shrink(1 - lr * decay)
-            d = tile.descent(0.0, maximize)
-            _by_passes(xp, d, tile.state["exp_avg"], tile.delta, tile.spare, beta1, beta2, lr)
-            tile.subtract()
-
-        return update
-
-
-def _by_passes(xp: Any, d: Array, m: Array, delta: Array, spare: Array, beta1: float, beta2: float, lr: float) -> None:
-    xp.subtract(d, m, out=spare)
-    xp.multiply(spare, 1 - beta1, out=spare)
-    xp.add(spare, m, out=spare)
-    xp.multiply(m, beta2, out=m)
-    xp.multiply(d, 1 - beta2, out=delta)
-    xp.add(m, delta, out=m)
-    xp.sign(spare, out=delta)
-    xp.multiply(delta, lr, out=delta)
+    def formula(self, group: Group) -> list[str]:
+        return [
+            *(["p = p * (1 - lr * weight_decay)"] if number(group["weight_decay"]) else []),
+            *descent(group, decays=False),
+            "update = (d - exp_avg) * (1 - beta1) + exp_avg",
+            "exp_avg = exp_avg * beta2 + d * (1 - beta2)",
+            "p = p - sign(update) * lr",
+        ]

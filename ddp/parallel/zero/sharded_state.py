@@ -24,8 +24,8 @@ from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
+from ddp.optim.flat_update import FlatOptimizer
 from ddp.optim.optimizer import Group
-from ddp.optim.tiled_update import Tiled
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.error_context import error_context
 from ddp.parallel.zero.shards import Shard
@@ -132,7 +132,7 @@ class ShardOptimizer:
 
     def share_scratch(self, other: ShardOptimizer) -> None:
         """Uses the other's scratch memory, since only one of them updates at a time."""
-        if isinstance(self._optimizer, Tiled) and isinstance(other._optimizer, Tiled):
+        if isinstance(self._optimizer, FlatOptimizer) and isinstance(other._optimizer, FlatOptimizer):
             self._optimizer.scratch = other._optimizer.scratch
 
     def update(self, found: Any = None) -> None:

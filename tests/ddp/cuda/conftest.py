@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ddp._cuda
 from ddp._cuda import device_checks, matmul_kernels
+
+ddp._cuda.load()  # the device forms, which a process without CuPy never attaches
 
 
 @pytest.fixture(autouse=True)

@@ -81,8 +81,6 @@ def test_agrees_with_numpy(case: Case, dtype: Any, monkeypatch: pytest.MonkeyPat
             # What adds up a few rounded products is off by their size, however small the sum is.
             size = np.abs(other.astype("f8")).max(initial=1, where=np.isfinite(other))
             rounding = TOLERANCES[dtype]
-            if "attention" in case.op and one.dtype.itemsize == 2:
-                rounding *= 4  # probabilities are rounded before they are multiplied, as flash attention has it
             np.testing.assert_allclose(one.astype("f8"), other.astype("f8"), rtol=rounding, atol=rounding / 10 * size)
 
 
@@ -202,9 +200,8 @@ def test_bfloat16_is_computed_in_float32(name: str, monkeypatch: pytest.MonkeyPa
 
     expected = run()
     monkeypatch.setattr(CPU, "xp", emulation.cupy)
-    near = 5e-2 if name == "attention" else 1e-2  # probabilities are rounded before they are multiplied
     for one, other in zip(run(), expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=near, atol=near)
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-2)
 
 
 OPTIMIZERS = [
@@ -349,4 +346,4 @@ def test_every_kernel_is_run_by_the_tests_above(request: pytest.FixtureRequest) 
     # tests/gpu/test_bounds.py has those of "bounds": their alarm rings on a stand-in for a device.
     tested = [source for name, source in SOURCES.items() if name != "bounds"]
     known = {name for source in tested for name in emulation.signatures(source.text(source.dtypes[0]))}
-    assert known == emulation.RawKernel.launched
+    assert known <= emulation.RawKernel.launched

@@ -13,7 +13,7 @@ import pytest
 import ddp
 from ddp._layout import FlatBuckets, lay_out
 from ddp.errors import StateDictError
-from ddp.optim import update_memory
+from ddp.optim import flat_update
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2)]
 MAKE: list[Callable[..., Any]] = [
@@ -26,8 +26,8 @@ Change = Callable[[list[Any], Any, int], None]
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_memory, "_TILE", 50)
-    monkeypatch.setattr(update_memory, "_PACK", 20)
+    monkeypatch.setattr(flat_update, "_TILE", 50)
+    monkeypatch.setattr(flat_update, "_PACK", 20)
 
 
 def parameters() -> list[Any]:
@@ -240,18 +240,19 @@ def test_a_gap_between_gradients_is_nobodys() -> None:
     assert a.tolist() == b.tolist() == [0.0] * 3
 
 
-def test_repeated_steps_make_no_tiles_anew() -> None:
+def test_repeated_steps_make_no_plan_anew() -> None:
     params = parameters()
     bind(params, [[5, 4, 3, 2, 1, 0]])
     optimizer = ddp.optim.Adam(params)
-    tiles = []
+    plans = []
     for _ in range(3):
         for p in params:
             p.grad = ddp.tensor(np.ones(p.shape))
         optimizer.step()
-        [(_, memory)] = optimizer._memories.values()
-        tiles.append([id(tile) for _, each in memory._tiles[None] for tile in each])
-    assert tiles[0] == tiles[1] == tiles[2]
+        [update] = optimizer._updates.values()
+        plans.append(list(update._plans.values()))
+    assert len(plans[0]) == 1
+    assert plans[0][0] is plans[1][0] is plans[2][0]
 
 
 def test_patterns_of_empty_slots_are_bounded() -> None:
@@ -262,8 +263,8 @@ def test_patterns_of_empty_slots_are_bounded() -> None:
             p.grad = ddp.ones(2) if pattern >> bit & 1 else None
         optimizer.step()
     assert [p.tolist() for p in params] == [[-15.0, -15.0]] * 6
-    [(_, memory)] = optimizer._memories.values()
-    assert len(memory._tiles) <= update_memory._KEPT
+    [update] = optimizer._updates.values()
+    assert len(update._plans) <= flat_update.KEPT
 
 
 def test_state_of_the_wrong_shape() -> None:

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from ddp.optim.gradient_runs import Cut, Gradient, Home, Member, Part, Segment, arrange, cut, find_runs
+from ddp.optim.flat_update import Gradient, Member, Part, Segment, Tile, arrange, cut, find_runs
 
 
-def gradient(size: int, buffer: int | None = None, start: int = 0, kind: str = "", rigid: bool = False) -> Gradient:
-    home = None if buffer is None else Home(buffer, start)
-    return Gradient(size=size, line=16, kind=kind, home=home, rigid=rigid)
+def gradient(size: int, buffer: int | None = None, start: int = 0, dtype: str = "", rigid: bool = False) -> Gradient:
+    home = None if buffer is None else (buffer, start)
+    return Gradient(size=size, line=16, dtype=dtype, home=home, rigid=rigid)
 
 
 def test_gradients_in_a_buffer_stay_as_they_lie() -> None:
@@ -31,16 +31,23 @@ def test_gradients_in_a_buffer_stay_as_they_lie() -> None:
 
 def test_small_gradients_are_packed_and_large_ones_stand_alone() -> None:
     found = arrange(
-        [gradient(20), gradient(101), gradient(10), gradient(50), gradient(5, kind="float64"), gradient(9, rigid=True)],
+        [
+            gradient(20),
+            gradient(101),
+            gradient(10),
+            gradient(50),
+            gradient(5, dtype="float64"),
+            gradient(9, rigid=True),
+        ],
         pack=100,
         cap=64,
     )
     assert found == [
-        Segment(members=(Member(1, 0, 101),), flat=True),
         Segment(members=(Member(0, 0, 20), Member(2, 32, 42)), flat=False),
-        Segment(members=(Member(5, 0, 9),), flat=False, rigid=True),
         Segment(members=(Member(3, 0, 50),), flat=True),
         Segment(members=(Member(4, 0, 5),), flat=True),
+        Segment(members=(Member(1, 0, 101),), flat=True),
+        Segment(members=(Member(5, 0, 9),), flat=False, rigid=True),
     ]
 
 
@@ -62,14 +69,14 @@ def test_a_run_ends_at_an_empty_slot_and_where_the_age_changes(marks: list[int |
 def test_tiles() -> None:
     run = [Member(3, 16, 21), Member(1, 32, 32), Member(0, 32, 52)]
     assert cut(run, 20) == [
-        Cut(16, 36, (Part(3, 0, 5, 0), Part(0, 0, 4, 16))),
-        Cut(36, 52, (Part(0, 4, 20, 0),)),
+        Tile(16, 36, (Part(3, 0, 5, 0), Part(0, 0, 4, 16))),
+        Tile(36, 52, (Part(0, 4, 20, 0),)),
     ]
     assert cut([Member(0, 0, 0)], 20) == []
     # A tile that falls into padding is none.
     assert cut([Member(0, 0, 4), Member(1, 16, 17)], 4) == [
-        Cut(0, 4, (Part(0, 0, 4, 0),)),
-        Cut(16, 17, (Part(1, 0, 1, 0),)),
+        Tile(0, 4, (Part(0, 0, 4, 0),)),
+        Tile(16, 17, (Part(1, 0, 1, 0),)),
     ]
 
 

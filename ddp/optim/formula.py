@@ -1,0 +1,120 @@
+"""The formula of an update, written once: NumPy's passes on the CPU and a CUDA kernel are both compiled from it.
+
+A formula is a few lines of arithmetic. SGD with momentum:
+
+    momentum_buffer = momentum_buffer * momentum + d
+    p = p - momentum_buffer * lr
+
+`p`, `grad`, the states and whatever a line assigns are arrays. Every other name is a setting of the parameter group, or
+`step`, the count of updates with this one. Parts made of settings alone (`1 - beta1`) are scalars: computed in double
+precision once a step, then rounded to the dtype of the arrays. Every operation on arrays is rounded by itself, in the
+order of the formula: so the numbers are the same, bit for bit, however gradients lie and on both devices.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+_ON_ARRAYS = ("sqrt", "sign", "maximum")
+_ON_SCALARS = {"sqrt": math.sqrt, "pow": pow}
+
+
+class Pass(NamedTuple):
+    """One NumPy function over arrays. Operands: an array by name, or the position of a scalar."""
+
+    function: str
+    inputs: tuple[str | int, ...]
+    out: str
+
+
+class Formula:
+    """A compiled formula.
+
+    passes: for NumPy; scratch: names of the arrays that they need besides `p`, `grad` and the states
+    scalars: expressions of `settings` and `step`, valid in Python and in C; counts: whether one of them reads `step`
+    evaluate: the scalars of (step, *settings), in double precision
+    device_lines: the formula in C, where n[i] is a scalar
+    """
+
+    def __init__(self, lines: tuple[str, ...], states: tuple[str, ...]) -> None:
+        self.states = states
+        self.passes: list[Pass] = []
+        self.scratch: list[str] = []
+        self.scalars: list[str] = []
+        self.device_lines: list[str] = []
+        written = ("p", *states)
+        self._registers = {name: name for name in ("grad", *written)}
+        self._free: list[str] = []
+        assigned: list[Any] = [ast.parse(line).body[0] for line in lines]
+        arrays = {*self._registers, *(line.partition(" = ")[0] for line in lines)}
+        self._reads = Counter(name for each in assigned for name in _names(each.value))
+        for line, tree in zip(lines, assigned, strict=True):
+            target, expression = line.partition(" = ")[0], self._hoist(tree.value, arrays)
+            out = target if target in written else None
+            self.device_lines.append(f"{'A ' if out is None else ''}{target} = {ast.unparse(expression)};")
+            # Within the expression, its target may be overwritten once nothing else there reads it.
+            early = out if Counter(_names(expression))[target] == 1 else None
+            self._registers[target] = self._emit(expression, out, early)
+        names = {name for each in self.scalars for name in _names(ast.parse(each))}
+        self.counts = "step" in names
+        self.settings = tuple(sorted(names - {"step"} - set(_ON_SCALARS)))
+        arguments, results = ", ".join(("step", *self.settings)), "".join(f"{each}, " for each in self.scalars)
+        self.evaluate: Callable[..., tuple[float, ...]] = eval(f"lambda {arguments}: ({results})", dict(_ON_SCALARS))
+
+    def _hoist(self, node: ast.expr, arrays: set[str]) -> ast.expr:
+        """Replaces the largest parts without arrays by n[i]."""
+        if not arrays & set(_names(node)):
+            text = ast.unparse(node)
+            if text not in self.scalars:
+                self.scalars.append(text)
+            return ast.Subscript(ast.Name("n"), ast.Constant(self.scalars.index(text)))
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                value[:] = [self._hoist(each, arrays) for each in value]
+            elif isinstance(value, ast.expr) and name != "func":
+                setattr(node, name, self._hoist(value, arrays))
+        return node
+
+    def _emit(self, node: Any, out: Any = None, early: str | None = None) -> Any:
+        """Appends the passes of an expression; where its value is. out: where it belongs, or a scratch array."""
+        if isinstance(node, ast.Subscript):
+            position: Any = node.slice
+            return position.value
+        if isinstance(node, ast.Name):
+            self._reads[node.id] -= 1
+            return self._registers[node.id]
+        if isinstance(node, ast.BinOp):
+            function, operands = _OPERATORS[type(node.op)], [node.left, node.right]
+        elif isinstance(node, ast.UnaryOp):
+            function, operands = "negative", [node.operand]
+        else:
+            function, operands = node.func.id, node.args
+            assert function in _ON_ARRAYS, function
+        inputs = tuple(self._emit(each, early=early) for each in operands)
+        held = {register for name, register in self._registers.items() if self._reads[name] > 0}
+        self._free += [each for each in dict.fromkeys(inputs) if each in self.scratch and each not in held]
+        if out is None and early in inputs:
+            out = early
+        elif out is None and self._free:
+            out = self._free.pop()
+        elif out is None:
+            out = f"scratch{len(self.scratch)}"
+            self.scratch.append(out)
+        self.passes.append(Pass(function, inputs, out))
+        return out
+
+
+def _names(tree: ast.AST) -> list[str]:
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+
+
+@functools.lru_cache(256)
+def compile_formula(lines: tuple[str, ...], states: tuple[str, ...]) -> Formula:
+    """The formula of these lines. states: names of the state arrays that they read and write"""
+    return Formula(lines, states)
