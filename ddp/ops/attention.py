@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ddp.ops.cpu_blocking import matmul_into
+from ddp.ops.normalization import dots
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, compute_dtype, fold
+from ddp.ops.products import ones, product
 
 # How attention is cut: into tiles of a few heads times a block of queries, against all keys that these may see.
 #
@@ -143,23 +145,11 @@ def met(shape: tuple[int, ...], at: At, start: int, stop: int, seen: int) -> tup
 
 
 @array_function
-def row_dots(xp: Any, x: Array, y: Array) -> Array:
-    """The products of the rows of x and y: (..., n) and (..., n) to (...)."""
-    return xp.einsum("...i,...i->...", x, y)
-
-
-@array_function
-def key_sums(xp: Any, scores: Array) -> Array:
-    """The sums over the keys. scores: (heads, keys, queries)"""
-    return xp.matmul(xp.ones(scores.shape[1], scores.dtype), scores)
-
-
-@array_function
 def scores_are_bounded(xp: Any, q: Array, k: Array, scale: float) -> bool:
     """Whether no score is large; a device says False, since the host would have to wait for the answer."""
     # |q.k| <= |q||k|. The exponentials of scores within 40 neither overflow nor vanish, so the maximum, which costs two
     # passes over the tile, need not be taken off. A nan is not below 40.
-    return math.sqrt(float(row_dots(xp, q, q).max()) * float(row_dots(xp, k, k).max())) * abs(scale) < 40
+    return math.sqrt(float(dots(xp, q, q).max()) * float(dots(xp, k, k).max())) * abs(scale) < 40
 
 
 def _cut(memory: Array, *shape: int) -> Array:
@@ -179,8 +169,7 @@ def _attention(
         out[...] = 0
         return out.astype(q.dtype, copy=False), (sums, scale, causal, p, seed)
     cuts, depth = work.grid, q.shape[-1]
-    tile, columns = work.memory(cuts.rows, cuts.keys), work.memory(cuts.rows, depth)
-    room = work.memory(cuts.rows, v.shape[-1])
+    tile, columns, room = (work.memory(cuts.rows, n) for n in (cuts.keys, depth, v.shape[-1]))
     certain = mask is None or mask.dtype == bool
     keep = drawn_masks(xp, seed, p) if p else None
     for at in cuts.groups():
@@ -199,7 +188,7 @@ def _attention(
                 xp.copyto(top, 0, where=top == -xp.inf)  # a query that may see no key
                 scores -= top
             xp.exp(scores, out=scores)
-            added = key_sums(xp, scores)
+            added = product(xp, ones(xp, seen, work.dtype), scores)
             added += added == 0  # no key seen: the result is 0/1
             kept = sums[at][:, start:stop]
             xp.log(added, out=kept)
@@ -265,8 +254,7 @@ def _tiles_backward(
     k_one, v_one = (xp.ones((cuts.heads, cuts.keys, n + 1), work.dtype) for n in (depth, wide))
     partial = work.memory(cuts.keys, max(depth, wide))
     # Products are written here, not into results whose rows may lie apart.
-    dk_room, dv_room = work.memory(cuts.keys, depth), work.memory(cuts.keys, wide)
-    dq_room = work.memory(cuts.rows, depth)
+    dk_room, dv_room, dq_room = map(work.memory, (cuts.keys, cuts.keys, cuts.rows), (depth, wide, depth))
     keep = drawn_masks(xp, seed, p) if p else None
     stretch = 1 / (1 - p) if p < 1 else 1.0
 
@@ -295,7 +283,7 @@ def _tiles_backward(
             work.hide(probs, at, start, stop, seen)
             xp.exp(probs, out=probs)
             xp.multiply(gz.swapaxes(1, 2), stretch, out=g_t[:, :wide])
-            less = row_dots(xp, gz, outs[at][:, start:stop])
+            less = dots(xp, gz, outs[at][:, start:stop])
             if keep is None:
                 xp.negative(less, out=g_t[:, wide])
                 matmul_into(xp, v_one[:n, :seen], g_t, ds)
@@ -311,9 +299,9 @@ def _tiles_backward(
                 add(dv, probs, g_t[:, :wide].swapaxes(1, 2) if p else gz, first)
             if dqs is not None:
                 dq = dqs[at][:, start:stop]
-                product = _cut(dq_room, *dq.shape)
-                matmul_into(xp, ds.swapaxes(1, 2), k_one[:n, :seen, :depth], product)
-                xp.multiply(product, scale, out=dq)
+                made = _cut(dq_room, *dq.shape)
+                matmul_into(xp, ds.swapaxes(1, 2), k_one[:n, :seen, :depth], made)
+                xp.multiply(made, scale, out=dq)
             if dks is not None:
                 add(dk, ds, block, first)
             if dmasks is not None:
