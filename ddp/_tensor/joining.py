@@ -50,18 +50,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return apply(shape.cat, xs, dim=at)
 
 
-@with_out
-@numpy_names
-def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors joined along `dim`: cat under another name."""
-    return cat(tensors, dim)
-
-
-@with_out
-@numpy_names
-def concatenate(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors joined along `dim`: cat under NumPy's name."""
-    return cat(tensors, dim)
+concat = concatenate = cat
 
 
 @with_out

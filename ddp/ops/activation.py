@@ -6,7 +6,7 @@ from math import inf, pi, sqrt
 from typing import Any
 
 from ddp.ops.cpu_blocking import blend, curve, keep, product
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, where_or_zero
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, unary_op, where_or_zero
 from ddp.ops.special import TANH_OF, compute_erfc
 
 # Smooth activations, each one fused pass forward and one backward, in tiles.
@@ -245,16 +245,7 @@ elu = Op("elu", _elu, _slope_backward, inputs=("x",))
 
 
 # z = x/(1 + |x|);  dx = g/(1 + |x|)^2
-def _softsign(xp: Any, x: Array) -> tuple[Array, Any]:
-    return x / (xp.abs(x) + 1), None
-
-
-def _softsign_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    below = xp.abs(saved[0]) + 1
-    return (g / (below * below),)
-
-
-softsign = Op("softsign", _softsign, _softsign_backward, inputs=("x",), saves=("x",))
+softsign = unary_op("softsign", lambda xp, x: x / (xp.abs(x) + 1), lambda xp, g, x: g / (xp.abs(x) + 1) ** 2)
 
 
 # x = [a | b] along dim, s = sigmoid(b);  z = a*s;  dx = [g*s | g*z*(1 - s)]
@@ -339,15 +330,11 @@ hardtanh = Op("hardtanh", _hardtanh, _hardtanh_backward, inputs=("x",), saves=("
 
 
 # z = (x + 3 held within [0, 6])/6;  dx = g/6 strictly between
-def _hardsigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.clip(x + 3, 0, 6) / 6, None
-
-
-def _hardsigmoid_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (where_or_zero(xp, (saved[0] > -3) & (saved[0] < 3), g / 6),)
-
-
-hardsigmoid = Op("hardsigmoid", _hardsigmoid, _hardsigmoid_backward, inputs=("x",), saves=("x",))
+hardsigmoid = unary_op(
+    "hardsigmoid",
+    lambda xp, x: xp.clip(x + 3, 0, 6) / 6,
+    lambda xp, g, x: where_or_zero(xp, (x > -3) & (x < 3), g / 6),
+)
 
 
 # z = x*(x + 3 held within [0, 6])/6;  dx = 0 up to -3, g*(x/3 + 1/2) between, g from 3 on

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp._device import device, device_of, place
 from ddp.ops import memory_formats
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, shape_of, where_or_zero
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, shape_of, unary_op, where_or_zero
 
 # Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes.
 
@@ -107,30 +107,23 @@ def _flat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -
 div_rounded = Op("div_rounded", _div_rounded, _flat_backward, inputs=("x", "y"))
 
 
+def _rest(name: str, quotient: Callable[[Any, Array, Array], Array]) -> Op:
+    """What a division leaves, by the array module's function of this name: dx = g, dy = -g*quotient."""
+
+    def forward(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+        return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+        dy = fold(-g * quotient(xp, *saved), shapes[1]) if needs[1] else None
+        return fold(g, shapes[0]) if needs[0] else None, dy
+
+    return Op(name, forward, backward, inputs=("x", "y"), saves={"x": (), "y": ("x", "y")})
+
+
 # z = x - y*floor(x/y), with the sign of y;  dx = g, dy = -g*floor(x/y)
-def _remainder(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.remainder(x, y), (shape_of(x), shape_of(y))
-
-
-def _remainder_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    dy = fold(-g * xp.floor_divide(*saved), shapes[1]) if needs[1] else None
-    return fold(g, shapes[0]) if needs[0] else None, dy
-
-
-remainder = Op("remainder", _remainder, _remainder_backward, inputs=("x", "y"), saves={"x": (), "y": ("x", "y")})
-
-
+remainder = _rest("remainder", lambda xp, x, y: xp.floor_divide(x, y))
 # z = x - y*trunc(x/y), with the sign of x;  dx = g, dy = -g*trunc(x/y)
-def _fmod(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.fmod(x, y), (shape_of(x), shape_of(y))
-
-
-def _fmod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    dy = fold(-g * xp.trunc(xp.divide(*saved)), shapes[1]) if needs[1] else None
-    return fold(g, shapes[0]) if needs[0] else None, dy
-
-
-fmod = Op("fmod", _fmod, _fmod_backward, inputs=("x", "y"), saves={"x": (), "y": ("x", "y")})
+fmod = _rest("fmod", lambda xp, x, y: xp.trunc(xp.divide(x, y)))
 
 
 # z = x^y;  dx = g*y*x^(y-1), 0 where y = 0; dy = g*z*log(x), 0 where x = 0 and y >= 0 (as PyTorch has it)
@@ -179,41 +172,15 @@ neg = Op("neg", _neg, _neg_backward, inputs=("x",))
 
 
 # z = |x|;  dx = g*sign(x)
-def _abs(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.abs(x), None
-
-
-def _abs_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g * signs(xp, saved[0]),)
-
-
-abs = Op("abs", _abs, _abs_backward, inputs=("x",), saves=("x",))
+abs = unary_op("abs", lambda xp, x: xp.abs(x), lambda xp, g, x: g * signs(xp, x))
 
 
 # z = 1/x;  dx = -g*z^2
-def _reciprocal(xp: Any, x: Array) -> tuple[Array, Any]:
-    return 1 / x, None
-
-
-def _reciprocal_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    out = saved[0]
-    return (-g * out * out,)
-
-
-reciprocal = Op("reciprocal", _reciprocal, _reciprocal_backward, inputs=("x",), saves=("out",))
+reciprocal = unary_op("reciprocal", lambda xp, x: 1 / x, lambda xp, g, z: -g * z * z, "out")
 
 
 # z = x^2;  dx = 2*g*x
-def _square(xp: Any, x: Array) -> tuple[Array, Any]:
-    return x * x, None
-
-
-def _square_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    dx = g * saved[0]
-    return (dx + dx,)
-
-
-square = Op("square", _square, _square_backward, inputs=("x",), saves=("x",))
+square = unary_op("square", lambda xp, x: x * x, lambda xp, g, x: g * x * 2)
 
 
 # w = x + v*y*z;  dx = g, dy = g*v*z, dz = g*v*y
@@ -358,47 +325,32 @@ def _frac(xp: Any, x: Array) -> tuple[Array, Any]:
     return x - xp.trunc(x), None
 
 
-def _frac_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g,)
-
-
-frac = Op("frac", _frac, _frac_backward, inputs=("x",))
+frac = Op("frac", _frac, _clone_backward, inputs=("x",))
 
 
 # One of several values, element by element: what is not chosen gets no gradient, not even a nan.
 
 
-# z = max(x, y);  the larger one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
-def _maximum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.maximum(x, y), (shape_of(x), shape_of(y))
+def _extreme(name: str, loses: Callable[[Array, Array], Array]) -> Op:
+    """The one of both that does not lose; equal ones get half the gradient each, both all of it beside a nan."""
+
+    def forward(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+        return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+        x, y = saved
+        g = xp.where(xp.equal(x, y), g * 0.5, g)
+        return (
+            fold(where_or_zero(xp, ~loses(x, y), g), shapes[0]) if needs[0] else None,
+            fold(where_or_zero(xp, ~loses(y, x), g), shapes[1]) if needs[1] else None,
+        )
+
+    return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
 
 
-def _maximum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return _choose(xp, g, needs, shapes, saved, saved[0] < saved[1], saved[0] > saved[1])
-
-
-maximum = Op("maximum", _maximum, _maximum_backward, inputs=("x", "y"), saves=("x", "y"))
-
-
-# z = min(x, y);  the smaller one gets g, equal ones half each, both all of it beside a nan (as PyTorch has it)
-def _minimum(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.minimum(x, y), (shape_of(x), shape_of(y))
-
-
-def _minimum_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return _choose(xp, g, needs, shapes, saved, saved[0] > saved[1], saved[0] < saved[1])
-
-
-minimum = Op("minimum", _minimum, _minimum_backward, inputs=("x", "y"), saves=("x", "y"))
-
-
-def _choose(xp: Any, g: Array, needs: Needs, shapes: Any, pair: Saved, not_x: Array, not_y: Array) -> Gradients:
-    """`g` for each of `pair`, halved where both are equal, without the elements that were not chosen."""
-    g = xp.where(xp.equal(*pair), g * 0.5, g)
-    return (
-        fold(where_or_zero(xp, ~not_x, g), shapes[0]) if needs[0] else None,
-        fold(where_or_zero(xp, ~not_y, g), shapes[1]) if needs[1] else None,
-    )
+# z = max(x, y) and min(x, y), nan beside a nan (gradients as PyTorch has them)
+maximum = _extreme("maximum", lambda x, y: x < y)
+minimum = _extreme("minimum", lambda x, y: x > y)
 
 
 # z = x where c, else y;  dx = g where c, dy = g where not c
@@ -415,37 +367,26 @@ def _where_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) 
 where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",))
 
 
-# z = max(x, y), of a number and nan the number;  x gets g where x >= y or y is nan, y elsewhere (as PyTorch has it)
-def _fmax(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.fmax(x, y), (shape_of(x), shape_of(y))
+def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> Op:
+    """The extreme of both, of a number and nan the number; x gets g where `first` or y is nan, y elsewhere."""
+
+    def forward(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+        return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+        x, y = saved
+        mine = first(xp, x, y) | xp.isnan(y)
+        return (
+            fold(where_or_zero(xp, mine, g), shapes[0]) if needs[0] else None,
+            fold(where_or_zero(xp, ~mine, g), shapes[1]) if needs[1] else None,
+        )
+
+    return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
 
 
-def _fmax_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    x, y = saved
-    return _either(xp, g, needs, shapes, xp.greater_equal(x, y) | xp.isnan(y))
-
-
-fmax = Op("fmax", _fmax, _fmax_backward, inputs=("x", "y"), saves=("x", "y"))
-
-
-# z = min(x, y), of a number and nan the number;  x gets g where x <= y or y is nan, y elsewhere (as PyTorch has it)
-def _fmin(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.fmin(x, y), (shape_of(x), shape_of(y))
-
-
-def _fmin_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    x, y = saved
-    return _either(xp, g, needs, shapes, xp.less_equal(x, y) | xp.isnan(y))
-
-
-fmin = Op("fmin", _fmin, _fmin_backward, inputs=("x", "y"), saves=("x", "y"))
-
-
-def _either(xp: Any, g: Array, needs: Needs, shapes: Any, first: Array) -> Gradients:
-    return (
-        fold(where_or_zero(xp, first, g), shapes[0]) if needs[0] else None,
-        fold(where_or_zero(xp, ~first, g), shapes[1]) if needs[1] else None,
-    )
+# Equal ones: x gets the gradient (as PyTorch has it).
+fmax = _number_extreme("fmax", lambda xp, x, y: xp.greater_equal(x, y))
+fmin = _number_extreme("fmin", lambda xp, x, y: xp.less_equal(x, y))
 
 
 # z = x held within [low, high];  dx = g where low <= x <= high

@@ -272,3 +272,17 @@ def unreduce(g: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: b
     if keepdim or not axes:
         return g
     return g.reshape([1 if i in axes else n for i, n in enumerate(shape)])
+
+
+def unary_op(
+    name: str, value: Callable[[Any, Array], Array], gradient: Callable[[Any, Array, Array], Array], saves: str = "x"
+) -> Op:
+    """An op of one input: z = value(xp, x), dx = gradient(xp, g, x), or of z where `saves` is "out"."""
+
+    def forward(xp: Any, x: Array) -> tuple[Array, Any]:
+        return value(xp, x), None
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        return (gradient(xp, g, saved[0]),)
+
+    return Op(name, forward, backward, inputs=("x",), saves=(saves,))

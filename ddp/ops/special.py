@@ -6,7 +6,7 @@ M. Giles 2012, Approximating the erfinv function, GPU Computing Gems 2 (the star
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import log as ln
 from math import pi
 from math import sqrt as root
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, shape_of, where_or_zero
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, shape_of, unary_op, where_or_zero
 
 # The error function and its kin on arrays: NumPy has none. On a GPU they are CUDA's own.
 #
@@ -216,69 +216,54 @@ def compute_erfinv(xp: Any, x: Array) -> Array:
 
 # Exponentials, logarithms, roots, trigonometry and the error function.
 
-
-def _function(
-    name: str, value: Callable[[Any, Array], Array], gradient: Callable[[Any, Array, Array], Array], saves: str
-) -> Op:
-    """An op of one input: z = value(xp, x), dx = gradient(xp, g, x), or of z where `saves` is "out"."""
-
-    def forward(xp: Any, x: Array) -> tuple[Array, Any]:
-        return value(xp, x), None
-
-    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-        return (gradient(xp, g, saved[0]),)
-
-    return Op(name, forward, backward, inputs=("x",), saves=(saves,))
-
-
 # z = e^x;  dx = g*z
-exp = _function("exp", lambda xp, x: xp.exp(x), lambda xp, g, z: g * z, "out")
+exp = unary_op("exp", lambda xp, x: xp.exp(x), lambda xp, g, z: g * z, "out")
 # z = 2^x;  dx = g*z*log 2
-exp2 = _function("exp2", lambda xp, x: xp.exp2(x), lambda xp, g, z: g * z * ln(2), "out")
+exp2 = unary_op("exp2", lambda xp, x: xp.exp2(x), lambda xp, g, z: g * z * ln(2), "out")
 # z = e^x - 1;  dx = g*(z + 1)
-expm1 = _function("expm1", lambda xp, x: xp.expm1(x), lambda xp, g, z: g * (z + 1), "out")
+expm1 = unary_op("expm1", lambda xp, x: xp.expm1(x), lambda xp, g, z: g * (z + 1), "out")
 # z = log x;  dx = g/x
-log = _function("log", lambda xp, x: xp.log(x), lambda xp, g, x: g / x, "x")
+log = unary_op("log", lambda xp, x: xp.log(x), lambda xp, g, x: g / x, "x")
 # z = log_2 x;  dx = g/(x*log 2)
-log2 = _function("log2", lambda xp, x: xp.log2(x), lambda xp, g, x: g / (x * ln(2)), "x")
+log2 = unary_op("log2", lambda xp, x: xp.log2(x), lambda xp, g, x: g / (x * ln(2)), "x")
 # z = log_10 x;  dx = g/(x*log 10)
-log10 = _function("log10", lambda xp, x: xp.log10(x), lambda xp, g, x: g / (x * ln(10)), "x")
+log10 = unary_op("log10", lambda xp, x: xp.log10(x), lambda xp, g, x: g / (x * ln(10)), "x")
 # z = log(1 + x);  dx = g/(1 + x)
-log1p = _function("log1p", lambda xp, x: xp.log1p(x), lambda xp, g, x: g / (x + 1), "x")
+log1p = unary_op("log1p", lambda xp, x: xp.log1p(x), lambda xp, g, x: g / (x + 1), "x")
 # z = sqrt x;  dx = g/(2z)
-sqrt = _function("sqrt", lambda xp, x: xp.sqrt(x), lambda xp, g, z: g / (2 * z), "out")
+sqrt = unary_op("sqrt", lambda xp, x: xp.sqrt(x), lambda xp, g, z: g / (2 * z), "out")
 # z = 1/sqrt x;  dx = -g*z^3/2
-rsqrt = _function("rsqrt", lambda xp, x: 1 / xp.sqrt(x), lambda xp, g, z: -0.5 * g * (z * z * z), "out")
+rsqrt = unary_op("rsqrt", lambda xp, x: 1 / xp.sqrt(x), lambda xp, g, z: -0.5 * g * (z * z * z), "out")
 
 # z = sin x;  dx = g*cos x
-sin = _function("sin", lambda xp, x: xp.sin(x), lambda xp, g, x: g * xp.cos(x), "x")
+sin = unary_op("sin", lambda xp, x: xp.sin(x), lambda xp, g, x: g * xp.cos(x), "x")
 # z = cos x;  dx = -g*sin x
-cos = _function("cos", lambda xp, x: xp.cos(x), lambda xp, g, x: -g * xp.sin(x), "x")
+cos = unary_op("cos", lambda xp, x: xp.cos(x), lambda xp, g, x: -g * xp.sin(x), "x")
 # z = tan x;  dx = g*(1 + z^2)
-tan = _function("tan", lambda xp, x: xp.tan(x), lambda xp, g, z: g * (1 + z * z), "out")
+tan = unary_op("tan", lambda xp, x: xp.tan(x), lambda xp, g, z: g * (1 + z * z), "out")
 # z = arcsin x;  dx = g/sqrt(1 - x^2)
-asin = _function("asin", lambda xp, x: xp.arcsin(x), lambda xp, g, x: g / xp.sqrt(1 - x * x), "x")
+asin = unary_op("asin", lambda xp, x: xp.arcsin(x), lambda xp, g, x: g / xp.sqrt(1 - x * x), "x")
 # z = arccos x;  dx = -g/sqrt(1 - x^2)
-acos = _function("acos", lambda xp, x: xp.arccos(x), lambda xp, g, x: -g / xp.sqrt(1 - x * x), "x")
+acos = unary_op("acos", lambda xp, x: xp.arccos(x), lambda xp, g, x: -g / xp.sqrt(1 - x * x), "x")
 # z = arctan x;  dx = g/(1 + x^2)
-atan = _function("atan", lambda xp, x: xp.arctan(x), lambda xp, g, x: g / (1 + x * x), "x")
+atan = unary_op("atan", lambda xp, x: xp.arctan(x), lambda xp, g, x: g / (1 + x * x), "x")
 # z = sinh x;  dx = g*cosh x
-sinh = _function("sinh", lambda xp, x: xp.sinh(x), lambda xp, g, x: g * xp.cosh(x), "x")
+sinh = unary_op("sinh", lambda xp, x: xp.sinh(x), lambda xp, g, x: g * xp.cosh(x), "x")
 # z = cosh x;  dx = g*sinh x
-cosh = _function("cosh", lambda xp, x: xp.cosh(x), lambda xp, g, x: g * xp.sinh(x), "x")
+cosh = unary_op("cosh", lambda xp, x: xp.cosh(x), lambda xp, g, x: g * xp.sinh(x), "x")
 # z = arsinh x;  dx = g/sqrt(x^2 + 1)
-asinh = _function("asinh", lambda xp, x: xp.arcsinh(x), lambda xp, g, x: g / xp.sqrt(x * x + 1), "x")
+asinh = unary_op("asinh", lambda xp, x: xp.arcsinh(x), lambda xp, g, x: g / xp.sqrt(x * x + 1), "x")
 # z = arcosh x;  dx = g/sqrt(x^2 - 1)
-acosh = _function("acosh", lambda xp, x: xp.arccosh(x), lambda xp, g, x: g / xp.sqrt(x * x - 1), "x")
+acosh = unary_op("acosh", lambda xp, x: xp.arccosh(x), lambda xp, g, x: g / xp.sqrt(x * x - 1), "x")
 # z = artanh x;  dx = g/(1 - x^2)
-atanh = _function("atanh", lambda xp, x: xp.arctanh(x), lambda xp, g, x: g / (1 - x * x), "x")
+atanh = unary_op("atanh", lambda xp, x: xp.arctanh(x), lambda xp, g, x: g / (1 - x * x), "x")
 
 # z = erf x;  dx = g*2/sqrt(pi)*e^(-x^2)
-erf = _function("erf", compute_erf, lambda xp, g, x: g * (2 / root(pi) * xp.exp(-x * x)), "x")
+erf = unary_op("erf", compute_erf, lambda xp, g, x: g * (2 / root(pi) * xp.exp(-x * x)), "x")
 # z = 1 - erf x;  dx = -g*2/sqrt(pi)*e^(-x^2)
-erfc = _function("erfc", compute_erfc, lambda xp, g, x: g * (-2 / root(pi) * xp.exp(-x * x)), "x")
+erfc = unary_op("erfc", compute_erfc, lambda xp, g, x: g * (-2 / root(pi) * xp.exp(-x * x)), "x")
 # x = erf z;  dx = g*sqrt(pi)/2*e^(z^2)
-erfinv = _function("erfinv", compute_erfinv, lambda xp, g, z: g * (root(pi) / 2 * xp.exp(z * z)), "out")
+erfinv = unary_op("erfinv", compute_erfinv, lambda xp, g, z: g * (root(pi) / 2 * xp.exp(z * z)), "out")
 
 
 # z = log(x/(1 - x)), x held within [eps, 1 - eps];  dx = g/(x*(1 - x)) within, 0 outside, nan without eps
