@@ -15,7 +15,7 @@ full      a rank can write no more to its disk (a limit on the size of files), u
 asked     a rank gets SIGTERM: all save and leave with 75
 
 In half of the jobs saves go on in the background. ddp-launch restarts the job; where it was the victim, or the job has
-left with 75, the drill starts the same command again. The final weights must be those of the undisturbed run, bit by
+left with 75, the same command is started again. The final weights must be those of the undisturbed run, bit by
 bit, and so must every random number drawn in a step that counts; no sample may be lost or come twice.
 
 Then the job moves: two ranks, killed or asked to stop, one rank, killed or asked to stop, four ranks. No sample may be
@@ -51,7 +51,7 @@ Note = dict[str, Any]
 class Case(NamedTuple):
     """What befalls one job.
 
-    moment: when the drill strikes, as a share of all steps; below 0: of the time from the shell to the first step
+    moment: of a strike from outside, as a share of all steps; below 0: of the time from the shell to the first step
     rank: whom
     background: saves are asynchronous; strikes: what ranks do to themselves, at exact moments
     """
@@ -95,7 +95,7 @@ class Result(NamedTuple):
 
 
 def cases(count: int, kinds: Sequence[str], saving: Sequence[int], chance: random.Random) -> list[Case]:
-    """What is to befall so many jobs: each kind in turn. saving: file events of each rank in a whole run"""
+    """Strikes for so many jobs, each kind in turn. saving: file events of each rank in a whole run"""
     return [_case(kinds[number % len(kinds)], saving, chance) for number in range(count)]
 
 
@@ -124,7 +124,7 @@ def moves(chance: random.Random) -> tuple[Strike, ...]:
 
 
 def earlier(case: Case) -> Case:
-    """The same, sooner: what was meant to befall the job came after its end."""
+    """The same, sooner: the strike was planned for a moment after the job's end."""
     strikes = tuple(strike._replace(event=strike.event // 2, delay=strike.delay / 2) for strike in case.strikes)
     return case._replace(moment=case.moment * 0.6, strikes=strikes)
 

@@ -1,4 +1,4 @@
-"""How fast checkpoints are written, beside `dd` and `torch.save`, and how long training is held up by a save.
+"""How fast checkpoints are written, against `dd` and `torch.save`, and how long training is held up by a save.
 
     python -m benchmarks.checkpoint [--mb 500] [--rounds 7] [--folder DIR] [--only write,hold-up] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""Every collective beside mpi4py and torch.distributed (gloo), as `ddp-bench` measures them, with goals.
+"""Every collective against mpi4py and torch.distributed (gloo), as `ddp-bench` measures them, with goals.
 
     python -m benchmarks.collectives [-n 2] [--only all_reduce] [--busy 1] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What a loader costs beside the work: ours and PyTorch's side by side on the same arrays, from 0, 1 and 2 workers.
+"""What a loader costs: ours and PyTorch's side by side on the same arrays, from 0, 1 and 2 workers.
 
     python -m benchmarks.dataloader [--rounds 9] [--only samples,tensors,start] [--json FILE]
 
@@ -81,7 +81,7 @@ def rate(make: Callable[[], Any]) -> float:
     total, count = 0.0, 0
     start = time.perf_counter()
     for x, _ in batches:
-        total += float(x.numpy()[:, ::16].sum())  # by the same library, whoever made the batch
+        total += float(x.numpy()[:, ::16].sum())  # by the same library, whichever made the batch
         count += len(x)
     taken = time.perf_counter() - start
     assert total > 0

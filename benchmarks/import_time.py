@@ -1,4 +1,4 @@
-"""How long `import ddp` takes beside `import numpy`: CPU time in fresh processes, bytecode cached.
+"""How long `import ddp` takes against `import numpy`: CPU time in fresh processes, bytecode cached.
 
     python -m benchmarks.import_time [--rounds 15] [--json FILE]
 

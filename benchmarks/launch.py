@@ -1,4 +1,4 @@
-"""What an op costs the host: ours beside PyTorch's eager mode on the same device, and a step as a graph beside theirs.
+"""What an op costs the host: ours against PyTorch's eager mode on the same device, and a step as a graph beside theirs.
 
     python -m benchmarks.launch [--device cuda|cpu] [--rounds 40] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""How long `optimizer.step()` takes beside PyTorch's, on one core and the same tensors.
+"""How long `optimizer.step()` takes against PyTorch's, on one core and the same tensors.
 
     OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.optimizer_step [--rounds 40] [--json FILE]
 

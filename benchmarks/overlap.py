@@ -16,7 +16,7 @@ The limit is that of the time until all gradients are reduced: forward and backw
 every implementation and is part of `step`, not of the limit. "off" is DataParallel with one bucket for everything,
 which leaves when backward has ended. Our best bucket size is searched for; a size that gives the buckets of a smaller
 one has no turn of its own. Goals are printed, never asserted, beside what the limit itself would reach: they are for a
-machine with two cores that nobody else uses.
+machine with two cores without other load.
 """
 
 from __future__ import annotations

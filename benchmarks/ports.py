@@ -1,4 +1,4 @@
-"""Public PyTorch scripts, not a line changed, with every `import torch` read as an import of ddp; beside PyTorch.
+"""Public PyTorch scripts, not a line changed, with every `import torch` read as an import of ddp; against PyTorch.
 
     python -m benchmarks.ports CHECKOUTS [--only A,B] [--json FILE]
 

@@ -8,7 +8,7 @@ Two ranks share caches and memory, so bare nets on both cores at once, without c
 DistributedDataParallel with gloo trains in the same rounds (`training_worker.py`); without PyTorch it is left out. And
 what DataParallel costs where there is nothing to reduce: one rank, beside the bare net in the same process.
 
-Goals are for a machine with two cores that nobody else uses.
+Goals are for a machine with two cores without other load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One training step (forward, backward, update) beside PyTorch's, on one core: time and peak memory.
+"""One training step (forward, backward, update) against PyTorch's, on one core: time and peak memory.
 
     python -m benchmarks.train_step [--rounds 40] [--only gpt] [--json FILE]
 

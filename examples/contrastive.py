@@ -3,7 +3,7 @@
     python examples/contrastive.py
     ddp-launch -n 2 examples/contrastive.py
 
-Each half has its encoder, and each image is told from all others of the global batch, also from those of other ranks:
+Each half has its encoder, and each image is compared with all others of the global batch, those of other ranks too:
 `ddp.parallel.all_gather` brings their embeddings, and takes the gradients back to the ranks that made them. So any
 number of ranks computes the same numbers up to rounding. Source: Radford et al. 2021, arXiv:2103.00020, section 2.3.
 """

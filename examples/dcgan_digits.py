@@ -103,7 +103,7 @@ def main() -> None:
             fake = generator(ddp.randn(len(real), NOISE, 1, 1))
             ones, zeros = ddp.ones(len(real), 1), ddp.zeros(len(real), 1)
 
-            # What is real is told from what is made: the generator learns nothing from this.
+            # The discriminator separates real from generated images: the generator learns nothing here.
             optimizer_d.zero_grad()
             loss_d = criterion(discriminator(real), ones) + criterion(discriminator(fake.detach()), zeros)
             loss_d.backward()

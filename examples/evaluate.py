@@ -4,7 +4,7 @@
     ddp-launch -n 4 examples/evaluate.py --load digits.safetensors
 
 The shares are of different lengths. Rank 0 gathers the predictions, in the order of the test set; sums and counts are
-reduced to it, so that means are exact whoever had how many images.
+reduced to it, so that means are exact, however images are distributed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from ddp.optim import SGD
 
 CPU = ddp.device("cpu")
 TEST_SHARE = 0.2
-LATE = 2  # steps that a loss has to come from a GPU before it is logged, so that nobody waits for it
+LATE = 2  # steps that a loss has to come from a GPU before it is logged, so that the host does not wait for it
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

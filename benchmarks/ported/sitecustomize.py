@@ -49,7 +49,7 @@ def compute_in_float64(library: Any) -> None:
     file = io.BytesIO()
     library.save(library.zeros(1, dtype=library.float64), file)
     file.seek(0)
-    library.load(file)  # PyTorch makes its table of dtypes at the first load, before it is told that float is double
+    library.load(file)  # PyTorch makes its table of dtypes at the first load, before float becomes double
     library.float = library.float64
     library.Tensor.float = library.Tensor.double
 

@@ -206,7 +206,7 @@ class RawMPI(Implementation):
             raise NotImplementedError("MPI's result in place lies in front of the buffer, not in the rank's part")
         operator = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(op)
         root = comm.rank == ROOT
-        # In place, MPI is told so instead of being given a part of the other buffer.
+        # In place, MPI takes MPI.IN_PLACE instead of a part of the other buffer.
         sent = MPI.IN_PLACE if in_place else x
         into = MPI.IN_PLACE if in_place else out
         whole = out if root else None

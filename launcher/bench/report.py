@@ -47,7 +47,7 @@ def fit(sizes: Sequence[int], times: Sequence[float]) -> Line | None:
 class Cell:
     """One implementation's result for one size in one place.
 
-    seconds: of one call; algbw, busbw: GB/s; wrong: elements, None if nobody looked; calls: measured; rounds: seconds
+    seconds: of one call; algbw, busbw: GB/s; wrong: elements, None if unchecked; calls: measured; rounds: seconds
     of each; ratio: how many times as long as ours on ordinary arrays it takes, None for ours
     """
 
@@ -107,7 +107,7 @@ def heading(several: bool) -> list[str]:
 
 
 def row_line(row: Row, several: bool) -> str:
-    """One row. What an implementation cannot do is "-"; what nobody checked is "N/A"."""
+    """One row. What an implementation cannot do is "-"; what was not checked is "N/A"."""
     left = (row.size, row.count, row.dtype, row.op, row.root)
     words = "".join(f"{value:>{width}}" for value, (*_, width) in zip(left, _LEFT, strict=True))
     words += f" {row.by:<{_BY - 1}}" * several

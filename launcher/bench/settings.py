@@ -23,7 +23,7 @@ ALONE = ("threads", "single")
 BASELINES = ("mpi4py", "torch-gloo")
 OPS = ("sum", "mean", "max", "min", "prod")
 PLACES = ("both", "out", "in")
-# Names and bytes, so that wrong use is told before NumPy is loaded.
+# Names and bytes, so that wrong use is reported before NumPy is loaded.
 DTYPES = dict.fromkeys(("bool", "int8", "uint8"), 1)
 DTYPES |= dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2)
 DTYPES |= dict.fromkeys(("float32", "int32", "uint32"), 4)

@@ -40,7 +40,7 @@ from launcher.bench.report import Cell, Fitted, Outcome, Row
 from launcher.bench.settings import DTYPES, Settings
 from launcher.errors import UsageError
 
-# Enough rounds for a median, few enough that a batch of a fast call is long beside the barrier's skew.
+# Enough rounds for a median, few enough that a batch of a fast call is long against the barrier's skew.
 _ROUNDS = 20
 _LEAST_ROUNDS = 5
 _MOST_CALLS = 100_000
@@ -130,7 +130,7 @@ def measure(entries: Sequence[Entry], sync: Sync, *, warmup: int, budget: float,
     try:
         for turn in range(rounds):
             for position in range(len(entries)):
-                which = (turn + position) % len(entries)  # nobody always follows the same one
+                which = (turn + position) % len(entries)  # none always follows the same one
                 sync.barrier()
                 seconds[turn, which] = _batch(entries[which], calls[which])
     finally:

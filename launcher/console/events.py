@@ -55,7 +55,7 @@ class Events(Observer):
         try:
             self._fd = os.open(self._path, flags, 0o644)
         except OSError as error:
-            why = "nobody reads this pipe" if error.errno == errno.ENXIO else error.strerror
+            why = "the pipe has no reader" if error.errno == errno.ENXIO else error.strerror
             raise UsageError(f"the events file {self._path} cannot be written to: {why}") from None
         self._broken = False
         self._number = 0

@@ -73,7 +73,7 @@ def _all(machines: tuple[Host, ...]) -> Iterator[list[Finding]]:
                 if findings:
                     yield findings
             gpus = 0 if inquiry.exception() else gpu.nccl_ranks(inquiry.result())
-        except BaseException:  # Ctrl-C, or nobody reads on: the pool would wait for what nobody wants any more
+        except BaseException:  # Ctrl-C, or the reader has gone: the pool would wait for its checks
             pool.shutdown(wait=False, cancel_futures=True)
             end_all()
             raise

@@ -109,8 +109,8 @@ def lines(findings: Sequence[Finding], colour: bool, before: str = "") -> list[s
 
 def document(findings: Sequence[Finding], sentence: str, seconds: float) -> dict[str, Any]:
     """All of it, as JSON's types."""
-    told = [{**each._asdict(), "level": each.level.value} for each in findings]
-    return {"can_train": exit_code(findings) == 0, "verdict": sentence, "seconds": round(seconds, 3), "findings": told}
+    plain = [{**each._asdict(), "level": each.level.value} for each in findings]
+    return {"can_train": exit_code(findings) == 0, "verdict": sentence, "seconds": round(seconds, 3), "findings": plain}
 
 
 def coloured(stream: IO[str] = sys.stdout, environ: Mapping[str, str] = os.environ) -> bool:

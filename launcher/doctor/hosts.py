@@ -35,7 +35,7 @@ LIMIT = 20.0  # s; for all that is asked of one host
 #: The words of a host that cannot be asked, because this machine has no ssh.
 NO_SSH = "ssh is not installed"
 _QUIETLY = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=5", "-T")
-# Where each engine is told of another way than ssh; Open MPI's name of before version 5 is the second.
+# The variables that name another remote shell to each engine; Open MPI's of before version 5 is the second.
 _AGENTS = {
     MPICH: ("HYDRA_LAUNCHER_EXEC",),
     INTEL: ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC"),
@@ -196,7 +196,7 @@ def _family() -> str | None:
 
 
 def shell(environ: Mapping[str, str], family: str | None) -> list[str]:
-    """The words before a host's name, of the command that reaches it: ssh, or what the engine was told to use instead.
+    """The words before a host's name, of the command that reaches it: ssh, or what the engine's variables name.
 
     family: of the engine, as in `launcher.engines.mpiexec`; None: there is none
 

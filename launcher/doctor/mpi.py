@@ -13,6 +13,7 @@ from launcher import engines
 from launcher.doctor.findings import Finding, error, install, note, ok, pip, warning
 from launcher.doctor.machine import version
 from launcher.doctor.probes import Answer, ask, outside_a_job
+from launcher.engines.local import LocalEngine
 from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI, find_mpiexec_for, mpi_family
 from launcher.errors import UsageError
 from launcher.job import Job
@@ -56,7 +57,7 @@ def look(environ: Mapping[str, str] = os.environ) -> Starters:
         trouble = str(refusal)
     try:
         chosen = engines.choose_engine(Job(module="launcher.doctor.trial", n=2), environ)
-        srun, local = str(getattr(chosen, "srun", "")), chosen.name == "local"
+        srun, local = str(getattr(chosen, "srun", "")), isinstance(chosen, LocalEngine)
     except UsageError as refusal:
         trouble = trouble or str(refusal)
     bare = shutil.which("mpiexec", path=environ.get("PATH")) or ""

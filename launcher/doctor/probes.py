@@ -68,7 +68,7 @@ def ask(module: str, *args: str, limit: float, environ: Mapping[str, str] | None
 
 
 def outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what launchers and engines told this process: in it an MPI is a world of one."""
+    """The environment without the variables of launchers and engines: in it an MPI is a world of one."""
     return {name: value for name, value in environ.items() if name.startswith(_KEPT) or not name.startswith(_ENGINES)}
 
 

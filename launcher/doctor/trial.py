@@ -26,7 +26,7 @@ _BUDGET = 0.15  # s for each size
 def main(argv: Sequence[str]) -> None:
     """argv: backend, and the seconds after which this rank ends whatever happens."""
     backend, limit = argv
-    faulthandler.dump_traceback_later(float(limit), exit=True)  # whoever started it may be gone
+    faulthandler.dump_traceback_later(float(limit), exit=True)  # its parent may be gone
     comm = init(backend, timeout=float(limit) / 2)
     with contextlib.redirect_stdout(io.StringIO()):  # tables, of which only numbers are wanted
         seen = look(comm)

@@ -93,7 +93,7 @@ def test_a_file_that_fails_is_said_once() -> None:
 
 def test_a_pipe_that_nobody_reads_is_wrong_use(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="nobody reads this pipe"):
+    with pytest.raises(UsageError, match="the pipe has no reader"):
         start(tmp_path / "pipe")
 
 
