@@ -196,7 +196,7 @@ class LocalPool:
 
     def __init__(self, config: FetchConfig) -> None:
         self._maker = BatchMaker(config)
-        self._tasks: deque[tuple[int, Any]] = deque()
+        self._task: tuple[int, Any] = 0, None
 
     def __len__(self) -> int:
         return 1
@@ -206,10 +206,10 @@ class LocalPool:
             self._maker.start_pass(states[0], skipped[0], SeededGenerators)
 
     def request(self, worker: int, seed: int, indices: Any) -> None:
-        self._tasks.append((seed, indices))
+        self._task = seed, indices  # of which there is one at a time
 
     def receive(self, worker: int, number: int) -> FetchResult:
-        seed, indices = self._tasks.popleft()
+        seed, indices = self._task
         with SeededGenerators(seed):
             try:
                 return self._maker.make(indices)
@@ -241,8 +241,9 @@ class IndexedBatches:
             self._request()
 
     def _request(self) -> None:
-        for number, indices in itertools.islice(self._tasks, 1):
-            worker = next(self._workers)
+        task = next(self._tasks, None)
+        if task is not None:
+            worker, (number, indices) = next(self._workers), task
             self._requested.append((worker, number))
             self.pool.request(worker, self._seeds.of_batch(number), indices)
 

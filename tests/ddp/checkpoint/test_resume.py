@@ -148,7 +148,7 @@ def training(recipe: Recipe, folder: Path, **options: Any) -> Callable[..., Any]
 RECIPES = [Recipe, Decoupled, Noisy, NoisyByRank, NoisyMean, Scaled, Sharded, Compressed, Sparse, Bare]
 
 
-BACKGROUND = [Recipe, NoisyByRank, Sharded, Sparse]
+BACKGROUND = [Recipe, Sharded]
 
 
 @pytest.mark.parametrize(

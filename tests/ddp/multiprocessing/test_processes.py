@@ -67,7 +67,7 @@ def test_both_sides_see_one_memory(method: str) -> None:
 def test_a_peer_killed_at_any_moment_leaves_nothing(count: Callable[[int, int], int]) -> None:
     before = descriptors(), mappings()
     context = mp.get_context("forkserver")
-    for turn in range(count(6, 60)):
+    for turn in range(count(3, 60)):
         ours, theirs = context.Pipe()
         process = context.Process(target=children.echo, args=(theirs,), daemon=True)
         process.start()
