@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ddp._device import generator, on
 from ddp._engine import modes
 from ddp._tensor.base import apply
@@ -64,8 +66,8 @@ def scaled_dot_product_attention(
     q, k, v = (x.reshape((1,) * (ndim - x.ndim) + tuple(x.shape)) if x.ndim < ndim else x for x in tensors)
     grouped = 1
     if enable_gqa:
-        heads, shared = _heads(q), _heads(k)
-        if _heads(v) != shared or not shared or heads % shared:
+        heads, shared = q.shape[-3], k.shape[-3]
+        if v.shape[-3] != shared or not shared or heads % shared:
             raise ShapeError(
                 f"{_NAME}: enable_gqa: {heads} heads of query are no multiple of those of key {shapes[1]} and value "
                 f"{shapes[2]}"
@@ -93,23 +95,16 @@ def scaled_dot_product_attention(
     return out if max(map(len, shapes)) == ndim else out.squeeze(0)
 
 
-def _heads(x: Tensor) -> int:
-    return int(x.shape[-3])
-
-
 def _broadcast_leading(q: Tensor, k: Tensor, v: Tensor, grouped: int, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The common leading sizes. Raises: ShapeError if they do not broadcast."""
-    found = []
-    for i, sizes in enumerate(zip(*(tuple(x.shape[:-2]) for x in (q, k, v)), strict=True)):
-        if grouped > 1 and i == q.ndim - 3:
-            sizes = sizes[:1]
-        distinct = set(sizes) - {1}
-        if len(distinct) > 1:
-            raise ShapeError(
-                f"{_NAME}: leading axes of query {shapes[0]}, key {shapes[1]}, value {shapes[2]} do not broadcast"
-            )
-        found.append(distinct.pop() if distinct else 1)
-    return tuple(found)
+    """The common leading sizes; grouped heads of key and value count as those of query. Raises: ShapeError."""
+    heads = (q.shape[-3],) if grouped > 1 else None
+    others = [tuple(x.shape[:-2]) if heads is None else (*x.shape[:-3], *heads) for x in (k, v)]
+    try:
+        return np.broadcast_shapes(tuple(q.shape[:-2]), *others)
+    except ValueError:
+        raise ShapeError(
+            f"{_NAME}: leading axes of query {shapes[0]}, key {shapes[1]}, value {shapes[2]} do not broadcast"
+        ) from None
 
 
 def _mask(mask: Tensor, query: Tensor, full: tuple[int, ...]) -> Tensor:
@@ -213,9 +208,8 @@ class MultiheadAttention(Module):
             raise ArgumentError("MultiheadAttention: is_causal is a hint about attn_mask, which is missing")
         batched = query.ndim == 3
         q, k, v = self._heads(query, key, value)
-        causal = is_causal and key_padding_mask is None and not need_weights
         added = (self.bias_k is not None) + self.add_zero_attn
-        causal = causal and not added
+        causal = is_causal and key_padding_mask is None and not need_weights and not added
         mask = None if causal else self._mask(attn_mask, key_padding_mask, q, k.shape[-2] - added, added)
         p = self.dropout if self.training else 0.0
         weights: Tensor | None = None
@@ -259,10 +253,7 @@ class MultiheadAttention(Module):
             sizes = [self.embed_dim, 2 * self.embed_dim]
             w, w_kv = weight.split(sizes)
             b, b_kv = (None, None) if bias is None else bias.split(sizes)
-            parts = [
-                *self._parts(linear(query, w, b), 1),
-                *self._parts(linear(key, w_kv, b_kv), 2),
-            ]
+            parts = [*self._parts(linear(query, w, b), 1), *self._parts(linear(key, w_kv, b_kv), 2)]
         else:
             each = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if weight is None else weight.chunk(3)
             biases = (None, None, None) if bias is None else bias.chunk(3)
@@ -293,15 +284,10 @@ class MultiheadAttention(Module):
         batch, heads, length = q.shape[:3]
         masks = []
         if attn_mask is not None:
-            if tuple(attn_mask.shape) == (length, keys):
-                masks.append(attn_mask.reshape((1, 1, length, keys)))
-            elif tuple(attn_mask.shape) == (batch * heads, length, keys):
-                masks.append(attn_mask.reshape((batch, heads, length, keys)))
-            else:
-                raise ShapeError(
-                    f"MultiheadAttention: attn_mask {tuple(attn_mask.shape)}: expected {(length, keys)} or "
-                    f"{(batch * heads, length, keys)}"
-                )
+            one, each = (length, keys), (batch * heads, length, keys)
+            if tuple(attn_mask.shape) not in (one, each):
+                raise ShapeError(f"MultiheadAttention: attn_mask {tuple(attn_mask.shape)}: expected {one} or {each}")
+            masks.append(attn_mask.reshape((1, 1, *one) if attn_mask.ndim == 2 else (batch, heads, *one)))
         if padding is not None:
             if tuple(padding.shape) != (batch, keys) and not (batch == 1 and tuple(padding.shape) == (keys,)):
                 raise ShapeError(f"MultiheadAttention: key_padding_mask {tuple(padding.shape)}: not {(batch, keys)}")

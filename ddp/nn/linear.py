@@ -141,13 +141,7 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     """
     one_dtype("bilinear", input1, input2, weight, bias)
     lead = input1.shape[:-1]
-    if (
-        weight.ndim != 3
-        or not input1.ndim
-        or not input2.ndim
-        or input2.shape[:-1] != lead
-        or (input1.shape[-1], input2.shape[-1]) != weight.shape[1:]
-    ):
+    if weight.ndim != 3 or (*input1.shape, *input2.shape) != (*lead, weight.shape[1], *lead, weight.shape[2]):
         raise ShapeError(
             f"bilinear: inputs {input1.shape} and {input2.shape}, weight {weight.shape}: expected (..., n1), (..., n2) "
             "and (m, n1, n2)"

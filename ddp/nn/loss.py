@@ -119,22 +119,9 @@ def _check_classes(
     classes = x.shape[1]
     if array.dtype != "int64":
         array = array.astype("int64")
-    keep = None
-    if input.device.type == "cuda":
-        message = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
-        where = input.device
-        there = array if target.device is where else place(array, where)
-        array, keep = indexing.check_targets(where.xp, there, ignore_index, classes, RangeError, message)
-        return array, keep, _weights(name, input, weight, classes)
-    # A negative number is a huge one without its sign: one pass finds both kinds of wrong targets.
-    if array.size and (array.view("uint64").max() >= classes or 0 <= ignore_index < classes):
-        keep = array != ignore_index
-        wrong = keep & ((array < 0) | (array >= classes))
-        if wrong.any():
-            bad = int(array[wrong][0])
-            raise RangeError(f"{name}: target {bad} is not one of the {classes} classes 0 to {classes - 1}")
-        if keep.all():
-            keep = None
+    message = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
+    where = input.device
+    array, keep = indexing.check_targets(where.xp, place(array, where), ignore_index, classes, RangeError, message)
     return array, keep, _weights(name, input, weight, classes)
 
 

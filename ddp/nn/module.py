@@ -43,12 +43,8 @@ class Module(HasStateDict, HasHooks):
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
 
     def __init__(self) -> None:
-        parts = self.__dict__
-        parts["training"] = True
-        parts["_parameters"] = {}
-        parts["_buffers"] = {}
-        parts["_modules"] = {}
-        parts["_non_persistent_buffers_set"] = set()
+        parts: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
+        self.__dict__.update(training=True, **parts, _non_persistent_buffers_set=set())
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """What calling the module computes; subclasses define it. Raises: NotImplementedError where they do not."""
@@ -77,14 +73,14 @@ class Module(HasStateDict, HasHooks):
         elif isinstance(value, Buffer):
             self._put(name, value, self._buffers)
             self._set_persistent(name, value.persistent)
-        else:
+        elif name in self._parameters or name in self._buffers or name in self._modules:
             for kind, word, wanted in _PARTS:
                 if name in self.__dict__[kind]:
                     if value is not None and not (word == "buffer" and isinstance(value, Tensor)):
                         message = f"{name!r} is a {word}; assign a {wanted.__name__} or None"
                         raise DtypeError(f"{message}, not {type(value).__name__}")
                     self.__dict__[kind][name] = value
-                    return
+        else:
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -304,11 +300,8 @@ class Module(HasStateDict, HasHooks):
 
         tensors = (*self.parameters(), *self.buffers())
         for tensor in tensors:
-            if (
-                tensor.maybe_leaf is not None
-                and tensor.maybe_leaf.ready_hook is not None
-                and converted(tensor) is not None
-            ):
+            leaf = tensor.maybe_leaf
+            if leaf is not None and leaf.ready_hook is not None and converted(tensor) is not None:
                 tensor.check_replaceable()
         for tensor in tensors:  # one at a time, so that no second copy of the whole model is held
             after = converted(tensor)

@@ -16,10 +16,10 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     root: False leaves out the root, so that the results of several ranks can be added up (of order inf: the maximum)
     """
     wide = "float64" if any(g.dtype == "float64" for g in gradients) else "float32"
-    sizes = [xp.abs(g.astype(wide, copy=False)) for g in gradients]
+    flat = [g.astype(wide, copy=False).reshape(-1) for g in gradients]
     if order == math.inf:
-        return xp.stack([size.max() for size in sizes if size.size]).max()
-    total = xp.stack([(size**order).sum() for size in sizes]).sum()
+        return xp.stack([xp.abs(x).max(initial=0) for x in flat]).max()
+    total = xp.stack([xp.dot(x, x) if order == 2 else (xp.abs(x) ** order).sum() for x in flat]).sum()
     return total ** (1 / order) if root else total
 
 
@@ -27,7 +27,7 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
 def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, largest: float) -> None:
     """Scales the gradients so that their norm, which is `total`, is at most `largest`."""
     factor = float(largest) / (total + 1e-6)
-    if factor < 1:
+    if not factor >= 1:  # nan as well
         for g in gradients:
             xp.multiply(g, factor, out=g, casting="same_kind")
 

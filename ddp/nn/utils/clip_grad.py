@@ -5,11 +5,9 @@ They may be views of flat buckets: what is read is each gradient once, and what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from numpy import errstate
 
 from ddp._device import device, on, place
@@ -23,18 +21,10 @@ from ddp.ops import gradients
 Tensors = Tensor | Iterable[Tensor]
 
 
-def _listed(tensors: Tensors) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _grads(parameters: Tensors) -> list[Tensor]:
-    return [g for g in (p.grad for p in _listed(parameters)) if g is not None]
-
-
-def _on_each(tensors: list[Tensor]) -> dict[device, list[Tensor]]:
+def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
     """The tensors of each device, the first one's first."""
     found: dict[device, list[Tensor]] = {}
-    for x in tensors:
+    for x in [tensors] if isinstance(tensors, Tensor) else tensors:
         found.setdefault(x.device, []).append(x)
     return found
 
@@ -55,18 +45,23 @@ def _note_change(parameters: list[Tensor]) -> None:
             p.grad_view.version.count += 1
 
 
-def _norm(xp: Any, x: Any, p: float) -> Any:
-    """The p-norm of all elements, 0-d. Half types are added up in float32."""
-    if x.dtype.itemsize == 2:
-        x = x.astype("float32")
-    x = x.reshape(-1)
-    if p == 2:
-        return xp.sqrt(xp.dot(x, x))
-    if p == math.inf:
-        return xp.abs(x).max() if x.size else xp.zeros((), x.dtype)
-    if p == 1:
-        return xp.abs(x).sum()
-    return (xp.abs(x) ** p).sum() ** (1 / p)
+def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) -> Tensor:
+    """The norm of all arrays, those of each device being its share: on the first device."""
+    norms = []
+    for each, arrays in shares.items():
+        with on(each):
+            norms.append(each.xp.asarray(gradients.total_norm(each.xp, arrays, p)))
+    where = next(iter(shares))
+    total = norms[0]
+    if len(norms) > 1:
+        with on(where):
+            total = where.xp.asarray(gradients.total_norm(where.xp, [place(norm, where) for norm in norms], p))
+    if error_if_nonfinite and not where.xp.isfinite(total):
+        raise ArgumentError(
+            f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
+            "pass error_if_nonfinite=False to scale by it nevertheless"
+        )
+    return wrap(total, where)
 
 
 @no_grad()
@@ -79,36 +74,8 @@ def get_total_norm(
     norm_type: a number, or inf. foreach: accepted, and changes nothing. Raises: ArgumentError for a norm that is
     infinite or nan, if asked to, which waits for a GPU.
     """
-    found = _listed(tensors)
-    if not found:
-        return zeros(())
-    shares = {where: [x.array for x in share] for where, share in _on_each(found).items()}
-    return _total(shares, float(norm_type), error_if_nonfinite)
-
-
-def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) -> Tensor:
-    """The norm of all arrays, those of each device being its share: on the first device."""
-    where = next(iter(shares))
-    norms = [place(_norm_on(each, arrays, p), where) for each, arrays in shares.items()]
-    with on(where):
-        total = _joined(where.xp, norms, p)
-    if error_if_nonfinite and not where.xp.isfinite(total):
-        raise ArgumentError(
-            f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
-            "pass error_if_nonfinite=False to scale by it nevertheless"
-        )
-    return wrap(total, where)
-
-
-def _norm_on(where: device, arrays: list[Any], p: float) -> Any:
-    if where.type == "cuda":
-        with on(where):
-            return gradients.total_norm(where.xp, arrays, p)
-    return _joined(where.xp, [_norm(where.xp, x, p) for x in arrays], p)
-
-
-def _joined(xp: Any, norms: list[Any], p: float) -> Any:
-    return xp.asarray(norms[0] if len(norms) == 1 else _norm(xp, xp.stack(norms), p))
+    shares = {where: [x.array for x in share] for where, share in _by_device(tensors).items()}
+    return _total(shares, float(norm_type), error_if_nonfinite) if shares else zeros(())
 
 
 @no_grad()
@@ -120,24 +87,16 @@ def clip_grads_with_norm_(
 
     On a GPU it is one launch, which reads the norm there.
     """
-    for where, params in _on_each(_listed(parameters)).items():
+    for where, params in _by_device(parameters).items():
         _scale(where, params, max_norm, total_norm)
 
 
 def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
     """Scales the gradients of parameters that are all on one device."""
-    if where.type == "cuda":
-        total = place(total_norm.array, where)
-        with on(where):
-            gradients.scale_to_norm(where.xp, _buffers(params), total, max_norm)
-        _note_change(params)
-        return
-    scale = np.asarray(np.minimum(float(max_norm) / (place(total_norm.array, where) + 1e-6), 1.0))
-    if scale >= 1:
-        return
-    for grad in _grads(params):
-        grad.array *= scale.astype(grad.array.dtype)
-        grad.version.count += 1
+    total = place(total_norm.array, where)
+    with on(where):
+        gradients.scale_to_norm(where.xp, _buffers(params), total, max_norm)
+    _note_change(params)
 
 
 @no_grad()
@@ -157,12 +116,8 @@ def clip_grad_norm_(
     Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then.
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
-    each = _on_each(_listed(parameters))
-    shares = {}
-    for where, params in each.items():
-        found = [g.array for g in _grads(params)] if where.type == "cpu" else _buffers(params)
-        if found:
-            shares[where] = found
+    each = _by_device(parameters)
+    shares = {where: found for where, params in each.items() if (found := _buffers(params))}
     if not shares:
         return zeros((), device=next(iter(each), None))
     total = _total(shares, float(norm_type), error_if_nonfinite)
@@ -177,12 +132,7 @@ def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | Non
 
     foreach: accepted, and changes nothing.
     """
-    bound = float(clip_value)
-    for where, params in _on_each(_listed(parameters)).items():
-        if where.type == "cuda":
-            with on(where):
-                gradients.clamp_values(where.xp, _buffers(params), bound)
-            _note_change(params)
-            continue
-        for grad in _grads(params):
-            grad.clamp_(-bound, bound)
+    for where, params in _by_device(parameters).items():
+        with on(where):
+            gradients.clamp_values(where.xp, _buffers(params), float(clip_value))
+        _note_change(params)

@@ -31,11 +31,8 @@ def pad_sequence(
     longest = max(x.shape[0] for x in tensors)
     padded = []
     for x in tensors:
-        missing = longest - x.shape[0]
-        if missing:
-            ends = full((missing, *x.shape[1:]), padding_value, dtype=x.dtype, device=x.device)
-            x = cat([x, ends] if padding_side == "right" else [ends, x])
-        padded.append(x)
+        ends = full((longest - x.shape[0], *x.shape[1:]), padding_value, dtype=x.dtype, device=x.device)
+        padded.append(cat([x, ends] if padding_side == "right" else [ends, x]))
     return stack(padded, 0 if batch_first else 1)
 
 
