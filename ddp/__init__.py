@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from ddp.serialization import load as load
     from ddp.serialization import save as save
 
-# Imported when first asked for, so that nobody waits for what he does not use: modules, and names in them.
+# Modules, and names in them, that are imported on first use: `import ddp` stays fast.
 _LATER = {
     "DataParallel": "parallel",
     "autocast": "amp",

@@ -1,8 +1,8 @@
-"""Memory that processes share: nameless, so nothing is left behind whoever is killed.
+"""Memory that processes share: without names, so that nothing is left behind when a process is killed.
 
 A block is a `memfd`. Others map it through a file descriptor that was passed to them, or through /proc/PID/fd/N of a
 process that has it open; a token in the memfd's name, which /proc shows, proves that it is the block that was meant,
-since pids and descriptors are used again. A block needs no room in /dev/shm, and the kernel frees it when the last
+since pids and descriptors are used again. A block takes no space in /dev/shm, and the kernel frees it when the last
 descriptor and the last mapping have gone, also those of a process that was killed.
 """
 
@@ -122,7 +122,7 @@ class Block:
         return np.asarray(_Holder(self, offset, size, keep)).view(kind).reshape(shape)
 
     def close(self) -> None:
-        """Gives the descriptor back: nobody can open it any more, while arrays over it stay what they are."""
+        """Closes the descriptor: no other process can open the block any more; arrays over it stay valid."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -162,7 +162,7 @@ def is_shared(array: Any) -> bool:
 
 
 def on_loan(array: Any) -> bool:
-    """Whether an array lies in a block that somebody uses again when the last such array has gone."""
+    """Whether an array lies in a block that is reused when the last such array has gone."""
     holder = _below(array)
     return type(holder) is _Holder and holder.keep is not None
 

@@ -1,8 +1,8 @@
 """Which array module computes: a tensor picks its device once, and everything below it is handed `xp`.
 
 NumPy is the only array module known at import; CuPy is imported when a CUDA device is first computed on.
-Random numbers live here too, because each array module has its own generators: one per thread and device. What CUDA is
-told besides (copies, streams, errors) is in `ddp._cuda`, which is loaded when a CUDA device is first used.
+Random numbers live here too, because each array module has its own generators: one per thread and device. Copies,
+streams and errors of CUDA are in `ddp._cuda`, which is loaded when a CUDA device is first used.
 """
 
 from __future__ import annotations
@@ -209,13 +209,13 @@ def imported(array: Any) -> Any:
     return runtime().import_array_interface(device("cuda").xp, array)
 
 
-def door(where: device, error: BaseException, call: str) -> None:
+def raise_cuda_error(where: device, error: BaseException, call: str) -> None:
     """For where the host waits: raises a CudaError if `error` is what CUDA reports, else returns."""
     if where.type == "cuda" and (other := runtime().translate(error, call)) is not error:
         raise other from error
 
 
-def waited() -> None:
+def raise_pending() -> None:
     """For where the host has waited for a GPU: raises what a kernel found wrong with numbers meanwhile."""
     if _met:
         runtime().raise_pending()
@@ -240,14 +240,14 @@ class BaseGenerator:
     On a GPU the state is in device memory: whichever stream draws next waits for the one that drew last.
     """
 
-    __slots__ = ("_lane", "_rng", "_seed", "device")
+    __slots__ = ("_rng", "_seed", "_stream", "device")
     DEFAULT_SEED = 67280421310721  # PyTorch's
 
     def __init__(self, device: Any = "cpu") -> None:
         self.device: _device = _device(device)
         self._seed = self.DEFAULT_SEED
         self._rng: Any = None
-        self._lane: Any = None  # the `ddp._cuda.stream_order.DeviceStream` that had the state last
+        self._stream: Any = None  # the `ddp._cuda.stream_order.DeviceStream` that had the state last
 
     @property
     def rng(self) -> Any:
@@ -259,18 +259,18 @@ class BaseGenerator:
                 self._rng = self.device.xp.random.default_rng(self._seed)
         if self.device.type != "cpu" and capturing.now is None:
             here = runtime().current(self.device.xp, self.device.index)
-            self._lane = runtime().take_over(self._lane, here, self._rng.bit_generator._state)
+            self._stream = runtime().take_over(self._stream, here, self._rng.bit_generator._state)
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:
-        """Begins anew at `seed`, a non-negative integer, and returns this. Raises: ArgumentError for a negative one."""
+        """Restarts at `seed`, a non-negative integer, and returns this. Raises: ArgumentError for a negative one."""
         if seed < 0:
             raise ArgumentError(f"manual_seed({seed}): a seed is a non-negative integer")
         self._seed, self._rng = int(seed), None
         return self
 
     def seed(self) -> int:
-        """Begins anew at a seed drawn from the system's entropy, and returns it."""
+        """Restarts at a seed drawn from the system's entropy, and returns it."""
         self.manual_seed(entropy())
         return self._seed
 
@@ -329,11 +329,11 @@ def manual_seed(seed: int) -> BaseGenerator:
 
     seed: a non-negative integer. Returns the stream of the CPU. Raises: ArgumentError for a negative seed.
     """
-    stream(CPU).manual_seed(seed)
+    thread_generator(CPU).manual_seed(seed)
     _random.seed = int(seed)
     for each in _random.streams.values():
         each.manual_seed(seed)
-    return stream(CPU)
+    return thread_generator(CPU)
 
 
 def initial_seed() -> int:
@@ -341,7 +341,7 @@ def initial_seed() -> int:
     return _random.seed
 
 
-def stream(where: device) -> BaseGenerator:
+def thread_generator(where: device) -> BaseGenerator:
     """This thread's stream on `where`."""
     if where.type == "cuda" and where.index is None:
         where = device("cuda", where.xp.cuda.Device().id)  # one stream, whichever way the device is named
@@ -362,7 +362,7 @@ def generator(where: device, given: BaseGenerator | None = None) -> Any:
     It is a `numpy.random.Generator`, or CuPy's of the same interface. Raises: DeviceError if `given` is elsewhere.
     """
     if given is None:
-        return stream(where).rng
+        return thread_generator(where).rng
     if given.device.type != where.type or (where.index is not None and given.device.index not in (None, where.index)):
         raise DeviceError(f"generator: random numbers on {where} cannot come from a generator on {given.device}")
     return given.rng

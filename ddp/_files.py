@@ -99,7 +99,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
-        with contextlib.suppress(OSError):  # the error that came first says more
+        with contextlib.suppress(OSError):  # the first error says more
             os.unlink(temporary)
         raise
     # The new name is on disk only once the folder is.

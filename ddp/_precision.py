@@ -1,6 +1,6 @@
 """How exact float32 products on a GPU are: a switch that the user turns and every product reads.
 
-It lies apart from what speaks to CUDA, because it can be turned before any GPU is touched, or where there is none.
+It is separate from the CUDA code because it can be set before a GPU is used, or without one.
 """
 
 from __future__ import annotations

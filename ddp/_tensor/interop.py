@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, device, device_of, door, on, place, waited
+from ddp._device import CPU, device, device_of, on, place, raise_cuda_error, raise_pending
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.creation import Where, alike, made, number, pinned, target
 from ddp._tensor.dtypes import (
@@ -352,9 +352,9 @@ class Interop(TensorBase):
         try:
             found = self.array.item()
         except Exception as error:
-            door(self._device, error, "item")
+            raise_cuda_error(self._device, error, "item")
             raise
-        waited()
+        raise_pending()
         return found
 
     def tolist(self) -> Any:
@@ -364,10 +364,10 @@ class Interop(TensorBase):
             # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
             found = (array if array.flags.c_contiguous else self._device.xp.ascontiguousarray(array)).tolist()
         except Exception as error:
-            door(self._device, error, "tolist")
+            raise_cuda_error(self._device, error, "tolist")
             raise
         if self._device is not CPU:
-            waited()
+            raise_pending()
         return found
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:

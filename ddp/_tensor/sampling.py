@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, BaseGenerator, generator, on, stream
+from ddp._device import CPU, BaseGenerator, generator, on, thread_generator
 from ddp._tensor.base import TensorBase, together, wrap
 from ddp._tensor.creation import Size, Where, alike, like, made, named, pinned, sizes, target
 from ddp._tensor.device_guard import guarded_function
@@ -82,12 +82,12 @@ def _bytes_of(state: Any) -> Any:
 
 def get_rng_state() -> Tensor:
     """Where this thread's random numbers of the CPU are, as a uint8 tensor."""
-    return wrap(_bytes_of(stream(CPU).snapshot()), CPU)
+    return wrap(_bytes_of(thread_generator(CPU).snapshot()), CPU)
 
 
 def set_rng_state(new_state: TensorBase) -> None:
     """Puts this thread's random numbers of the CPU back to where `get_rng_state` was called. Raises: ArgumentError."""
-    own: Any = stream(CPU)
+    own: Any = thread_generator(CPU)
     own.set_state(new_state)
 
 

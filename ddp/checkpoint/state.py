@@ -57,7 +57,7 @@ def restore_random(saved: RandomState) -> None:
     for name, stream in saved["streams"].items():
         where = device(name)
         streams[where] = (stream["seed"], stream["at"])
-        _device.stream(where)  # made if it is not there: the device draws from it later
+        _device.thread_generator(where)  # made if it is not there: the device draws from it later
     _device.set_random_state((saved["seed"], streams))
     numbers = saved["numpy"]
     if numbers["bit_generator"] == np.random.get_state(legacy=False)["bit_generator"]:

@@ -164,7 +164,7 @@ def can_device_access_peer(device: Where, peer_device: Where) -> bool:
 def manual_seed(seed: int) -> None:
     """Seeds the current device's random numbers in this thread; nothing without a GPU."""
     if is_available():
-        _device.stream(_device.device("cuda")).manual_seed(seed)
+        _device.thread_generator(_device.device("cuda")).manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -221,8 +221,8 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def _stream(where: Where) -> Any:  # a ddp.Generator
-    return _device.stream(_device.device("cuda", _index(where)))
+    return _device.thread_generator(_device.device("cuda", _index(where)))
 
 
 def _streams() -> list[BaseGenerator]:
-    return [_device.stream(_device.device("cuda", i)) for i in range(device_count())]
+    return [_device.thread_generator(_device.device("cuda", i)) for i in range(device_count())]

@@ -220,7 +220,7 @@ class GraphedStep:
         for leaf in self._leaves:
             leaf.grad_buffer.lent = False  # its memory is the graph's from now on, whoever reads param.grad
         start = [Slot(leaf) for leaf in self._leaves]
-        random = _device.stream(_device.CPU).snapshot()
+        random = _device.thread_generator(_device.CPU).snapshot()
         made = CUDAGraph()
         found: list[TensorBase] = []
         if self._pool is None:
@@ -241,7 +241,7 @@ class GraphedStep:
         except BaseException as error:
             for each in start:
                 each.restore()
-            _device.stream(_device.CPU).restore(random)
+            _device.thread_generator(_device.CPU).restore(random)
             if isinstance(error, CaptureError) and capture.broken(_first(error)):
                 raise
             if isinstance(error, CaptureError) or capture.refused(error):

@@ -46,12 +46,12 @@ def relu_(input: Tensor) -> Tensor:
 
 
 def relu6(input: Tensor, inplace: bool = False) -> Tensor:
-    """input held within [0, 6]."""
+    """input clamped to [0, 6]."""
     return hardtanh(input, 0.0, 6.0, inplace)
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:
-    """input held within [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
+    """input clamped to [min_val, max_val]; no gradient at the bounds. Raises: ArgumentError if min_val > max_val."""
     if min_val > max_val:
         raise ArgumentError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
     return _apply(activation.hardtanh, input, inplace, low=min_val, high=max_val)
@@ -263,7 +263,7 @@ class ReLU(_InPlaceActivation):
 
 
 class ReLU6(_InPlaceActivation):
-    """input held within [0, 6]."""
+    """input clamped to [0, 6]."""
 
     _function = staticmethod(relu6)
 
@@ -353,7 +353,7 @@ class Tanh(_Activation):
 
 
 class Hardtanh(_Activation):
-    """input held within [min_val, max_val]. Raises: ArgumentError unless min_val < max_val."""
+    """input clamped to [min_val, max_val]. Raises: ArgumentError unless min_val < max_val."""
 
     _function = staticmethod(hardtanh)
 

@@ -29,7 +29,7 @@ class _ModuleSequence(Module):
         return next(itertools.islice(self._modules, self._position(index), None))
 
     def _refill(self, modules: Iterable[Any]) -> None:
-        """Children anew, by position. Raises: DtypeError."""
+        """Replaces all children, named by position. Raises: DtypeError."""
         found = list(modules)
         for module in found:
             if module is not None and not isinstance(module, Module):

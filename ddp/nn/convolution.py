@@ -13,7 +13,7 @@ from ddp.nn import init
 from ddp.nn.module import Module
 from ddp.nn.padding import pad
 from ddp.nn.parameter import Parameter
-from ddp.nn.validation import Size, numbers, one_dtype, walk
+from ddp.nn.validation import Size, numbers, one_dtype, window_of
 from ddp.ops import convolution
 from ddp.ops.convolution import Pair
 
@@ -135,7 +135,7 @@ def _conv(
         around = _as_pair(dims, padding, "padding", 0)
     options: dict[str, Any] = {"stride": steps, "padding": around, "dilation": spread, "groups": groups}
     if output_padding is None:
-        walk(name, (images.shape[2], images.shape[3]), kernel, steps, around, spread)
+        window_of(name, (images.shape[2], images.shape[3]), kernel, steps, around, spread)
         result: Tensor = apply(convolution.conv2d, (images, filters, bias), **options)
     else:
         extra = _as_pair(dims, output_padding, "output_padding", 0)
@@ -226,7 +226,7 @@ class _Conv(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias anew."""
+        """Draws new weights and biases."""
         init.reset_affine(self.weight, self.bias)
 
     def extra_repr(self) -> str:

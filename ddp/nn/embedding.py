@@ -158,7 +158,7 @@ class Embedding(Module):
         return cls(rows, columns, *options, _weight=embeddings, _freeze=freeze)
 
     def reset_parameters(self) -> None:
-        """Draws the table anew; the padding row becomes zeros."""
+        """Draws a new table; the padding row becomes zeros."""
         init.normal_(self.weight)
         if self.padding_idx is not None:
             with no_grad():

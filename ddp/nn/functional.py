@@ -1,4 +1,4 @@
-"""Layers as functions: shapes are checked here, once, before arrays reach an op. Each is defined beside its layer."""
+"""Layers as functions: shapes are checked here, once, before arrays reach an op. Each is in the file of its layer."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def feed_forward(
     """linear(activation(linear(input, weight1, bias1)), weight2, bias2). input: (..., n), weight1: (m, n), weight2:
     (k, m); returns (..., k).
 
-    On a GPU the activation, its slope and the gradients of the biases ride along with the products. activation,
+    On a GPU the activation, its slope and the gradients of the biases are computed with the products. activation,
     approximate: as for `linear_act`. Raises: ArgumentError for another activation; ShapeError, DtypeError.
     """
     kind = _parse_activation("feed_forward", activation, approximate)
@@ -182,7 +182,7 @@ class Linear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias anew."""
+        """Draws new weights and biases."""
         init.reset_affine(self.weight, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class Bilinear(Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws weight and bias anew, uniform within 1/sqrt(in1_features)."""
+        """Draws new weights and biases, uniform within 1/sqrt(in1_features)."""
         bound = 1 / math.sqrt(self.in1_features)
         init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:

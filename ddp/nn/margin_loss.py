@@ -138,10 +138,10 @@ def triplet_margin_with_distance_loss(
             f"triplet_margin_loss: {anchor.shape}, {positive.shape} and {negative.shape} need one number of dimensions"
         )
     far = distance_function or pairwise_distance
-    apart = far(anchor, negative)
+    separation = far(anchor, negative)
     if swap:
-        apart = apart.minimum(far(positive, negative))
-    return reduce_losses((far(anchor, positive) - apart + margin).clamp(min=0), reduction)
+        separation = separation.minimum(far(positive, negative))
+    return reduce_losses((far(anchor, positive) - separation + margin).clamp(min=0), reduction)
 
 
 class HingeEmbeddingLoss(_Loss):

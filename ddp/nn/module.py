@@ -1,4 +1,4 @@
-"""`Module`: the base of layers and models. It holds parameters, buffers and child modules, and walks them by path.
+"""`Module`: the base of layers and models. It holds parameters, buffers and child modules, and finds them by path.
 
 Hooks are in hooks.py, state dicts in state_dict.py.
 """

@@ -112,9 +112,9 @@ def batch_norm(
 
 
 def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
-    """What moves running statistics: called with means, biased variances, (C,) or (N, C), and what each was taken over.
+    """The function that moves running statistics, called with means, biased variances and the number of values of each.
 
-    One number a sample is averaged over samples. None if there is nothing to move.
+    Means and variances: (C,) or (N, C), one number a sample is averaged over samples. None if there is nothing to move.
     """
     if running_mean is None and running_var is None:
         return None
@@ -123,9 +123,9 @@ def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None
     def move(mean: Any, var: Any, count: int) -> None:
         for running, value in ((running_mean, mean), (running_var, var * (count / max(count - 1, 1)))):
             if running is not None:
-                held = upcast(running.array)
+                before = upcast(running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
-                running.copy_(wrap(held + momentum * (value - held), running.device))
+                running.copy_(wrap(before + momentum * (value - before), running.device))
 
     return move
 

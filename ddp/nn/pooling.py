@@ -9,7 +9,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.module import FunctionModule
-from ddp.nn.validation import Size, numbers, pair, walk
+from ddp.nn.validation import Size, numbers, pair, window_of
 from ddp.ops import pooling
 
 
@@ -137,7 +137,7 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
     around, spread = numbers(padding, dims, "padding"), numbers(dilation, dims, "dilation")
     if dims == 1:  # lines are images one line high
         size, step, around, spread = (1, *size), (1, *step), (0, *around), (1, *spread)
-    found = walk(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
+    found = window_of(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
     if any(2 * p > k for p, k in zip(found.padding, size, strict=True)):
         raise ArgumentError(f"{name}: padding {found.padding} is more than half of kernel {size}")
     result = apply(op, (images,), walk=found, **counting)

@@ -76,7 +76,7 @@ class HasStateDict:
         metadata = getattr(state_dict, "_metadata", None) or {}  # that PyTorch keeps beside its state dicts
         writes: list[Callable[[], None]] = []
 
-        def walk(part: Module, state: dict[str, Any], prefix: str) -> None:
+        def load(part: Module, state: dict[str, Any], prefix: str) -> None:
             local_metadata = {**metadata.get(prefix[:-1], {}), "assign_to_params_buffers": assign}
             if _overrides(part, "_load_from_state_dict"):  # it may look at what it loaded: that cannot wait
                 part._load_from_state_dict(state, prefix, local_metadata, True, *keys, problems)
@@ -87,9 +87,9 @@ class HasStateDict:
                     below = _child_prefix(part, prefix, name)
                     same = below == prefix
                     inside = state if same else {path: x for path, x in state.items() if path.startswith(below)}
-                    walk(child, inside, below)
+                    load(child, inside, below)
 
-        walk(module, dict(state_dict), "")
+        load(module, dict(state_dict), "")
         hooked = [part for part in module.modules() if part._hooks("load_state_dict_post")]
         # A hook after loading may forgive a missing key, so then the loading comes first.
         _raise_problems(name, problems, keys if strict and not hooked else None)
@@ -111,7 +111,7 @@ class HasStateDict:
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Loads this module's own part of a state dict, children apart: for subclasses to extend, as in PyTorch.
+        """Loads this module's own part of a state dict, without its children: for subclasses to extend, as in PyTorch.
 
         state_dict: what begins with `prefix`, to read and to change
         missing_keys, unexpected_keys, error_msgs: where what does not fit goes
@@ -178,7 +178,7 @@ def _overrides(module: Module, method: str) -> bool:
 def _plan_writes(
     module: Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any], strict: bool, *lists: list[str]
 ) -> list[Callable[[], None]]:
-    """The calls that load the module's own part of `state`, children apart. What does not fit is added to `lists`.
+    """The calls that load the module's own part of `state`, without its children. Problems are added to `lists`.
 
     prefix: of the module's paths; strict: missing and unexpected paths are listed
     """

@@ -44,8 +44,10 @@ def one_dtype(name: str, *tensors: Tensor | None) -> None:
         raise DtypeError(f"{name}: input, weight and bias need one dtype, got {', '.join(map(str, dtypes))}")
 
 
-def walk(name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False) -> Window:
-    """How the window walks over the image, if it fits. Raises: ArgumentError, ShapeError."""
+def window_of(
+    name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False
+) -> Window:
+    """The window's positions on the image, if it fits. Raises: ArgumentError, ShapeError."""
     stride, padding, dilation = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
     if min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
         raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {dilation=}")

@@ -10,7 +10,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.module import FunctionModule
-from ddp.nn.validation import Size, pair, walk
+from ddp.nn.validation import Size, pair, window_of
 from ddp.ops import convolution, pooling
 
 # Dimensions of the input.
@@ -98,7 +98,7 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
     if input.ndim != 4:
         raise ShapeError(f"unfold: input {tuple(input.shape)}: expected (N, C, H, W) or (C, H, W)")
     image = (input.shape[2], input.shape[3])
-    how = walk("unfold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
+    how = window_of("unfold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
     return apply(convolution.im2col, (input,), walk=how)
 
 
@@ -116,7 +116,7 @@ def fold(
     if input.ndim != 3:
         raise ShapeError(f"fold: input {tuple(input.shape)}: expected (N, C * KH * KW, L) or (C * KH * KW, L)")
     image = pair(output_size, "output_size")
-    how = walk("fold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
+    how = window_of("fold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
     if input.shape[1] % how.elements:
         raise ShapeError(f"fold: input {tuple(input.shape)}: kernel {how.kernel} does not divide {input.shape[1]}")
     if input.shape[2] != how.out[0] * how.out[1]:

@@ -1,4 +1,4 @@
-"""Gradients held within bounds before an optimizer's step.
+"""Clipping of gradients before an optimizer's step.
 
 They may be views of flat buckets: what is read is each gradient once, and what is written stays where it is.
 """
