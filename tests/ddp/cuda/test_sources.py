@@ -13,7 +13,6 @@ from ddp._cuda import optimizer_kernels
 from ddp._cuda.raw_kernel import KERNEL_SOURCES
 from ddp.optim.formula import compile_formula
 from tests.ddp.cuda import nvrtc
-from tests.ddp.cuda.test_emulated import OPTIMIZERS
 
 SOURCES = dict(KERNEL_SOURCES)
 needs_nvrtc = pytest.mark.skipif(
@@ -24,6 +23,17 @@ ENTRY = re.compile(r"^\.visible \.entry (\w+)\(", re.M)
 # What comes as double is narrowed first; arithmetic on doubles is a 32nd as fast on many GPUs, or less.
 DOUBLE = re.compile(r"^\s*(?:add|sub|mul|fma|div|sqrt|rcp)\.(?:\w+\.)*f64 ", re.M)
 MAY_USE_DOUBLES = {"settings", "entropy", "update"}  # a few numbers a row
+
+
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("AdamW", {"amsgrad": True}),
+    ("Lion", {"weight_decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Adagrad", {"lr_decay": 0.1}),
+    ("Adadelta", {}),
+]
 
 
 def _make_updates() -> None:
