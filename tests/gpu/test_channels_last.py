@@ -151,29 +151,6 @@ def test_a_captured_step_is_the_eager_one(gpu: Any, monkeypatch: pytest.MonkeyPa
     assert graphed.captures > captures  # another switch, another graph
 
 
-@pytest.mark.parametrize("dtype", [ddp.float64, ddp.float32, ddp.float16, ddp.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(3, 8, 5, 4), (2, 5, 3, 3), (40, 6), (2, 1100, 2, 1)])
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm(dtype: Any, shape: tuple[int, ...], training: bool, gpu: Any) -> None:
-    def run(device: str) -> list[Any]:
-        x = ddp.from_numpy(draw(*shape, seed=1) + 3).to(dtype).to(device)
-        x = (x.to(memory_format=ddp.channels_last) if x.ndim == 4 else x).detach().requires_grad_()
-        layer = nn.BatchNorm1d(shape[1]) if x.ndim == 2 else nn.BatchNorm2d(shape[1])
-        layer = layer.to(ddp.float64 if dtype is ddp.float64 else ddp.float32).to(device).train(training)
-        with ddp.no_grad():
-            layer.weight.copy_(ddp.from_numpy(draw(shape[1], seed=2)).to(device))
-        y = layer(x)
-        if device == "cuda" and x.ndim == 4:
-            assert y.is_contiguous(memory_format=ddp.channels_last)
-        y.backward(ddp.from_numpy(draw(*shape, seed=3)).to(dtype).to(device))
-        found = [y, x.grad, layer.weight.grad, layer.bias.grad, layer.running_mean, layer.running_var]
-        return [each.detach().cpu().double().numpy() for each in found]
-
-    rounding = {ddp.float64: 1e-9, ddp.float32: 1e-4, ddp.float16: 2e-2, ddp.bfloat16: 1e-1}[dtype]
-    for one, other in zip(run("cuda"), run("cpu"), strict=True):
-        np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding * max(1, np.abs(other).max()))
-
-
 def test_a_mean_far_from_zero_keeps_its_digits(gpu: Any) -> None:
     x = np.random.default_rng(0).standard_normal((64, 4, 6, 5)).astype(np.float32) + 10_000
     x[0, :, 0, 0] = -30_000  # a first pixel far from all others must not matter either
@@ -184,22 +161,11 @@ def test_a_mean_far_from_zero_keeps_its_digits(gpu: Any) -> None:
     np.testing.assert_allclose(y, (wide - mean) / np.sqrt(var + 1e-5), rtol=5e-4, atol=1e-4)
 
 
-def test_running_statistics_count_as_written(gpu: Any) -> None:
-    layer = nn.BatchNorm2d(4).to("cuda")
-    before = layer.running_mean.version.count
-    layer(ddp.from_numpy(draw(2, 4, 3, 3)).float().to("cuda").to(memory_format=ddp.channels_last))
-    assert layer.running_mean.version.count > before
-
-
 POOLS: list[Any] = [
     lambda x: nn.functional.max_pool2d(x, 3, 2, 1),
     lambda x: nn.functional.max_pool2d(x, 2, dilation=2, ceil_mode=True),
-    lambda x: nn.functional.avg_pool2d(x, 3, 2, 1),
     lambda x: nn.functional.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     lambda x: nn.functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
-    lambda x: nn.functional.avg_pool2d(x, (2, 3), divisor_override=5),
-    lambda x: nn.functional.avg_pool2d(x, (7, 6)),
-    lambda x: nn.functional.adaptive_avg_pool2d(x, 1),
     lambda x: nn.functional.adaptive_avg_pool2d(x, (3, 4)),
     lambda x: nn.functional.adaptive_avg_pool2d(x, (9, 8)),
 ]

@@ -12,8 +12,9 @@ import ddp
 from ddp._cuda import copies
 from ddp._cuda import stream_order as lanes
 from ddp.errors import DeviceError, DtypeError
+from tests.gpu import simulated
 
-in_any_order = pytest.mark.parametrize("gpu", [("simulated", i) for i in range(12)], indirect=True)
+in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
 
 
 class TestPinned:
@@ -128,7 +129,7 @@ def by_others(gpu: Any, x: Any) -> Any:
     return ddp.from_numpy(array)
 
 
-@pytest.mark.parametrize("gpu", [("simulated", i) for i in range(6)], indirect=True)
+@pytest.mark.parametrize("gpu", simulated(6), indirect=True)
 class TestPinnedByOthers:
     @pytest.mark.parametrize("staged", [1 << 20, 64], ids=["small", "large"])
     @pytest.mark.parametrize("whose", [lambda gpu, x: x.pin_memory(), by_others], ids=["ours", "theirs"])

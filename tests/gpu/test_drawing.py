@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import ddp
+from tests.gpu import simulated
 
-in_any_order = pytest.mark.parametrize("gpu", [("simulated", i) for i in range(12)], indirect=True)
+in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
 SIZE = 64
 
 

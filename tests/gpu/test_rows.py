@@ -197,51 +197,6 @@ def test_a_bias_alone_wants_no_input(gpu: Any) -> None:
     assert found[1] is None
 
 
-def batch_norm(x: Any, w: Any, b: Any) -> Any:
-    return F.batch_norm(x, None, None, w, b, training=True)
-
-
-NORMS: dict[str, Any] = {
-    "batch": batch_norm,
-    "fixed": lambda x, w, b: F.batch_norm(x, w.detach() + 3, w.detach() ** 2 + 1, w, b),
-    "group": lambda x, w, b: F.group_norm(x, 2, w, b),
-    "instance": lambda x, w, b: F.instance_norm(x, None, None, w, b),
-}
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3, 4, 4, 8), (5, 4, 7), (2, 6, 3, 3), (1, 2, 100, 90)])
-@pytest.mark.parametrize("name", NORMS)
-@pytest.mark.parametrize("affine", ["no", "one", "wide"])
-def test_channels_are_normalized_as_on_the_cpu(
-    gpu: Any, dtype: str, shape: tuple[int, ...], name: str, affine: str
-) -> None:
-    if name == "fixed" and affine == "no":
-        pytest.skip("its statistics are made of the weight")
-    rng = np.random.default_rng(1)
-    kind = "float32" if affine == "wide" and dtype in ("float16", "bfloat16") else dtype
-    made = [ddp.tensor(rng.standard_normal(shape) + 3, dtype=dtype)]
-    made += [None if affine == "no" else ddp.tensor(rng.standard_normal(shape[1]), dtype=kind) for _ in range(2)]
-    for found, expected in zip(*reversed(on_both(lambda: made, NORMS[name])), strict=True):
-        assert (found is None) == (expected is None)
-        if found is not None:
-            assert found.dtype == expected.dtype
-            close(found, expected, dtype)
-
-
-def test_running_statistics_move_as_on_the_cpu(gpu: Any) -> None:
-    layers = [ddp.nn.BatchNorm2d(3), ddp.nn.BatchNorm2d(3).to("cuda")]
-    images = ddp.randn(5, 3, 4, 4) * 2 + 7
-    for _ in range(3):
-        for layer in layers:
-            layer(images.to(layer.weight.device))
-    for name in ("running_mean", "running_var"):
-        close(getattr(layers[1], name), getattr(layers[0], name), "float32")
-    layers[0].eval()
-    layers[1].eval()
-    close(layers[1](images.to("cuda")), layers[0](images), "float32")
-
-
 def test_running_statistics_of_bfloat16_move_as_on_the_cpu(gpu: Any) -> None:
     layers = [ddp.nn.BatchNorm2d(3).to(ddp.bfloat16).to(device) for device in ("cpu", "cuda")]
     images = (ddp.randn(5, 3, 4, 4) * 2 + 7).bfloat16()
@@ -251,19 +206,6 @@ def test_running_statistics_of_bfloat16_move_as_on_the_cpu(gpu: Any) -> None:
     for name in ("running_mean", "running_var"):
         close(getattr(layers[1], name), getattr(layers[0], name), "bfloat16")
     close(layers[1](images.to("cuda")), layers[0](images), "bfloat16")
-
-
-@pytest.mark.parametrize("needs", [(0, 0, 1), (0, 1, 1), (1, 0, 0)], ids=str)
-def test_only_some_gradients_of_a_batch_norm_are_wanted(gpu: Any, needs: tuple[int, int, int]) -> None:
-    def run(*given: Any) -> Any:
-        x, w, b = (each if need else each.detach() for each, need in zip(given, needs, strict=True))
-        return batch_norm(x, w, b)
-
-    made = [ddp.randn(5, 3, 4, 4), ddp.randn(3), ddp.randn(3)]
-    for found, expected in zip(*reversed(on_both(lambda: made, run)), strict=True):
-        assert (found is None) == (expected is None)
-        if found is not None:
-            close(found, expected, "float32")
 
 
 def looked_up(dtype: str, **how: Any) -> tuple[Any, Any]:

@@ -9,8 +9,9 @@ import pytest
 
 import ddp
 from ddp.autograd import Function, checkpoint
+from tests.gpu import simulated
 
-in_any_order = pytest.mark.parametrize("gpu", [("simulated", i) for i in range(8)], indirect=True)
+in_any_order = pytest.mark.parametrize("gpu", simulated(8), indirect=True)
 
 
 class Scaled(Function):
