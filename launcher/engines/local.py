@@ -81,7 +81,8 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         of_rank = {**environ, **_of_rank(rank, theirs.fileno())}
-        agents.add(fork(partial(os.posix_spawn, command[0], [*command], of_rank)))
+        # A session each, as under mpiexec: Linux shares a busy machine's cores between sessions, not processes.
+        agents.add(fork(partial(os.posix_spawn, command[0], [*command], of_rank, setsid=True)))
         theirs.close()
         clients[ours.fileno()] = _Client(ours)
         poll.register(ours, select.POLLIN)
