@@ -104,13 +104,6 @@ def ranks_on(hosts: Sequence[Host], n: int, name: str | None) -> frozenset[int]:
     return frozenset(rank for host, ranks in ranks_by_host(hosts, n) if host.name == name for rank in ranks)
 
 
-def reject_ipv6(program: str, hosts: Iterable[Host]) -> None:
-    """For a program that takes a colon for the end of a name. Raises: UsageError for an IPv6 address."""
-    for host in hosts:
-        if ":" in host.name:
-            raise UsageError(f"{program} takes no IPv6 address ({host.name}): give the host a name")
-
-
 def _line(words: str, where: str) -> Host:
     name, *rest = words.split(maxsplit=1)
     host = _host(name, where, words)

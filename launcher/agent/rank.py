@@ -115,7 +115,7 @@ def _execute(target: Sequence[str]) -> None:
         # As `python -m`: the working folder comes first, and is there before the module is looked for.
         sys.argv[:] = ["-m", *target[2:]]
         _begin_path(_working_folder())
-        code = _load_module(target[1], main)
+        code = load_module(target[1], main)
     else:
         sys.argv[:] = list(target)
         _begin_path(os.path.dirname(os.path.realpath(target[0])))
@@ -140,7 +140,8 @@ def _working_folder() -> str | None:
         return None  # it has been removed, and Python does without it, too
 
 
-def _load_module(name: str, main: ModuleType) -> CodeType:
+def load_module(name: str, main: ModuleType) -> CodeType:
+    """The code that `python -m name` runs in `main`. Raises: StartError if there is none."""
     import importlib.util
 
     try:

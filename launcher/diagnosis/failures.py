@@ -57,10 +57,24 @@ class Raised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankFailed:
-    """A rank raised, ended with a status other than 0, or ended with 0 and let others wait for it.
+class Failure:
+    """Something that went wrong; `str` of it is the sentence for the user.
 
     at: when the launcher learned of it, in seconds
+    """
+
+    at: float
+
+    @property
+    def code(self) -> int:
+        """The job's exit code, if this is the root cause."""
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFailed(Failure):
+    """A rank raised, ended with a status other than 0, or ended with 0 and let others wait for it.
+
     host: where it ran, "" where that goes without saying
     status: exit code, or minus the signal that killed it
     asked: True if its agent had got a signal from outside, most likely from an engine that ends everything
@@ -68,7 +82,6 @@ class RankFailed:
     missed_by: ranks that wait for it in `collectives.init`, to which it did not come
     """
 
-    at: float
     rank: int
     pid: int
     host: str = ""
@@ -107,37 +120,33 @@ class RankFailed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentLost:
+class AgentLost(Failure):
     """An agent, or the reaper above it, has gone without a word about its rank's end.
 
     host: where it ran, "" where that goes without saying
     started: pid of that of the two which the engine had started, and knows
     """
 
-    at: float
     rank: int
     pid: int
     host: str = ""
     started: int | None = None
-    code: int = 1
 
     def __str__(self) -> str:
         return f"the agent of {name_rank(self.rank, self.pid, self.host)} died, and its rank with it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineLost:
+class EngineLost(Failure):
     """An agent's parent, a process of the engine, has died.
 
     host: where, "" where that goes without saying; above: it is the reaper above the engine, which goes with it
     """
 
-    at: float
     name: str
     pid: int
     host: str = ""
     above: bool = False
-    code: int = 1
 
     def __str__(self) -> str:
         where = f" on {self.host}" if self.host else ""
@@ -145,13 +154,12 @@ class EngineLost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineEnded:
+class EngineEnded(Failure):
     """The engine ended before the ranks did.
 
     missing: ranks that had not started yet; name: what the engine is called
     """
 
-    at: float
     pid: int
     status: int
     missing: tuple[int, ...] = ()
@@ -170,10 +178,9 @@ class EngineEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotStarted:
+class NotStarted(Failure):
     """Ranks that did not come up in time, or not as the ranks that they should be."""
 
-    at: float
     message: str
     code: int = 1
 
@@ -182,10 +189,9 @@ class NotStarted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeLimit:
+class TimeLimit(Failure):
     """The job took longer than it was given. code: that of `timeout` of the GNU coreutils"""
 
-    at: float
     seconds: float
     code: int = 124
 
@@ -194,16 +200,14 @@ class TimeLimit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotStopped:
+class NotStopped(Failure):
     """Ranks that went on, and had to be ended, when others had stopped as they were asked to.
 
     seconds: for how long they were waited for
     """
 
-    at: float
     ranks: tuple[int, ...]
     seconds: float
-    code: int = 1
 
     def __str__(self) -> str:
         who = name_ranks(self.ranks)
@@ -211,35 +215,31 @@ class NotStopped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hung:
+class Hung(Failure):
     """Nothing moved for too long.
 
     ranks: those for which the others wait, as far as known; message: a sentence
     """
 
-    at: float
     ranks: tuple[int, ...]
     message: str
-    code: int = 1
 
     def __str__(self) -> str:
         return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeartbeatLost:
+class HeartbeatLost(Failure):
     """No heartbeat comes from ranks any more.
 
     ranks: which; hosts: theirs, if all ranks there are silent; none if that is not so, or the job has one host only
     seconds: for how long; limit: that is longer than `Job.heartbeat_timeout`
     """
 
-    at: float
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     seconds: float
     limit: bool = False
-    code: int = 1
 
     def __str__(self) -> str:
         more = " (more time: --heartbeat-timeout)" if self.limit else ""
@@ -248,9 +248,6 @@ class HeartbeatLost:
             hosts = f"host{'s' * (len(self.hosts) > 1)} {', '.join(self.hosts)}"
             return f"lost {hosts} with {name_ranks(self.ranks)}: {silence}, so it or its network is down{more}"
         return f"lost {name_ranks(self.ranks)}: {silence}, so its agent is stopped or its network is down{more}"
-
-
-Failure = RankFailed | AgentLost | EngineLost | EngineEnded | NotStarted | TimeLimit | NotStopped | Hung | HeartbeatLost
 
 
 def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failure:

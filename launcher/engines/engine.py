@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import ClassVar, TypeVar
 
 from launcher.engines import mpiexec
+from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.network import Host
 
@@ -76,6 +77,26 @@ class Engine(ABC):
     @abstractmethod
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """The environment for all that, from that of the ranks. scratch: a folder of this job alone, for its files"""
+
+
+@dataclass(frozen=True)
+class MpiexecEngine(Engine):
+    """`mpiexec` of path `mpiexec`, for `n` ranks.
+
+    hosts: where to start them; none: on this machine, or where an allocation says
+    remote_hosts: hosts besides this one
+    """
+
+    mpiexec: str
+    n: int
+    hosts: tuple[Host, ...] = ()
+    remote_hosts: tuple[str, ...] = ()
+    name: str = "mpiexec"
+
+    def __post_init__(self) -> None:
+        for host in self.hosts:
+            if ":" in host.name:  # which ends a name
+                raise UsageError(f"{self.mpiexec} takes no IPv6 address ({host.name}): give the host a name")
 
 
 REGISTRY: dict[str, type[Engine]] = {}

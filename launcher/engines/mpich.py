@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.engine import Engine, StartRequest, register
+from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, register
 from launcher.engines.mpiexec import INTEL, OPENMPI, without_torchrun
-from launcher.network import Host, fill_hosts, reject_ipv6
+from launcher.network import fill_hosts
 
 # The job is on this machine, also inside an allocation: no ssh, no srun.
 _LOCAL = {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
@@ -20,20 +20,11 @@ _NO_FILE = {"HWLOC_XMLFILE": ""}
 
 @register("mpich")
 @dataclass(frozen=True)
-class MpichEngine(Engine):
-    """`mpiexec` of path `mpiexec`, for `n` ranks.
+class MpichEngine(MpiexecEngine):
+    """intel: it is Intel's; here: the address by which remote hosts reach this one"""
 
-    hosts: where to start them; none: on this machine, or where an allocation says
-    remote_hosts: hosts besides this one; here: the address by which these reach this one
-    """
-
-    mpiexec: str
-    n: int
-    hosts: tuple[Host, ...] = ()
-    remote_hosts: tuple[str, ...] = ()
     intel: bool = False
     here: str | None = None
-    name: str = "mpiexec"
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
@@ -49,9 +40,6 @@ class MpichEngine(Engine):
             intel=family == INTEL,
             here=request.local_address,
         )
-
-    def __post_init__(self) -> None:
-        reject_ipv6(self.mpiexec, self.hosts)
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`: the environment goes along by itself.

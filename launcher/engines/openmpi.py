@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.engines.engine import Engine, StartRequest, register
+from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, register
 from launcher.engines.mpiexec import OPENMPI, without_torchrun
-from launcher.network import Host, reject_ipv6
 
 # What it needs to start as fast as MPICH on one machine; by default it probes every network first. Its module for TCP
 # would listen on all of them.
@@ -22,27 +21,14 @@ _ITS_OWN = ("OMPI_", "PRTE_", "PMIX_", "OPAL_", "PMI_")
 
 @register("openmpi")
 @dataclass(frozen=True)
-class OpenMpiEngine(Engine):
-    """`mpiexec` of path `mpiexec`, for `n` ranks.
-
-    hosts: where to start them; none: on this machine, or where an allocation says
-    remote_hosts: hosts besides this one
-    """
-
-    mpiexec: str
-    n: int
-    hosts: tuple[Host, ...] = ()
-    remote_hosts: tuple[str, ...] = ()
-    name: str = "mpiexec"
+class OpenMpiEngine(MpiexecEngine):
+    """Options and settings of Open MPI's `mpiexec`."""
 
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
         """As `Engine.select`."""
         program, family = request.mpiexec
         return cls(program, request.job.size, request.hosts, request.remote_hosts) if family == OPENMPI else None
-
-    def __post_init__(self) -> None:
-        reject_ipv6(self.mpiexec, self.hosts)
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         """As `Engine.command`.

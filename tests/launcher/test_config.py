@@ -179,14 +179,6 @@ HARD = [
 ]
 
 
-@pytest.mark.parametrize(
-    "value", [*HARD, HARD, "\0", 0, -3, 1e-05, 1e300, float("inf"), True, False, [1, 2.5, "x", False]]
-)
-def test_what_is_written_is_read_again(value: object) -> None:
-    for key in ("plain", "with.dot", "é", "", 'a"b'):
-        assert config.tomllib().loads(config.line(key, value)) == {key: value}
-
-
 _WORDS = st.text(max_size=20)
 _VALUES = _WORDS | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.booleans()
 

@@ -118,20 +118,12 @@ def test_a_hang_is_announced_at_half_time_and_ends_the_job() -> None:
 def test_stacks_go_to_the_log_folder(tmp_path: Path) -> None:
     harness = Harness(tmp_path, limit=10.0)
     harness.run(11.0)
-    harness.detector.stacks(1, STACKS + "\udcff")
+    harness.detector.stacks(1, STACKS + "\udcff\ud800")  # the second is no byte
     harness.detector.tick(harness.now + 2.0)  # rank 0 does not answer
     assert [path.name for path in tmp_path.iterdir()] == ["stacks-rank-1.txt"]
-    assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\xff"
+    assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\\udcff\\ud800"
     assert harness.console.said[-1] == f"ddp-launch: the stacks of rank 1 are in {tmp_path}/stacks-rank-*.txt"
     assert len(harness.failures) == 1
-
-
-def test_stacks_with_what_utf_8_cannot_hold_go_there_too(tmp_path: Path) -> None:
-    harness = Harness(tmp_path, limit=10.0)
-    harness.run(11.0)
-    harness.detector.stacks(1, STACKS + "\ud800")
-    harness.detector.tick(harness.now + 2.0)
-    assert (tmp_path / "stacks-rank-1.txt").read_bytes() == STACKS.encode() + b"\\ud800"
 
 
 def test_a_restart_is_judged_anew() -> None:
@@ -274,17 +266,12 @@ def test_a_host_of_which_nothing_is_heard_is_named() -> None:
 TIMEOUT = RankFailed(
     at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.CollectiveTimeout", message="", traceback="")
 )
-OWN = RankFailed(at=0.0, rank=0, pid=100, raised=Raised(type="ValueError", message="", traceback=""))
-
-
-WRONG_CALL = RankFailed(
+OWN = RankFailed(
     at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.ArgumentError", message="", traceback="")
 )
 
 
-@pytest.mark.parametrize(
-    ("failure", "silence", "lost"), [(TIMEOUT, 15.0, 1), (TIMEOUT, 4.0, 0), (OWN, 15.0, 0), (WRONG_CALL, 15.0, 0)]
-)
+@pytest.mark.parametrize(("failure", "silence", "lost"), [(TIMEOUT, 15.0, 1), (TIMEOUT, 4.0, 0), (OWN, 15.0, 0)])
 def test_a_time_limit_that_ran_out_because_a_rank_is_lost_is_not_blamed(
     failure: RankFailed, silence: float, lost: int
 ) -> None:
@@ -379,7 +366,6 @@ class Case(NamedTuple):
 LONGER = ("--hang-timeout", "4")
 CASES = {
     "sleeps": Case(WORLD.format("time.sleep(60)"), f"sleeps at job.py:12 in load, {WAIT}", "(sleeping|running)"),
-    "spins": Case(WORLD.format("while True: pass"), f"computes at job.py:12 in load, {WAIT}", "running"),
     "computes in C, with the GIL": Case(
         WORLD.format("sum(range(10**12))"),
         f"computes; {SEEN}, in C code that keeps the GIL, {WAIT}",
@@ -395,14 +381,12 @@ CASES = {
         "same calls in the same order$",
         r"barrier .* (running|sleeping)",
     ),
-    "together in a computation": Case(TOGETHER.format("sum(range(1000))"), "", code=0, options=LONGER),
     "together in time.sleep": Case(
         TOGETHER.format("time.sleep(60)"),
         "no rank computes, and none waits in a collective: rank 0 .* sleeps at ",
         "(sleeping|running)",
     ),
     "talks": Case(TOGETHER.format("print('here'); time.sleep(0.2)"), "", code=0, options=LONGER),
-    "no world": Case("time.sleep(6)", "", code=0, options=LONGER),
     "once": Case(
         WORLD.format("if os.environ['DDP_ATTEMPT'] == '0': time.sleep(60)"),
         "^ddp-launch: restart 1 of 1",

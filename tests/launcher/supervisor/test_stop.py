@@ -115,12 +115,6 @@ def test_kill_9_of_the_launcher(start_launch: Any, tmp_path: Path) -> None:
     assert not list(scratch.glob("ddp-launch-*"))
 
 
-def test_kill_9_of_a_world_of_one(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + SLEEP, n=1)
-    job.process.kill()
-    end(job, 5)
-
-
 @pytest.mark.parametrize("engine", ["auto", "mpiexec"])
 def test_kill_9_of_the_engine(start_launch: Any, mpiexec: list[str], engine: str) -> None:
     family = mpi_family(mpiexec[0])

@@ -121,7 +121,7 @@ def test_a_machine_on_which_no_rank_can_run(
 
 
 @pytest.mark.parametrize(
-    "what", [["--log-dir", "{}/logs"], ["--events", "{}/events"], ["--trace", "{}/trace"], ["-m", "job"]]
+    "what", [["--log-dir", "{0}/logs", "--events", "{0}/events", "--trace", "{0}/trace"], ["-m", "job"]]
 )
 def test_a_working_folder_that_has_been_removed(run_job: Any, tmp_path: Path, what: list[str]) -> None:
     (tmp_path / "job.py").write_text("print('well')\n")
@@ -138,7 +138,6 @@ def test_a_working_folder_that_has_been_removed(run_job: Any, tmp_path: Path, wh
     ("option", "encoding", "name"),
     [
         ("--dry-run", "ascii", "hé.py".encode()),
-        ("--print-config", "ascii", "hé.py".encode()),
         ("--dry-run", "utf-8:strict", b"h\xe9.py"),
     ],
 )

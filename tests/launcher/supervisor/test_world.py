@@ -128,19 +128,3 @@ def test_everybody_may_skip_the_farewell(ddp_launch: Any) -> None:
         """
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.mpi
-def test_ranks_with_different_models_are_told(ddp_launch: Any) -> None:
-    done = ddp_launch(
-        """
-        import ddp
-        from ddp import nn
-        ddp.DataParallel(nn.Linear(3, 4 + rank))
-        """
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith(
-        "ranks wrap different models: parameter or buffer 0 is weight float32 (4, 3) on rank 0, "
-        "but weight float32 (5, 3) on rank 1"
-    )
