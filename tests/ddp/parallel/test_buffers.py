@@ -16,6 +16,7 @@ from ddp import nn
 from ddp.autograd import checkpoint
 from ddp.parallel import DataParallel
 from ddp.parallel.planner import WARM
+from tests.ddp.parallel.recorder import Recorder
 
 DTYPES = (ddp.float32, ddp.float64, ddp.bfloat16, ddp.float16, ddp.int64, ddp.uint8, ddp.bool)
 
@@ -74,27 +75,10 @@ def test_before_the_next_forward_they_are_rank_0s_or_the_mean_or_each_ranks_own(
             assert_array_equal(two[name].astype(float), np.full(two[name].shape, expected), err_msg=name)
 
 
-class Counter:
-    """A communicator that counts the calls of its duplicates in a list."""
-
-    def __init__(self, comm: Communicator, calls: list[str]) -> None:
-        self._comm = comm
-        self.calls = calls
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._comm, name)
-        if name in ("all_reduce", "broadcast", "all_gather"):
-            self.calls.append(name)
-        return found
-
-    def duplicate(self) -> Counter:
-        return Counter(self._comm.duplicate(), self.calls)
-
-
 def test_only_a_training_forward_after_a_synchronized_backward_calls() -> None:
     def rank(comm: Communicator) -> Any:
         calls: list[str] = []
-        model = DataParallel(Counting(step=1), Counter(comm, calls), check_every=0)
+        model = DataParallel(Counting(step=1), Recorder(comm, calls), check_every=0)
         found = {}
 
         def note(what: str, act: Callable[[], Any]) -> None:
@@ -180,7 +164,7 @@ def test_a_second_backward_without_a_forward_still_finds_the_buffers_that_its_gr
 def test_a_checkpointed_call_of_the_model_runs_again_inside_backward_and_calls_nothing_there() -> None:
     def rank(comm: Communicator) -> Any:
         calls: list[str] = []
-        model = DataParallel(Masked(comm.rank), Counter(comm, calls), check_every=0)
+        model = DataParallel(Masked(comm.rank), Recorder(comm, calls), check_every=0)
         counts = []
         for _ in range(WARM + 1):
             model.zero_grad()

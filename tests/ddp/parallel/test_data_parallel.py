@@ -19,6 +19,7 @@ from ddp.nn import functional as F
 from ddp.parallel import DataParallel, ZeroOptimizer, comm_hooks
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.comm_hooks import GradBucket
+from tests.ddp.parallel.recorder import Recorder
 
 FEATURES, CLASSES = 6, 3
 
@@ -52,24 +53,6 @@ def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
     assert got.keys() == expected.keys()
     for name in expected:
         assert_allclose(got[name], expected[name], rtol=0, atol=1e-13, err_msg=name)
-
-
-class Recorder:
-    """A communicator that notes each launch in a list of events, shared with whoever else notes there."""
-
-    def __init__(self, comm: Communicator, events: list[Any]) -> None:
-        self._comm = comm
-        self.events = events
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._comm, name)
-
-    def duplicate(self) -> Recorder:
-        return Recorder(self._comm.duplicate(), self.events)
-
-    def all_reduce(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        self.events.append(("all_reduce", x.size))
-        return self._comm.all_reduce(x, *args, **kwargs)
 
 
 def note_ready(model: DataParallel, events: list[Any]) -> None:
@@ -164,7 +147,9 @@ def test_the_first_bucket_is_launched_before_backward_has_finished() -> None:
 
     def rank(comm: Communicator) -> list[Any]:
         events: list[Any] = []
-        model = DataParallel(make_net(), Recorder(comm, events), bucket_cap_mb=1e-4)
+        model = DataParallel(
+            make_net(), Recorder(comm, events, lambda name, x: (name, getattr(x, "size", 0))), bucket_cap_mb=1e-4
+        )
         F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()  # makes the plan anew
         note_ready(model, events)
         events.clear()
@@ -191,7 +176,9 @@ def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_ord
     def rank(comm: Communicator) -> tuple[list[str], list[int], list[int]]:
         events: list[Any] = []
         ddp.manual_seed(0)
-        model = DataParallel(Branches(), Recorder(comm, events), bucket_cap_mb=1e-5)
+        model = DataParallel(
+            Branches(), Recorder(comm, events, lambda name, x: (name, getattr(x, "size", 0))), bucket_cap_mb=1e-5
+        )
         order = "left right never" if comm.rank == 0 else "never right left"
         model(ddp.from_numpy(x), order).sum().backward()
         note_ready(model, events)

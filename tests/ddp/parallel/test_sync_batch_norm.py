@@ -19,31 +19,11 @@ from ddp.errors import DtypeError, GraphError, ShapeError, VersionError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, all_reduce
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+from tests.ddp.parallel.recorder import Recorder
 
 C = 3
 SHARDS = [[6], [3, 3], [5, 1], [1, 1], [1, 1, 1], [4, 0, 2], [0, 2], [2, 0, 0, 3], [0, 1, 1, 0], [3, 2, 4, 1]]
 RESTS = [(), (3, 4), (20, 30)]  # of the shape, behind (N, C); long rows take another way
-
-
-class Recorder:
-    """A communicator that notes the calls made on it and on its duplicates."""
-
-    def __init__(self, comm: Communicator, calls: list[str]) -> None:
-        self._comm, self._calls = comm, calls
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._comm, name)
-        if not callable(found):
-            return found
-
-        def call(*args: Any, **options: Any) -> Any:
-            self._calls.append(name)
-            return found(*args, **options)
-
-        return call
-
-    def duplicate(self) -> Recorder:
-        return Recorder(self._comm.duplicate(), self._calls)
 
 
 def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:

@@ -16,31 +16,8 @@ from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from ddp.parallel.zero.sharded_state import ShardOptimizer
+from tests.ddp.parallel.recorder import Recorder
 from tests.ddp.parallel.zero.training import Net, backward, batch, train, values, wrapped
-
-COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_gather_object", "broadcast_object"]
-
-
-class Recorder:
-    """A communicator that notes each collective."""
-
-    def __init__(self, comm: Communicator, events: list[str]) -> None:
-        self._comm = comm
-        self.events = events
-
-    def duplicate(self) -> Recorder:
-        return Recorder(self._comm.duplicate(), self.events)
-
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._comm, name)
-        if name not in COLLECTIVES:
-            return call
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            self.events.append(name)
-            return call(*args, **kwargs)
-
-        return noted
 
 
 def recorded(comm: Communicator) -> tuple[DataParallel, ZeroOptimizer, list[str]]:

@@ -1,0 +1,37 @@
+"""A communicator that records which collectives are called on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from collectives import Communicator
+
+OBJECTS = {"all_gather_object", "broadcast_object", "gather_object", "scatter_object"}
+ARRAYS = {"all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"}
+COLLECTIVES = ARRAYS | OBJECTS | {"barrier", "create_group", "recv", "send", "split"}
+
+
+def only_name(name: str, x: Any) -> Any:
+    return name
+
+
+class Recorder:
+    """Records each collective of a communicator and of its duplicates in a list. note: what of (name, argument)"""
+
+    def __init__(self, comm: Communicator, events: list[Any], note: Callable[[str, Any], Any] = only_name) -> None:
+        self._comm, self._events, self._note = comm, events, note
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._comm, name)
+        if name not in COLLECTIVES:
+            return found
+
+        def call(*args: Any, **options: Any) -> Any:
+            self._events.append(self._note(name, args[0] if args else None))
+            return found(*args, **options)
+
+        return call
+
+    def duplicate(self) -> Recorder:
+        return Recorder(self._comm.duplicate(), self._events, self._note)
