@@ -6,7 +6,7 @@ communication hooks and sharded optimizers bring their own.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from collectives import Communicator, ReduceOp, Work
 from ddp.parallel.buckets import Buckets
@@ -16,30 +16,11 @@ from ddp.parallel.error_context import error_context
 Times = tuple[int, int]  # launched, done: nanoseconds of time.monotonic_ns()
 
 
-class Exchange(Protocol):
-    """What happens to full buckets. Every method is called in the thread that runs backward."""
+class Exchange:
+    """What happens to full buckets: one asynchronous collective each, unless a subclass says otherwise.
 
-    def set_buckets(self, buckets: Buckets) -> None:
-        """The buckets are these from now on. Collective; nothing is in flight."""
-
-    def begin(self, control: ControlMessage) -> None:
-        """A synchronized backward begins, and its control message has been launched."""
-
-    def launch(self, index: int) -> None:
-        """That bucket is complete on this rank; called in the order 0, 1, ... Must not block."""
-
-    def poll(self) -> None:
-        """Continues what can continue without waiting; called whenever a gradient is complete."""
-
-    def finish(self) -> None:
-        """Waits until every bucket is reduced. Raises: the error of the first that failed, with its name."""
-
-    def times(self) -> list[Times | None]:
-        """After `finish`: when each bucket was launched and done; None where that is not known."""
-
-
-class WorkExchange:
-    """An exchange of one asynchronous collective a bucket."""
+    Every method is called in the thread that runs backward.
+    """
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -48,14 +29,17 @@ class WorkExchange:
         self._control: ControlMessage
 
     def set_buckets(self, buckets: Buckets) -> None:
+        """The buckets are these from now on. Collective; nothing is in flight."""
         self._works = []  # they keep the old buckets' memory
         self._buckets = buckets
 
     def begin(self, control: ControlMessage) -> None:
+        """A synchronized backward begins, and its control message has been launched."""
         self._works = []
         self._control = control
 
     def launch(self, index: int) -> None:
+        """That bucket is complete on this rank; called in the order 0, 1, ... Must not block."""
         self._works.append(self._start(index))
 
     def _start(self, index: int) -> Work[Any]:
@@ -63,19 +47,21 @@ class WorkExchange:
         raise NotImplementedError
 
     def poll(self) -> None:
-        pass
+        """Continues what can continue without waiting; called whenever a gradient is complete."""
 
     def finish(self) -> None:
+        """Waits until every bucket is reduced. Raises: the error of the first that failed, with its name."""
         for index, work in enumerate(self._works):
             with error_context(self._buckets.describe(index)):
                 work.wait()
 
     def times(self) -> list[Times | None]:
+        """After `finish`: when each bucket was launched and done; None where that is not known."""
         found = [work.times() for work in self._works]
         return [None if each is None else (each[0], each[2]) for each in found]
 
 
-class AllReduce(WorkExchange):
+class AllReduce(Exchange):
     """Each bucket becomes the sum over ranks times the control message's scale, in place."""
 
     def _start(self, index: int) -> Work[Any]:
@@ -87,7 +73,7 @@ class AllReduce(WorkExchange):
         return work
 
 
-class SingleRank(WorkExchange):
+class SingleRank(Exchange):
     """One rank: its own gradients are the sum, and a weight is divided out when backward ends."""
 
     def launch(self, index: int) -> None:

@@ -35,7 +35,7 @@ from ddp.errors import ArgumentError, DdpError, DtypeError, ParallelError
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Hook, Steps
 from ddp.parallel.control import ControlMessage
-from ddp.parallel.exchange import Times
+from ddp.parallel.exchange import Exchange, Times
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 _PAUSE = 50e-6  # s; between two looks at what is under way, once backward has nothing else to do
@@ -83,7 +83,7 @@ class _BucketRun:
         self.launched = self.done = 0  # ns
 
 
-class HookExchange:
+class HookExchange(Exchange):
     """The exchange that has a communication hook reduce the buckets. See `ddp.parallel.comm_hooks`.
 
     hook: the same on all ranks, see `hook_settings`; one with a state (a `state_dict`) serves one model at a time
@@ -94,6 +94,7 @@ class HookExchange:
     """
 
     def __init__(self, hook: Hook, comm: Communicator, names: Sequence[str], where: device = CPU) -> None:
+        super().__init__(comm)
         self.hook = hook
         self._rank = comm.rank
         self._names = tuple(names)
@@ -104,8 +105,6 @@ class HookExchange:
         self._next = [0] * (self._phases + 1)  # for each phase, and the end: which bucket comes to it next
         self._scale: float | None = None  # None until the control message has arrived
         self._used: dict[str, bool] = {}
-        self._control: ControlMessage
-        self._buckets: Buckets
         # One stream for ever: what a hook remembers lies in memory that is freed in that stream's order.
         self._stream = HookStream() if where.type == "cpu" else DeviceHookStream(where.xp.cuda)
 
@@ -189,7 +188,7 @@ class HookExchange:
             one_by_one = self._stream.one_by_one and self._phases > 1
             if index == len(self._runs) or (one_by_one and index != self._next[-1]):
                 return False
-            self._start(index)
+            self._start_hook(index)
             return True
         if index == self._next[phase - 1]:
             return False
@@ -200,7 +199,7 @@ class HookExchange:
             self._resume(run, phase)
         return True  # without a Work it needed fewer phases
 
-    def _start(self, index: int) -> None:
+    def _start_hook(self, index: int) -> None:
         memory, members = self._buckets.memory, self._buckets.members[index]
         assert self._scale is not None
         run = self._runs[index]

@@ -21,7 +21,7 @@ from ddp._layout import Place
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp.parallel.buckets import Buckets
-from ddp.parallel.exchange import WorkExchange
+from ddp.parallel.exchange import Exchange
 
 Array = Any
 _LINE = 64  # bytes
@@ -184,7 +184,7 @@ class Shard:
         return mine[piece.at : piece.at + piece.stop - piece.start]
 
 
-class ReduceScatter(WorkExchange):
+class ReduceScatter(Exchange):
     """See `Exchange`. leaves: of all parameters; make_shards: makes the shards of new buckets, collective"""
 
     def __init__(
