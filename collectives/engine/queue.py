@@ -259,11 +259,11 @@ class CallQueue:
         self.begun = Begun(threading.get_ident(), index, self.started)
         self.started += 1
 
-    def withdraw(self, what: str) -> None:
+    def withdraw(self) -> None:
         """If this thread has not run what it handed over, because Ctrl-C came in between, that breaks us."""
         with self._changed:
             if self.begun is not None and self.begun.thread == threading.get_ident():
-                self.interrupt(what, self.begun.record, KeyboardInterrupt())
+                self.interrupt(f"call #{self.begun.number}", self.begun.record, KeyboardInterrupt())
                 self._changed.notify_all()
 
     def interrupt(self, what: str, index: int, error: BaseException) -> None:

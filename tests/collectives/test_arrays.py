@@ -234,34 +234,20 @@ def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
         x = torch.full((2, 3), comm.rank + 1).to(getattr(torch, name))
         y = comm.all_reduce(x)
         assert type(y) is np.ndarray
-        assert y.dtype == dtype
         assert_array_equal(y, np.full((2, 3), total).astype(dtype))
         out = torch.zeros(3, 2, dtype=x.dtype).t()  # not contiguous
-        assert comm.all_reduce(x, out=out) is out
-        assert out.tolist() == [[total] * 3] * 2
+        for _ in range(2):
+            assert comm.all_reduce(x, out=out) is out
+            assert out.tolist() == [[total] * 3] * 2
         whole = torch.zeros(2 * comm.size, 3, dtype=x.dtype)
         assert comm.all_gather(x, out=whole) is whole
         assert whole[:, 0].tolist() == [rank + 1 for rank in range(comm.size) for _ in range(2)]
+        work = comm.send(x, (comm.rank + 1) % comm.size, async_op=True)
+        assert comm.recv((comm.rank - 1) % comm.size, out=out) is out
+        assert out[0, 0] == (comm.rank - 1) % comm.size + 1
+        work.wait()
         assert comm.all_reduce(x, out=x, async_op=True).wait() is x
         assert x.tolist() == [[total] * 3] * 2
-        rows = torch.zeros(2 if comm.rank == 0 else 1, 3, dtype=x.dtype)
-        lengths = [2, 1, 1]
-        assert comm.reduce_scatter(torch.ones(4, 3).to(x.dtype), lengths=lengths, out=rows) is rows
-        assert rows.tolist() == [[comm.size] * 3] * lengths[comm.rank]
-        on_root = comm.reduce(x, "max", out=x if comm.rank == 0 else None)
-        assert on_root is (x if comm.rank == 0 else None)
-        work = comm.send(x, (comm.rank + 1) % comm.size, async_op=True)
-        came = torch.zeros(3, 2, dtype=x.dtype).t()
-        assert comm.recv((comm.rank - 1) % comm.size, out=came) is came
-        assert came.shape == x.shape
-        assert came[0, 0] != 0
-        work.wait()
-        comm.send(x, comm.rank)
-        copy_error = comm.recv(comm.rank, out=came, async_op=True)
-        assert copy_error.wait() is came
-        mine = torch.full((), comm.rank).to(x.dtype)
-        comm.broadcast(mine, root=comm.size - 1)
-        assert mine.item() == comm.size - 1
 
     collectives.run_threads(check, size=3, timeout=20)
 

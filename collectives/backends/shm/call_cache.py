@@ -339,7 +339,7 @@ class _CachedCall:
             return queue.run(call)
         finally:
             if queue.begun is not None:
-                queue.withdraw(str(self))
+                queue.withdraw()
 
     def __str__(self) -> str:
         name, what, site = self._call

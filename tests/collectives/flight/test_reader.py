@@ -7,7 +7,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -284,31 +283,3 @@ def test_marking_steps() -> None:
 def test_a_step_is_a_whole_number(n: Any) -> None:
     with pytest.raises(ArgumentError, match="number of a step"):
         collectives.mark_step(n)
-
-
-@pytest.mark.timeout(60)
-def test_no_torn_call_is_believed() -> None:
-    recorder = Recorder()
-    over = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not over.is_set():
-            signature = recorder.intern(f"call_{number % 5}", None, None, "", "t.py", number % 5)
-            recorder.end(recorder.begin(recorder.communicator(f"c{number % 3}"), number, signature))
-            number += 1
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        believed = 0
-        while believed < 300:
-            found = newest(recorder)
-            if found["call"] is not None:
-                number = int(str(found["call"]).split("#")[1].split()[0])
-                assert found["call"] == f"call_{number % 5} #{number} (t.py:{number % 5})"
-                assert found["call_on"] == f"c{number % 3}"
-                believed += 1
-    finally:
-        over.set()
-        writer.join()

@@ -58,24 +58,6 @@ def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Calla
     assert all(end.aborted for end in made.ends)
 
 
-@pytest.mark.parametrize("device_first", [True, False])
-def test_hearing_of_it_in_any_call_keeps_the_process_alive(rig: Callable[..., Rig], device_first: bool) -> None:
-    made = rig(1, FakeLibrary())
-
-    def rank(comm: Any, cupy: Any) -> None:
-        comm.registry.wanted = "nccl"
-        x = cupy.asarray(np.ones(4))
-        comm.all_reduce(x)
-        made.ends[0].trouble = collectives.NcclError("gone")
-        broken(comm)
-        assert not comm._device_communicator.watchdog._heard.is_set()
-        with pytest.raises(collectives.NcclError, match="gone"):
-            comm.all_reduce(x if device_first else np.ones(4))
-        assert comm._device_communicator.watchdog._heard.is_set()
-
-    made.run(rank)
-
-
 def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
     made = rig(2, FakeLibrary())
 
@@ -173,14 +155,6 @@ def test_a_process_without_cupy_says_what_is_missing(monkeypatch: pytest.MonkeyP
     def rank(comm: Any) -> None:
         with pytest.raises(collectives.BackendError, match="Foreign x is on a GPU, but CuPy is not installed"):
             comm.all_reduce(Foreign())
-
-    collectives.run_threads(rank, 2)
-
-
-def test_nothing_is_loaded_where_no_gpu_array_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rank(comm: Any) -> None:
-        comm.all_reduce(np.ones(3))
-        assert comm._device_communicator is None
 
     collectives.run_threads(rank, 2)
 

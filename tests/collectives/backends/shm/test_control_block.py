@@ -31,23 +31,6 @@ def test_no_two_places_overlap_and_all_lie_on_the_board() -> None:
         assert first.staging[0][0].__array_interface__["data"][0] % 4096 == 0
 
 
-def test_a_slot_and_a_header_alternate_and_are_free_again_two_calls_later() -> None:
-    first, second = boards(2)
-    for call in range(1, 7):
-        parity = call & 1
-        assert first.inline_buffer() is first.inline[parity][0]
-        first.publish([call * 10, 7])
-        assert not first.met()
-        assert first.missing() == [1]
-        second.publish([call * 10, 8])
-        assert first.met()
-        assert second.met()
-        assert [list(header[:3]) for header in first.signatures()] == [[call, call * 10, 7], [call, call * 10, 8]]
-        assert first.missing() == []
-        # The header of the call before is still there, for a rank that has not read it yet.
-        assert call == 1 or first.words[first.header(1 - parity, 1)] == call - 1
-
-
 def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
     one, two, three = all_of_them = boards(3)
     for _ in range(3):
