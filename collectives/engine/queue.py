@@ -171,7 +171,7 @@ class CallQueue:
         """True if nothing is queued or in flight, and if a closed communicator has given back what it holds."""
         return not (self._busy or self._queue or self._unordered or (self._closed and not self._given_back))
 
-    def _ends(self) -> bool:
+    def _may_end(self) -> bool:
         return self._closed and not self._unordered
 
     def drain(self, limit: TimeLimit) -> bool:
