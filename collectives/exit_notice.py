@@ -30,12 +30,12 @@ class ExitNotice:
         return not is_clean(self.status)
 
     def encode(self) -> bytes:
-        """This departure as JSON."""
+        """This notice as JSON."""
         return json.dumps({"status": self.status, "calls": dict(self.calls)}).encode()
 
     @staticmethod
     def decode(message: bytes) -> ExitNotice:
-        """The departure that `encode` wrote."""
+        """The notice that `encode` wrote."""
         read = json.loads(message)
         return ExitNotice(status=read["status"], calls=read["calls"])
 
@@ -60,7 +60,7 @@ def left_before(exit_notices: Mapping[int, ExitNotice], communicator: str, numbe
 
 
 def among(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dict[int, ExitNotice]:
-    """The world's departures by rank in a communicator. members: the ranks of the world that are in it, in its order"""
+    """The exit notices by rank in a communicator. members: the ranks of the world that are in it, in its order"""
     return {rank: exit_notices[member] for rank, member in enumerate(members) if member in exit_notices}
 
 

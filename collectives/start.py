@@ -17,7 +17,7 @@ from collectives.communicator import Communicator
 from collectives.engine.communicator_base import check_timeout
 from collectives.engine.progress import run_to_completion
 from collectives.engine.queue import CommunicatorRegistry
-from collectives.engine.shutdown import ExitStatus, depart
+from collectives.engine.shutdown import ExitStatus, shut_down
 from collectives.errors import ArgumentError, BackendError
 from collectives.flight.recorder import process_recorder
 from collectives.flight.sampler import Sampler
@@ -128,7 +128,7 @@ def _join(backend: str, timeout: float, checks: int | None, nccl: NcclConfig | N
 
     def leave() -> None:
         if os.getpid() == me:  # the exit of a forked child is not this rank's
-            depart(membership, registry, status.status(), timeout, world.supervised())
+            shut_down(membership, registry, status.status(), timeout, world.supervised())
 
     atexit.register(leave)
     os.environ.update(child_environment(comm, None, me))

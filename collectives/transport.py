@@ -105,13 +105,13 @@ class Transport(ABC):
         """The transports whose ranks compare their signatures, each with those ranks as this transport counts them."""
         return [(self, range(self.size))]
 
-    def root_prefix(self, room: Array, root: int) -> Test:
-        """room: (n,) uint8, written off the root with the root's prefix; on the root it is that prefix."""
-        return self.broadcast(room, root)
+    def root_prefix(self, buffer: Array, root: int) -> Test:
+        """buffer: (n,) uint8, written off the root with the root's prefix; on the root it is that prefix."""
+        return self.broadcast(buffer, root)
 
-    def all_prefixes(self, prefix: Array, room: Array) -> Test:
-        """prefix: this rank's; room: (size, n) uint8, written with all ranks' prefixes."""
-        return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
+    def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
+        """prefix: this rank's; buffer: (size, n) uint8, written with all ranks' prefixes."""
+        return self.all_gather(prefix, buffer.reshape(-1), [prefix.nbytes] * self.size)
 
     def late(self) -> Sequence[int]:
         """The ranks for which this one waits, as far as that is known."""

@@ -36,11 +36,11 @@ class SingleTransport(Transport):
     ) -> Test:
         return completed
 
-    def root_prefix(self, room: Array, root: int) -> Test:
+    def root_prefix(self, buffer: Array, root: int) -> Test:
         return completed
 
-    def all_prefixes(self, prefix: Array, room: Array) -> Test:
-        return _copy(prefix, room[0])
+    def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
+        return _copy(prefix, buffer[0])
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         return then(_copy(x, out), finish, out)

@@ -141,7 +141,7 @@ class ThreadGroup:
 class ThreadTransport(Transport):
     """One thread's end of a `ThreadGroup`.
 
-    left: rank of the world → departure, shared by all communicators; members: the ranks of the world that are in this
+    left: rank of the world → exit notice, shared by all communicators; members: the ranks of the world that are in this
     """
 
     name = "threads"
@@ -181,14 +181,14 @@ class ThreadTransport(Transport):
     def signatures(self) -> Signatures | None:
         return None if self._headers is None else self._headers.tolist()
 
-    def all_prefixes(self, prefix: Array, room: Array) -> Test:
-        return self._gather(prefix, room)
+    def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
+        return self._gather(prefix, buffer)
 
     def late(self) -> Sequence[int]:
         return self._group.missing(self._number - 1)
 
-    def _gather(self, part: Array, room: Array) -> Test:
-        return self.all_gather(part.view(np.uint8), room.reshape(-1).view(np.uint8), [part.nbytes] * self.size)
+    def _gather(self, part: Array, buffer: Array) -> Test:
+        return self.all_gather(part.view(np.uint8), buffer.reshape(-1).view(np.uint8), [part.nbytes] * self.size)
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         what = "all_reduce", op.value, x.dtype.str, x.size

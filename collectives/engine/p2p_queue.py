@@ -1,6 +1,6 @@
-"""Sends and receives under way: beside the line of collectives, and each on its own.
+"""Sends and receives under way: outside the queue of collectives, each on its own.
 
-In one line, two ranks that both send first would wait for each other for ever. So a send or receive is posted at once,
+In one queue, two ranks that both send first would wait for each other for ever. So a send or receive is posted at once,
 in the caller, which keeps those of one rank in their order of calls. What is left to do is driven by a thread that
 waits for it, first by repeated tests without a pause and then with pauses; what no thread waits for, by one helper
 thread for all of a communicator's asynchronous sends and receives.

@@ -171,9 +171,6 @@ class CallQueue:
         """True if nothing is queued or in flight, and if a closed communicator has given back what it holds."""
         return not (self._busy or self._queue or self._unordered or (self._closed and not self._given_back))
 
-    def _may_end(self) -> bool:
-        return self._closed and not self._unordered
-
     def drain(self, limit: TimeLimit) -> bool:
         """Waits until nothing is queued or in flight; False if that is not so within the limit."""
         with self._changed:
@@ -200,7 +197,7 @@ class CallQueue:
             self._unordered += 1
 
     def note(self, call: CollectiveOp[Any]) -> None:
-        """Enters a call that is on a device already, beside the collectives' order."""
+        """Enters a call that is on a device already, outside the collectives' order."""
         with self._changed:
             self._admit(call)
             call.number = self.started
@@ -208,7 +205,7 @@ class CallQueue:
         call.finish(None, None)
 
     def leave_unordered(self) -> None:
-        """A call beside the collectives is finished."""
+        """A call outside the collectives' order is finished."""
         with self.lock:
             self._unordered -= 1
             if self._closed or self._draining:

@@ -86,7 +86,7 @@ def exit_code(status: object) -> int:
     return status & 0xFF if isinstance(status, int) else 1
 
 
-def verdict(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
+def job_status(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
     """The job's status: the first failure known; without one STOPPED, if any rank stopped as it was asked to.
 
     before: the others' statuses that had arrived when this rank left, in order; after: those that arrived later
@@ -96,7 +96,7 @@ def verdict(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
     return 1 if first == LOST else first
 
 
-def depart(
+def shut_down(
     membership: Membership, registry: CommunicatorRegistry, status: int, timeout: float, supervised: bool
 ) -> None:
     """Leaves the world together with the others, or ends the job; returns only where Python may go on exiting.
@@ -111,14 +111,14 @@ def depart(
     if supervised and not is_clean(status):
         _flush()
         os._exit(status)  # the launcher knows already, and ends the others
-    failed = _gather(membership, status, limit)
+    failed = _wait_for_notices(membership, status, limit)
     broken = registry.broken()
     exit_notices = membership.exit_notices()
     missing = [rank for rank in range(membership.size) if rank != membership.rank and rank not in exit_notices]
     if not missing and not (failed and (broken or not membership.aborts_all)):
         membership.finalize()
         return
-    code = verdict(status, before, [left.status for left in exit_notices.values()])
+    code = job_status(status, before, [left.status for left in exit_notices.values()])
     if not failed and missing:
         names = ", ".join(map(str, missing))
         _say(
@@ -135,8 +135,8 @@ def depart(
     membership.abort(code)
 
 
-def _gather(membership: Membership, status: int, limit: TimeLimit) -> bool:
-    """Waits for all others' departures; for a short grace only once a failure is known. True if one is."""
+def _wait_for_notices(membership: Membership, status: int, limit: TimeLimit) -> bool:
+    """Waits for all others' exit notices; for a short grace only once a failure is known. True if one is."""
     failed_at: float | None = None
     while True:
         exit_notices = membership.exit_notices()

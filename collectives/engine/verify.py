@@ -33,9 +33,9 @@ def to_text(name: str, more: str, array: str, site: str) -> Array:
     while len(text) > TEXT:  # a shape or a file name beyond all bounds
         name, more, array, site = (part[: len(part) // 2] for part in (name, more, array, site))
         text = json.dumps([name, more, array, site]).encode()
-    room = np.zeros(TEXT, np.uint8)
-    room[: len(text)] = np.frombuffer(text, np.uint8)
-    return room
+    buffer = np.zeros(TEXT, np.uint8)
+    buffer[: len(text)] = np.frombuffer(text, np.uint8)
+    return buffer
 
 
 def table(texts: Array, ranks: Sequence[int], me: int, number: int) -> str:

@@ -93,7 +93,7 @@ def truncate(text: str, limit: int, *, keep_end: bool = False) -> str:
     data = text.encode(errors="replace")
     if len(data) <= limit:
         return data.decode()
-    room = limit - len("…".encode())
+    buffer = limit - len("…".encode())
     if keep_end:
-        return "…" + data[len(data) - room :].decode(errors="ignore")
-    return data[:room].decode(errors="ignore") + "…"
+        return "…" + data[len(data) - buffer :].decode(errors="ignore")
+    return data[:buffer].decode(errors="ignore") + "…"

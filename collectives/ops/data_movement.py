@@ -121,11 +121,11 @@ class DataMovement(CommunicatorBase):
 
         def move(x: Array, whole: Array | None, counts: list[int]) -> Test:
             nbytes = [n * row_bytes(x) for n in counts]
-            room = None if whole is None else as_bytes(whole)
+            buffer = None if whole is None else as_bytes(whole)
             if root is not None:
-                return self.transport.gather(as_bytes(x), room, nbytes, root)
-            assert room is not None
-            return self.transport.all_gather(as_bytes(x), room, nbytes)
+                return self.transport.gather(as_bytes(x), buffer, nbytes, root)
+            assert buffer is not None
+            return self.transport.all_gather(as_bytes(x), buffer, nbytes)
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = contiguous(part)
@@ -199,18 +199,18 @@ class DataMovement(CommunicatorBase):
 
         def start(sent: Array | None, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
             dtype, row, parts = header.decode(message)
-            room = result_array((parts[self.rank], *row), dtype, source, out)
-            nbytes = [n * row_bytes(room) for n in parts]
+            buffer = result_array((parts[self.rank], *row), dtype, source, out)
+            nbytes = [n * row_bytes(buffer) for n in parts]
             data = None if sent is None else as_bytes(sent)
-            return self.transport.scatter(data, as_bytes(room), nbytes, root), room
+            return self.transport.scatter(data, as_bytes(buffer), nbytes, root), buffer
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = None if whole is None else contiguous(whole)
             yield from self.verify(call, signature, None if sent is None else as_bytes(sent), prefix=prefix)
             yield self.transport.root_prefix(message, root)
-            test, room = start(sent, target, source=whole)
+            test, buffer = start(sent, target, source=whole)
             yield test
-            return hand_out(room, target, out)
+            return hand_out(buffer, target, out)
 
         def result(control: ControlBlock, signatures: Signatures) -> Result:
             dtype, row, parts = header.decode(message)
@@ -260,9 +260,9 @@ class DataMovement(CommunicatorBase):
         signature = Signature(signature_hash("all_to_all", more, dtype, row), zlib.crc32(prefix.tobytes()))
 
         def start(sent: Array, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
-            room = result_array((sum(sends[self.rank] for sends in table), *row), dtype, source, out)
+            buffer = result_array((sum(sends[self.rank] for sends in table), *row), dtype, source, out)
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
-            return self.transport.all_to_all(as_bytes(sent), as_bytes(room), nbytes), room
+            return self.transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes), buffer
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = contiguous(whole)
@@ -275,9 +275,9 @@ class DataMovement(CommunicatorBase):
                 received = np.empty((self.size, self.size), np.int64)
                 yield self.transport.all_prefixes(prefix, received.view(np.uint8))
                 table[:] = received.tolist()
-            test, room = start(sent, target, source=whole)
+            test, buffer = start(sent, target, source=whole)
             yield test
-            return hand_out(room, target, out)
+            return hand_out(buffer, target, out)
 
         def result(control: ControlBlock, signatures: Signatures) -> Result:
             # An inline buffer holds the rows that its rank sends to each, then x.

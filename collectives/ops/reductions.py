@@ -124,8 +124,8 @@ class Reductions(CommunicatorBase):
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent, total = _buffers(source, target, reduction, in_place)
             payload = flat(sent)
-            room = None if total is None or not in_place else payload if total is sent else flat(total)
-            yield from self.verify(call, signature, payload, room)
+            buffer = None if total is None or not in_place else payload if total is sent else flat(total)
+            yield from self.verify(call, signature, payload, buffer)
             test, total = start(sent, total, scale, None)
             yield test
             if total is None:

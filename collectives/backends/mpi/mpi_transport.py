@@ -182,13 +182,13 @@ class MPITransport(Transport):
             message = self._comm.Improbe(MPI.ANY_SOURCE, EAGER_TAG, status)
             if message is None:
                 return None
-            room = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self._arriving = status.Get_source(), room, message.Irecv([room, MPI.BYTE])
-        source, room, request = self._arriving
+            buffer = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._arriving = status.Get_source(), buffer, message.Irecv([buffer, MPI.BYTE])
+        source, buffer, request = self._arriving
         if not request.Test():
             return None
         self._arriving = None
-        return source, room
+        return source, buffer
 
     def barrier(self) -> Test:
         return self._comm.Ibarrier().Test
@@ -291,8 +291,8 @@ class MPITransport(Transport):
     def _exchange(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Test:
         """Pairs of a rank and what goes to it, or comes from it; nothing is sent where there is nothing."""
         mine = [part for rank, part in sends if rank == self.rank]
-        for part, (_, room) in zip(mine, [each for each in receives if each[0] == self.rank], strict=True):
-            np.copyto(room, part)
+        for part, (_, buffer) in zip(mine, [each for each in receives if each[0] == self.rank], strict=True):
+            np.copyto(buffer, part)
         tests = [self.recv(part, rank, _PIECES) for rank, part in receives if len(part) and rank != self.rank]
         tests += [self.send(part, rank, _PIECES) for rank, part in sends if len(part) and rank != self.rank]
         return all_of(tests)

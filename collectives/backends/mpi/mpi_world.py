@@ -1,4 +1,4 @@
-"""This process in MPI's world: joining it, who else is in it, saying goodbye, leaving it.
+"""This process in MPI's world: joining it, who else is in it, leaving it.
 
 The one module that imports mpi4py.
 """
@@ -142,7 +142,7 @@ class MPIWorld:
         return self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
 
     def notices_sent(self) -> bool:
-        """True once this rank's own departure has reached everybody."""
+        """True once this rank's own exit notice has reached every rank."""
         return all(request.Test() for request, _ in self._sent)
 
     def finalize(self) -> None:

@@ -307,8 +307,8 @@ class _CachedCall:
                     else:
                         half_way = True
                         payload = None if self._header[2] < 0 else flat(x)
-                        room = None if out is None else payload if out is x else flat(out)
-                        met = self._transport.exchange_signatures(self._shown, payload, room, plan.prefix)
+                        buffer = None if out is None else payload if out is x else flat(out)
+                        met = self._transport.exchange_signatures(self._shown, payload, buffer, plan.prefix)
                         if self._all_agree(control.sequence):
                             met()
                             assert plan.start is not None

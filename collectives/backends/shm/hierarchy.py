@@ -71,8 +71,8 @@ class HierarchicalTransport(LayeredTransport):
     def signatures(self) -> Signatures | None:
         return self._inner.signatures()
 
-    def root_prefix(self, room: Array, root: int) -> Test:
-        return self._inner.root_prefix(room, root)  # what was shown in shared memory is the next operation's
+    def root_prefix(self, buffer: Array, root: int) -> Test:
+        return self._inner.root_prefix(buffer, root)  # what was shown in shared memory is the next operation's
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
         # Those between nodes are only exchanged for a communicator's first calls.

@@ -1,6 +1,6 @@
 """Ranks of one node, in shared memory: the transport that moves arrays there, over another one that set it up.
 
-What is rare, or has no need of speed (point to point, duplicates, departures), goes on over the transport below.
+What is rare, or has no need of speed (point to point, duplicates, exit notices), goes on over the transport below.
 """
 
 from __future__ import annotations
@@ -114,11 +114,11 @@ class ShmTransport(LayeredTransport):
     def signatures(self) -> Signatures | None:
         return self._headers
 
-    def all_prefixes(self, prefix: Array, room: Array) -> Test:
+    def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
         if not self._announced:
-            return self.all_gather(prefix, room.reshape(-1), [prefix.nbytes] * self.size)
+            return self.all_gather(prefix, buffer.reshape(-1), [prefix.nbytes] * self.size)
         parity = self.control.sequence & 1
-        for rank, row in enumerate(room):
+        for rank, row in enumerate(buffer):
             row[:] = self.control.inline[parity][rank][: len(row)]
         return completed
 
@@ -134,9 +134,9 @@ class ShmTransport(LayeredTransport):
         array: Array = self.shared_arrays.add(made, nbytes)
         return array
 
-    def root_prefix(self, room: Array, root: int) -> Test:
+    def root_prefix(self, buffer: Array, root: int) -> Test:
         if self.rank != root:
-            room[:] = self.control.inline[self.control.sequence & 1][root][: len(room)]
+            buffer[:] = self.control.inline[self.control.sequence & 1][root][: len(buffer)]
         return completed
 
     # Reductions ------------------------------------------------------------------------------------------------------

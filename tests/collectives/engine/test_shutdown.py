@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from collectives.engine.shutdown import ExitStatus, exit_code, verdict
+from collectives.engine.shutdown import ExitStatus, exit_code, job_status
 from collectives.exit_notice import LOST
 from collectives.world import STOPPED
 
@@ -108,7 +108,7 @@ def test_exit_codes_are_pythons(status: object, code: int) -> None:
     ],
 )
 def test_the_first_failure_gives_the_status(mine: int, before: list[int], after: list[int], expected: int) -> None:
-    assert verdict(mine, before, after) == expected
+    assert job_status(mine, before, after) == expected
 
 
 def test_the_status_is_seen_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
