@@ -168,6 +168,8 @@ def test_a_record_that_shrinks_under_its_reader_is_an_error() -> None:
 def test_a_process_without_a_record() -> None:
     with pytest.raises(RecordError, match="there is no process 4194305"):
         read(4_194_305)
+    with pytest.raises(RecordError, match=f"process {os.getpid()} has no file descriptor 9999"):
+        read_fd(os.getpid(), 9999)
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as process:
