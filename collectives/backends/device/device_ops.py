@@ -59,13 +59,7 @@ class DeviceOps(DeviceBase):
         def body(transport: DeviceTransport, _: Signatures | None) -> Steps[Any]:
             factor = self._factor(scale, transport)
             sent = self._contiguous(source, reduction.wire, transport, handoff)
-            total = result
-            if result is None:
-                pass
-            elif name == "all_reduce" and (result is source or sent is not source):
-                total = sent  # in place, or in a private copy, which can take the result as well
-            elif result.dtype != sent.dtype or not result.flags.c_contiguous or overlap(result, sent):
-                total = self._scratch(result.shape, sent.dtype, transport, handoff)
+            total = None if result is None else self._total(name, source, sent, result, transport, handoff)
             received = None if total is None else flat(total)
             rest = yield from reduction.start(transport, reduction.op, flat(sent), received, factor)
             if total is None:
@@ -77,6 +71,16 @@ class DeviceOps(DeviceBase):
             return result if out is None else out
 
         return self._run(name, source, handoff, body, async_op, reduction.text, source.shape)
+
+    def _total(
+        self, name: str, source: Any, sent: Any, result: Any, transport: DeviceTransport, handoff: StreamHandoff
+    ) -> Any:
+        """Where the wire's result arrives: in the answer itself if it can be there at once."""
+        if name == "all_reduce" and (result is source or sent is not source):
+            return sent  # in place, or in a private copy, which can take the result as well
+        if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
+            return result
+        return self._scratch(result.shape, sent.dtype, transport, handoff)
 
     def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
         """The scale, asked for when the sum is about to be launched: what it depends on stands before it by then."""
