@@ -45,7 +45,7 @@ class _RNNBase(Module):
     proj_size weight_hr_lk (proj_size, H); those of the other direction end in `_reverse`.
     """
 
-    mode: str  # a key of GATES
+    mode = ""  # a key of GATES
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class _RNNBase(Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        mode = self.mode = _mode or name.upper()
+        mode = self.mode = _mode or self.mode
         if hidden_size <= 0 or num_layers <= 0:
             raise ArgumentError(f"{name}: hidden_size {hidden_size} and num_layers {num_layers} must be positive")
         if not 0 <= dropout <= 1:
@@ -239,6 +239,8 @@ class LSTM(_RNNBase):
     proj_size=0). Source: Hochreiter and Schmidhuber 1997; proj_size: Sak et al. 2014, arXiv:1402.1128.
     """
 
+    mode = "LSTM"
+
 
 class GRU(_RNNBase):
     """Gated recurrent units: gates r, z, n; h_t = (1 - z)*n + z*h_(t-1).
@@ -246,6 +248,8 @@ class GRU(_RNNBase):
     GRU(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0, bidirectional=False).
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
+
+    mode = "GRU"
 
 
 class _RNNCellBase(Module):
