@@ -26,6 +26,7 @@ from ddp.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSa
 from ddp.errors import ArgumentError, StateDictError
 
 if TYPE_CHECKING:
+    from ddp.data.payload import Payload
     from ddp.data.worker_pool import WorkerPool
 
 _PREFETCH = 2  # tasks ahead of each worker
@@ -107,6 +108,7 @@ class DataLoader:
         self._batched = batch_size is not None or batch_sampler is not None
         self.collate_fn = collate_fn or (default_collate if self._batched else default_convert)
         self._pool: WorkerPool | None = None  # of persistent workers
+        self._payload: Payload | None = None
         self._modules: set[str] = set()  # that the fork server imports
         self._position = _Position(self._order(), max(1, num_workers))
         if num_workers:
@@ -197,7 +199,8 @@ class DataLoader:
         from ddp.data.payload import Payload
         from ddp.data.worker_pool import WorkerPool
 
-        pool = WorkerPool(Payload(config), self._modules, self.num_workers, self.timeout)
+        previous, self._payload = self._payload, Payload(config)
+        pool = WorkerPool(self._payload, previous, self._modules, self.num_workers, self.timeout)
         if self.persistent_workers:
             self._pool = pool
         return pool

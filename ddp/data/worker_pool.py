@@ -26,6 +26,7 @@ from ddp.multiprocessing.connections import SharingConnection, make_pipe
 class WorkerPool:
     """`count` workers, each with a copy of what is in the payload. They end when this is closed, or forgotten.
 
+    previous: the payload of an earlier pool, whose memory is used again if it holds the same
     modules: names of those that the server imports for them
     timeout: seconds that a batch may take; 0: no limit
 
@@ -35,6 +36,7 @@ class WorkerPool:
     def __init__(
         self,
         payload: Payload,
+        previous: Payload | None,
         modules: Iterable[str],
         count: int,
         timeout: float,
@@ -51,7 +53,7 @@ class WorkerPool:
             self._connections.append(ours)
             with theirs:
                 self._processes.append(WorkerProcess(server, theirs, payload.needs_script))
-        self._block: Block | None = payload.write()  # while they are forked; until the workers have it
+        self._block: Block | None = payload.write(previous)  # while they are forked; until the workers have it
         for process in self._processes:
             process.wait_for_start()
         self._readers = [BatchReader() for _ in range(count)]

@@ -113,6 +113,19 @@ def copies(content: Any, count: int = 1) -> list[Any]:
     return [load_payload(block.fileno(), payload.layout) for _ in range(count)]
 
 
+def test_a_payload_is_written_when_it_has_changed() -> None:
+    big = np.arange(10_000)
+    first, same = Payload([big]), Payload([big])
+    block = first.write()
+    assert same.write(first) is block
+    big.view(np.uint8)[-1] ^= 1
+    changed = Payload([big])
+    other = changed.write(same)
+    assert other is not block
+    assert load_payload(other.fileno(), changed.layout)[0][-1] == big[-1]
+    assert load_payload(block.fileno(), first.layout)[0][-1] != big[-1]
+
+
 def test_a_payload_has_copies_that_are_everybodys_own() -> None:
     big = np.arange(10_000.0)
     one, other = copies([big, big[:3], ddp.from_numpy(big), "text", big.reshape(100, 100).T], 2)
