@@ -1,4 +1,4 @@
-"""`--trace DIR`: the ranks are told where to write, and what they have written is merged when the job has ended.
+"""`--trace DIR`: the ranks get a folder to write to, and their parts are merged when the job has ended.
 
 Merging is a process of its own, after the last rank: it needs `ddp`, of which the launcher knows nothing, and works as
 well when ranks have died and left no part.

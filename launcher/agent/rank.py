@@ -44,17 +44,17 @@ def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> 
     Raises: SystemExit, always
     """
     me = os.getpid()
-    told = False
+    reported = False
     if stacks is not None:
         # In C, in the signal's own handler: whatever holds the GIL or never returns to Python cannot keep it from that.
         faulthandler.register(STACKS, file=stacks, all_threads=True, chain=False)
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        nonlocal told
+        nonlocal reported
         if os.getpid() != me:  # a child that the script forked is not the rank
             sys.__excepthook__(kind, error, trace)
-        elif not told:
-            told = True
+        elif not reported:
+            reported = True
             report(raised={"type": _type_name(error), "message": _message(error), "traceback": _format(error, trace)})
 
     if not os.environ.get("PYTHONBREAKPOINT"):  # else the user has chosen a debugger
@@ -70,7 +70,7 @@ def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> 
     except KeyboardInterrupt:
         status = 130
     except StartError as words:
-        status, told = 2, True
+        status, reported = 2, True
         report(refused=str(words))
     except BaseException as error:
         status = 1
@@ -78,7 +78,7 @@ def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> 
         tell(type(error), error, trace)
         if sys.excepthook not in (tell, None):  # None is what an interpreter leaves behind that is being torn down
             sys.excepthook(type(error), error, trace)
-    if status & 0xFF and not told:
+    if status & 0xFF and not reported:
         report(leaving=status & 0xFF)
     _hush()
     # Looked up now: who must know a program's status before it ends has replaced it.

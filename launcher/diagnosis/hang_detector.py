@@ -221,7 +221,7 @@ class HangDetector(Observer):
             return until
         self._over = True
         if not left:
-            return _NEVER  # there is nothing to detector any more
+            return _NEVER  # no rank is left to report on
         from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
 
         diagnosis = diagnose_hang(snapshots, self._attempt().stopped_engine())

@@ -1,7 +1,7 @@
 """Liveness: for how long nothing in a job has moved. Pure: heartbeats and times in, seconds out.
 
 - A rank *waits* while its last collective is queued or running. It may use a whole core for that, or print from another
-  thread: neither is a sign of tracked, because it is another rank's turn.
+  thread: neither is a sign of progress, because it is another rank's turn.
 - *Progress* is a collective begun or finished, another step, a rank that starts or ends, and output of a rank that
   does not wait.
 - *Activity* is progress, or CPU time (at least 1 % of a core) of a rank that does not wait, or of its child processes.
@@ -10,7 +10,7 @@ While some rank waits, only progress counts: a rank that spins outside of the co
 holds them up, however busy it is. While no rank waits, activity counts: ranks may compute for hours without a
 collective. Activity counts, too, while ranks wait in `collectives.init`: others may prepare their data for long before
 they come. Ranks that never made a collective, and wait in no `init`, form no world, and what they wait for is unknown;
-they count as hanging only if none of their agents sends anything. Nothing is judged before all ranks have started.
+they count as hanging only if none of their agents sends anything. The detector waits until all ranks have started.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from launcher.protocol import Message
 SILENCE = 5.0
 
 # Where the main thread sleeps, the threads that sample it and that log something still take a little.
-_IDLE_SHARE = 0.01  # of a core, on average since the last sign of tracked
+_IDLE_SHARE = 0.01  # of a core, on average since the last sign of activity
 _IDLE_BURST = 0.05  # s of CPU
 
 #: The call in which a rank waits that has not joined the world yet.
@@ -82,7 +82,7 @@ class _TrackedRank:
         self.beat_at = at
         self.heard_at = at  # a beat or anything else
         self.cpu: float | None = None
-        self.mark = 0.0, at  # CPU seconds and time of the last sign of tracked
+        self.mark = 0.0, at  # CPU seconds and time of the last sign of activity
         self.joining: float | None = None  # since when it waits in `collectives.init`
         self.beats = self.running = 0  # since its last progress, and those of them that found it running
 

@@ -19,7 +19,7 @@ class Observer:
         """Start `number` of the job (0 first) begins, with `n` ranks."""
 
     def rank_started(self, rank: int, hello: Message) -> None:
-        """A rank's agent has come. hello: what it says of itself (see `launcher.agent.main`)."""
+        """A rank's agent has connected. hello: its first message (see `launcher.agent.main`)."""
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
         """What a rank wrote. stream: "out" or "err"; data: any piece of it, not cut into lines"""

@@ -164,7 +164,7 @@ class Attempt:
 
     def _gone(self) -> frozenset[int]:
         """The ranks that cannot be reached."""
-        # Where ssh has said whose host it does not reach, others may just not have come yet.
+        # Where ssh has said whose host it does not reach, others may only be late.
         away = ranks_on(self.job.hosts, self.job.size, unreachable_host(self._engine_output.decode("utf-8", "replace")))
         beyond = {rank for rank, process in self.ranks if not process.over}  # they were killed, and it did not help
         return away or frozenset(self.ranks.missing()) | self._messages.silent | beyond

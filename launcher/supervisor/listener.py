@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from launcher.errors import UsageError
 from launcher.protocol import Channel, Message, ProtocolError, is_proof, nonce, proof
 
-# An agent answers within milliseconds; who says nothing for so long (seconds) is none.
+# An agent answers within milliseconds; a silent peer is dropped after so many seconds.
 _LIMIT = 10.0
 # All agents of a large job call at once.
 _BACKLOG = 1024
@@ -62,7 +62,7 @@ class Listener:
         return min(until, self._rests_until or until)
 
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:
-        """Deals with what has come on `fileno`; an agent that has proved itself, and what it says of its rank."""
+        """Handles an event on `fileno`; returns an agent that has authenticated itself, and its first message."""
         if fileno == self._listener.fileno():
             self._accept()
             return None

@@ -59,7 +59,7 @@ class MessageHandler:
             process.channel.send(self._shutdown.order)
 
     def on_readable(self, rank: int, process: RankProcess) -> None:
-        """Something has come from an agent, or it has gone."""
+        """An agent has sent something, or closed its connection."""
         process.channel.flush()
         try:
             messages = process.channel.receive()

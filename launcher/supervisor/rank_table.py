@@ -52,17 +52,17 @@ class RankTable:
         return iter(self._processes.items())
 
     def add(self, rank: int, process: RankProcess) -> None:
-        """A rank has come."""
+        """Adds a rank whose agent has connected."""
         self._processes[rank] = process
 
     @property
     def complete(self) -> bool:
-        """All have come."""
+        """The agents of all ranks have connected."""
         return len(self._processes) == self.n
 
     @property
     def over(self) -> bool:
-        """None of those that have come runs any more."""
+        """All connected ranks have ended."""
         return all(process.over for process in self._processes.values())
 
     @property
@@ -71,7 +71,7 @@ class RankTable:
         return self.complete and all(process.saved for process in self._processes.values())
 
     def missing(self) -> tuple[int, ...]:
-        """Those that have not come."""
+        """The ranks whose agents have not connected."""
         return tuple(rank for rank in range(self.n) if rank not in self._processes)
 
     def debugging(self) -> frozenset[int]:

@@ -31,8 +31,8 @@ class Reaper:
     start: `Engine.start` with its arguments
     scratch: path of a folder that it makes for the engine's files, and removes with the engine
     files: how many files the engine and its ranks may open, soft and hard limit; None: as many as this process
-    pid, engine: of the reaper and of mpiexec, which is 0 until the reaper has reported it
-    status: how mpiexec ended (exit code, or minus the signal), None while it runs
+    pid, engine: of the reaper and of the engine, which is 0 until the reaper has reported it
+    status: how the engine ended (exit code, or minus the signal), None while it runs
     lost: True if the reaper itself has gone
     silent: True once the engine can say no more
     engine_output: file descriptor of what the engine itself prints
@@ -131,7 +131,7 @@ def _watch(
     scratch: str,
     files: tuple[int, int] | None,
 ) -> NoReturn:
-    """The reaper's whole tracked."""
+    """Runs the reaper until the launcher closes the socket or dies."""
     began = time.time()
     become_subreaper()
     wakeup, signals = os.pipe()

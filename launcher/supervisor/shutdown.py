@@ -101,7 +101,7 @@ class Deadlines:
         self._at, self._left = {}, {}
 
     def due(self, now: float) -> set[str]:
-        """Those whose time has come."""
+        """The names whose time is over."""
         return {name for name, at in self._at.items() if at <= now}
 
     @property

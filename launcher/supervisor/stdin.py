@@ -24,7 +24,7 @@ class StdinForwarder:
         self._acknowledged = True
 
     def rank_started(self, rank: int, ranks: RankTable) -> None:
-        """A rank has come, perhaps the one whose this is, perhaps again: nothing is on its way to it."""
+        """A rank has started, perhaps the one that reads standard input: nothing is on its way to it yet."""
         if rank == self.rank:
             self._acknowledged = True
             if self._fd is None:
@@ -40,7 +40,7 @@ class StdinForwarder:
         return self._fd if ready else None
 
     def read(self, ranks: RankTable) -> None:
-        """Passes on what has come, or that it has ended."""
+        """Forwards what was read, or that the input has ended."""
         assert self._fd is not None
         try:
             data = os.read(self._fd, _CHUNK)

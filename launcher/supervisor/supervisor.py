@@ -1,4 +1,4 @@
-"""Supervises a job from its first start to its end: what the user is told, and whether the job starts again."""
+"""Supervises a job from its first start to its end: the reports for the user, and restarts."""
 
 from __future__ import annotations
 
