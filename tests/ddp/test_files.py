@@ -43,7 +43,7 @@ def created(code: str) -> list[str]:
     """The paths that Python code creates or renames. It runs as an ordinary user where this process may be one."""
     program = f"""
 import os, sys
-import ddp, ddp.metrics, numpy
+import ddp, ddp.metrics, ddp.serialization, numpy
 if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
