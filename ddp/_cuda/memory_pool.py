@@ -15,7 +15,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ddp._cuda import capture, ipc, stream_order
@@ -35,45 +34,29 @@ def human(nbytes: int) -> str:
     return f"{size:.2f} GiB"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """The state of a device in bytes. asked; held: by arrays; reserved: by our pool; free, total: as CUDA has it."""
-
-    asked: int
-    held: int
-    reserved: int
-    free: int
-    total: int
-    limit: int | None = None
-
-
-def out_of_memory(device: int, figures: Figures) -> OutOfMemoryError:
-    """The error for memory that is not to be had: who holds how much, and what helps."""
-    cached, others = figures.reserved - figures.held, figures.total - figures.free - figures.reserved
-    if figures.limit is not None and figures.free >= figures.asked:
+def out_of_memory(
+    device: int, *, requested: int, allocated: int, reserved: int, free: int, total: int, limit: int | None = None
+) -> OutOfMemoryError:
+    """The error for memory that is not to be had: who holds how much, and what helps. All in bytes."""
+    cached, others = reserved - allocated, total - free - reserved
+    if limit is not None and free >= requested:
         advice = "a higher limit"
-    elif figures.free + cached >= figures.asked:
+    elif free + cached >= requested:
         advice = "batches of one size, or ddp.cuda.memory.use('async') at the start: enough is free, but in pieces"
-    elif others > figures.held:
+    elif others > allocated:
         advice = "ending the other processes on this GPU (nvidia-smi names them)"
     else:
         advice = (
             "a smaller batch, autocast, autograd.checkpoint, ddp.parallel.ZeroOptimizer, or no_grad() where possible"
         )
-    limit = (
-        ""
-        if figures.limit is None
-        else f" This process is limited to {human(figures.limit)} (set_per_process_memory_fraction or _limit)."
-    )
+    limited = "" if limit is None else f" This process is limited to {human(limit)} (set_per_process_memory_fraction)."
     error = OutOfMemoryError(
-        f"cuda:{device} has no memory for another {human(figures.asked)}: of {human(figures.total)}, tensors of this "
-        f"process hold {human(figures.held)}, its pool keeps {human(max(cached, 0))} that no tensor holds, "
-        f"{human(max(others, 0))} are other processes' and CUDA's own, and {human(figures.free)} are free.{limit} "
-        f"What helps: {advice}."
+        f"cuda:{device} has no memory for another {human(requested)}: of {human(total)}, tensors of this process hold "
+        f"{human(allocated)}, its pool keeps {human(max(cached, 0))} that no tensor holds, {human(max(others, 0))} are "
+        f"other processes' and CUDA's own, and {human(free)} are free.{limited} What helps: {advice}."
     )
-    error.device, error.limit = f"cuda:{device}", figures.limit
-    error.requested, error.allocated, error.reserved = figures.asked, figures.held, figures.reserved
-    error.free, error.total = figures.free, figures.total
+    error.device, error.requested, error.allocated, error.reserved = f"cuda:{device}", requested, allocated, reserved
+    error.free, error.total, error.limit = free, total, limit
     return error
 
 
@@ -200,8 +183,9 @@ class Source:
         book.shortages += 1
         free, total = self.cupy.cuda.runtime.memGetInfo()
         held, reserved = self.figures(device)
-        figures = Figures(asked=size, held=held, reserved=reserved, free=free, total=total, limit=book.limit)
-        return out_of_memory(device, figures)
+        return out_of_memory(
+            device, requested=size, allocated=held, reserved=reserved, free=free, total=total, limit=book.limit
+        )
 
     def again(self, size: int, device: int, attempt: Callable[[], Any]) -> Any:
         """`attempt`, which found no memory, once more after the pool's free blocks are CUDA's again.

@@ -17,7 +17,7 @@ import numpy as np
 from ddp._cuda import array_table, optimizer_kernels
 from ddp._cuda.array_table import ArrayTable, SeenArrays, address, dense_order
 from ddp._cuda.raw_kernel import wide
-from ddp._device import capturing
+from ddp._device import capturing, on
 from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp.errors import CaptureError
@@ -45,6 +45,11 @@ class DeviceUpdate(FlatUpdate):
         super().__init__(*args)
         self._held: Array | None = None
         self._sent: Any = None  # the formula whose settings are there, and these
+
+    def step(self, params: Sequence[Tensor]) -> None:
+        """As on the CPU, with the GPU as the current device."""
+        with on(self._where):
+            super().step(params)
 
     def _update(self, formula: Formula, full: list[bool], changed: list[Tensor]) -> None:
         xp, graph, found = self._xp, capturing.now, self._optimizer.found_inf

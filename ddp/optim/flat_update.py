@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp._device import capturing, device, on, place
+from ddp._device import capturing, device, place
 from ddp._engine import enable_grad
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
@@ -95,8 +95,7 @@ class FlatOptimizer(Optimizer):
                 devices = dict.fromkeys(map(_device_of, group["params"]))
                 for where in devices:
                     params = group["params"] if len(devices) == 1 else [p for p in group["params"] if p.device is where]
-                    with on(where):
-                        self._update_of(group, where).step(params)
+                    self._update_of(group, where).step(params)
         if capturing.now is not None:
             capturing.now.after(self._note_step)
         return loss
@@ -309,9 +308,10 @@ class FlatUpdate:
 
     def _update(self, formula: Formula, full: list[bool], changed: list[Tensor]) -> None:
         ages: list[float] = self._steps.tolist() if formula.counts else [0.0] * len(full)
-        if all(full) and min(ages) == max(ages):
+        if all(full) and (not formula.counts or min(ages) == max(ages)):
             pattern = None
-            self._steps += 1
+            if self.names:
+                self._steps += 1
         else:
             least = min((age for age, is_full in zip(ages, full, strict=True) if is_full), default=0)
             pattern = tuple(age - least if is_full else None for age, is_full in zip(ages, full, strict=True))

@@ -11,7 +11,6 @@ import pytest
 import ddp
 from ddp._cuda import memory_pool
 from ddp._cuda import memory_pool as sources
-from ddp._cuda.memory_pool import Figures
 from ddp.cuda import memory
 from ddp.errors import ArgumentError, DeviceError, OutOfMemoryError
 from ddp.nn import functional as F
@@ -338,18 +337,18 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("figures", "words"),
     [
-        ({"asked": 5, "held": 60, "reserved": 60, "free": 15}, "a higher limit"),
-        ({"asked": 5, "held": 10, "reserved": 78, "free": 2}, "in pieces"),
-        ({"asked": 5, "held": 10, "reserved": 10, "free": 2}, "the other processes"),
-        ({"asked": 9, "held": 78, "reserved": 78, "free": 2}, "a smaller batch"),
+        ({"requested": 5, "allocated": 60, "reserved": 60, "free": 15}, "a higher limit"),
+        ({"requested": 5, "allocated": 10, "reserved": 78, "free": 2}, "in pieces"),
+        ({"requested": 5, "allocated": 10, "reserved": 10, "free": 2}, "the other processes"),
+        ({"requested": 9, "allocated": 78, "reserved": 78, "free": 2}, "a smaller batch"),
     ],
 )
 def test_what_helps(figures: dict[str, int], words: str) -> None:
     limit = 60 * GIB if words == "a higher limit" else None
-    given = Figures(total=80 * GIB, limit=limit, **{name: size * GIB for name, size in figures.items()})
-    text = str(memory_pool.out_of_memory(2, given))
+    sizes = {name: size * GIB for name, size in figures.items()}
+    text = str(memory_pool.out_of_memory(2, total=80 * GIB, limit=limit, **sizes))
     assert words in text.partition("What helps: ")[2]
-    assert text.startswith(f"cuda:2 has no memory for another {figures['asked']}.00 GiB: of 80.00 GiB")
+    assert text.startswith(f"cuda:2 has no memory for another {figures['requested']}.00 GiB: of 80.00 GiB")
 
 
 def test_bytes_as_people_read_them() -> None:
