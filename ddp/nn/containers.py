@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar, overload
 
 from ddp._tensor.core import Tensor
@@ -157,10 +157,6 @@ class _Dict(Module, MutableMapping[str, Any]):
     def _entries(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def __init__(self, entries: Any = None) -> None:
-        super().__init__()
-        self.update(entries or ())
-
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]
 
@@ -183,6 +179,10 @@ class _Dict(Module, MutableMapping[str, Any]):
 
 class ModuleDict(_Dict):
     """Modules by name, whose parameters are found, in the order of insertion."""
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
+        super().__init__()
+        self.update(modules or ())
 
     @property
     def _entries(self) -> dict[str, Any]:
@@ -214,6 +214,10 @@ class ParameterDict(_Dict):
 
     Raises: DtypeError for what is no tensor; KeyError for a name that is not there.
     """
+
+    def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
+        super().__init__()
+        self.update(parameters or ())
 
     @property
     def _entries(self) -> dict[str, Any]:

@@ -70,14 +70,14 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
         "ModuleList folded": lambda nn, t: nn.ModuleList(
             [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())]
         ),
-        "ModuleDict": lambda nn, t: nn.ModuleDict({"a": nn.ReLU(), "b": nn.Linear(1, 1)}),
+        "ModuleDict": lambda nn, t: nn.ModuleDict(modules={"a": nn.ReLU(), "b": nn.Linear(1, 1)}),
         "ModuleDict of pairs": lambda nn, t: nn.ModuleDict([("a", nn.ReLU()), ("b", nn.Tanh())]),
         "ModuleDict of itself": lambda nn, t: nn.ModuleDict(nn.ModuleDict({"a": nn.ReLU()})),
         "ParameterList": lambda nn, t: nn.ParameterList([nn.Parameter(t.ones(2, 3)), t.ones(1)]),
         "ParameterList added to": lambda nn, t: nn.ParameterList([t.ones(2)]).append(t.ones(3)).extend([t.ones(4)]),
         "ParameterList slice": lambda nn, t: nn.ParameterList([t.ones(2), t.ones(3)])[1:],
         "ParameterList empty": lambda nn, t: nn.ParameterList(),
-        "ParameterDict": lambda nn, t: nn.ParameterDict({"a": t.ones(2), "b": nn.Parameter(t.ones(3))}),
+        "ParameterDict": lambda nn, t: nn.ParameterDict(parameters={"a": t.ones(2), "b": nn.Parameter(t.ones(3))}),
         "ParameterDict or": lambda nn, t: nn.ParameterDict({"a": t.ones(2)}) | nn.ParameterDict({"b": t.ones(3)}),
         "Unflatten": lambda nn, t: nn.Unflatten(1, (2, 3)),
         "Flatten": lambda nn, t: nn.Flatten(0),
