@@ -47,11 +47,15 @@ def is_inference_mode_enabled() -> bool:
     return state.inference
 
 
+def _set(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        setattr(state, name, value)
+
+
 def _change(settings: dict[str, Any]) -> dict[str, Any]:
     """Changes attributes of `state`, and returns what they were."""
     before = {name: getattr(state, name) for name in settings}
-    for name, value in settings.items():
-        setattr(state, name, value)
+    _set(settings)
     return before
 
 
@@ -73,7 +77,7 @@ class Scope:
         self.before.append(_change(self.settings()))
 
     def __exit__(self, *exc: object) -> None:
-        _change(self.before.pop())
+        _set(self.before.pop())
 
     def __call__(self, function: Fn) -> Fn:
         return cast(Fn, _stepped(function, self) if inspect.isgeneratorfunction(function) else self._around(function))
@@ -85,7 +89,7 @@ class Scope:
             try:
                 return function(*args, **kwargs)
             finally:
-                _change(before)
+                _set(before)
 
         return inner
 
@@ -127,13 +131,13 @@ class Statement(Scope):
         super().__enter__()
 
     def __enter__(self) -> None:
-        _change(self.settings())
+        _set(self.settings())
 
     def __exit__(self, *exc: object) -> None:
-        _change(self.before[0])
+        _set(self.before[0])
 
     def __call__(self, function: Fn) -> Fn:
-        _change(self.before[0])  # used as a decorator: only calls of the function are meant
+        _set(self.before[0])  # used as a decorator: only calls of the function are meant
         return super().__call__(function)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -279,7 +280,9 @@ class FlatUpdate:
 
     def __init__(self, optimizer: FlatOptimizer, group: Group, where: device, names: tuple[str, ...]) -> None:
         self.group, self.names = group, names
-        self._optimizer, self._where, self._xp = optimizer, where, where.xp
+        # Weak: the optimizer holds this, and a cycle would keep its parameters until the garbage collector runs.
+        self._optimizer = weakref.proxy(optimizer)
+        self._where, self._xp = where, where.xp
         self._params: list[Tensor] = []
         self._arrays: list[Array] = []
         self._buffers: list[Array] = []
