@@ -89,7 +89,8 @@ class DeviceUpdate(FlatUpdate):
 
     def _bind_to(self, graph: Any, formula: Formula, batches: list[Batch], full: list[bool]) -> Array:
         """The settings in device memory for a graph, which brings there what has changed before each replay."""
-        xp, optimizer, group = self._xp, self._optimizer, self.group
+        xp, group = self._xp, self.group
+        optimizer = self._optimizer.formula.__self__  # not the weak proxy: a graph keeps the optimizer that it runs
         with graph.lasting(xp):
             held = xp.empty(optimizer_kernels.SETTINGS, np.float64)
         params, state, sent = self._params, None, None

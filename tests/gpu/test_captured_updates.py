@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,20 @@ def test_a_replay_is_noted(gpu: Any) -> None:
     graph.replay()
     assert step.p.version.count == before + 1
     assert step.optimizer._stepped
+
+
+def test_a_graph_keeps_its_optimizer(gpu: Any) -> None:
+    step = Step("cuda", "AdamW", {"lr": 0.1})
+    step.run()
+    graph = ddp.cuda.CUDAGraph()
+    with ddp.cuda.graph(graph):
+        step.run()
+    before = step.p.tolist()
+    step.g.fill_(1.0)
+    del step.optimizer, step.schedule
+    gc.collect()
+    graph.replay()
+    assert step.p.tolist() != before
 
 
 def test_a_replay_sends_what_changed_and_nothing_else(gpu: Any) -> None:
