@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._cuda import matmul_kernels
-from ddp.ops import convolution, cpu_blocking
+from ddp.ops import convolution
 from ddp.ops.op import Array
-
-WHOLE = 1 << 62  # elements or bytes of a block: the whole array
 
 
 def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
@@ -24,42 +22,11 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
     return result
 
 
-def blend(xp: Any, mask: Array, a: Array, b: Array, out: Array) -> None:
-    out[...] = xp.where(mask, a, b)
-
-
-def keep(xp: Any, mask: Array, a: Array, out: Array) -> None:
-    out[...] = xp.where(mask, a, a.dtype.type(0))
-
-
-def lines(xp: Any, rows: int, n: int, dtype: Any, w: Array | None = None, b: Array | None = None) -> Any:
-    return cpu_blocking.BroadcastLines(xp, rows, n, dtype, w, b)
-
-
 class CapturedColumns(convolution.Columns):
     """Columns whose products can be captured in a CUDA graph."""
 
     def product(self, a: Array, b: Array, out: Array | None = None) -> Array:
         return matmul_kernels.product(self.xp, a, b, out)
-
-
-def row_sums(xp: Any, x: Array, weight: Array | None) -> Array:
-    # TF32, where it is allowed, would round the factors of a product.
-    result: Array = (x if weight is None else x * weight).sum(axis=1)
-    return result
-
-
-def dots(xp: Any, x: Array, y: Array) -> Array:
-    # As CuPy computes it, einsum may call cuBLAS.
-    result: Array = (x * y).sum(axis=-1)
-    return result
-
-
-def channel_sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
-    other = x if y is None else y
-    if shift is not None:
-        other = other - shift[:, None]
-    return x.sum(axis=1), ((other if y is None else x) * other).sum(axis=1)
 
 
 def dropout_seed(xp: Any, rng: Any) -> Any:

@@ -6,8 +6,6 @@ takes bfloat16 as it is; every other op on bfloat16 is computed in float32 and r
 
 from __future__ import annotations
 
-import contextlib
-
 from ddp._cuda import (
     array_forms,
     channels_last,
@@ -25,7 +23,6 @@ from ddp.ops import (
     activation,
     attention,
     convolution,
-    cpu_blocking,
     elementwise,
     gradients,
     indexing,
@@ -36,7 +33,6 @@ from ddp.ops import (
     products,
     reduction,
     shape,
-    softmax_ops,
     special,
 )
 
@@ -66,14 +62,14 @@ for each in (
     *(pooling.pad, pooling.interpolate, pooling.max_pool2d, pooling.max_pool2d_with_indices, pooling.avg_pool2d),
     *(pooling.adaptive_avg_pool2d, normalization.batch_norm, normalization.channel_affine, normalization.group_norm),
 ):
-    each.attach_device_form(*channels_last.keep_image_format(each))
+    each.attach_device_form(*channels_last.keep_image_format(each.reference))
 for each in (
     *(getattr(elementwise, name) for name in ("add", "sub", "mul", "div", "neg", "abs", "square")),
     *(getattr(elementwise, name) for name in ("maximum", "minimum", "where", "clamp")),
     *(getattr(activation, name) for name in ("relu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish")),
     *(getattr(activation, name) for name in ("sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu")),
 ):
-    each.attach_device_form(*channels_last.keep_order(each))
+    each.attach_device_form(*channels_last.keep_order(each.reference))
 
 # What moves numbers computes nothing with them: bfloat16 need not be widened on the way back.
 for each in (
@@ -86,13 +82,6 @@ for each in (
 # Array functions.
 op.where_or_zero.attach_device_form(array_forms.where_or_zero)
 op.sum_of_squares.attach_device_form(array_forms.sum_of_squares)
-cpu_blocking.run_tiles.attach_device_form(cpu_blocking.run_whole)
-cpu_blocking.blend.attach_device_form(array_forms.blend)
-cpu_blocking.keep.attach_device_form(array_forms.keep)
-cpu_blocking.largest_unpacked.attach_device_form(lambda xp: array_forms.WHOLE)
-cpu_blocking.matmul_into.attach_device_form(matmul_kernels.product)
-cpu_blocking.lines.attach_device_form(array_forms.lines)
-cpu_blocking.long_rows.attach_device_form(lambda xp, n: contextlib.nullcontext())
 products.product.attach_device_form(matmul_kernels.product)
 products.column_sums.attach_device_form(matmul_kernels.column_sums)
 products.ones.attach_device_form(lambda xp, n, dtype: xp.ones(n, dtype))
@@ -100,13 +89,7 @@ products.merges_batches.attach_device_form(lambda xp: False)
 convolution.tile_bytes.attach_device_form(lambda xp: 1 << 28)
 convolution.im2col_layout.attach_device_form(array_forms.CapturedColumns)
 pooling.may_be_any.attach_device_form(lambda xp, mask: True)
-softmax_ops.block_elements.attach_device_form(lambda xp: array_forms.WHOLE)
-softmax_ops.row_sums.attach_device_form(array_forms.row_sums)
-softmax_ops.exponentials.attach_device_form(softmax_ops.exponentials_from_top)
-normalization.row_block_bytes.attach_device_form(lambda xp: array_forms.WHOLE)
-normalization.dots.attach_device_form(array_forms.dots)
 normalization.is_far.attach_device_form(lambda xp, mean, var: True)
-normalization.channel_sums.attach_device_form(array_forms.channel_sums)
 attention.score_bytes.attach_device_form(lambda xp: 256 << 20)
 attention.scores_are_bounded.attach_device_form(lambda xp, q, k, scale: False)
 attention.dropout_seed.attach_device_form(array_forms.dropout_seed)

@@ -2,246 +2,110 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any
 
-from ddp.ops.cpu_blocking import blend, curve, keep, product
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, unary_op, where_or_zero
-from ddp.ops.special import TANH_OF, compute_erfc
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, fold, unary_op, where_or_zero
+from ddp.ops.special import compute_erfc
 
-# Smooth activations, each one fused pass forward and one backward, in tiles.
-#
-# Where value and derivative share their costly part (`slope` is on where a gradient will be wanted), the derivative is
-# computed beside the value and kept in place of the input; elsewhere backward reads the input or the result.
+# Smooth activations. Where a gradient will be wanted (`slope`), the derivative is computed beside the value, with which
+# it shares its costly part, and kept in place of the input.
 
 
-def _slope_backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
-    return (g * slope,)
+Curve = Callable[..., tuple[Array, Callable[[], Array]]]  # of xp, x and parameters: z, and what computes z'
+
+
+def _smooth(name: str, curve: Curve) -> Op:
+    def forward(xp: Any, x: Array, slope: bool, **parameters: Any) -> tuple[Array, Any]:
+        z, derivative = curve(xp, *as_float32(x), **parameters)
+        return z.astype(x.dtype, copy=False), derivative().astype(x.dtype, copy=False) if slope else None
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
+        return (g * slope,)
+
+    return Op(name, forward, backward, inputs=("x",))
 
 
 # z = 1/(1 + e^-x);  dx = g*z*(1 - z)
-def _sigmoid_tile(xp: Any, x: Array, out: Array, slope: None) -> None:
-    xp.negative(x, out=out)
-    xp.exp(out, out=out)  # inf for the smallest x, whose z is 0
-    xp.add(out, 1, out=out)
-    xp.divide(1, out, out=out)  # NumPy's reciprocal is slower
-
-
 def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
-    return curve(xp, _sigmoid_tile, x, False, 0)
-
-
-def _sigmoid_backward_tile(xp: Any, g: Array, z: Array, dx: Array) -> None:
-    xp.subtract(1, z, out=dx)
-    xp.multiply(dx, z, out=dx)
-    xp.multiply(dx, g, out=dx)
+    (wide,) = as_float32(x)
+    return (1 / (1 + xp.exp(-wide))).astype(x.dtype, copy=False), None
 
 
 def _sigmoid_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (product(xp, _sigmoid_backward_tile, g, saved),)
+    z = saved[0]
+    return (g * z * (1 - z),)
 
 
 sigmoid = Op("sigmoid", _sigmoid, _sigmoid_backward, inputs=("x",), saves=("out",))
 
 
 # z = tanh x;  dx = g*(1 - z^2)
-def _tanh(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.tanh(x), None
+tanh = unary_op("tanh", lambda xp, x: xp.tanh(x), lambda xp, g, z: g * (1 - z * z), "out")
 
 
-def _tanh_backward_tile(xp: Any, g: Array, z: Array, dx: Array) -> None:
-    xp.multiply(z, z, out=dx)
-    xp.subtract(1, dx, out=dx)
-    xp.multiply(dx, g, out=dx)
+# z = x*s, s = sigmoid x;  z' = s + z*(1 - s)
+def _silu(xp: Any, x: Array) -> tuple[Array, Any]:
+    s = 1 / (1 + xp.exp(-x))
+    z = x * s
+    return z, lambda: s + z * (1 - s)
 
 
-def _tanh_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (product(xp, _tanh_backward_tile, g, saved),)
+silu = _smooth("silu", _silu)
 
 
-tanh = Op("tanh", _tanh, _tanh_backward, inputs=("x",), saves=("out",))
+# z = x*t, t = tanh(log(1 + e)) = n/(n + 2), n = e*(e + 2), e = e^x;  z' = t + x*(1 - t^2)*e/(1 + e)
+def _mish(xp: Any, x: Array) -> tuple[Array, Any]:
+    e = xp.exp(xp.minimum(x, 20))  # t is 1 from there on, and e^2 must not overflow
+    n = e * (e + 2)
+    t = n / (n + 2)
+    return x * t, lambda: t + x * (1 - t * t) * (e / (e + 1))
 
 
-# z = x*s(x), s = sigmoid;  z' = s + z*(1 - s)
-def _silu_tile(xp: Any, x: Array, out: Array, slope: Array | None, s: Array) -> None:
-    _sigmoid_tile(xp, x, s, None)
-    xp.multiply(x, s, out=out)
-    if slope is not None:
-        xp.subtract(1, s, out=slope)
-        xp.multiply(slope, out, out=slope)
-        xp.add(slope, s, out=slope)
+mish = _smooth("mish", _mish)
 
 
-def _silu(xp: Any, x: Array, slope: bool) -> tuple[Array, Any]:
-    return curve(xp, _silu_tile, x, slope, 1)
+# z = log(1 + e)/b, e = e^(b*x), or x where b*x > threshold;  z' = e/(1 + e), 1 there
+def _softplus(xp: Any, x: Array, beta: float, threshold: float) -> tuple[Array, Any]:
+    scaled = x * beta
+    e = xp.exp(xp.minimum(scaled, 80))  # finite in float32
+    over = scaled > threshold
+    z = xp.where(over, x, xp.maximum(xp.log1p(e), scaled) / beta)
+    return z, lambda: xp.where(over, xp.ones_like(x), e / (e + 1))
 
 
-silu = Op("silu", _silu, _slope_backward, inputs=("x",))
-
-
-# e = exp(x held below 20);  tanh(log(1 + e)) = t = n/(n + 2), n = e*(e + 2);  z = x*t
-# z' = t + x*(1 - t^2)*s(x), s = e/(1 + e)
-def _mish_tile(xp: Any, x: Array, out: Array, slope: Array | None, e: Array, t: Array) -> None:
-    xp.minimum(x, 20, out=e)  # t is 1 from there on, and e^2 must not overflow
-    xp.exp(e, out=e)
-    xp.add(e, 2, out=out)
-    xp.multiply(out, e, out=out)
-    xp.add(out, 2, out=t)
-    xp.divide(out, t, out=t)
-    if slope is not None:
-        xp.add(e, 1, out=slope)
-        xp.divide(e, slope, out=e)
-        xp.multiply(t, t, out=slope)
-        xp.subtract(1, slope, out=slope)
-        xp.multiply(slope, e, out=slope)
-        xp.multiply(slope, x, out=slope)
-        xp.add(slope, t, out=slope)
-    xp.multiply(x, t, out=out)
-
-
-def _mish(xp: Any, x: Array, slope: bool) -> tuple[Array, Any]:
-    return curve(xp, _mish_tile, x, slope, 2)
-
-
-mish = Op("mish", _mish, _slope_backward, inputs=("x",))
-
-
-# e = e^(b*x), u = 1 + e;  z = log(u)/b, x itself where b*x > threshold;  z' = e/u, 1 there
-def _softplus_tile(
-    xp: Any,
-    x: Array,
-    out: Array,
-    slope: Array | None,
-    scaled: Array,
-    e: Array,
-    u: Array,
-    back: Array,
-    *,
-    beta: float,
-    threshold: float,
-) -> None:
-    if beta != 1:
-        x = xp.multiply(x, beta, out=scaled)
-    xp.minimum(x, 80, out=e)  # so that e is finite in float32
-    xp.exp(e, out=e)
-    xp.add(e, 1, out=u)
-    xp.log(u, out=out)
-    if slope is not None:
-        xp.divide(e, u, out=slope)
-    # What rounding took of e when it became u, which is all of a small e: log(1 + e) = log(u) + (e - (u - 1))/u.
-    xp.subtract(u, 1, out=back)
-    xp.subtract(e, back, out=e)
-    xp.divide(e, u, out=e)
-    xp.add(out, e, out=out)
-    xp.maximum(out, x, out=out)  # what was held at 80
-    if threshold < (17 if x.dtype.itemsize == 4 else 40):  # above, z = x to the last digit
-        over = xp.greater(x, threshold)
-        blend(xp, over, x, out, out)
-        if slope is not None:
-            blend(xp, over, xp.ones_like(x), slope, slope)
-    if beta != 1:
-        xp.divide(out, beta, out=out)
-
-
-def _softplus(xp: Any, x: Array, beta: float, threshold: float, slope: bool) -> tuple[Array, Any]:
-    return curve(xp, _softplus_tile, x, slope, 4, beta=beta, threshold=threshold)
-
-
-softplus = Op("softplus", _softplus, _slope_backward, inputs=("x",))
-
-
+softplus = _smooth("softplus", _softplus)
 # z = log sigmoid(x) = -softplus(-x);  z' = sigmoid(-x)
-def _logsigmoid(xp: Any, x: Array, slope: bool) -> tuple[Array, Any]:
-    return curve(xp, _softplus_tile, x, slope, 4, beta=-1, threshold=inf)
+logsigmoid = _smooth("logsigmoid", functools.partial(_softplus, beta=-1, threshold=inf))
 
 
-logsigmoid = Op("logsigmoid", _logsigmoid, _slope_backward, inputs=("x",))
+# z = x*c, c = (1 + erf(x/sqrt 2))/2;  z' = c + x*e^(-x^2/2)/sqrt(2 pi);  or with tanh
+# z = x*s, s = (1 + tanh u)/2, u = k*(x + a*x^3), k = sqrt(2/pi), a = 0.044715;  z' = s + 2*z*(1 - s)*u'
+def _gelu(xp: Any, x: Array, tanh: bool) -> tuple[Array, Any]:
+    if not tanh:
+        c = compute_erfc(xp, x * -sqrt(0.5)) * 0.5
+        return x * c, lambda: c + x * xp.exp(x * x * -0.5) * (1 / sqrt(2 * pi))
+    k, a = sqrt(2 / pi), 0.044715
+    y = x * x
+    s = (1 + xp.tanh(k * x * (1 + a * y))) * 0.5
+    z = x * s
+    return z, lambda: s + 2 * z * (1 - s) * (k * (1 + 3 * a * y))
 
 
-# z = x*c, c = (1 + erf(x/sqrt 2))/2;  z' = c + x*e^(-x^2/2)/sqrt(2 pi)
-def _gelu_tile(xp: Any, x: Array, out: Array, slope: Array | None, y: Array, c: Array) -> None:
-    xp.multiply(x, x, out=y)
-    if x.dtype.itemsize == 4:
-        xp.multiply(y, TANH_OF[0], out=c)
-        for coefficient in TANH_OF[1:-1]:
-            xp.add(c, coefficient, out=c)
-            xp.multiply(c, y, out=c)
-        xp.add(c, TANH_OF[-1], out=c)
-        xp.multiply(c, x, out=c)
-        xp.tanh(c, out=c)
-        xp.multiply(c, 0.5, out=c)
-        xp.add(c, 0.5, out=c)
-    else:
-        xp.multiply(compute_erfc(xp, x * -sqrt(0.5)), 0.5, out=c)
-    if slope is not None:
-        xp.multiply(y, -0.5, out=y)
-        xp.exp(y, out=y)
-        xp.multiply(y, x, out=y)
-        xp.multiply(y, 1 / sqrt(2 * pi), out=y)
-        xp.add(y, c, out=slope)
-    xp.multiply(x, c, out=out)
-
-
-# z = x*c, c = (1 + t)/2, t = tanh(k*(x + 0.044715*x^3)), k = sqrt(2/pi)
-# z' = c + x*(1 - t^2)*k*(1 + 3*0.044715*x^2)/2
-def _gelu_tanh_tile(xp: Any, x: Array, out: Array, slope: Array | None, y: Array, t: Array) -> None:
-    k = sqrt(2 / pi)
-    xp.multiply(x, x, out=y)
-    xp.multiply(y, 0.044715 * k, out=t)
-    xp.add(t, k, out=t)
-    xp.multiply(t, x, out=t)
-    xp.tanh(t, out=t)
-    if slope is not None:
-        xp.multiply(y, 1.5 * 0.044715 * k, out=y)
-        xp.add(y, 0.5 * k, out=y)
-        xp.multiply(y, x, out=y)
-        xp.multiply(t, t, out=slope)
-        xp.subtract(1, slope, out=slope)
-        xp.multiply(y, slope, out=y)
-    xp.multiply(t, 0.5, out=t)
-    xp.add(t, 0.5, out=t)
-    if slope is not None:
-        xp.add(y, t, out=slope)
-    xp.multiply(x, t, out=out)
-
-
-def _gelu(xp: Any, x: Array, tanh: bool, slope: bool) -> tuple[Array, Any]:
-    return curve(xp, _gelu_tanh_tile if tanh else _gelu_tile, x, slope, 2)
-
-
-gelu = Op("gelu", _gelu, _slope_backward, inputs=("x",))
+gelu = _smooth("gelu", _gelu)
 
 
 # z = s*x for x > 0, else s*a*(e^(i*x) - 1);  z' = s, else s*a*i*e^(i*x)
-def _elu_tile(
-    xp: Any, x: Array, out: Array, slope: Array | None, e: Array, *, alpha: float, scale: float, input_scale: float
-) -> None:
-    xp.minimum(x, 0, out=e)
-    if input_scale != 1:
-        xp.multiply(e, input_scale, out=e)
-    xp.expm1(e, out=e)
-    xp.maximum(x, 0, out=out)
-    if scale != 1:
-        xp.multiply(out, scale, out=out)
-    if slope is not None:
-        xp.add(e, 1, out=slope)
-        factor = scale * alpha * input_scale
-        if factor != 1:
-            xp.multiply(slope, factor, out=slope)
-        if factor != scale:
-            blend(xp, x > 0, xp.full_like(x, scale), slope, slope)
-    if scale * alpha != 1:
-        xp.multiply(e, scale * alpha, out=e)
-    xp.add(out, e, out=out)
+def _elu(xp: Any, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> tuple[Array, Any]:
+    e = xp.expm1(xp.minimum(x, 0) * input_scale)
+    positive = x > 0
+    z = xp.where(positive, scale * x, (scale * alpha) * e)
+    return z, lambda: xp.where(positive, x.dtype.type(scale), (scale * alpha * input_scale) * (e + 1))
 
 
-def _elu(
-    xp: Any, x: Array, slope: bool, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
-) -> tuple[Array, Any]:
-    return curve(xp, _elu_tile, x, slope, 1, alpha=alpha, scale=scale, input_scale=input_scale)
-
-
-elu = Op("elu", _elu, _slope_backward, inputs=("x",))
+elu = _smooth("elu", _elu)
 
 
 # z = x/(1 + |x|);  dx = g/(1 + |x|)^2
@@ -292,12 +156,7 @@ def _leaky_relu(xp: Any, x: Array, slope: float) -> tuple[Array, Any]:
 
 
 def _leaky_relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
-    return (product(xp, _leaky_relu_backward_tile, g, saved, slope=slope),)
-
-
-def _leaky_relu_backward_tile(xp: Any, g: Array, x: Array, dx: Array, *, slope: float) -> None:
-    xp.multiply(g, slope, out=dx)
-    blend(xp, x > 0, g, dx, dx)
+    return (xp.where(saved[0] > 0, g, g * slope),)
 
 
 leaky_relu = Op("leaky_relu", _leaky_relu, _leaky_relu_backward, inputs=("x",), saves=("x",))
@@ -338,27 +197,15 @@ hardsigmoid = unary_op(
 
 
 # z = x*(x + 3 held within [0, 6])/6;  dx = 0 up to -3, g*(x/3 + 1/2) between, g from 3 on
-def _hardswish_tile(xp: Any, x: Array, out: Array, slope: None) -> None:
-    xp.add(x, 3, out=out)
-    xp.clip(out, 0, 6, out=out)
-    xp.multiply(out, x, out=out)
-    xp.divide(out, 6, out=out)
-
-
 def _hardswish(xp: Any, x: Array) -> tuple[Array, Any]:
-    return curve(xp, _hardswish_tile, x, False, 0)
-
-
-def _hardswish_backward_tile(xp: Any, g: Array, x: Array, dx: Array) -> None:
-    xp.divide(x, 3, out=dx)
-    xp.add(dx, 0.5, out=dx)
-    xp.multiply(dx, g, out=dx)
-    keep(xp, x > -3, dx, dx)
-    blend(xp, x >= 3, g, dx, dx)
+    (wide,) = as_float32(x)
+    return (xp.clip(wide + 3, 0, 6) * wide / 6).astype(x.dtype, copy=False), None
 
 
 def _hardswish_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (product(xp, _hardswish_backward_tile, g, saved),)
+    x = saved[0]
+    dx = xp.where(x >= 3, g, g * (x / 3 + 0.5))
+    return (where_or_zero(xp, x > -3, dx),)
 
 
 hardswish = Op("hardswish", _hardswish, _hardswish_backward, inputs=("x",), saves=("x",))

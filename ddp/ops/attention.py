@@ -11,8 +11,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ddp.ops.cpu_blocking import matmul_into
-from ddp.ops.normalization import dots
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, compute_dtype, fold
 from ddp.ops.products import ones, product
 
@@ -144,12 +142,18 @@ def met(shape: tuple[int, ...], at: At, start: int, stop: int, seen: int) -> tup
 # probabilities again from that, tile by tile. Source: Dao et al. 2022, arXiv:2205.14135.
 
 
+def dots(x: Array, y: Array) -> Array:
+    """The sums of x * y over the last axis."""
+    result: Array = (x * y).sum(axis=-1)
+    return result
+
+
 @array_function
 def scores_are_bounded(xp: Any, q: Array, k: Array, scale: float) -> bool:
     """Whether no score is large; a device says False, since the host would have to wait for the answer."""
     # |q.k| <= |q||k|. The exponentials of scores within 40 neither overflow nor vanish, so the maximum, which costs two
     # passes over the tile, need not be taken off. A nan is not below 40.
-    return math.sqrt(float(dots(xp, q, q).max()) * float(dots(xp, k, k).max())) * abs(scale) < 40
+    return math.sqrt(float(dots(q, q).max()) * float(dots(k, k).max())) * abs(scale) < 40
 
 
 def _cut(memory: Array, *shape: int) -> Array:
@@ -180,7 +184,7 @@ def _attention(
             q_t = _cut(columns, len(block), depth, stop - start)
             scores = _cut(tile, len(block), seen, stop - start)
             xp.multiply(block.swapaxes(1, 2), scale, out=q_t)
-            matmul_into(xp, keys[:, :seen], q_t, scores)
+            product(xp, keys[:, :seen], q_t, scores)
             work.hide(scores, at, start, stop, seen)
             top = None
             if not (certain and scores_are_bounded(xp, block, keys, scale)):
@@ -199,7 +203,7 @@ def _attention(
                 added *= 1 - p if p < 1 else 1
             z = outs[at][:, start:stop]
             joined = _cut(room, *z.shape)
-            matmul_into(xp, scores.swapaxes(1, 2), values[:, :seen], joined)
+            product(xp, scores.swapaxes(1, 2), values[:, :seen], joined)
             xp.divide(joined, added[..., None], out=z)
     return out.astype(q.dtype, copy=False), (sums, scale, causal, p, seed)
 
@@ -262,10 +266,10 @@ def _tiles_backward(
         """total (heads, keys, n) + a @ b, whose keys are those that the block sees."""
         seen = a.shape[1]
         if first:
-            matmul_into(xp, a, b, total[:, :seen])
+            product(xp, a, b, total[:, :seen])
             total[:, seen:] = 0
         else:
-            total[:, :seen] += matmul_into(xp, a, b, _cut(partial, *a.shape[:2], b.shape[2]))
+            total[:, :seen] += product(xp, a, b, _cut(partial, *a.shape[:2], b.shape[2]))
 
     for at in cuts.groups():
         queries, keys, g_heads = work.q[at], work.k[at], gs[at]
@@ -279,18 +283,18 @@ def _tiles_backward(
             probs, ds = _cut(tile, n, seen, stop - start), _cut(slopes, n, seen, stop - start)
             xp.multiply(block.swapaxes(1, 2), scale, out=q_t[:, :depth])
             xp.negative(sums[at][:, start:stop], out=q_t[:, depth])
-            matmul_into(xp, k_one[:n, :seen], q_t, probs)
+            product(xp, k_one[:n, :seen], q_t, probs)
             work.hide(probs, at, start, stop, seen)
             xp.exp(probs, out=probs)
             xp.multiply(gz.swapaxes(1, 2), stretch, out=g_t[:, :wide])
-            less = dots(xp, gz, outs[at][:, start:stop])
+            less = dots(gz, outs[at][:, start:stop])
             if keep is None:
                 xp.negative(less, out=g_t[:, wide])
-                matmul_into(xp, v_one[:n, :seen], g_t, ds)
+                product(xp, v_one[:n, :seen], g_t, ds)
                 ds *= probs
             else:
                 kept = keep(probs.shape)
-                matmul_into(xp, v_one[:n, :seen, :wide], g_t[:, :wide], ds)
+                product(xp, v_one[:n, :seen, :wide], g_t[:, :wide], ds)
                 ds *= kept
                 ds -= less[:, None]
                 ds *= probs
@@ -300,7 +304,7 @@ def _tiles_backward(
             if dqs is not None:
                 dq = dqs[at][:, start:stop]
                 made = _cut(dq_room, *dq.shape)
-                matmul_into(xp, ds.swapaxes(1, 2), k_one[:n, :seen, :depth], made)
+                product(xp, ds.swapaxes(1, 2), k_one[:n, :seen, :depth], made)
                 xp.multiply(made, scale, out=dq)
             if dks is not None:
                 add(dk, ds, block, first)

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, compute_dtype, sum_of_squares, total
-from ddp.ops.softmax_ops import added, blocks, columns, exponentials, scratch, shaped
+from ddp.ops.op import (
+    Array,
+    Gradients,
+    Needs,
+    Op,
+    Saved,
+    array_function,
+    as_float32,
+    compute_dtype,
+    sum_of_squares,
+    total,
+)
+from ddp.ops.softmax_ops import exponentials
 
-# Losses of classification. Cross entropy keeps no probabilities: backward makes them again from the logits, block by
-# block, which is faster than writing them to memory and reading them back, and halves what a large vocabulary takes.
+# Losses of classification. Cross entropy keeps no probabilities: backward makes them again from the logits, which
+# halves what a large vocabulary takes.
+
+
+def columns(x: Array) -> Array:
+    """x: (N, C, ...) as (N, C) or (N, C, M): a view if the memory allows one."""
+    return x if x.ndim == 2 else x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
 
 
 def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:
@@ -57,9 +74,6 @@ def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: st
     return added_up / weight, 1 / weight
 
 
-KEPT = 1 << 20  # elements up to which e^x is kept for backward: it is in the cache still, and fast to get
-
-
 # z_n = w_n*((1-s)*(l_n - x_n,t(n)) + s/C*sum_c w_c*(l_n - x_nc)), l_n = log sum_c e^x_nc, t(n) the target, reduced;
 # dx_nc = g_n*(w_n*(1-s)*(p_nc - [c = t(n)]) + s/C*(p_nc*sum_c w_c - w_c)), p_nc = e^(x_nc - l_n)
 def _cross_entropy(
@@ -76,27 +90,26 @@ def _cross_entropy(
 
     single: the loss is float32, whatever x is
     """
-    rows, shape = columns(x, 1), target.shape
+    rows, shape = columns(x), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     keep = None if keep is None else keep.reshape(target.shape)
     where, weights = classes(xp, rows, target, keep, weight)
     wide = compute_dtype(x)
     if weight is not None:
         weight = weight.astype(wide, copy=False)
-    kept, top, sums = _exponentials(xp, rows, wide)
+    top, sums = exponential_sums(xp, rows.astype(wide, copy=False))
     # In float64, of which there are few: a loss near 0 is the difference of large numbers.
-    losses = xp.log(sums, dtype="float64").reshape(where.shape)
-    if not isinstance(top, float):
-        losses += top.reshape(where.shape)
-    logs = losses
-    losses = losses - rows.reshape(-1).take(where)
+    logs = (xp.log(sums, dtype="float64") + top).reshape(where.shape)
+    losses = logs - rows.reshape(-1).take(where)
     if weights is not None:
         losses *= weights
     if keep is not None:
         losses = xp.where(keep, losses, 0)  # whatever the logits there are
     if smoothing:
         mass = rows.shape[1] if weight is None else weight.sum()
-        even = logs * mass - added(xp, rows.astype(wide, copy=False), weight).reshape(where.shape)
+        each = rows.astype(wide, copy=False)
+        each = each if weight is None else each * weight.reshape(-1, *[1] * (rows.ndim - 2))
+        even = logs * mass - each.sum(axis=1).reshape(where.shape)
         if keep is not None:
             even = xp.where(keep, even, 0)
         losses = losses * (1 - smoothing) + even * (smoothing / rows.shape[1])
@@ -106,30 +119,30 @@ def _cross_entropy(
     else:
         out, scale = reduce_weighted(xp, losses, weights, reduction)
     kind = "float32" if single else x.dtype
-    return out.astype(kind), (kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction)
+    return out.astype(kind), (top, sums, where, keep, weight, weights, smoothing, scale, reduction)
 
 
-def _exponentials(xp: Any, rows: Array, wide: Any) -> tuple[Array | None, Array | float, Array]:
-    """e^(rows - top) if it is worth keeping, top, and the sums along axis 1. rows: (N, C) or (N, C, M)."""
-    if 0 < rows.size <= KEPT:
-        e = xp.empty(rows.shape, wide)
-        return e, *exponentials(xp, rows, e)
-    shape = (rows.shape[0], 1, *rows.shape[2:])
-    top, sums = xp.zeros(shape, wide), xp.empty(shape, wide)
-    if rows.size:
-        buffer = scratch(xp, rows, wide)
-        for at in blocks(xp, rows.shape):
-            part = rows[at]
-            top[at], sums[at] = exponentials(xp, part, shaped(buffer, part))
-    return None, top, sums
+@array_function
+def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
+    """The maxima along axis 1, which stays, and the sums of e^(x - maximum). x: (N, C) or (N, C, M)."""
+    if not x.size:
+        empty = xp.zeros((x.shape[0], 1, *x.shape[2:]), x.dtype)
+        return empty, empty
+    return exponentials(xp, x, 1)[1:]
+
+
+@array_function
+def scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
+    """factor * e^(x - top). x: (N, C) or (N, C, M); top: 1 along axis 1; factor: like top, or ()."""
+    e = xp.exp(x - top)
+    e *= factor
+    return e
 
 
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
-    kept, top, sums, where, keep, weight, weights, smoothing, scale, reduction = residual
-    rows = columns(x, 1)
-    dx = xp.empty(x.shape, x.dtype)
-    wide = sums.dtype
+    top, sums, where, keep, weight, weights, smoothing, scale, reduction = residual
+    rows, wide = columns(x), sums.dtype
     at_target = of_all = spread(xp, g.astype(wide, copy=False), scale, weights, keep, where, reduction)
     even = None
     if smoothing:
@@ -139,24 +152,13 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
         of_all = at_target + part * mass
         even = xp.broadcast_to(part, where.shape).reshape(sums.shape).astype(wide, copy=False)
     factor = xp.divide(of_all.reshape(sums.shape) if of_all.ndim else of_all, sums, dtype=wide)
-    results = columns(dx, 1)
-    same = wide == x.dtype
-    for at in (...,) if kept is not None else blocks(xp, rows.shape):
-        d = results[at] if same else xp.empty(rows[at].shape, wide)
-        if kept is not None:
-            xp.multiply(kept, factor, out=d)
-        else:
-            xp.subtract(rows[at], top[at], out=d, dtype=wide)
-            xp.exp(d, out=d)
-            xp.multiply(d, factor[at], out=d)
-        if even is not None:
-            each = even[at]
-            d -= each if weight is None else each * weight.reshape(-1, *[1] * (d.ndim - 2))
-        if not same:
-            results[at] = d
-    flat = results.reshape(-1)
+    dx = scaled_exponentials(xp, rows.astype(wide, copy=False), top, factor)
+    if even is not None:
+        dx -= even if weight is None else even * weight.reshape(-1, *[1] * (dx.ndim - 2))
+    dx = xp.ascontiguousarray(dx, x.dtype)
+    flat = dx.reshape(-1)
     flat[where] -= at_target.astype(dx.dtype, copy=False)
-    return (dx,)
+    return (dx.reshape(x.shape),)
 
 
 cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inputs=("x",), saves=("x",))
@@ -166,21 +168,10 @@ cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inp
 # dt_nc = g_n*(l_n - x_nc)
 def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[Array, Any]:
     """x, t: (N, C, ...); t holds the (weighted) probability of each class."""
-    rows, targets, wide = columns(x, 1), columns(t, 1), compute_dtype(x)
-    shape = (len(rows), 1, *rows.shape[2:])
-    top, sums, mass, mean = (xp.zeros(shape, wide) for _ in range(4))
-    if x.size:
-        buffer = scratch(xp, rows, wide)
-        for at in blocks(xp, rows.shape):
-            part, wanted = rows[at], targets[at].astype(wide, copy=False)
-            e = shaped(buffer, part)
-            top[at], sums[at] = exponentials(xp, part, e)
-            mass[at] = added(xp, wanted)
-            xp.subtract(part, top[at], out=e, dtype=wide)
-            mean[at] = added(xp, xp.multiply(e, wanted, out=e))
-        losses = xp.log(sums, dtype="float64") * mass - mean
-    else:
-        losses = mass
+    rows, targets = as_float32(columns(x), columns(t))
+    top, sums = exponential_sums(xp, rows)
+    mass = targets.sum(axis=1, keepdims=True)
+    losses = xp.log(sums, dtype="float64") * mass - ((rows - top) * targets).sum(axis=1, keepdims=True)
     scale: Any = 1.0
     if reduction == "none":
         out = losses.reshape(x.shape[0], *x.shape[2:])
@@ -192,24 +183,12 @@ def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[Ar
 def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, t = saved
     top, sums, mass, scale, reduction = residual
-    rows, wide = columns(x, 1), sums.dtype
+    rows, wide = columns(x).astype(sums.dtype, copy=False), sums.dtype
     g = spread(xp, g.astype(wide, copy=False), scale, None, None, sums, reduction)
     dx = dt = None
     if needs[0]:
-        dx = xp.empty(x.shape, x.dtype)
-        targets, results = columns(t, 1), columns(dx, 1)
-        g = xp.broadcast_to(g, sums.shape)
-        factor = g * mass / sums
-        same = wide == x.dtype
-        for at in blocks(xp, rows.shape) if x.size else ():
-            part = rows[at]
-            d = results[at] if same else xp.empty(part.shape, wide)
-            xp.subtract(part, top[at], out=d, dtype=wide)
-            xp.exp(d, out=d)
-            xp.multiply(d, factor[at], out=d)
-            d -= targets[at] * g[at]
-            if not same:
-                results[at] = d
+        dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(wide, copy=False)) - columns(t) * g
+        dx = dx.astype(x.dtype, copy=False).reshape(x.shape)
     if needs[1]:
         dt = ((top + xp.log(sums) - rows) * g).astype(x.dtype, copy=False).reshape(x.shape)
     return dx, dt
@@ -229,7 +208,7 @@ def _nll_loss(
     xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None, reduction: str
 ) -> tuple[Array, Any]:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,)."""
-    rows, shape = columns(x, 1), target.shape
+    rows, shape = columns(x), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
     where, weights = classes(xp, rows, target, None if keep is None else keep.reshape(target.shape), weight)
     losses = -rows.reshape(-1).take(where).astype(compute_dtype(x), copy=False)

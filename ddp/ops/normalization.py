@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp.ops.cpu_blocking import LONG, lines, long_rows
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, as_float32, as_rows, upcast
 
-# Normalisation over rows: layer_norm, rms_norm, normalize. That over channels is in `norm_channels`.
-#
-# Rows go in tiles that stay in cache through all passes over them, with statistics in float32 for float16. Backward
-# reads the input and two numbers a row, not the normalised input: that would be one more array to write, and to keep.
-
-
-@array_function
-def row_block_bytes(xp: Any) -> int:
-    """Bytes of input at a time."""
-    return 1 << 19
+# Normalisation over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers a row, not the
+# normalised input: that would be one more array to keep.
 
 
 FAR = 4.0  # mean^2 above this many variances: what is computed from plain sums loses digits there
@@ -27,23 +18,6 @@ FAR = 4.0  # mean^2 above this many variances: what is computed from plain sums 
 def kind_of(x: Array, *parameters: Array | None) -> Any:
     """The dtype of the gradients of weight and bias: theirs, which may be float32 beside a float16 x."""
     return next((each.dtype for each in parameters if each is not None), x.dtype)
-
-
-def largest(xp: Any, length: int, nbytes: int) -> int:
-    """How many of `length` items of `nbytes` go in one of `tiles`."""
-    return min(length, max(1, row_block_bytes(xp) // max(nbytes, 1)))
-
-
-def row_blocks(xp: Any, length: int, nbytes: int) -> Iterator[slice]:
-    """Slices of 0 to `length`: as many items of `nbytes` as fit `row_block_bytes`, at least one."""
-    step = max(1, largest(xp, length, nbytes))
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
-@array_function
-def dots(xp: Any, x: Array, y: Array) -> Array:
-    """The sums of x * y over the last axis."""
-    return xp.vecdot(x, y)
 
 
 @array_function
@@ -58,63 +32,58 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     """w, b: of the last `axes` axes of x."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = as_float32(x, w, b)
-    x = as_rows(x, axes)
-    rows, n = x.shape
-    out = xp.empty((rows, n), x.dtype)
-    mean, rstd = xp.empty(rows, x.dtype), xp.empty(rows, x.dtype)
-    averaging = xp.full(n, 1 / max(n, 1), x.dtype)
-    draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype, _flat(w), _flat(b))
-    with long_rows(xp, n):
-        for tile in row_blocks(xp, rows, n * x.itemsize):
-            t = x[tile]
-            m = t @ averaging
-            var = dots(xp, t, t) / n
-            var -= m * m
-            mean[tile] = m
-            if is_far(xp, m, var):
-                t = t - m[:, None]
-                var = dots(xp, t, t) / n
-                m = xp.zeros_like(m)
-            r = rstd[tile] = 1 / xp.sqrt(var + eps)
-            draw.line(t, r, -m * r, out[tile])
-    return out.reshape(shape).astype(dtype, copy=False), (axes, mean, rstd, kind)
+    rows = as_rows(x, axes)
+    mean = row_mean(xp, rows)
+    out = rows - mean
+    rstd = 1 / xp.sqrt(row_mean(xp, out * out) + eps)
+    out = (out * rstd).reshape(shape)
+    if w is not None:
+        out *= w
+    if b is not None:
+        out += b
+    return out.astype(dtype, copy=False), (axes, mean[:, 0], rstd[:, 0], kind)
+
+
+def row_mean(xp: Any, x: Array) -> Array:
+    """The means of the rows of x, 0 of empty ones. x: (rows, n); returns (rows, 1)."""
+    return x.sum(axis=1, keepdims=True) / max(x.shape[1], 1)
 
 
 def _layer_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     w, x = saved
     axes, mean, rstd, kind = residual
+    return _rows_backward(xp, g, x, w, axes, mean[:, None], rstd[:, None], kind, needs)
+
+
+def _rows_backward(
+    xp: Any,
+    g: Array,
+    x: Array | None,
+    w: Array | None,
+    axes: int,
+    mean: Array | None,
+    rstd: Array,
+    kind: Any,
+    needs: Needs,
+) -> Gradients:
+    """mean, rstd: (rows, 1); mean: None where none was taken off."""
     dtype, shape = g.dtype, g.shape
     inner = shape[len(shape) - axes :]
     g, x, w = as_float32(as_rows(g, axes), x, w)
-    rows, n = g.shape
-    sums = xp.zeros((2, n), g.dtype)  # of g*m*r, and of g
-    if x is None:
-        sums[1] = xp.ones(rows, g.dtype) @ g
-        return None, None, sums[1].reshape(inner).astype(kind, copy=False)
-    x, w = as_rows(x, axes), _flat(w)
-    dx = xp.empty((rows, n), g.dtype) if needs[0] else None
-    dw = xp.zeros(n, g.dtype)
-    weight = xp.ones(n, g.dtype) if w is None else w
-    draw = lines(xp, largest(xp, rows, n * g.itemsize), n, g.dtype, w)
-    with long_rows(xp, n):
-        for tile in row_blocks(xp, rows, n * g.itemsize):
-            u, t, m, r = g[tile], x[tile], mean[tile], rstd[tile]
-            if is_far(xp, m, 1 / (r * r)):
-                t = t - m[:, None]
-                m = xp.zeros_like(m)
-            product = xp.multiply(u, t, out=draw.room(len(t)))
-            dw += r @ product
-            sums += xp.stack((m * r, xp.ones_like(r))) @ u
-            if dx is not None:
-                along = u @ weight  # sum g*w
-                slope = (product @ weight - m * along) * (r * r * r / -n)
-                draw.plane(u, r, t, slope, along * (r / -n) - m * slope, dx[tile])
-    dw -= sums[0]
-    return (
-        dx.reshape(shape).astype(dtype, copy=False) if dx is not None else None,
-        dw.reshape(inner).astype(kind, copy=False) if needs[1] else None,
-        sums[1].reshape(inner).astype(kind, copy=False) if needs[2] else None,
-    )
+    dx = dw = None
+    if x is not None:
+        x = as_rows(x, axes)
+        h = (x if mean is None else x - mean) * rstd
+        if needs[0]:
+            slope = g if w is None else g * w.reshape(-1)
+            dx = slope - h * row_mean(xp, slope * h)
+            if mean is not None:
+                dx -= row_mean(xp, slope)
+            dx = (dx * rstd).reshape(shape).astype(dtype, copy=False)
+        if needs[1]:
+            dw = (g * h).sum(axis=0).reshape(inner).astype(kind, copy=False)
+    db = g.sum(axis=0).reshape(inner).astype(kind, copy=False) if needs[2] else None
+    return dx, dw, db
 
 
 NEEDED = {"x": ("w", "x"), "w": ("x",), "b": ()}
@@ -127,47 +96,21 @@ def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tupl
     """w: of the last `axes` axes of x."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w)
     x, w = as_float32(x, w)
-    x = as_rows(x, axes)
-    rows, n = x.shape
-    out, rstd = xp.empty((rows, n), x.dtype), xp.empty(rows, x.dtype)
-    draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype, _flat(w))
-    with long_rows(xp, n):
-        for tile in row_blocks(xp, rows, n * x.itemsize):
-            t = x[tile]
-            r = rstd[tile] = 1 / xp.sqrt(dots(xp, t, t) / n + eps)
-            draw.line(t, r, None, out[tile])
-    return out.reshape(shape).astype(dtype, copy=False), (axes, rstd, kind)
+    rows = as_rows(x, axes)
+    rstd = 1 / xp.sqrt(row_mean(xp, rows * rows) + eps)
+    out = (rows * rstd).reshape(shape)
+    if w is not None:
+        out *= w
+    return out.astype(dtype, copy=False), (axes, rstd[:, 0], kind)
 
 
 def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     w, x = saved
     axes, rstd, kind = residual
-    dtype, shape = g.dtype, g.shape
-    g, x, w = as_float32(as_rows(g, axes), as_rows(x, axes), w)
-    rows, n = g.shape
-    dx = xp.empty((rows, n), g.dtype) if needs[0] else None
-    dw = xp.zeros(n, g.dtype)
-    w = _flat(w)
-    weight = xp.ones(n, g.dtype) if w is None else w
-    draw = lines(xp, largest(xp, rows, n * g.itemsize), n, g.dtype, w)
-    with long_rows(xp, n):
-        for tile in row_blocks(xp, rows, n * g.itemsize):
-            u, t, r = g[tile], x[tile], rstd[tile]
-            product = xp.multiply(u, t, out=draw.room(len(t)))
-            dw += r @ product
-            if dx is not None:
-                draw.plane(u, r, t, (product @ weight) * (r * r * r / -n), None, dx[tile])
-    return (
-        dx.reshape(shape).astype(dtype, copy=False) if dx is not None else None,
-        dw.reshape(shape[len(shape) - axes :]).astype(kind, copy=False) if needs[1] else None,
-    )
+    return _rows_backward(xp, g, x, w, axes, None, rstd[:, None], kind, (*needs, False))[:2]
 
 
 rms_norm = Op("rms_norm", _rms_norm, _rms_norm_backward, inputs=("x", "w"), saves={"x": ("w", "x"), "w": ("x",)})
-
-
-def _flat(x: Array | None) -> Array | None:
-    return None if x is None else x.reshape(-1)
 
 
 # z = x/d, d = max(|x|_p, eps) along dim;  dx = (g - [|x|_p > eps] * sum(g*z) * sign(x)*(|x|/|x|_p)^(p - 1)) / d
@@ -210,8 +153,8 @@ normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), save
 
 # Normalisation over channels: batch_norm, group_norm. Rows are the positions of one channel of one sample.
 #
-# One pass takes the sums of every row, a few numbers a row become statistics, and a second pass draws a line over every
-# row. A layout says which rows are normalised together: that is all in which the two differ.
+# One pass takes the sums of every row, a few numbers a row become statistics, and a second pass maps every row by a
+# factor and a summand. A layout says which rows are normalised together: that is all in which the two differ.
 
 
 Tell = Callable[[Array, Array, int], None]
@@ -296,86 +239,30 @@ def channel_sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tup
 
     x, y: (rows, n); shift: (rows,). Returns two of (rows,).
     """
-    rows, n = x.shape
-    if n == 1:
-        x, other = x[:, 0], x[:, 0] if y is None else y[:, 0]
-        other = other if shift is None else other - shift
-        return x, (other if y is None else x) * other
-    first, second = xp.empty(rows, x.dtype), xp.empty(rows, x.dtype)
-    ones = xp.ones(n, x.dtype)
-    for tile in row_blocks(xp, rows, n * x.itemsize):
-        t = x[tile]
-        other = t if y is None else y[tile]
-        if shift is not None:
-            other = other - shift[tile, None]
-        first[tile] = t @ ones
-        second[tile] = dots(xp, other if y is None else t, other)
-    return first, second
+    other = x if y is None else y
+    if shift is not None:
+        other = other - shift[:, None]
+    return x.sum(axis=1), ((other if y is None else x) * other).sum(axis=1)
+
+
+@array_function
+def channel_lines(xp: Any, x: Array, a: Array, c: Array, y: Array | None = None, s: Array | None = None) -> Array:
+    """x*a + c, or x*a + y*s + c. x, y: (rows, n); a, c, s: (rows,)."""
+    out = x * a[:, None] + c[:, None]
+    if y is not None and s is not None:
+        out += y * s[:, None]
+    return out
 
 
 def _per_row(xp: Any, layout: RowGroups, values: Array) -> Array:
     """What broadcasts against (N, C), as one number a row."""
-    return xp.broadcast_to(values, layout.matrix).reshape(-1)
+    return xp.ascontiguousarray(xp.broadcast_to(values, layout.matrix)).reshape(-1)
 
 
-def _matrix(xp: Any, layout: RowGroups, x: Array, *values: Array) -> Iterator[tuple[slice, list[Array]]] | None:
-    """Tiles of samples with the values of each element, where rows are short: all samples are a matrix of long rows.
-
-    None where rows are long, or where values differ from sample to sample. x: (N * C, positions); values broadcast
-    against (N, C).
-    """
-    n = x.shape[1]
-    if n >= LONG or (values[0].ndim > 1 and n != 1):
-        return None
-    samples, channels = layout.matrix
-    values = tuple(xp.repeat(each, n) if each.ndim == 1 and n != 1 else each for each in values)
-    return (
-        (tile, [each if each.ndim == 1 else each[tile] for each in values])
-        for tile in row_blocks(xp, samples, channels * n * x.itemsize)
-    )
-
-
-def _draw(xp: Any, layout: RowGroups, x: Array, scale: Array, shift: Array) -> Array:
-    """x*scale + shift. x: (N * C, positions); scale, shift broadcast against (N, C)."""
-    rows, n = x.shape
-    out = xp.empty(x.shape, x.dtype)
-    short = _matrix(xp, layout, x, scale, shift)
-    if short is not None:
-        samples, channels = layout.matrix
-        x, z = x.reshape(samples, channels * n), out.reshape(samples, channels * n)
-        with long_rows(xp, channels * n):
-            for tile, (a, c) in short:
-                t = xp.multiply(x[tile], a, out=z[tile])
-                t += c
-        return out
-    scale, shift = _per_row(xp, layout, scale), _per_row(xp, layout, shift)
-    with long_rows(xp, n):
-        draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
-        for tile in row_blocks(xp, rows, n * x.itemsize):
-            draw.line(x[tile], scale[tile], shift[tile], out[tile])
-    return out
-
-
-def _draw_plane(xp: Any, layout: RowGroups, x: Array, a: Array, y: Array, s: Array, c: Array) -> Array:
-    """x*a + y*s + c. x, y: (N * C, positions); a, s, c broadcast against (N, C)."""
-    rows, n = x.shape
-    out = xp.empty(x.shape, x.dtype)
-    short = _matrix(xp, layout, x, a, s, c)
-    if short is not None:
-        samples, channels = layout.matrix
-        x, y, z = (each.reshape(samples, channels * n) for each in (x, y, out))
-        with long_rows(xp, channels * n):
-            for tile, (a, s, c) in short:
-                t = xp.multiply(y[tile], s, out=z[tile])
-                t += c
-                t += x[tile] * a
-        return out
-    a, s, c = (_per_row(xp, layout, values) for values in (a, s, c))
-    with long_rows(xp, n):
-        draw = lines(xp, largest(xp, rows, n * x.itemsize), n, x.dtype)
-        for tile in row_blocks(xp, rows, n * x.itemsize):
-            draw.plane(x[tile], a[tile], y[tile], s[tile], c[tile], out[tile])
-    return out
+def _map_rows(xp: Any, layout: RowGroups, x: Array, a: Array, c: Array, y: Array | None = None, s: Any = None) -> Array:
+    """`channel_lines` of factors and summands that broadcast against (N, C)."""
+    a, c = _per_row(xp, layout, a), _per_row(xp, layout, c)
+    return channel_lines(xp, x, a, c, y, None if s is None else _per_row(xp, layout, s))
 
 
 # z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over the rows that the layout takes together;
@@ -391,7 +278,7 @@ def _forward(
     if tell is not None:
         tell(mean, var, layout.count)
     rstd = 1 / xp.sqrt(var + float(eps))
-    out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    out = _map_rows(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
 
 
@@ -425,7 +312,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
         return None, dw, db
     scale = r if w is None else r * w
     if fixed:
-        dx = _draw(xp, layout, g, scale, xp.zeros_like(scale))
+        dx = _map_rows(xp, layout, g, scale, xp.zeros_like(scale))
     else:
         if w is not None:
             along, across = along * w, across * w
@@ -434,7 +321,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
             return None, dw, db
         slope = across * (rstd * rstd * rstd / -layout.count)
         shift = along * (rstd / -layout.count) - mean * slope
-        dx = _draw_plane(xp, layout, g, scale, x, layout.spread(xp, slope), layout.spread(xp, shift))
+        dx = _map_rows(xp, layout, g, scale, layout.spread(xp, shift), x, layout.spread(xp, slope))
     return dx.reshape(shape).astype(dtype, copy=False), dw, db
 
 
@@ -480,7 +367,7 @@ def _channel_affine(
     layout = BatchRows(shape)
     x = x.reshape(math.prod(layout.matrix), layout.positions)
     mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + float(eps))).astype(x.dtype)
-    out = _draw(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    out = _map_rows(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, True)
 
 

@@ -62,6 +62,10 @@ class ArrayFunction(Generic[P, R]):
         """Computes with `form` on devices from now on."""
         self._forms.device = form
 
+    def attach_native_form(self, form: Callable[..., R]) -> None:
+        """Computes with `form` on NumPy's arrays from now on; what it cannot take it hands on to `__wrapped__`."""
+        self._forms[np] = form
+
 
 array_function = ArrayFunction
 
@@ -80,12 +84,13 @@ class Op:
         "adding": or an `AccumulateInto`, whose array holds a gradient to add it to; the array is returned then.
     supports_bfloat16: the forward takes bfloat16; other ops compute it in float32 and round (`Upcast`).
     backward_supports_bfloat16: the backward takes it, too.
-    device_form: the op as CuPy arrays take it; this one, unless `ddp._cuda.register` has attached another.
+    reference: the op by its array formulas; this one, unless `ddp._native.register` has attached a native form.
+    device_form: the op as CuPy arrays take it; the reference, unless `ddp._cuda.register` has attached another.
     """
 
     __slots__ = (
         *("_plans", "_reads", "_upcast", "backward", "backward_supports_bfloat16", "device_form", "forward", "inputs"),
-        *("into", "name", "saves", "supports_bfloat16", "view"),
+        *("into", "name", "reference", "saves", "supports_bfloat16", "view"),
     )
 
     def __init__(
@@ -113,8 +118,21 @@ class Op:
         self.backward_supports_bfloat16 = False
         self._upcast: Upcast | None = None
         self._plans: dict[Needs, tuple[int | None, ...]] = {}
-        self.device_form = self
+        self.reference = self.device_form = self
         OPS[name] = self
+
+    def attach_native_form(
+        self, forward: Callable[..., tuple[Array, Any]], backward: Callable[..., Gradients] | None = None
+    ) -> None:
+        """Gives NumPy arrays a pair of their own; called by `ddp._native.register` alone.
+
+        A pair that cannot take some case hands it on to `reference`. None: the backward stays the reference's.
+        """
+        self.reference = copy.copy(self)
+        self.reference.reference = self.reference.device_form = self.reference
+        if self.device_form is self:
+            self.device_form = self.reference
+        self.forward, self.backward, self._upcast = forward, backward or self.backward, None
 
     def attach_device_form(
         self,

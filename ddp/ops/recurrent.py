@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops.cpu_blocking import BlockedProduct
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, compute_dtype
 from ddp.ops.products import column_sums, product
 
@@ -87,9 +86,9 @@ def _rnn(
     x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
     hs = _states(xp, len(x), h)
     added = _turned(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
-    recurrent = BlockedProduct(xp, len(h), w_hh.T)
+    recurrent = xp.ascontiguousarray(w_hh.T)
     for t in range(len(x)):
-        recurrent(hs[t], hs[t + 1])
+        product(xp, hs[t], recurrent, hs[t + 1])
         hs[t + 1] += added[t]
         if relu:
             xp.maximum(hs[t + 1], 0, out=hs[t + 1])
@@ -105,11 +104,11 @@ def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
     da = xp.empty_like(slope)
     turned = _turned(da, reverse)
-    back = BlockedProduct(xp, len(dh), w_hh)
+    back = xp.ascontiguousarray(w_hh)
     for t in reversed(range(len(x))):
         if each is not None:
             dh += each[t]
-        back(xp.multiply(dh, slope[t], out=turned[t]), dh)
+        product(xp, xp.multiply(dh, slope[t], out=turned[t]), back, dh)
     wants = (needs[0], *needs[2:])
     dx, *dws = _weights(xp, wants, da, da, x, hs, w_ih, reverse)
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, *dws)
@@ -155,12 +154,12 @@ def _lstm(
     rest = 1 - half
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
     gates *= half
-    recurrent = BlockedProduct(xp, len(h), (w_hh * half[:, None]).T)
+    recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
     turned = _turned(gates, reverse)
     room, inner = xp.empty_like(turned[0]), xp.empty_like(c)
     for t in range(len(x)):
         a = turned[t]
-        a += recurrent(hs[t], room)
+        a += product(xp, hs[t], recurrent, room)
         xp.tanh(a, out=a)
         a *= half
         a += rest
@@ -201,7 +200,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     steps, batch = len(x), x.shape[1]
     dhs: Any = None if w_hr is None else xp.empty_like(hs[1:])
     dm = dh
-    back = BlockedProduct(xp, batch, w_hh)
+    back = xp.ascontiguousarray(w_hh)
     for t in reversed(range(steps)):
         if each is not None:
             dh += each[t]
@@ -214,7 +213,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
         to_cell *= dc[:, None]
         a[:, 3 * size :] *= dm
         dc *= f[t]
-        back(a, dh)
+        product(xp, a, back, dh)
     dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
     dw_hr = None
     if needs[7]:
@@ -261,13 +260,13 @@ def _gru(
         bias[: 2 * size] += b_hh[: 2 * size]
     gates = _projected(xp, x, w_ih, bias)
     gates *= half
-    recurrent = BlockedProduct(xp, len(h), (w_hh * half[:, None]).T)
+    recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
     turned = _turned(gates, reverse)
     news, room = xp.empty_like(hs[1:]), xp.empty_like(turned[0])
     for t in range(len(x)):
         a, new = turned[t], turned[t][:, 2 * size :]
         open_, e = a[:, : 2 * size], news[t]
-        recurrent(hs[t], room)
+        product(xp, hs[t], recurrent, room)
         open_ += room[:, : 2 * size]
         xp.tanh(open_, out=open_)
         open_ *= 0.5
@@ -303,7 +302,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     at_z *= hs[:-1] - n
     da_n = xp.empty_like(hs[1:])
     new = _turned(da_n, reverse)
-    back, room = BlockedProduct(xp, len(dh), w_hh), xp.empty_like(dh)
+    back, room = xp.ascontiguousarray(w_hh), xp.empty_like(dh)
     for t in reversed(range(len(x))):
         if each is not None:
             dh += each[t]
@@ -312,7 +311,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
         at_r[t] *= new[t]
         xp.multiply(new[t], r[t], out=at_n[t])
         dh *= z[t]
-        dh += back(turned[t], room)
+        dh += product(xp, turned[t], back, room)
     _, _, dw_hh, _, db_hh = _weights(xp, (False, False, needs[3], False, needs[5]), de, de, x, hs, w_ih, reverse)
     de[..., 2 * size :] = da_n
     dx, dw_ih, _, db_ih, _ = _weights(xp, (needs[0], needs[2], False, needs[4], False), de, de, x, hs, w_ih, reverse)

@@ -10,10 +10,8 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp._cuda import array_forms
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import functional as F
-from ddp.ops import cpu_blocking, normalization
 from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, numbers, twins
 
 LAYERS = [
@@ -115,33 +113,6 @@ def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: st
         np.testing.assert_allclose(ours, theirs, rtol=2 * step, atol=8 * step)
 
 
-@pytest.mark.parametrize("n", [cpu_blocking.LONG - 1, cpu_blocking.LONG])
-@pytest.mark.parametrize("tile", [1, 1 << 12, 1 << 30])
-def test_tiles_and_ways_give_the_same(n: int, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w, b = numbers(7, n), numbers(n, seed=1), numbers(n, seed=2)
-    monkeypatch.setattr(normalization, "row_block_bytes", lambda xp: tile)
-    y = F.layer_norm(*(ddp.tensor(v) for v in (x,)), (n,), ddp.tensor(w), ddp.tensor(b)).numpy()
-    expected = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * w + b
-    np.testing.assert_allclose(y, expected, rtol=1e-9, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm1d", "GroupNorm"])
-def test_the_ways_of_a_gpu_give_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> list[Any]:
-        layer = getattr(nn, name)(*((2,) if name == "GroupNorm" else ()), 6).double()
-        x = ddp.tensor(numbers(4, 6), requires_grad=True)
-        layer(x).backward(ddp.tensor(numbers(4, 6, seed=1)))
-        return [x.grad.numpy(), *(p.grad.numpy() for p in layer.parameters())]
-
-    before = run()
-    monkeypatch.setattr(normalization, "row_block_bytes", lambda xp: array_forms.WHOLE)
-    monkeypatch.setattr(normalization, "dots", array_forms.dots)
-    monkeypatch.setattr(normalization, "is_far", lambda xp, mean, var: True)
-    monkeypatch.setattr(normalization, "lines", array_forms.lines)
-    for a, b in zip(run(), before, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
-
-
 def test_an_infinite_bias_stays_in_its_column() -> None:
     y = F.layer_norm(ddp.tensor(numbers(2, 3)), (3,), None, ddp.tensor([0.0, float("inf"), 1.0], dtype=ddp.float64))
     assert y.isinf().tolist() == [[False, True, False]] * 2
@@ -157,14 +128,6 @@ def test_far_from_zero_keeps_its_digits() -> None:
         lambda x: F.batch_norm(x, None, None, training=True),
     ):
         np.testing.assert_allclose(f(far).numpy(), f(exact).numpy(), atol=1e-3)
-
-
-def test_the_buffer_size_of_numpy_is_restored() -> None:
-    before = np.getbufsize()
-    with pytest.raises(ValueError, match="inside"), cpu_blocking.long_rows(np, 1024):  # noqa: PT012
-        assert np.getbufsize() < 1024
-        raise ValueError("inside")
-    assert np.getbufsize() == before
 
 
 def test_statistics_follow_the_dtype_and_the_state() -> None:

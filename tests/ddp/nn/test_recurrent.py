@@ -11,7 +11,6 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.utils import rnn
-from ddp.ops import cpu_blocking
 from tests.ddp.nn.against_torch import agree, check_refusals, numbers, torch, twins
 
 
@@ -100,28 +99,6 @@ def test_half_precision_and_the_empty_batch(name: str) -> None:
     assert out.shape == (6, 0, 8)
     out.sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum().item() == 0 for p in wide.parameters())
-
-
-def test_strips() -> None:
-    assert cpu_blocking.strips(32, 128, 512, most=1_000_000) == 4
-    assert cpu_blocking.strips(16, 256, 1024, most=1_000_000) == 8
-    assert cpu_blocking.strips(8, 64, 256, most=1_000_000) == 1  # small enough
-    assert cpu_blocking.strips(64, 512, 2048, most=1_000_000) == 1  # no strip would be
-    assert cpu_blocking.strips(0, 3, 4, most=1_000_000) == 1
-
-
-@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
-def test_products_by_strips_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = getattr(nn, name)(3, 6).double()
-    x = ddp.tensor(numbers(5, 2, 3))
-    layer(x)[0].sum().backward()
-    expected = [p.grad.clone() for p in layer.parameters()]
-    layer.zero_grad()
-    monkeypatch.setattr(cpu_blocking, "NARROWEST", 1)
-    monkeypatch.setattr(cpu_blocking, "largest_unpacked", lambda xp: 24)
-    layer(x)[0].sum().backward()
-    for p, g in zip(layer.parameters(), expected, strict=True):
-        np.testing.assert_allclose(p.grad.numpy(), g.numpy(), rtol=1e-9, atol=1e-12)
 
 
 def test_refusals() -> None:
