@@ -13,7 +13,7 @@ from numpy import dtype as dtype
 from numpy import newaxis as newaxis
 
 from collectives.version import __version__ as __version__
-from ddp import _aliases, _cuda, _heap
+from ddp import _aliases, _cuda, _heap, _native
 from ddp import errors as errors
 from ddp._device import device as device
 from ddp._device import initial_seed as initial_seed
@@ -50,6 +50,7 @@ from ddp.ops.memory_formats import preserve_format as preserve_format
 
 _heap.keep_freed()
 _cuda.install()
+_native.install()
 _aliases.install()
 
 if TYPE_CHECKING:

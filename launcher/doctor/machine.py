@@ -100,10 +100,22 @@ def judge_python(
     return found
 
 
+def judge_kernels(answer: Answer) -> list[Finding]:
+    """answer: why there are no fused kernels for the CPU, "" if there are."""
+    if answer.value is None:
+        return []  # what is missing has its own finding
+    if answer.value:
+        return [note("python", f"no fused kernels, ops on the CPU are slower: {answer.value}")]
+    return [ok("python", "fused kernels for the CPU")]
+
+
 def python() -> list[Finding]:
     """Python, and the packages without which nothing works."""
     packages = {name: version(name) for name in NEEDED}
-    return judge_python(sys.version_info[:3], sys.executable, platform.system(), platform.machine(), packages)
+    return [
+        *judge_python(sys.version_info[:3], sys.executable, platform.system(), platform.machine(), packages),
+        *judge_kernels(ask("launcher.doctor.probes", "kernels", limit=30.0)),
+    ]
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -152,6 +152,12 @@ _VALUE = 77
 _NCCL_SOURCES = ("pynccl", "cupy", "path")  # in the order in which they are tried
 
 
+def kernels() -> str:
+    """Why ddp has no fused kernels for the CPU, "" if it has."""
+    found: str = importlib.import_module("ddp.backends.native").why_not()
+    return found
+
+
 def blas() -> dict[str, Any]:
     """NumPy's BLAS, and bfloat16.
 
@@ -306,4 +312,4 @@ def shared_memory() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer({each.__name__: each for each in (blas, cuda, cupy, mpi, nccl, shared_memory)}[sys.argv[1]])
+    answer({each.__name__: each for each in (blas, cuda, cupy, kernels, mpi, nccl, shared_memory)}[sys.argv[1]])

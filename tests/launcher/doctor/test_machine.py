@@ -21,6 +21,7 @@ PYTHON_FACTS = {"python": (3, 11, 7), "executable": "/venv/bin/python", "system"
 MEMORY_FACTS = {"total": 16 * GIB, "available": 8 * GIB, "limit": None, "used": 0, "shm": 8 * GIB, "shm_free": 8 * GIB}
 LIMITS_FACTS = {"files": 1024, "files_hard": 4096, "processes": None, "locked": 8 * MIB, "infiniband": False}
 GOOD: dict[str, dict[str, Any]] = {
+    "kernels": {},
     "python": {**PYTHON_FACTS, "packages": PACKAGES},
     "threads": {"cores": 8, "machine": 8, "quota": None, "load": 0.5, "chosen": {}},
     "memory": {**MEMORY_FACTS, "container": False},
@@ -51,6 +52,9 @@ FILES, TMP = "ok 1024 files open", "ok /tmp has 1.0 GiB free"
             {"packages": {**PACKAGES, "numpy": "1.26.4"}},
             [PYTHON, f"error numpy 1.26.4 is too old -> {install('numpy>=2.0')}", "ok numpy 1.26.4"],
         ),
+        ("kernels", {"answer": Answer("", "")}, ["ok fused kernels"]),
+        ("kernels", {"answer": Answer("install a C compiler", "")}, ["note slower: install a C compiler"]),
+        ("kernels", {"answer": Answer(None, "ModuleNotFoundError: numpy")}, []),
         ("threads", {}, [CORES, UNSET]),
         ("threads", {"cores": 1}, ["ok 1 core of this machine's 8", UNSET]),
         ("threads", {"quota": 2.0}, ["warning control group allows 2 at a time -> OMP_NUM_THREADS=1", UNSET]),

@@ -1,0 +1,360 @@
+"""The native forms of ops: the only place that attaches them. Each hands on what it cannot take to the array formula.
+
+A call costs about 5 us, most of it the addresses of the arrays, so that forms of one or two passes over memory leave
+small arrays to NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddp._native import library
+from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops, special
+from ddp.ops import op as ops
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
+
+SMALL = 1 << 14  # elements up to which NumPy's two passes are as fast
+
+_TAGS = {"f": "f32", "d": "f64"}
+_Kernel = Callable[..., None]
+
+
+def kernels(name: str, *arguments: Any) -> dict[str, _Kernel]:
+    """The kernel `name` by the dtype character of what it works on, where it exists."""
+    found = {}
+    for char, tag in _TAGS.items():
+        function = getattr(library, f"{name}_{tag}", None)
+        if function is not None:
+            function.argtypes, function.restype = arguments, None
+            found[char] = function
+    return found
+
+
+N, P, FLAG, REAL = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_double
+
+
+def is_plain(x: Any, char: str | None = None) -> bool:
+    """Whether x is one of NumPy's arrays in one piece, of a dtype that kernels take, or of that of `char`."""
+    if type(x) is not np.ndarray or (x.dtype.char not in _TAGS if char is None else x.dtype.char != char):
+        return False
+    flags = x.flags
+    return flags.c_contiguous and flags.aligned
+
+
+def address(x: Array | None) -> int | None:
+    return None if x is None else x.ctypes.data
+
+
+# --- activations
+
+
+def _curve(kernel: _Kernel, x: Array, slope: bool) -> tuple[Array, Array | None]:
+    out, slopes = np.empty_like(x), np.empty_like(x) if slope else None
+    kernel(x.size, address(x), address(out), address(slopes))
+    return out, slopes
+
+
+def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
+    if not is_plain(x):
+        return activation.sigmoid.reference.forward(xp, x)
+    out = np.empty_like(x)
+    SIGMOID[x.dtype.char](x.size, address(x), address(out))
+    return out, None
+
+
+def _silu(xp: Any, x: Array, slope: bool) -> tuple[Array, Any]:
+    if not is_plain(x):
+        return activation.silu.reference.forward(xp, x, slope=slope)
+    return _curve(SILU[x.dtype.char], x, slope)
+
+
+def _gelu(xp: Any, x: Array, tanh: bool, slope: bool) -> tuple[Array, Any]:
+    if not is_plain(x):
+        return activation.gelu.reference.forward(xp, x, tanh=tanh, slope=slope)
+    return _curve((GELU_TANH if tanh else GELU)[x.dtype.char], x, slope)
+
+
+def _attach_error_function(function: ops.ArrayFunction[[Array], Array], kernel: dict[str, _Kernel]) -> None:
+    def form(xp: Any, x: Array) -> Array:
+        if not is_plain(x):
+            return function.__wrapped__(xp, x)
+        out = np.empty_like(x)
+        kernel[x.dtype.char](x.size, address(x), address(out))
+        return out
+
+    function.attach_native_form(form)
+
+
+def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    z = saved[0]
+    if z.size <= SMALL or not (is_plain(z) and is_plain(g, z.dtype.char)):
+        return activation.relu.reference.backward(xp, g, needs, saved, residual)
+    dx = np.empty_like(z)
+    RELU_BACKWARD[z.dtype.char](z.size, address(g), address(z), address(dx))
+    return (dx,)
+
+
+# --- normalization over rows
+
+
+def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
+    if not _takes(x, w, b):
+        return normalization.layer_norm.reference.forward(xp, x, w, b, axes=axes, eps=eps)
+    rows = as_rows(x, axes)
+    out, mean, rstd = np.empty_like(x), np.empty(len(rows), x.dtype), np.empty(len(rows), x.dtype)
+    _normalize(rows, w, b, eps, out, mean, rstd)
+    return out, (axes, mean, rstd, normalization.kind_of(x, w, b))
+
+
+def _layer_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    w, x = saved
+    axes, mean, rstd, _ = residual
+    if x is None or not _takes(g, x, w):
+        return normalization.layer_norm.reference.backward(xp, g, needs, saved, residual)
+    return _normalize_backward(g, x, w, axes, mean, rstd, needs)
+
+
+def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
+    if not _takes(x, w):
+        return normalization.rms_norm.reference.forward(xp, x, w, axes=axes, eps=eps)
+    rows = as_rows(x, axes)
+    out, rstd = np.empty_like(x), np.empty(len(rows), x.dtype)
+    _normalize(rows, w, None, eps, out, None, rstd)
+    return out, (axes, rstd, normalization.kind_of(x, w))
+
+
+def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    w, x = saved
+    axes, rstd, _ = residual
+    if not _takes(g, x, w):
+        return normalization.rms_norm.reference.backward(xp, g, needs, saved, residual)
+    return _normalize_backward(g, x, w, axes, None, rstd, (*needs, False))[:2]
+
+
+def _takes(x: Array, *others: Array | None) -> bool:
+    return is_plain(x) and x.size > 0 and all(each is None or is_plain(each, x.dtype.char) for each in others)
+
+
+def _normalize(
+    rows: Array, w: Array | None, b: Array | None, eps: float, out: Array, mean: Array | None, rstd: Array
+) -> None:
+    LAYER_NORM[rows.dtype.char](
+        *(*rows.shape, address(rows), address(w), address(b), eps),
+        *(mean is not None, address(out), address(mean), address(rstd)),
+    )
+
+
+def _normalize_backward(
+    g: Array, x: Array, w: Array | None, axes: int, mean: Array | None, rstd: Array, needs: Needs
+) -> Gradients:
+    rows, inner = as_rows(x, axes), x.shape[x.ndim - axes :]
+    dx = np.empty_like(x) if needs[0] else None
+    dw, db = (np.zeros(inner, x.dtype) if need else None for need in needs[1:])
+    LAYER_NORM_BACKWARD[x.dtype.char](
+        *(*rows.shape, address(g), address(x), address(w), address(mean), address(rstd)),
+        *(mean is not None, address(dx), address(dw), address(db)),
+    )
+    return dx, dw, db
+
+
+# --- normalization over channels
+
+
+def _channel_sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
+    if not _takes(x, y, shift):
+        return normalization.channel_sums.__wrapped__(xp, x, y, shift)
+    first, second = np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
+    CHANNEL_SUMS[x.dtype.char](*x.shape, *map(address, (x, y, shift, first, second)))
+    return first, second
+
+
+def _channel_lines(xp: Any, x: Array, a: Array, c: Array, y: Array | None = None, s: Array | None = None) -> Array:
+    if not _takes(x, a, c, y, s):
+        return normalization.channel_lines.__wrapped__(xp, x, a, c, y, s)
+    out = np.empty_like(x)
+    CHANNEL_LINES[x.dtype.char](*x.shape, *map(address, (x, a, c, y, s, out)))
+    return out
+
+
+# --- softmax and cross-entropy
+
+
+def _attach_softmax(op: Op, logarithm: bool) -> None:
+    def takes(x: Array, dim: int) -> bool:
+        return x.size > 0 and dim == x.ndim - 1 and is_plain(x)
+
+    def forward(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+        if not takes(x, dim):
+            return op.reference.forward(xp, x, dim=dim)
+        out = np.empty_like(x)
+        SOFTMAX[x.dtype.char](*_rows(x), logarithm, address(x), address(out))
+        return out, dim
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
+        z = saved[0]
+        if not (takes(z, dim) and is_plain(g, z.dtype.char)):
+            return op.reference.backward(xp, g, needs, saved, dim)
+        dx = np.empty_like(z)
+        SOFTMAX_BACKWARD[z.dtype.char](*_rows(z), logarithm, address(g), address(z), address(dx))
+        return (dx,)
+
+    op.attach_native_form(forward, backward)
+
+
+def _rows(x: Array) -> tuple[int, int]:
+    n = x.shape[-1]
+    return x.size // n, n
+
+
+def _exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
+    if x.ndim != 2 or not _takes(x):
+        return losses.exponential_sums.__wrapped__(xp, x)
+    top, sums, scratch = (np.empty(shape, x.dtype) for shape in ((len(x), 1), (len(x), 1), x.shape[1]))
+    EXPONENTIAL_SUMS[x.dtype.char](*x.shape, *map(address, (x, top, sums, scratch)))
+    return top, sums
+
+
+def _scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
+    factor = np.ascontiguousarray(np.broadcast_to(factor, top.shape))
+    if x.ndim != 2 or not _takes(x, top, factor):
+        return losses.scaled_exponentials.__wrapped__(xp, x, top, factor)
+    out = np.empty_like(x)
+    SCALED_EXPONENTIALS[x.dtype.char](*x.shape, *map(address, (x, top, factor, out)))
+    return out
+
+
+def _add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
+    if where.dtype == np.int64 and is_plain(g) and is_plain(out, g.dtype.char) and where.flags.c_contiguous:
+        ADD_ROWS[g.dtype.char](*g.shape, address(where), address(g), address(out))
+    else:
+        indexing.add_rows_into.__wrapped__(xp, where, g, out)
+
+
+# --- attention
+
+
+_ARRAYS = 8  # q, k, v, z, g, dq, dk, dv
+
+
+class _Shape(ctypes.Structure):
+    """`attention_shape` of kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("heads", "length", "keys", "depth", "width", "causal")),
+        ("row", ctypes.c_int64 * _ARRAYS),
+        ("at", ctypes.c_void_p),
+        ("scale", ctypes.c_double),
+    )
+
+
+class _AttentionResidual(NamedTuple):
+    sums: Array  # (heads, L): the logarithms of the sums of the exponentials
+    scale: float
+    causal: bool
+
+
+@lru_cache(maxsize=64)
+def _describe(
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    width: int,
+    strides: tuple[tuple[int, ...], ...],
+    itemsize: int,
+    scale: float,
+    causal: bool,
+) -> tuple[_Shape, Array]:
+    """The description of a call, and the offsets that it points to. q, k: the shapes; strides: of each array."""
+    lead = q[:-2]
+    at = np.zeros((*lead, _ARRAYS), np.int64)
+    for array, steps in enumerate(strides):
+        for axis, step in enumerate(steps[:-2]):
+            at[..., array] += np.arange(lead[axis]).reshape(-1, *[1] * (len(lead) - 1 - axis)) * (step // itemsize)
+    rows = (ctypes.c_int64 * _ARRAYS)(*[steps[-2] // itemsize for steps in strides])
+    return _Shape(at.size // _ARRAYS, q[-2], k[-2], q[-1], width, causal, rows, at.ctypes.data, scale), at
+
+
+def _scratch(q: Array, k: Array, rows: int) -> Array:
+    """Memory for `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
+    return np.empty(rows * (-(-k.shape[-2] // 16) * 16), q.dtype)
+
+
+def _has_rows(x: Array, char: str) -> bool:
+    """Whether the elements of a row of x adjoin, and its rows lie whole numbers of elements apart."""
+    return (
+        type(x) is np.ndarray and x.dtype.char == char and x.flags.aligned and x.strides[-1] == x.itemsize
+    ) and not any(step % x.itemsize for step in x.strides)
+
+
+def _attention(
+    xp: Any, q: Array, k: Array, v: Array, mask: Array | None, scale: float, causal: bool, p: float, seed: int
+) -> tuple[Array, Any]:
+    char = q.dtype.char
+    if (
+        mask is not None
+        or p
+        or char not in _TAGS
+        or not (q.shape[:-2] == k.shape[:-2] == v.shape[:-2])
+        or 0 in (*q.shape, *k.shape, *v.shape)
+        or not all(_has_rows(x, char) for x in (q, k, v))
+    ):
+        return attention.attention.reference.forward(xp, q, k, v, mask, scale=scale, causal=causal, p=p, seed=seed)
+    z = np.empty_like(q, shape=(*q.shape[:-1], v.shape[-1]))  # heads lie as they do in q
+    arrays = q, k, v, z
+    strides = tuple([x.strides for x in arrays])
+    shape, _ = _describe(q.shape, k.shape, v.shape[-1], strides, q.itemsize, float(scale), bool(causal))
+    sums = np.empty((shape.heads, q.shape[-2]), q.dtype)
+    scratch = _scratch(q, k, q.shape[-1] + 64)
+    ATTENTION[char](ctypes.byref(shape), *map(address, (*arrays, sums, scratch)))
+    return z, _AttentionResidual(sums, scale, causal)
+
+
+def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    if not isinstance(residual, _AttentionResidual):
+        return attention.attention.reference.backward(xp, g, needs, saved, residual)
+    q, k, v, _, z = saved
+    if not _has_rows(g, q.dtype.char):
+        g = np.ascontiguousarray(g)
+    sums, scale, causal = residual
+    dq, dk, dv = (np.empty_like(x) for x in (q, k, v))
+    strides = tuple([x.strides for x in (q, k, v, z, g, dq, dk, dv)])
+    shape, _ = _describe(q.shape, k.shape, v.shape[-1], strides, q.itemsize, float(scale), bool(causal))
+    scratch = _scratch(q, k, q.shape[-1] + v.shape[-1] + 128)
+    ATTENTION_BACKWARD[q.dtype.char](ctypes.byref(shape), *map(address, (q, k, v, z, g, sums, dq, dk, dv, scratch)))
+    return [dx if need else None for dx, need in zip((dq, dk, dv, None), needs, strict=True)]
+
+
+SIGMOID = kernels("sigmoid", N, P, P)
+GELU, GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu", "gelu_tanh", "silu"))
+RELU_BACKWARD = kernels("relu_backward", N, P, P, P)
+LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
+LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, P, P)
+CHANNEL_SUMS, CHANNEL_LINES = kernels("channel_sums", N, N, *[P] * 5), kernels("channel_lines", N, N, *[P] * 6)
+SOFTMAX = kernels("softmax", N, N, FLAG, P, P)
+SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)
+EXPONENTIAL_SUMS = kernels("exponential_sums", N, N, P, P, P, P)
+SCALED_EXPONENTIALS = kernels("scaled_exponentials", N, N, P, P, P, P)
+ADD_ROWS = kernels("add_rows", N, N, P, P, P)
+ATTENTION = kernels("attention", P, P, P, P, P, P, P)
+ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 11)
+
+activation.sigmoid.attach_native_form(_sigmoid)
+activation.gelu.attach_native_form(_gelu)
+activation.silu.attach_native_form(_silu)
+_attach_error_function(special.compute_erf, kernels("erf", N, P, P))
+_attach_error_function(special.compute_erfc, kernels("erfc", N, P, P))
+activation.relu.attach_native_form(activation.relu.forward, _relu_backward)
+normalization.layer_norm.attach_native_form(_layer_norm, _layer_norm_backward)
+normalization.rms_norm.attach_native_form(_rms_norm, _rms_norm_backward)
+normalization.channel_sums.attach_native_form(_channel_sums)
+normalization.channel_lines.attach_native_form(_channel_lines)
+_attach_softmax(softmax_ops.softmax, False)
+_attach_softmax(softmax_ops.log_softmax, True)
+losses.exponential_sums.attach_native_form(_exponential_sums)
+losses.scaled_exponentials.attach_native_form(_scaled_exponentials)
+indexing.add_rows_into.attach_native_form(_add_rows_into)
+attention.attention.attach_native_form(_attention, _attention_backward)

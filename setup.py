@@ -1,0 +1,52 @@
+"""Builds the optional kernels of `ddp._native`; everything else about the package is in setup.cfg.
+
+They are plain shared libraries, loaded by ctypes: they use nothing of Python, so that one wheel serves every version. A
+machine without a compiler installs the package all the same.
+"""
+
+from __future__ import annotations
+
+import platform
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1
+    from wheel.bdist_wheel import bdist_wheel
+
+# One build for each level of the architecture that has wider vectors; `ddp._native` loads the best that the CPU runs.
+LEVELS = ("x86-64-v3", "x86-64-v4") if platform.machine() in ("x86_64", "AMD64") else ("",)
+# No -ffast-math, which would flush subnormal numbers in the whole process; nothing here reads errno or floating-point
+# exceptions.
+FLAGS = ["-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
+
+
+class BuildKernels(build_ext):
+    """Names the libraries `kernels-LEVEL.so`, without the tag of a Python."""
+
+    def get_ext_filename(self, name: str) -> str:
+        return name.replace(".", "/") + ".so"
+
+
+class AnyPython(bdist_wheel):
+    """The tag of a wheel for any Python 3 of this platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return ("py3", "none", super().get_tag()[2])
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "ddp._native." + ("kernels-" + level).rstrip("-"),
+            ["ddp/_native/kernels.c"],
+            extra_compile_args=FLAGS + ([f"-march={level}"] if level else []),
+            libraries=["m"],
+            optional=True,
+        )
+        for level in LEVELS
+    ],
+    cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPython},
+)

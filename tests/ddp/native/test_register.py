@@ -1,0 +1,240 @@
+"""Native forms of ops give the numbers of the array formulas for every layout, size and value; builds agree in bits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp import _native
+from ddp.backends import native
+from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops
+from ddp.ops.op import OPS, Op
+
+ROOT = Path(__file__).parents[3]
+needs_kernels = pytest.mark.skipif(not native.is_available(), reason=native.why_not())
+TOLERANCE = {"float32": 3e-6, "float64": 1e-13}
+SHAPES = ((0, 5), (1, 1), (3, 31), (5, 33), (2, 64), (7, 129), (4, 1000))
+
+
+def normal(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:
+    return (3 * np.random.default_rng(seed).standard_normal(shape)).astype(dtype)
+
+
+def close(got: Any, expected: Any, dtype: str) -> None:
+    """Equal up to rounding at the size of the largest element; None for None."""
+    if expected is None:
+        assert got is None
+        return
+    assert got.shape == expected.shape
+    assert got.dtype == dtype
+    largest = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
+    np.testing.assert_allclose(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * largest)
+
+
+def compare(op: Op, dtype: str, inputs: list[Any], saved: Any, needs: tuple[bool, ...], **parameters: Any) -> None:
+    """Forward and backward in `dtype` by the native form beside float64 by the formula. saved: of inputs and result."""
+    wide = [None if x is None else x.astype("float64") for x in inputs]
+    expected, residual = op.reference.forward(np, *wide, **parameters)
+    out, own_residual = op.forward(np, *inputs, **parameters)
+    close(out, expected, dtype)
+    g = normal(*expected.shape, seed=1)
+    grads = op.reference.backward(np, g, needs, saved(wide, expected), residual)
+    own = op.backward(np, g.astype(dtype), needs, saved(inputs, out), own_residual)
+    for a, b in zip(own, grads, strict=True):
+        close(a, b, dtype)
+
+
+def layouts(x: Any) -> list[Any]:
+    """x in one piece, transposed in memory, with gaps, unaligned, and not writable."""
+    unaligned = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    assert not unaligned.flags.aligned or not x.size
+    gaps = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)[..., ::2]
+    gaps[...] = x
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    return [x, np.asfortranarray(x), gaps, unaligned, frozen]
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", TOLERANCE)
+class TestNumbers:
+    @pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_tanh"])
+    def test_activations(self, name: str, dtype: str) -> None:
+        op = OPS[name.removesuffix("_tanh")]
+        parameters: dict[str, Any] = {} if name == "sigmoid" else {"slope": True}
+        if op is activation.gelu:
+            parameters["tanh"] = name == "gelu_tanh"
+        for shape in SHAPES:
+            for x in layouts(normal(*shape, dtype=dtype)):
+                compare(op, dtype, [x], lambda inputs, out: (out,), (True,), **parameters)
+        if name != "sigmoid":
+            x = normal(3, 50, dtype=dtype)
+            assert op.forward(np, x, **{**parameters, "slope": False})[1] is None
+
+    def test_relu(self, dtype: str) -> None:
+        for size in (5, 1 << 15):
+            x = normal(size, dtype=dtype)
+            x[:3] = np.nan, np.inf, -np.inf
+            z = np.maximum(x, 0)
+            (dx,) = activation.relu.backward(np, np.ones_like(x), (True,), (z,), None)
+            np.testing.assert_array_equal(dx, z != 0)
+
+    @pytest.mark.parametrize("needs", [(True, True, True), (True, False, False), (False, True, True)])
+    def test_layer_norm(self, needs: tuple[bool, ...], dtype: str) -> None:
+        for shape in ((3, 31), (4, 5, 64), (130, 7)):
+            x = normal(*shape, dtype=dtype) + 10
+            for w, b in ((normal(shape[-1], dtype=dtype), normal(shape[-1], dtype=dtype, seed=2)), (None, None)):
+                wanted = needs if w is not None else (needs[0], False, False)
+                if any(wanted):
+                    saved = lambda inputs, out: (inputs[1], inputs[0])  # noqa: E731
+                    compare(normalization.layer_norm, dtype, [x, w, b], saved, wanted, axes=1, eps=1e-5)
+
+    def test_a_row_far_from_zero_keeps_its_variance(self, dtype: str) -> None:
+        x = (1e4 + normal(4, 256)).astype(dtype)
+        expected = normalization.layer_norm.reference.forward(np, x.astype("float64"), None, None, axes=1, eps=1e-5)[0]
+        got = normalization.layer_norm.forward(np, x, None, None, axes=1, eps=1e-5)[0]
+        np.testing.assert_allclose(got, expected, atol={"float32": 1e-3, "float64": 1e-10}[dtype])
+
+    def test_rms_norm(self, dtype: str) -> None:
+        for shape, axes in (((3, 31), 1), ((4, 5, 64), 2)):
+            x, w = normal(*shape, dtype=dtype), normal(*shape[len(shape) - axes :], dtype=dtype, seed=2)
+            saved = lambda inputs, out: (inputs[1], inputs[0])  # noqa: E731
+            compare(normalization.rms_norm, dtype, [x, w], saved, (True, True), axes=axes, eps=1e-6)
+
+    @pytest.mark.parametrize("op", [softmax_ops.softmax, softmax_ops.log_softmax], ids=["softmax", "log_softmax"])
+    def test_softmax(self, op: Op, dtype: str) -> None:
+        for shape in SHAPES:
+            for x in layouts(20 * normal(*shape, dtype=dtype)):
+                compare(op, dtype, [x], lambda inputs, out: (out,), (True,), dim=1)
+        compare(op, dtype, [normal(3, 4, 5, dtype=dtype)], lambda inputs, out: (out,), (True,), dim=1)
+
+    @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+    @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+    @pytest.mark.parametrize("shape", [(4, 10), (33, 129), (3, 5, 7)], ids=str)
+    def test_cross_entropy(
+        self, shape: tuple[int, ...], reduction: str, smoothing: float, dtype: str, monkeypatch: Any
+    ) -> None:
+        x = 20 * normal(*shape, dtype=dtype)
+        target = np.random.default_rng(3).integers(0, shape[1], (shape[0], *shape[2:]))
+        op = losses.cross_entropy
+        for weight in (None, np.abs(normal(shape[1]))):
+            settings = {"keep": target > 0, "weight": weight, "smoothing": smoothing, "reduction": reduction}
+            out, residual = op.forward(np, x, target, **settings)
+            g = np.ones_like(out)
+            (dx,) = op.backward(np, g, (True,), (x,), residual)
+            with monkeypatch.context() as patch:
+                for each in (losses.exponential_sums, losses.scaled_exponentials):
+                    patch.setitem(each._forms, np, each.__wrapped__)
+                wide = x.astype("float64")
+                expected, residual = op.forward(np, wide, target, **settings)
+                (wide_dx,) = op.backward(np, g.astype("float64"), (True,), (wide,), residual)
+            close(np.asarray(out), np.asarray(expected), dtype)
+            close(dx, wide_dx, dtype)
+
+    def test_embedding_gradient(self, dtype: str) -> None:
+        where = np.random.default_rng(0).integers(0, 9, 200)
+        g = normal(200, 65, dtype=dtype)
+        expected = np.zeros((9, 65))
+        np.add.at(expected, where, g)
+        close(indexing.add_rows(np, 9, where, g), expected, dtype)
+
+    @pytest.mark.parametrize("causal", [False, True])
+    @pytest.mark.parametrize(
+        "shape", [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (2, 2, 65, 33, 20), (3, 1, 130, 130, 16)], ids=str
+    )
+    def test_attention(self, shape: tuple[int, ...], causal: bool, dtype: str) -> None:
+        n, heads, length, keys, depth = shape
+        width = depth + 3
+        apart = [
+            normal(n, heads, rows, wide, dtype=dtype, seed=i)
+            for i, (rows, wide) in enumerate(((length, depth), (keys, depth), (keys, width)))
+        ]
+        # As views of (N, L, H, D), and of one array of all three, with gaps between the rows.
+        between = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in apart]
+        wider = [np.concatenate((x, x), axis=-1)[..., : x.shape[-1]] for x in between]
+        for q, k, v in (apart, between, wider):
+            saved = lambda inputs, out: (*inputs, out)  # noqa: E731
+            settings = {"scale": 0.3, "causal": causal, "p": 0.0, "seed": 0}
+            compare(attention.attention, dtype, [q, k, v, None], saved, (True, True, True, False), **settings)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_infinities_and_nan_are_values(dtype: str) -> None:
+    x = np.array([[np.nan, 1, 2], [np.inf, 1, 2], [-np.inf, 1, 2], [-np.inf] * 3, [1e4, -1e4, 0], [0, -0.0, 5]], dtype)
+    calls: list[tuple[Op, dict[str, Any]]] = [
+        (activation.sigmoid, {}),
+        (activation.silu, {"slope": True}),
+        (activation.gelu, {"tanh": True, "slope": True}),
+        (activation.gelu, {"tanh": False, "slope": True}),
+        (softmax_ops.softmax, {"dim": 1}),
+        (softmax_ops.log_softmax, {"dim": 1}),
+    ]
+    with np.errstate(all="ignore"):
+        for op, parameters in calls:
+            got, expected = op.forward(np, x, **parameters)[0], op.reference.forward(np, x, **parameters)[0]
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, err_msg=op.name)
+
+
+@needs_kernels
+def test_what_kernels_cannot_take_goes_to_the_formula() -> None:
+    x = np.arange(-6, 6).astype("float16").reshape(3, 4)
+    expected = activation.sigmoid.forward(np, x.astype("float32"))[0]
+    np.testing.assert_allclose(activation.sigmoid.forward(np, x)[0], expected, atol=1e-3)
+    q = normal(1, 2, 6, 4)
+    mask = np.tri(6, dtype=bool)[None, None]
+    settings = {"scale": 0.5, "p": 0.0, "seed": 0}
+    masked = attention.attention.forward(np, q, q, q, mask, causal=False, **settings)[0]
+    np.testing.assert_allclose(masked, attention.attention.forward(np, q, q, q, None, causal=True, **settings)[0])
+
+
+@needs_kernels
+def test_all_builds_give_the_same_bits() -> None:
+    builds = [ctypes.CDLL(str(path)) for path in _native.builds()]
+    if len(builds) < 2:
+        pytest.skip("this CPU runs one build alone")
+    x, length = normal(37, 515), 37 * 515
+    for name in ("silu_f32", "silu_f64", "gelu_f32", "gelu_tanh_f32", "gelu_tanh_f64"):
+        array = x.astype("float32" if name.endswith("f32") else "float64")
+        results = []
+        for build in builds:
+            out, slope = np.empty_like(array), np.empty_like(array)
+            address = [ctypes.c_void_p(each.ctypes.data) for each in (array, out, slope)]
+            getattr(build, name)(ctypes.c_ssize_t(length), *address)
+            results.append((out, slope))
+        for out, slope in results[1:]:
+            np.testing.assert_array_equal(out, results[0][0])
+            np.testing.assert_array_equal(slope, results[0][1])
+    for name, arguments in (("softmax_f32", (0,)), ("softmax_f32", (1,)), ("softmax_f64", (1,))):
+        array = x.astype("float32" if name.endswith("f32") else "float64")
+        results = []
+        for build in builds:
+            out = np.empty_like(array)
+            sizes = [ctypes.c_ssize_t(n) for n in array.shape]
+            address = [ctypes.c_void_p(each.ctypes.data) for each in (array, out)]
+            getattr(build, name)(*sizes, *arguments, *address)
+            results.append(out)
+        for out in results[1:]:
+            np.testing.assert_array_equal(out, results[0])
+
+
+def test_a_machine_without_a_compiler_installs_all_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("ddp/_native", "collectives"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "CC": "/nonexistent/cc"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert not [*tmp_path.rglob("*.so")]
