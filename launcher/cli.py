@@ -16,7 +16,7 @@ from launcher.arguments import ArgumentParser
 from launcher.config import Layer
 from launcher.errors import UsageError
 from launcher.job import Job
-from launcher.options import ALIASES, ELSEWHERE, GROUPS, KEYS, Option
+from launcher.options import ALIASES, ELSEWHERE, GROUPS, KEYS, OPTIONS, Option
 
 _SWEEP_LIMIT = 1.0
 
@@ -33,6 +33,7 @@ Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it;
 2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
 """
 _DEFAULTS = {field.name: field.default for field in fields(Job)}
+_METAVARS = {name: option.metavar for option in OPTIONS for name in (option.name, *ALIASES.get(option.name, ()))}
 
 
 def parser(everything: bool = False) -> ArgumentParser:
@@ -48,7 +49,6 @@ def parser(everything: bool = False) -> ArgumentParser:
                 help=text if everything or option.common else argparse.SUPPRESS,
                 **_value(option),
             )
-    made.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return made
 
 
@@ -57,8 +57,6 @@ def _value(option: Option) -> dict[str, Any]:
     dest = {"dest": option.key} if option.key else {}
     if not option.metavar:
         return {"action": "store_const", "const": option.value, **dest}
-    if option.name == "-m":
-        return {"nargs": argparse.REMAINDER, **dest}  # as with `python -m`, the rest is the module's
 
     def read(text: str) -> Any:
         try:
@@ -77,6 +75,32 @@ def default(option: Option) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options and their values, and the words after them, which are the script's.
+
+    >>> split(["-n", "4", "train.py", "-n", "7"])
+    (['-n', '4'], ['train.py', '-n', '7'])
+    Raises: UsageError for an option that is none of ours; after --config it is the script's first word.
+    """
+    words, at, names = list(argv), 0, []
+    while words[at:] and words[at].startswith("-") and words[at] != "--":
+        name = words[at].partition("=")[0]
+        if name not in _METAVARS and name[:2] not in ("-m", "-n"):  # -n4
+            if "--config" in names:
+                break
+            meant = ELSEWHERE.get(name)
+            raise (
+                UsageError(f"unknown option {words[at]} (did you mean {meant}?)")
+                if meant
+                else parser().unknown(words[at:])
+            )
+        names.append(name)
+        at += 2 if _METAVARS.get(words[at]) else 1
+        if name[:2] == "-m":  # as with `python -m`, the rest is the module's
+            return words[:at], words[at:]
+    return words[:at], words[at + (words[at : at + 1] == ["--"]) :]
+
+
 def read(argv: Sequence[str]) -> dict[str, Any]:
     """The options that were given, and `rest`: SCRIPT ARGS..., or the arguments of a module or of a configured job.
 
@@ -84,16 +108,8 @@ def read(argv: Sequence[str]) -> dict[str, Any]:
     {'n': 4, 'rest': ['train.py', '-n', '7']}
     Raises: UsageError for an option that is none of ours, or lacks its value.
     """
-    known, unknown = parser().parse_known_args(list(argv))
-    given = vars(known)
-    if unknown and "config" not in given:
-        name = unknown[0].partition("=")[0]
-        meant = ELSEWHERE.get(name)
-        raise UsageError(f"unknown option {unknown[0]} (did you mean {meant}?)") if meant else parser().unknown(unknown)
-    given["rest"] = unknown + given["rest"][given["rest"][:1] == ["--"] :]
-    if "module" in given:
-        given["module"], given["rest"] = "".join(given["module"][:1]), given["module"][1:]
-    return given
+    options, rest = split(argv)
+    return {**vars(parser().parse_args(options)), "rest": rest}
 
 
 def layer_of(given: dict[str, Any]) -> Layer:

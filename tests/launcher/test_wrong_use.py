@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         ("--hang-timout=3 job.py", "unknown option --hang-timout=3 (did you mean --hang-timeout?)"),
         ("-x job.py", "unknown option -x"),
         ("-n", "-n/-np expected one argument"),
-        ("-m", "no script to run: "),
+        ("-m", "-m expected one argument"),
         ("--hosts -n 2 job.py", "--hosts expected one argument"),
         ("--help=3", "--help/-h ignored explicit argument '3'"),
         ("--bind=yes job.py", "--bind ignored explicit argument 'yes'"),
