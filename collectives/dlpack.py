@@ -38,6 +38,7 @@ class _Tensor(ctypes.Structure):
 
 
 _TENSOR_AT = {b"dltensor": 0, b"dltensor_versioned": 32}  # where a capsule's struct holds its DLTensor
+_FLAGS_AT, _IS_COPIED = 24, 2  # the flags of a versioned struct
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes, _is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -66,7 +67,7 @@ class _Writable:
 
 
 def read(x: Any, flagged: bool = False) -> Array:
-    """The memory of `x`, which has `__dlpack__`, as an array; read-only if its producer says so.
+    """The memory of `x`, which has `__dlpack__`, as an array; read-only if its producer says so, or made a copy.
 
     A producer without flags (before DLPack 1.0) cannot say so, and its memory is taken as writable.
     flagged: only from a producer that says what may be written
@@ -77,13 +78,19 @@ def read(x: Any, flagged: bool = False) -> Array:
     except TypeError:  # a producer from before version 1.0 knows no such argument
         capsule = x.__dlpack__()
     name = next((name for name in _TENSOR_AT if _is_valid(capsule, name)), None)
-    if name is None or (flagged and name == b"dltensor"):
+    if name is None:
+        raise DtypeError(f"__dlpack__ returned no unused DLPack capsule, but {capsule!r:.80}")
+    if flagged and name == b"dltensor":
         raise DtypeError("its DLPack does not say what may be written")
-    tensor = _Tensor.from_address(_pointer(capsule, name) + _TENSOR_AT[name])
+    address = _pointer(capsule, name)
+    tensor = _Tensor.from_address(address + _TENSOR_AT[name])
     is_bfloat16 = (tensor.code, tensor.bits) == (_BFLOAT, 16)
     if is_bfloat16:
         tensor.code = _UINT
+    copied = name != b"dltensor" and ctypes.c_uint64.from_address(address + _FLAGS_AT).value & _IS_COPIED
     array = np.from_dlpack(_Capsule(capsule))
-    if name == b"dltensor" and array.size:
-        array = np.asarray(_Writable(array))
+    if name == b"dltensor":  # memory of no elements may have no address, which `_Writable` needs
+        array = np.asarray(_Writable(array)) if array.size else np.empty_like(array)
+    if copied:  # what is written there reaches nobody
+        array.flags.writeable = False
     return array.view(BFLOAT16) if is_bfloat16 else array

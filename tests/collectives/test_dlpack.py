@@ -197,3 +197,10 @@ def test_flags_say_what_may_be_written() -> None:
     assert read(Producer(flags=0)).flags.writeable
     assert not read(Producer(flags=1)).flags.writeable  # read-only
     assert not read(Producer(flags=1, code=4, bits=16)).flags.writeable
+    assert not read(Producer(flags=2)).flags.writeable  # a copy: what is written there, the producer never sees
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_an_array_without_elements_can_be_written_to(old: bool) -> None:
+    x = as_array(Exporter(np.empty((2, 0, 3), np.float32), old))
+    assert (x.shape, x.dtype, x.flags.writeable) == ((2, 0, 3), np.float32, True)
