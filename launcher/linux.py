@@ -24,7 +24,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_MOST = 1 << 16  # bytes; no file of the kernel's that is read here is nearly as long
+_CHUNK = 1 << 16
 
 # Loaded before any fork: a child between fork and exec should do as little as it can.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -79,7 +79,10 @@ def read(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.read(fd, _MOST)
+            parts = []
+            while part := os.read(fd, _CHUNK):  # the kernel gives a page at a time
+                parts.append(part)
+            return b"".join(parts)
         finally:
             os.close(fd)
     except OSError:
