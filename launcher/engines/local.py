@@ -35,6 +35,10 @@ class LocalEngine(Engine):
     remote_hosts: tuple[str, ...] = ()
     priority = 20
 
+    def __post_init__(self) -> None:
+        if self.n == 1:  # messages name what died
+            object.__setattr__(self, "name", "the agent")
+
     @classmethod
     def select(cls, request: StartRequest) -> Engine | None:
         """As `Engine.select`."""

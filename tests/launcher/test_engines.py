@@ -572,3 +572,7 @@ def test_which_host_ssh_does_not_reach(engine_output: str, host: str | None) -> 
 
 def test_what_a_agent_prints_is_heard() -> None:
     assert errors.find_start_error(f"noise\n{errors.start_error_line(errors.StartError('too few'))}\n") == "too few"
+
+
+def test_messages_name_the_process_that_stands_for_the_engine() -> None:
+    assert [LocalEngine(n).name for n in (1, 2)] == ["the agent", "ddp_pmi_server"]
