@@ -95,7 +95,9 @@ def _backend(name: str) -> ModuleType | None:
     """The module of that backend, None if there is none."""
     try:
         module = importlib.import_module(f"{backends.__name__}.{name}")
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(backends.__name__):
+            raise  # the backend is there, and what it imports is not
         return None
     return module if hasattr(module, "join") else None
 

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import collectives
-from collectives import Communicator
+from collectives import Communicator, backends
 from collectives.backends.single import DetachedTransport
 from collectives.start import asked_for, child_environment, inherited_placement
 from collectives.transport import Placement
@@ -194,3 +195,10 @@ def test_the_launchers_backend_fills_what_the_script_leaves_open(
 def test_a_wrong_backend_in_the_environment_is_named() -> None:
     with pytest.raises(collectives.BackendError, match=r"variable DDP_BACKEND should be one of auto, .*, is 'gloo'"):
         asked_for("auto", {"DDP_BACKEND": "gloo"})
+
+
+def test_a_backend_that_lacks_a_module_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        asked_for("half", {})
