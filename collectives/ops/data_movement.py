@@ -120,7 +120,8 @@ class DataMovement(CommunicatorBase):
         signature = Signature(signature_hash(name, more, dtype, row), len(part))
 
         def move(x: Array, whole: Array | None, counts: list[int]) -> Test:
-            nbytes = [n * row_bytes(x) for n in counts]
+            width = row_bytes(x)
+            nbytes = [n * width for n in counts]
             buffer = None if whole is None else as_bytes(whole)
             if root is not None:
                 return self.transport.gather(as_bytes(x), buffer, nbytes, root)
@@ -200,7 +201,8 @@ class DataMovement(CommunicatorBase):
         def start(sent: Array | None, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
             dtype, row, parts = header.decode(message)
             buffer = result_array((parts[self.rank], *row), dtype, source, out)
-            nbytes = [n * row_bytes(buffer) for n in parts]
+            width = row_bytes(buffer)
+            nbytes = [n * width for n in parts]
             data = None if sent is None else as_bytes(sent)
             return self.transport.scatter(data, as_bytes(buffer), nbytes, root), buffer
 
@@ -261,7 +263,8 @@ class DataMovement(CommunicatorBase):
 
         def start(sent: Array, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
             buffer = result_array((sum(sends[self.rank] for sends in table), *row), dtype, source, out)
-            nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
+            width = row_bytes(sent)
+            nbytes = [[n * width for n in sends] for sends in table]
             return self.transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes), buffer
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
