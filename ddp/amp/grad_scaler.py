@@ -233,11 +233,14 @@ class _ScaleState:
     def __init__(self, where: device, scale: float, good_steps: int) -> None:
         self.where, xp = where, where.xp
         with on(where):
-            self._scale = xp.full(1, scale, np.float32)
+            self.scale: Tensor = wrap(xp.full((), scale, np.float32), where)
             self._good = xp.full(1, good_steps, np.int32)
             self._found_infs = xp.zeros(_MOST_OPTIMIZERS, np.float32)
-        self.scale: Tensor = wrap(self._scale.reshape(()), where)
         self._used = 0
+
+    @property
+    def _scale(self) -> Array:  # not an attribute: a copy of the scaler would have two memories for one scale
+        return self.scale.array.reshape(1)
 
     def take(self) -> Array:
         """(1,) float32, zero: where it is noted that an optimizer's gradients are not finite.

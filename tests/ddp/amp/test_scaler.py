@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,6 +75,15 @@ def test_state() -> None:
     for wrong in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"device": "gpu"}, {"device": 1024.0}):
         with pytest.raises(ArgumentError):
             GradScaler(**wrong)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda scaler: pickle.loads(pickle.dumps(scaler))])
+def test_a_copy_goes_on_by_itself(duplicate: Callable[[GradScaler], GradScaler]) -> None:
+    scaler = GradScaler(init_scale=8.0)
+    other = duplicate(scaler)
+    other.update(32.0)
+    assert other.get_scale() == other.scale(ddp.ones(())).item() == 32
+    assert scaler.get_scale() == scaler.scale(ddp.ones(())).item() == 8
 
 
 def test_disabled_it_passes_everything_through() -> None:
