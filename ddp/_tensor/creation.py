@@ -73,7 +73,7 @@ def number(value: Any, name: str) -> Any:
 
 def sizes(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, ...]:
     """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`. Raises: ShapeError for a negative size."""
-    shape = spread(given if size is None else (size,))
+    shape = spread(given, size)
     if shape and min(shape) < 0:
         raise ShapeError(f"{name}: {shape} has a negative size")
     return shape
@@ -91,12 +91,10 @@ def _new(
     """What `make(xp, dtype)` returns, as a tensor on the device; what the dtype cannot hold is infinite."""
     kind = get_default_dtype() if dtype is None else parse(dtype)
     where = target(device)
-    with np.errstate(all="ignore"):
-        if pin_memory:
-            return pinned(made(make(np, kind), where, requires_grad))
-        with on(where):
-            array = make(where.xp, kind)
-    return made(array, where, requires_grad)
+    with np.errstate(all="ignore"), on(where):
+        array = make(np if pin_memory else where.xp, kind)
+    x = made(array, where, requires_grad)
+    return pinned(x) if pin_memory else x
 
 
 def named(function: Any, name: str, doc: str) -> Any:
@@ -108,6 +106,7 @@ def named(function: Any, name: str, doc: str) -> Any:
 
 def _of_shape(name: str, doc: str) -> Callable[..., Tensor]:
     """The function that makes a tensor by the array module's function of this name, of a shape and a dtype."""
+    on_cpu = getattr(np, name)
 
     def make(
         *sizes_: Size,
@@ -118,7 +117,9 @@ def _of_shape(name: str, doc: str) -> Callable[..., Tensor]:
         pin_memory: bool = False,
     ) -> Tensor:
         shape = sizes(sizes_, size, name)
-        return _new(lambda xp, dtype: getattr(xp, name)(shape, dtype), dtype, device, requires_grad, pin_memory)
+        if (where := target(device)) is CPU and not pin_memory:
+            return made(on_cpu(shape, get_default_dtype() if dtype is None else parse(dtype)), where, requires_grad)
+        return _new(lambda xp, dtype: getattr(xp, name)(shape, dtype), dtype, where, requires_grad, pin_memory)
 
     return named(make, name, doc)
 

@@ -168,7 +168,7 @@ class Elementwise(TensorBase):
 
     def floor_divide(self, other: Other) -> Tensor:
         """floor(self / other); integers stay integers. Raises: ArgumentError where these are divided by 0."""
-        return required(self // other, "floor_divide", other)
+        return required(divided(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
 
     remainder, remainder_ = with_in_place(
         _binary(ops.remainder, "self - other*floor(self/other): the sign of `other`, as %. Raises: as div.", divided)

@@ -119,7 +119,11 @@ class Shapes(TensorBase):
             dims[a], dims[b] = dims[b], dims[a]
         return _permuted(self, tuple(dims))
 
-    swapaxes = swapdims = transpose
+    swapdims = transpose
+
+    def swapaxes(self, axis0: int, axis1: int) -> Tensor:
+        """Two dimensions exchanged: transpose with NumPy's names."""
+        return self.transpose(axis0, axis1)
 
     def permute(self, *order: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
@@ -352,10 +356,10 @@ class Shapes(TensorBase):
         wide = x.unsqueeze(at + 1).expand(*shape[: at + 1], repeats, *shape[at + 1 :])
         return wide.reshape(*shape[:at], n * repeats, *shape[at + 1 :])
 
-    squeeze_, unsqueeze_, t_, transpose_ = (
-        in_place(method, become_view) for method in (squeeze, unsqueeze, t, transpose)
+    squeeze_, unsqueeze_, t_, transpose_, swapaxes_ = (
+        in_place(method, become_view) for method in (squeeze, unsqueeze, t, transpose, swapaxes)
     )
-    swapaxes_ = swapdims_ = transpose_
+    swapdims_ = transpose_
 
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
         """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""

@@ -23,6 +23,10 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "flip": lambda t, x: x.flip(dims=[0, 1]),
     "flip function": lambda t, x: t.flip(x, dims=[1]),
     "roll": lambda t, x: x.roll(shifts=1, dims=0),
+    "swapaxes": lambda t, x: x.swapaxes(axis0=0, axis1=1),
+    "swapaxes in place": lambda t, x: x.swapaxes_(axis0=0, axis1=1),
+    "swapaxes function": lambda t, x: t.swapaxes(x, axis0=0, axis1=1),
+    "swapdims": lambda t, x: x.swapdims(dim0=0, dim1=1),
     "dot": lambda t, x: x[0].dot(tensor=x[1]),
     "one_hot": lambda t, x: t.nn.functional.one_hot(input=x.long(), num_classes=7),
 }
@@ -38,6 +42,10 @@ def test_agrees_with_pytorch(name: str) -> None:
 def test_sizes_by_name_or_by_position() -> None:
     with pytest.raises(ArgumentError, match=r"sizes \(6,\) and, by name, \(2, 3\)"):
         ddp.arange(6).reshape(6, shape=(2, 3))
+    with pytest.raises(ArgumentError, match=r"by name, \(3,\)"):
+        ddp.zeros(2, size=(3,))
+    with pytest.raises(ArgumentError, match=r"by name, \(3,\)"):
+        ddp.zeros_like(ddp.ones(2), size=(3,))
 
 
 @pytest.mark.parametrize("wrong", [2.5, "a", (2, 2.5), None])
