@@ -176,6 +176,12 @@ class _Dict(Module, MutableMapping[str, Any]):
         """Takes the last entry out, and returns it with its name."""
         return self._entries.popitem()
 
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The entry of that name, put there if there is none."""
+        if key not in self._entries:
+            self[key] = default
+        return self._entries[key]
+
 
 class ModuleDict(_Dict):
     """Modules by name, whose parameters are found, in the order of insertion."""
