@@ -22,9 +22,14 @@ from ddp.errors import DtypeError
 _form = functools.cache(function_form)  # aliases of one method are one function
 
 
-def _forms(names: str, number_first: bool = False) -> Iterator[Callable[..., Any]]:
+def _forms(names: str, number_first: bool = False) -> Iterator[Callable[..., Tensor]]:
     """The methods of these names as functions. number_first: whose first operand may be a number."""
     return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
+
+
+def _others(names: str) -> Iterator[Callable[..., Any]]:
+    """The same, of methods that return something other than one tensor."""
+    return _forms(names)
 
 
 # Arithmetic
@@ -46,8 +51,9 @@ clamp, clamp_max, clamp_min, clip, fmax, fmin, maximum = _forms("clamp clamp_max
 minimum, nan_to_num, relu = _forms("minimum nan_to_num relu")
 
 # Comparisons, logic and bits
-allclose, bitwise_and, bitwise_left_shift, bitwise_not = _forms("allclose bitwise_and bitwise_left_shift bitwise_not")
-bitwise_or, bitwise_right_shift, bitwise_xor, eq, equal = _forms("bitwise_or bitwise_right_shift bitwise_xor eq equal")
+allclose, equal = _others("allclose equal")
+bitwise_and, bitwise_left_shift, bitwise_not = _forms("bitwise_and bitwise_left_shift bitwise_not")
+bitwise_or, bitwise_right_shift, bitwise_xor, eq = _forms("bitwise_or bitwise_right_shift bitwise_xor eq")
 ge, greater, greater_equal, gt, isclose, isfinite, isinf = _forms("ge greater greater_equal gt isclose isfinite isinf")
 isnan, le, less, less_equal, logical_and, logical_not = _forms("isnan le less less_equal logical_and logical_not")
 logical_or, logical_xor, lt, ne, not_equal = _forms("logical_or logical_xor lt ne not_equal")
@@ -58,8 +64,10 @@ clone, detach = _forms("clone detach")
 # Indexing
 argwhere, gather, index_add, index_copy, index_fill = _forms("argwhere gather index_add index_copy index_fill")
 index_put, index_select, masked_fill, masked_scatter = _forms("index_put index_select masked_fill masked_scatter")
-masked_select, nonzero, scatter, scatter_add = _forms("masked_select nonzero scatter scatter_add")
-take, take_along_dim = _forms("take take_along_dim")
+masked_select, scatter, scatter_add, take, take_along_dim = _forms(
+    "masked_select scatter scatter_add take take_along_dim"
+)
+(nonzero,) = _others("nonzero")
 
 # Other orders
 diag, diag_embed, flip, fliplr, flipud, roll, rot90 = _forms("diag diag_embed flip fliplr flipud roll rot90")
@@ -70,21 +78,22 @@ addmm, addmv, addr, baddbmm, bmm, dot, inner, matmul, mm = _forms("addmm addmv a
 mv, outer, trace = _forms("mv outer trace")
 
 # Reductions
-all, amax, amin, aminmax, any, argmax, argmin = _forms("all amax amin aminmax any argmax argmin")
-count_nonzero, cummax, cummin, cumprod, cumsum = _forms("count_nonzero cummax cummin cumprod cumsum")
-log_softmax, logsumexp, mean, median, nanmean, nansum = _forms("log_softmax logsumexp mean median nanmean nansum")
+all, amax, amin, any, argmax, argmin, count_nonzero = _forms("all amax amin any argmax argmin count_nonzero")
+aminmax, cummax, cummin, median = _others("aminmax cummax cummin median")
+cumprod, cumsum, log_softmax, logsumexp, mean = _forms("cumprod cumsum log_softmax logsumexp mean")
+nanmean, nansum = _forms("nanmean nansum")
 norm, prod, softmax, std, sum, var = _forms("norm prod softmax std sum var")
 
 # Shapes and views
-as_strided, broadcast_to, chunk, diagonal, flatten = _forms("as_strided broadcast_to chunk diagonal flatten")
+as_strided, broadcast_to, diagonal, flatten = _forms("as_strided broadcast_to diagonal flatten")
+chunk, split_with_sizes, tensor_split, unbind = _others("chunk split_with_sizes tensor_split unbind")
 moveaxis, movedim, narrow, permute, ravel, reshape = _forms("moveaxis movedim narrow permute ravel reshape")
-select, split_with_sizes, squeeze, swapaxes, swapdims = _forms("select split_with_sizes squeeze swapaxes swapdims")
-t, tensor_split, transpose, unbind = _forms("t tensor_split transpose unbind")
-unflatten, unsqueeze = _forms("unflatten unsqueeze")
+select, squeeze, swapaxes, swapdims, t = _forms("select squeeze swapaxes swapdims t")
+transpose, unflatten, unsqueeze = _forms("transpose unflatten unsqueeze")
 
 # Sorting and searching
-argsort, bincount, histc, kthvalue, msort, sort, topk = _forms("argsort bincount histc kthvalue msort sort topk")
-unique, unique_consecutive = _forms("unique unique_consecutive")
+argsort, bincount, histc, msort = _forms("argsort bincount histc msort")
+kthvalue, sort, topk, unique, unique_consecutive = _others("kthvalue sort topk unique unique_consecutive")
 
 
 @with_out
