@@ -364,8 +364,12 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
 
 
 def _overwritten(x: Self, name: str, numbers: Any) -> Self:
-    must_record(x, name)  # raises in the name of this operation, where copy_ would in its own
-    x.copy_(wrap(x._device.xp.asarray(numbers), x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
+    values = x._device.xp.asarray(numbers)
+    if must_record(x, name):
+        x.copy_(wrap(values, x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
+    else:
+        x.array[...] = values
+        x.version.count += 1
     return x
 
 

@@ -40,7 +40,7 @@ _TILE = 192 * 1024
 _PACK = 8 * 1024
 KEPT = 8  # patterns of missing gradients whose plans are kept
 _BETAS = ("beta1", "beta2")
-_device_of = attrgetter("device")
+_device_of = attrgetter("_device")
 
 
 class FlatOptimizer(Optimizer):
