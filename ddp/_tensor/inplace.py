@@ -55,6 +55,7 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     array = x.array
     if array.size and any(step == 0 and n > 1 for step, n in zip(array.strides, array.shape, strict=True)):
         raise InplaceError(f"{where} that shows elements of its memory several times, as expand() does: clone() it")
+    _copy_saved_result(x)
     return True
 
 
@@ -85,7 +86,6 @@ def assign(x: T, name: str, result: TensorBase) -> T:
         node = apply(elementwise.clone, (result,)).edge
     if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
         _copy_saved(node, x)
-    _copy_saved_result(x)
     if values is not array:
         _written(x, values)
     written_in_graph(x)

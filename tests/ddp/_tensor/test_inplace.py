@@ -476,3 +476,28 @@ def test_without_a_graph_nothing_is_copied() -> None:
     with ddp.no_grad():
         assert ddp._tensor.base.copy_if_needed(array, x) is array
     assert ddp._tensor.base.copy_if_needed(array, x.detach(), 2.0) is array
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y.__setitem__(0, 5.0),
+        lambda y: y.fill_(3.0),
+        lambda y: y.zero_(),
+        lambda y: y.copy_(ddp.ones(3)),
+        lambda y: y.masked_fill_(ddp.tensor([True, False, True]), 7.0),
+        lambda y: y.index_add_(0, ddp.tensor([1]), ddp.ones(1)),
+        lambda y: y.uniform_(),
+    ],
+)
+@pytest.mark.parametrize("op", [lambda x: x.softmax(0), lambda x: x.exp(), lambda x: x.sigmoid()])
+def test_a_write_leaves_what_an_op_saved_of_its_result(op: Any, write: Any) -> None:
+    found = []
+    for own in (lambda y: y, lambda y: y.clone()):
+        x = ddp.tensor([0.5, 1.5, 2.5], requires_grad=True)
+        y = op(x)
+        z, y = y * 1, own(y)
+        write(y)
+        ((y + z) * ddp.tensor([1.0, 2.0, 3.0])).sum().backward()
+        found.append(x.grad.tolist())
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
