@@ -335,13 +335,15 @@ void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *restri
     }
 }
 
-/* top = max x, sum = sum e^(x - top) of each row; scratch: (n,) */
-void NAME(exponential_sums)(size rows, size n, const REAL *restrict x, REAL *restrict top, REAL *restrict sum,
-                            REAL *restrict scratch)
+/* top = max x, sum = sum e^(x - top) of each row. top, sum: (rows,) */
+void NAME(exponential_sums)(size rows, size n, const REAL *restrict x, REAL *restrict top, REAL *restrict sum)
 {
     for (size row = 0; row < rows; row++, x += n) {
-        top[row] = NAME(largest)(n, x);
-        sum[row] = NAME(exponentials)(n, x, top[row], scratch);
+        const REAL most = NAME(largest)(n, x);
+        REAL sums[LANES] = {0};
+        EACH(n, sums[l] += EXP(x[i] - most));
+        top[row] = most;
+        sum[row] = NAME(total)(sums);
     }
 }
 

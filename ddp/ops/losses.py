@@ -133,7 +133,7 @@ def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
 
 @array_function
 def scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
-    """factor * e^(x - top). x: (N, C) or (N, C, M); top: 1 along axis 1; factor: like top, or ()."""
+    """factor * e^(x - top). x: (N, C) or (N, C, M); top, factor: 1 along axis 1."""
     e = xp.exp(x - top)
     e *= factor
     return e

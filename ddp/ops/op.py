@@ -14,9 +14,10 @@ belong to somebody else, and the graph may be run again. What it returns may be 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -42,32 +43,38 @@ class _Forms(dict[Any, Callable[..., Any]]):
         return self.device
 
 
-class ArrayFunction(Generic[P, R]):
-    """A function whose first argument is the array module, and which may be computed in another way on a device.
+class ArrayFunction(Protocol[P, R]):
+    """A function whose first argument is the array module, and which may be computed in another way on a device."""
 
-    The form that runs is looked up by the array module. `ddp._cuda.register` attaches the device forms; without one,
-    the reference runs everywhere.
-    """
+    __wrapped__: Callable[..., R]  # the reference
 
-    def __init__(self, reference: Callable[Concatenate[Any, P], R]) -> None:
-        self.__name__, self.__doc__, self.__wrapped__ = reference.__name__, reference.__doc__, reference
-        self._forms = _Forms({np: reference})
-        self._forms.device = reference
-
-    def __call__(self, xp: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self._forms[xp](xp, *args, **kwargs)
-        return result
+    def __call__(self, xp: Any, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def attach_device_form(self, form: Callable[..., R]) -> None:
         """Computes with `form` on devices from now on."""
-        self._forms.device = form
 
     def attach_native_form(self, form: Callable[..., R]) -> None:
-        """Computes with `form` on NumPy's arrays from now on; what it cannot take it hands on to `__wrapped__`."""
-        self._forms[np] = form
+        """Computes with `form` on NumPy's arrays from now on; what it cannot take it hands on to the reference."""
 
 
-array_function = ArrayFunction
+def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction[P, R]:
+    """Makes a reference an `ArrayFunction`, whose form is looked up by the array module.
+
+    `ddp._cuda.register` and `ddp._native.register` attach the others; without one, the reference runs everywhere.
+    """
+    forms = _Forms({np: reference})
+    forms.device = reference
+
+    @functools.wraps(reference)
+    def call(xp: Any, *args: Any, **kwargs: Any) -> Any:  # a function: calls of an object take twice as long
+        return forms[xp](xp, *args, **kwargs)
+
+    function: Any = call
+    function.attach_device_form = functools.partial(setattr, forms, "device")
+    function.attach_native_form = functools.partial(forms.__setitem__, np)
+    found: ArrayFunction[P, R] = function
+    return found
+
 
 OPS: dict[str, Op] = {}  # every op by name: the gradient tests prove that they miss none
 

@@ -21,7 +21,7 @@ from ddp.ops.op import OPS, Op
 ROOT = Path(__file__).parents[3]
 needs_kernels = pytest.mark.skipif(not native.is_available(), reason=native.why_not())
 TOLERANCE = {"float32": 3e-6, "float64": 1e-13}
-SHAPES = ((0, 5), (1, 1), (3, 31), (5, 33), (2, 64), (7, 129), (4, 1000))
+SHAPES = ((0, 5), (1, 1), (3, 31), (5, 33), (2, 64), (7, 129), (5, 1000))
 
 
 def normal(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:
@@ -118,7 +118,7 @@ class TestNumbers:
 
     @pytest.mark.parametrize("smoothing", [0.0, 0.1])
     @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-    @pytest.mark.parametrize("shape", [(4, 10), (33, 129), (3, 5, 7)], ids=str)
+    @pytest.mark.parametrize("shape", [(4, 10), (65, 129), (3, 5, 7)], ids=str)
     def test_cross_entropy(
         self, shape: tuple[int, ...], reduction: str, smoothing: float, dtype: str, monkeypatch: Any
     ) -> None:
@@ -130,10 +130,10 @@ class TestNumbers:
             out, residual = op.forward(np, x, target, **settings)
             g = np.ones_like(out)
             (dx,) = op.backward(np, g, (True,), (x,), residual)
+            wide = x.astype("float64")
             with monkeypatch.context() as patch:
-                for each in (losses.exponential_sums, losses.scaled_exponentials):
-                    patch.setitem(each._forms, np, each.__wrapped__)
-                wide = x.astype("float64")
+                for name in ("exponential_sums", "scaled_exponentials"):
+                    patch.setattr(losses, name, getattr(losses, name).__wrapped__)
                 expected, residual = op.forward(np, wide, target, **settings)
                 (wide_dx,) = op.backward(np, g.astype("float64"), (True,), (wide,), residual)
             close(np.asarray(out), np.asarray(expected), dtype)
