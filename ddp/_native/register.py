@@ -17,7 +17,7 @@ from ddp.ops import activation, attention, indexing, losses, normalization, soft
 from ddp.ops import op as ops
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
 
-SMALL = 1 << 14  # elements up to which NumPy's two passes are as fast as a call
+SMALL = 1 << 12  # elements up to which NumPy's few passes are as fast as a call
 
 _TAGS = {"f": "f32", "d": "f64"}
 _Kernel = Callable[..., None]
@@ -227,7 +227,7 @@ def _exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
 
 def _scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
     char = x.dtype.char
-    if x.ndim != 2 or not x.size or not (is_plain(x) and is_plain(top, char) and is_plain(factor, char)):
+    if x.ndim != 2 or x.size <= SMALL or not (is_plain(x) and is_plain(top, char) and is_plain(factor, char)):
         return losses.scaled_exponentials.__wrapped__(xp, x, top, factor)
     out = np.empty(x.shape, x.dtype)
     SCALED_EXPONENTIALS[char](*x.shape, address(x), address(top), address(factor), address(out))

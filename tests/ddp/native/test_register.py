@@ -80,7 +80,7 @@ class TestNumbers:
             assert op.forward(np, x, **{**parameters, "slope": False})[1] is None
 
     def test_relu(self, dtype: str) -> None:
-        for size in (5, 1 << 15):
+        for size in (5, 5000):
             x = normal(size, dtype=dtype)
             x[:3] = np.nan, np.inf, -np.inf
             z = np.maximum(x, 0)
