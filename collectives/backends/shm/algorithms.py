@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from collectives.backends.shm.control_block import STAGING_BYTES, ControlBlock
-from collectives.transport import Finish, chunks, offsets
+from collectives.transport import Finish, chunks
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
@@ -200,21 +200,26 @@ def _exchange(
     """
     for start, stop in chunks(longest, step):
         staging = control.turn()
+        mine = staging[control.me]
         for at, source in sends:
             part = source[start:stop]
-            np.copyto(staging[control.me][at : at + len(part)], part)
+            mine[at : at + len(part)] = part
         control.advance()
         if own is not None:  # what needs nobody fills the time until the others are there
-            np.copyto(own[1][start:stop], own[0][start:stop])
+            own[1][start:stop] = own[0][start:stop]
         yield control.advanced
         for rank, at, target in receives:
             part = target[start:stop]
-            np.copyto(part, staging[rank][at : at + len(part)])
+            part[:] = staging[rank][at : at + len(part)]
 
 
 def split(whole: Array, counts: Sequence[int]) -> list[Array]:
     """Each rank's part of an array."""
-    return [whole[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
+    parts, at = [], 0
+    for count in counts:
+        parts.append(whole[at : at + count])
+        at += count
+    return parts
 
 
 def _step(control: ControlBlock) -> int:
