@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from collectives.backends.mpi import rendezvous
+from collectives.backends.mpi.pmi_server import KeyValueSpace
 from collectives.backends.mpi.rendezvous import Rendezvous, places, secret
 from collectives.errors import WorldError
 from collectives.world import World
@@ -123,6 +124,13 @@ def test_mpi_gets_its_keys_and_its_barrier(one_host: bool, environ: dict[str, st
         assert ask(second, "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=0 msg=success value=x=y z"
         assert ask(second, "cmd=get kvsname=ddp key=b") == "cmd=get_result rc=-1 msg=key_not_found"
         assert ask(second, "cmd=publish_name service=s port=p").endswith("rc=-1 msg=not_supported")
+
+
+def test_two_jobs_have_different_names() -> None:
+    names: list[str] = []
+    for _ in range(2):
+        KeyValueSpace(2).answer("cmd=get_my_kvsname", names.append)
+    assert names[0] != names[1]  # MPICH names a file after it, which ranks of two jobs must not share
 
 
 def test_strangers_neither_join_nor_break_the_job(environ: dict[str, str]) -> None:

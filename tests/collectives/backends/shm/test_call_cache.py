@@ -278,6 +278,24 @@ def test_threads_with_communicators_of_their_own_at_once(taken: Counter[str]) ->
 PAIR = [0, 0]
 
 
+def test_threads_that_share_a_communicator_take_turns(taken: Counter[str]) -> None:
+    def check(comm: Communicator) -> None:
+        def work() -> None:
+            for _ in range(50):
+                totals.append(float(comm.all_reduce(np.ones(5))[0]))
+
+        totals: list[float] = []
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert totals == [comm.size] * 150
+
+    run_sharing(check, PAIR)
+    assert taken["taken"] > 0
+
+
 def test_the_second_call_has_the_byte_order_of_the_first() -> None:
     def body(comm: Communicator) -> None:
         x = np.arange(4.0, dtype=">f4")
