@@ -93,7 +93,7 @@ def truncate(text: str, limit: int, *, keep_end: bool = False) -> str:
     data = text.encode(errors="replace")
     if len(data) <= limit:
         return data.decode()
-    buffer = limit - len("…".encode())
+    kept = limit - len("…".encode())
     if keep_end:
-        return "…" + data[len(data) - buffer :].decode(errors="ignore")
-    return data[:buffer].decode(errors="ignore") + "…"
+        return "…" + data[len(data) - kept :].decode(errors="ignore")
+    return data[:kept].decode(errors="ignore") + "…"
