@@ -197,6 +197,10 @@ class ModuleDict(_Dict):
     def __setitem__(self, key: str, module: Module) -> None:
         self.add_module(key, module)
 
+    def update(self, modules: Any) -> None:  # type: ignore[override]  # PyTorch's name of the argument, and no others
+        """Adds the modules of a mapping, or of pairs of name and module."""
+        super().update(modules)
+
 
 def _as_parameter(value: Any, name: str) -> Parameter:
     """A parameter, made of a tensor where it is not one. Raises: DtypeError."""
@@ -231,6 +235,10 @@ class ParameterDict(_Dict):
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.register_parameter(key, _as_parameter(value, "ParameterDict"))
+
+    def update(self, parameters: Any) -> None:  # type: ignore[override]  # as ModuleDict
+        """Adds the parameters of a mapping, or of pairs of name and parameter."""
+        super().update(parameters)
 
     def __or__(self, other: ParameterDict) -> ParameterDict:
         return ParameterDict({**dict(self.items()), **dict(other.items())})

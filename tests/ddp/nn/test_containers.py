@@ -116,7 +116,7 @@ def test_module_dict_is_a_dict() -> None:
     assert isinstance(box.pop("a"), nn.ReLU)
     assert dict(box.items()) == {"b": box["b"]}
     del box["b"]
-    box.update({"c": nn.ReLU()})
+    box.update(modules={"c": nn.ReLU()})
     box.clear()
     assert len(box) == 0
     with pytest.raises(KeyError):
@@ -129,6 +129,7 @@ def test_parameter_dict_is_a_dict() -> None:
     assert isinstance(box["a"], nn.Parameter)
     assert box.setdefault("a") is box["a"]
     assert isinstance(box.setdefault("b", ddp.ones(1)), nn.Parameter)
+    box.update(parameters={"b": box["b"]})
     assert list(reversed(box)) == ["b", "a"]
     assert box.get("x") is None
     assert list(box.copy().keys()) == ["a", "b"]
