@@ -43,11 +43,16 @@ def write_shard(
     with ThreadPoolExecutor(1, "checksums") as helper:  # starts its thread when it is given work
 
         def chunks() -> Iterator[memoryview]:
+            alone = in_background
             for chunk in _chunks(arrays):
-                try:
-                    adding = None if in_background else helper.submit(sums.add, chunk)
-                except RuntimeError:  # from Python 3.12 on no thread starts any more once the script has ended
-                    adding = None
+                adding = None
+                if not alone:
+                    try:
+                        adding = helper.submit(sums.add, chunk)
+                    except RuntimeError:
+                        # From Python 3.12 on no thread starts any more once the script has ended. The pool keeps the
+                        # chunk: a thread that it started later would add it a second time.
+                        alone = True
                 if adding is None:
                     sums.add(chunk)
                 yield chunk

@@ -96,6 +96,27 @@ def test_arrays_of_any_layout(threads: bool, tmp_path: Path, monkeypatch: pytest
     collectives.run_threads(main, size=1)
 
 
+def test_checksums_are_right_where_a_thread_could_not_start_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failed = threading.Thread.start, []
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name.startswith("checksums") and not failed:
+            failed.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    store = Store(tmp_path, collectives.init("single"))
+    x = np.arange(1_000_000)
+    path = store.write(1, {"x": x}, None, None)
+    assert failed
+    assert path is not None
+    np.testing.assert_array_equal(open_checkpoint(path).read("x"), x)
+    store.close()
+
+
 def test_neither_side_holds_the_data_twice(tmp_path: Path) -> None:
     big = np.zeros(60_000_000, np.uint8)
 
