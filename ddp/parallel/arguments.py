@@ -67,8 +67,9 @@ def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
     Raises: ParallelError on every rank, with the first that differs.
     """
     everyones = comm.all_gather_object(dict(mine))
-    for name in mine:
-        values = [theirs.get(name) for theirs in everyones]
+    # Also what is missing here: this rank would go on, and wait for those that raise.
+    for name in dict.fromkeys(name for theirs in everyones for name in theirs):
+        values = [theirs.get(name, "missing") for theirs in everyones]
         for rank, value in enumerate(values):
             if value != values[0]:
                 raise ParallelError(

@@ -125,3 +125,14 @@ def test_settings_that_are_none(attributes: dict[str, Any], message: str) -> Non
     vars(hook).update(attributes)
     with pytest.raises(ArgumentError, match=message):
         DataParallel(nn.Linear(3, 2), comm_hook=hook)
+
+
+def test_a_setting_that_only_one_rank_lists_is_an_error_on_every_rank() -> None:
+    def rank(comm: Communicator) -> None:
+        def mine(bucket: GradBucket) -> None: ...
+
+        mine.same_on_all_ranks = {"k": 3} if comm.rank == 1 else {}  # type: ignore[attr-defined]
+        with pytest.raises(ParallelError, match="comm_hook mine: k is 'missing' on rank 0, but 3 on rank 1"):
+            wrapped(comm, mine)
+
+    collectives.run_threads(rank, 2, timeout=20)
