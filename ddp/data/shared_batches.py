@@ -27,7 +27,7 @@ from ddp._tensor.dtypes import bfloat16
 _GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of about one size share blocks
 _ALIGNMENT = 64  # bytes: a line of the cache
 _LONG = 1024  # bytes of a pickle that go into the block, too: results in the socket do not block a worker while its
-#              consumer sends it a long task, so neither waits for the other for ever
+#              consumer sends it a long task, so neither waits for the other for ever (see `worker._LONG`)
 _HELD = 32  # blocks of one worker that the consumer may keep; of what it keeps beyond that it gets copies
 
 _BFLOAT16 = bfloat16.name

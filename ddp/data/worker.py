@@ -52,6 +52,8 @@ class WorkerFailure(NamedTuple):
     at: str | None
 
 
+_LONG = 4096  # bytes of a result; a longer one, of a long error or state, goes as a file in memory
+
 script_failure: WorkerFailure | None = None  # why the server could not import the user's script
 
 
@@ -120,9 +122,19 @@ class _Worker:
         dropped, self._writer.dropped[:] = list(self._writer.dropped), []
         sent = pickle.dumps(result._replace(dropped=dropped), 5)
         block = self._writer.new if isinstance(result.batch, PackedBatch) and result.batch.new else None
-        self._connection.post(sent, [] if block is None else [block.fileno()])
+        self._post(sent, [] if block is None else [block.fileno()])
         if block is not None:
             block.close()
+
+    def _post(self, sent: bytes, fds: list[int]) -> None:
+        if len(sent) <= _LONG:
+            self._connection.post(sent, fds)
+            return
+        # The consumer reads nothing while it sends a long task: each would wait for the other for ever.
+        with open(os.memfd_create("ddp-result"), "w+b") as file:
+            file.write(sent)
+            file.flush()
+            self._connection.post(b"", [file.fileno(), *fds])
 
     def _start_pass(self, start: StartPass, fds: list[int]) -> None:
         """Prepares a pass. What fails is the result of its first task."""

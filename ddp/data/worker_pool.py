@@ -106,11 +106,16 @@ class WorkerPool:
         except (EOFError, OSError):
             raise WorkerError(self._death(worker)) from None
         self._pending[worker] -= 1
-        result: FetchResult = pickle.loads(received.data)
+        data, fds = received.data, list(received.fd_owners)
+        if not data:  # it is long, and in a file
+            with open(fds.pop(0), "rb") as file:
+                file.seek(0)
+                data = file.read()
+        result: FetchResult = pickle.loads(data)
         reader = self._readers[worker]
         reader.forget(result.dropped)
         if isinstance(result.batch, PackedBatch):
-            return result._replace(batch=reader.unpack(result.batch, *received.fd_owners))
+            return result._replace(batch=reader.unpack(result.batch, *fds))
         return result
 
     def ready(self, worker: int) -> bool:

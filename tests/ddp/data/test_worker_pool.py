@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp.data import DataLoader, fork_server
+from ddp.data import DataLoader, Dataset, fork_server
 from ddp.errors import ArgumentError, DtypeError, WorkerError
 from tests.ddp.data import samples
 from tests.ddp.data.samples import Failing, Squares, Whoami
@@ -149,3 +149,20 @@ def test_a_process_that_ignores_that_its_pool_was_closed_is_killed() -> None:
 def children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(word) for word in file.read().split()]
+
+
+class _LongIndices(Dataset[Any]):
+    def __len__(self) -> int:
+        return 400_000
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("it is read by __getitems__")
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        raise ValueError(f"none of {indices}")
+
+
+def test_a_long_error_meets_long_tasks() -> None:
+    loader = DataLoader(_LongIndices(), batch_size=100_000, num_workers=1, prefetch_factor=3)
+    with pytest.raises(ValueError, match="99997, 99998, 99999]"):
+        next(iter(loader))
