@@ -179,7 +179,7 @@ def newest(runs: Path) -> tuple[Saved | None, str]:
 def test_anything_anywhere(folder: Path, outside: Path, count: Callable[[int, int], int]) -> None:
     before = content(outside)
     errors = 0
-    for seed in range(count(120, 20_000)):
+    for seed in range(count(200, 20_000)):
         rng = np.random.default_rng(seed)
         runs = prepared(folder, outside)
         done = [(str(rng.choice(PLACES)), str(rng.choice(list(REQUEST_KINDS)))) for _ in range(rng.integers(1, 5))]

@@ -185,6 +185,34 @@ def test_killed_for_good(tmp_path: Path, count: Callable[[int, int], int]) -> No
     assert saved >= count(2, 50)
 
 
+@pytest.mark.root
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", tmp_path], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("this system lets not even root mount a small disk")
+    big = {"x": np.ones(4_000_000, np.uint8)}
+
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        write(store, comm, 1)
+        # When rank 1 has filled the disk first, rank 0 finds no room either.
+        message = r"rank [01]: writing .*rank-000[01].*: No space left on device, [\d,]+ bytes are left"
+        with pytest.raises(CheckpointError, match=message):
+            store.write(2, big if comm.rank == 1 else {}, None, None)
+        comm.barrier()
+        check(store.newest(), 1)
+        if comm.rank == 0:
+            assert leftovers(tmp_path) == []
+        write(store, comm, 2)
+        check(store.newest(), 2)
+        store.close()
+
+    try:
+        collectives.run_threads(main, size=2)
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"rank 0: making the folder .*file/x: Not a directory"):
