@@ -222,3 +222,35 @@ def test_shards_that_do_not_hold_what_the_manifest_says(tmp_path: Path) -> None:
         folder = put(tmp_path / "x", {**original, MANIFEST: signed(fields)})
         with pytest.raises(CheckpointError, match=r"it does not hold elements|shape \(0, "):
             open_checkpoint(folder).read(name)
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Everything in a JSON value that can be assigned to."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, inner in items for place in [(value, key), *_places(inner)]]
+
+
+def test_a_signed_manifest_with_anything_in_it(tmp_path: Path, count: Callable[[int, int], int]) -> None:
+    original = saved(tmp_path)[0]
+    values = [0, -1, 1, 2**31, 2**62, 10**30, "", "x", "F64", "U8", FIRST, None, [], {}, [1], True, 0.5]
+    refusals = 0
+    for seed in range(count(300, 5000)):
+        rng = np.random.default_rng(seed)
+        fields = json.loads(original[MANIFEST])
+        del fields["sha256"]
+        places = _places(fields)
+        for _ in range(rng.integers(1, 4)):
+            inner, key = places[rng.integers(len(places))]
+            inner[key] = values[rng.integers(len(values))]
+        folder = put(tmp_path / "x", {**original, MANIFEST: signed(fields)})
+        tracemalloc.start()
+        try:
+            checkpoint = open_checkpoint(folder)
+            arrays = checkpoint.read_all()
+            assert {name: (each.dtype, each.shape) for name, each in arrays.items()} == checkpoint.names
+        except CheckpointError:
+            refusals += 1
+        finally:
+            assert tracemalloc.get_traced_memory()[1] < 2 * sum(map(len, original.values())) + SLACK
+            tracemalloc.stop()
+    assert refusals > count(100, 1600)
