@@ -125,7 +125,11 @@ class Saved:
             with ExitStack() as stack:
                 files = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
                 spans = {rank: Header(file, shard_name(rank)).spans for rank, file in files.items()}
-                return {name: _read_pieces(name, entry, files, spans) for name, entry in entries.items()}
+                # In the order of the files, so that each block is read once.
+                starts = {name: (rank, span.start) for rank, found in spans.items() for name, span in found.items()}
+                order = sorted(entries, key=lambda name: starts.get(name, (0, 0)))
+                arrays = {name: _read_pieces(name, entries[name], files, spans) for name in order}
+                return {name: arrays[name] for name in entries}
         except (DamagedCheckpoint, SerializationError) as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import numpy as np
@@ -27,6 +28,7 @@ Array = np.ndarray[Any, Any]
 
 BLOCK = 1 << 24  # bytes of which there is a checksum: what must be read to believe a byte
 _CHUNK = 1 << 21  # bytes of a system call: one that is written is still in the cache when its checksum is computed
+_AHEAD = 16  # chunks that may be written before their checksums are computed
 _SMALL = 1 << 20  # arrays are gathered up to so many bytes, so that a thousand of them are not a thousand calls
 
 
@@ -40,25 +42,29 @@ def write_shard(
     Raises: OSError; a part of the file may exist then.
     """
     sums = _Checksums()
+    pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, "checksums") as helper:  # starts its thread when it is given work
 
         def chunks() -> Iterator[memoryview]:
             alone = in_background
             for chunk in _chunks(arrays):
-                adding = None
                 if not alone:
                     try:
-                        adding = helper.submit(sums.add, chunk)
+                        pending.append(helper.submit(sums.add, chunk))
                     except RuntimeError:
                         # From Python 3.12 on no thread starts any more once the script has ended. The pool keeps the
                         # chunk: a thread that it started later would add it a second time.
                         alone = True
-                if adding is None:
+                        while pending:
+                            pending.popleft().result()
+                if alone:
                     sums.add(chunk)
                 yield chunk
-                if adding is not None:
-                    adding.result()
+                if len(pending) > _AHEAD:
+                    pending.popleft().result()
                 progress()
+            while pending:
+                pending.popleft().result()
 
         write_file(path, chunks())
     return sums.shard()
