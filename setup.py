@@ -9,12 +9,8 @@ from __future__ import annotations
 import platform
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # before setuptools 70.1
-    from wheel.bdist_wheel import bdist_wheel
 
 # One build for each level of the architecture that has wider vectors; `ddp._native` loads the best that the CPU runs.
 LEVELS = ("x86-64-v3", "x86-64-v4") if platform.machine() in ("x86_64", "AMD64") else ("",)
