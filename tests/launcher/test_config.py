@@ -65,8 +65,8 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         debug_rank = 1
         log_dir = "logs"
         events = "events.jsonl"
-        trace = "/trace"
-        """
+        trace = "/absolute"
+        """.replace("/absolute", str(tmp_path / "elsewhere"))
     )
     assert cli.parse(["--config", path, "--set", "args.lr=1", "w"]) == Job(
         script=str(tmp_path / "train.py"),
@@ -87,7 +87,7 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         debug_rank=1,
         log_dir=str(tmp_path / "logs"),
         events=str(tmp_path / "events.jsonl"),
-        trace="/trace",
+        trace=str(tmp_path / "elsewhere"),
     )
 
 

@@ -272,6 +272,8 @@ class Rendezvous:
             except OSError:
                 data = b""
             if not data:
+                # It may have left the list of those present before the connection closed.
+                missing = ", ".join(each for each in missing.split(", ") if each != "0")
                 raise WorldError(f"{me}: rank 0 ended while ranks were joining; rank {missing} had not come")
             self._read += data
 
