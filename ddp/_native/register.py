@@ -24,13 +24,10 @@ _Kernel = Callable[..., None]
 
 
 def kernels(name: str, *arguments: Any) -> dict[str, _Kernel]:
-    """The kernel `name` by the dtype character of what it works on, where it exists."""
-    found = {}
-    for char, tag in _TAGS.items():
-        function = getattr(library, f"{name}_{tag}", None)
-        if function is not None:
-            function.argtypes, function.restype = arguments, None
-            found[char] = function
+    """The kernel `name` by the dtype character of what it works on."""
+    found = {char: getattr(library, f"{name}_{tag}") for char, tag in _TAGS.items()}
+    for function in found.values():
+        function.argtypes, function.restype = arguments, None
     return found
 
 
@@ -64,12 +61,16 @@ def _curve(kernel: _Kernel, x: Array, slope: bool) -> tuple[Array, Array | None]
     return out, slopes
 
 
+def _elementwise(kernel: dict[str, _Kernel], x: Array) -> Array:
+    out = np.empty_like(x)
+    kernel[x.dtype.char](x.size, address(x), address(out))
+    return out
+
+
 def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
     if not is_plain(x):
         return activation.sigmoid.reference.forward(xp, x)
-    out = np.empty_like(x)
-    SIGMOID[x.dtype.char](x.size, address(x), address(out))
-    return out, None
+    return _elementwise(SIGMOID, x), None
 
 
 def _silu(xp: Any, x: Array, slope: bool) -> tuple[Array, Any]:
@@ -86,11 +87,7 @@ def _gelu(xp: Any, x: Array, tanh: bool, slope: bool) -> tuple[Array, Any]:
 
 def _attach_error_function(function: ops.ArrayFunction[[Array], Array], kernel: dict[str, _Kernel]) -> None:
     def form(xp: Any, x: Array) -> Array:
-        if not is_plain(x):
-            return function.__wrapped__(xp, x)
-        out = np.empty_like(x)
-        kernel[x.dtype.char](x.size, address(x), address(out))
-        return out
+        return _elementwise(kernel, x) if is_plain(x) else function.__wrapped__(xp, x)
 
     function.attach_native_form(form)
 

@@ -137,7 +137,7 @@ def test_the_old_flags_and_the_old_positions() -> None:
 class TestCrossEntropy:
     @pytest.mark.parametrize("shape", [(700, 200), (2, 70_000, 2), (1, 3, 500_000)])
     @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}])
-    def test_blocks_cover_everything(self, shape: tuple[int, ...], options: Any) -> None:
+    def test_many_rows_classes_and_positions(self, shape: tuple[int, ...], options: Any) -> None:
         values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         values[0] *= 30
         target = np.random.default_rng(1).integers(0, shape[1], (shape[0], *shape[2:]))
@@ -145,7 +145,7 @@ class TestCrossEntropy:
         # With smoothing PyTorch itself is off by 6e-5 here, from what it computes in float64.
         agree_as_functions("cross_entropy", values, target, rtol=2e-4, atol=1e-6, **options)
 
-    def test_blocks_of_probabilities(self) -> None:
+    def test_probabilities_of_many_classes(self) -> None:
         rng = np.random.default_rng(0)
         values, wanted = rng.standard_normal((3, 70_000)), rng.random((3, 70_000))
         wanted /= wanted.sum(1, keepdims=True)
