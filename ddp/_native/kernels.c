@@ -335,25 +335,70 @@ void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *restri
     }
 }
 
-/* top = max x, sum = sum e^(x - top) of each row. top, sum: (rows,) */
-void NAME(exponential_sums)(size rows, size n, const REAL *restrict x, REAL *restrict top, REAL *restrict sum)
+/* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
+ * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones; each: (rows,), the losses, or NULL;
+ * top, sum: (rows,), max x and sum e^(x - top), for backward; out: the mean (else the sum) of the losses, and the factor of
+ * the gradients */
+void NAME(cross_entropy)(size rows, size n, const REAL *restrict x, const int64_t *restrict target,
+                         const uint8_t *restrict keep, const REAL *restrict w, double s, int mean, REAL *restrict top,
+                         REAL *restrict sum, double *restrict each, double *restrict out)
 {
+    double losses = 0, weights = 0, mass = n;
+    if (w && s) {
+        mass = 0;
+        for (size i = 0; i < n; i++)
+            mass += w[i];
+    }
     for (size row = 0; row < rows; row++, x += n) {
         const REAL most = NAME(largest)(n, x);
         REAL sums[LANES] = {0};
         EACH(n, sums[l] += EXP(x[i] - most));
         top[row] = most;
         sum[row] = NAME(total)(sums);
+        double loss = 0;
+        if (!keep || keep[row]) {
+            const double log_sum = log(sum[row]) + most, weight = w ? w[target[row]] : 1;
+            loss = (log_sum - x[target[row]]) * weight * (1 - s);
+            if (s) {
+                REAL even[LANES] = {0};
+                EACH(n, even[l] += x[i] * (w ? w[i] : 1));
+                loss += (log_sum * mass - NAME(total)(even)) * s / n;
+            }
+            weights += weight;
+        }
+        losses += loss;
+        if (each)
+            each[row] = loss;
     }
+    out[0] = mean ? losses / weights : losses;
+    out[1] = mean ? 1 / weights : 1;
 }
 
-/* out = factor*e^(x - top) of each row. top, factor: (rows,) */
-void NAME(scaled_exponentials)(size rows, size n, const REAL *restrict x, const REAL *restrict top,
-                               const REAL *restrict factor, REAL *restrict out)
+/* dx_c = g*((w_t*(1 - s) + s/n*sum w)*e^(x_c - top)/sum - w_t*(1 - s)*[c = t] - s/n*w_c), 0 unless keep[r];
+ * g: (rows,), times factor; NULL for ones */
+void NAME(cross_entropy_backward)(size rows, size n, const REAL *restrict x, const int64_t *restrict target,
+                                  const uint8_t *restrict keep, const REAL *restrict w, double s,
+                                  const REAL *restrict top, const REAL *restrict sum, const REAL *restrict g,
+                                  double factor, REAL *restrict dx)
 {
-    for (size row = 0; row < rows; row++, x += n, out += n) {
-        const REAL t = top[row], f = factor[row];
-        SIMD for (size i = 0; i < n; i++) out[i] = EXP(x[i] - t) * f;
+    double mass = n;
+    if (w && s) {
+        mass = 0;
+        for (size i = 0; i < n; i++)
+            mass += w[i];
+    }
+    for (size row = 0; row < rows; row++, x += n, dx += n) {
+        if (keep && !keep[row]) {
+            memset(dx, 0, n * sizeof(REAL));
+            continue;
+        }
+        const double scale = (g ? g[row] : 1) * factor, at_target = scale * (w ? w[target[row]] : 1) * (1 - s);
+        const REAL f = (REAL)((at_target + scale * s / n * mass) / sum[row]), even = (REAL)(scale * s / n);
+        const REAL most = top[row];
+        SIMD for (size i = 0; i < n; i++) dx[i] = EXP(x[i] - most) * f;
+        if (s)
+            SIMD for (size i = 0; i < n; i++) dx[i] -= even * (w ? w[i] : 1);
+        dx[target[row]] -= (REAL)at_target;
     }
 }
 

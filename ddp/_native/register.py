@@ -213,22 +213,57 @@ def _rows(x: Array) -> tuple[int, int]:
     return x.size // n, n
 
 
-def _exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
-    if x.ndim != 2 or not x.size or not is_plain(x):
-        return losses.exponential_sums.__wrapped__(xp, x)
-    rows, n = x.shape
-    top, sums = np.empty((rows, 1), x.dtype), np.empty((rows, 1), x.dtype)
-    EXPONENTIAL_SUMS[x.dtype.char](rows, n, address(x), address(top), address(sums))
-    return top, sums
+class _CrossEntropyResidual(NamedTuple):
+    target: Array
+    keep: Array | None
+    weight: Array | None
+    smoothing: float
+    sums: Array  # (2, N): the maximum of each row, and the sum of its e^(x - maximum)
+    factor: float | None  # None: the losses were not reduced
 
 
-def _scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
-    char = x.dtype.char
-    if x.ndim != 2 or x.size <= SMALL or not (is_plain(x) and is_plain(top, char) and is_plain(factor, char)):
-        return losses.scaled_exponentials.__wrapped__(xp, x, top, factor)
-    out = np.empty(x.shape, x.dtype)
-    SCALED_EXPONENTIALS[char](*x.shape, address(x), address(top), address(factor), address(out))
-    return out
+def _cross_entropy(
+    xp: Any,
+    x: Array,
+    target: Array,
+    keep: Array | None,
+    weight: Array | None,
+    smoothing: float,
+    reduction: str,
+    single: bool = False,
+) -> tuple[Array, Any]:
+    if x.ndim != 2 or not x.size or not is_plain(x) or not target.flags.c_contiguous:
+        reference = losses.cross_entropy.reference
+        return reference.forward(xp, x, target, keep, weight, smoothing, reduction, single)
+    if weight is not None:
+        weight = np.ascontiguousarray(weight, x.dtype)
+    sums, out = np.empty((2, len(x)), x.dtype), np.empty(2)
+    each = np.empty(len(x)) if reduction == "none" else None
+    where = address(sums)
+    assert where is not None
+    CROSS_ENTROPY[x.dtype.char](
+        *(*x.shape, address(x), address(target), address(keep), address(weight), smoothing, reduction == "mean"),
+        *(where, where + sums.nbytes // 2, address(each), address(out)),
+    )
+    kind = np.dtype("float32") if single else x.dtype
+    z = (out[0] if each is None else each).astype(kind)
+    target = target.copy()  # nothing says when the caller writes to it
+    return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, out[1] if each is None else None)
+
+
+def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    x = saved[0]
+    if not isinstance(residual, _CrossEntropyResidual):
+        return losses.cross_entropy.reference.backward(xp, g, needs, saved, residual)
+    target, keep, weight, smoothing, sums, factor = residual
+    dx, where = np.empty_like(x), address(sums)
+    assert where is not None
+    each = np.ascontiguousarray(g, x.dtype) if factor is None else None
+    CROSS_ENTROPY_BACKWARD[x.dtype.char](
+        *(*x.shape, address(x), address(target), address(keep), address(weight), smoothing),
+        *(where, where + sums.nbytes // 2, address(each), 1.0 if factor is None else factor * float(g), address(dx)),
+    )
+    return (dx,)
 
 
 def _add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
@@ -339,8 +374,8 @@ LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, 
 CHANNEL_SUMS, CHANNEL_LINES = kernels("channel_sums", N, N, *[P] * 5), kernels("channel_lines", N, N, *[P] * 6)
 SOFTMAX = kernels("softmax", N, N, FLAG, P, P)
 SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)
-EXPONENTIAL_SUMS = kernels("exponential_sums", N, N, P, P, P)
-SCALED_EXPONENTIALS = kernels("scaled_exponentials", N, N, P, P, P, P)
+CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, P, REAL, FLAG, P, P, P, P)
+CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REAL, P, P, P, REAL, P)
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
 ATTENTION = kernels("attention", P, P, P, P, P, P, P)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 11)
@@ -357,7 +392,6 @@ normalization.channel_sums.attach_native_form(_channel_sums)
 normalization.channel_lines.attach_native_form(_channel_lines)
 _attach_softmax(softmax_ops.softmax, False)
 _attach_softmax(softmax_ops.log_softmax, True)
-losses.exponential_sums.attach_native_form(_exponential_sums)
-losses.scaled_exponentials.attach_native_form(_scaled_exponentials)
+losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)
 indexing.add_rows_into.attach_native_form(_add_rows_into)
 attention.attention.attach_native_form(_attention, _attention_backward)

@@ -12,7 +12,6 @@ from ddp.ops.op import (
     Needs,
     Op,
     Saved,
-    array_function,
     as_float32,
     compute_dtype,
     sum_of_squares,
@@ -122,7 +121,6 @@ def _cross_entropy(
     return out.astype(kind), (top, sums, where, keep, weight, weights, smoothing, scale, reduction)
 
 
-@array_function
 def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
     """The maxima along axis 1, which stays, and the sums of e^(x - maximum). x: (N, C) or (N, C, M)."""
     if not x.size:
@@ -131,7 +129,6 @@ def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
     return exponentials(xp, x, 1)[1:]
 
 
-@array_function
 def scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
     """factor * e^(x - top). x: (N, C) or (N, C, M); top, factor: 1 along axis 1."""
     e = xp.exp(x - top)
