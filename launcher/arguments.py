@@ -11,7 +11,7 @@ from launcher.errors import UsageError
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """`argparse.ArgumentParser` that raises instead of exiting, takes no abbreviations, and knows what was meant."""
+    """`argparse.ArgumentParser` that raises instead of exiting, takes no abbreviations, and suggests a known option."""
 
     def __init__(self, prog: str, **settings: Any) -> None:
         super().__init__(
@@ -30,7 +30,7 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UsageError(message)
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """The options that were given, by name, positional ones among them wherever they stand.
+        """The options on the command line, by name, and the positional arguments, wherever they stand.
 
         Raises: UsageError, in one sentence.
         """
@@ -39,10 +39,20 @@ class ArgumentParser(argparse.ArgumentParser):
             raise self.unknown(unknown)
         return vars(known)
 
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """All options, in the order in which they were added."""
+        return self._actions
+
+    def action(self, option: str) -> argparse.Action | None:
+        """The option of that name (`--grace`), None if there is none."""
+        return self._option_string_actions.get(option)
+
     def unknown(self, words: Sequence[str]) -> UsageError:
         """The error for words of which the first is no option of this command."""
-        options = [name for action in self._actions for name in action.option_strings]
-        return UsageError(f"unknown option {words[0]}{nearest(words[0].partition('=')[0], options)}")
+        return UsageError(
+            f"unknown option {words[0]}{nearest(words[0].partition('=')[0], self._option_string_actions)}"
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

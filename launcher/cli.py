@@ -2,177 +2,101 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
-from launcher.arguments import ArgumentParser
-from launcher.config import Layer
 from launcher.errors import UsageError
 from launcher.job import Job
-from launcher.options import ALIASES, ELSEWHERE, GROUPS, KEYS, OPTIONS, Option
+from launcher.options import GPU, parser, split
 
 _SWEEP_LIMIT = 1.0
-
-_USAGE = """\
-ddp-launch [OPTIONS] SCRIPT ARGS...      ddp-launch [OPTIONS] -m MODULE ARGS...
-       ddp-launch --config FILE [OPTIONS] [ARGS...]"""
-_WHAT = "Starts the ranks of a Python program, here or on other hosts, and explains how they fail."
-_MORE = "Options come before SCRIPT. Exit code: 0, that of the first rank that failed, or 2 for wrong use."
-_ALL = """\
-Options come before SCRIPT; what follows it belongs to the script. `--` ends the options.
-The command line wins over --set, and --set over the job file. In parentheses: what holds otherwise.
-
-Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
-2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
-"""
-_DEFAULTS = {field.name: field.default for field in fields(Job)}
-_METAVARS = {name: option.metavar for option in OPTIONS for name in (option.name, *ALIASES.get(option.name, ()))}
-
-
-def parser(everything: bool = False) -> ArgumentParser:
-    """The command line, as the table of options has it. everything: its help has all options, in groups"""
-    made = ArgumentParser("ddp-launch", usage=_USAGE, description=_WHAT, epilog=_ALL if everything else _MORE)
-    for heading, options in GROUPS.items():
-        group = made.add_argument_group(heading) if everything else made
-        for option in options:
-            text = f"{option.help} ({default(option)})" if default(option) else option.help
-            group.add_argument(
-                option.name,
-                *ALIASES.get(option.name, ()),
-                help=text if everything or option.common else argparse.SUPPRESS,
-                **_value(option),
-            )
-    return made
-
-
-def _value(option: Option) -> dict[str, Any]:
-    """How argparse is to take an option's value."""
-    dest = {"dest": option.key} if option.key else {}
-    if not option.metavar:
-        return {"action": "store_const", "const": option.value, **dest}
-
-    def read(text: str) -> Any:
-        try:
-            return option.kind.read(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"should be {option.kind.what}, not {text!r}") from None
-
-    return {"type": read, "metavar": option.metavar, "action": "append" if option.name == "--set" else "store", **dest}
-
-
-def default(option: Option) -> str:
-    """What holds without an option, as it would be given; "" if that is nothing in particular."""
-    value = _DEFAULTS.get(option.key)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return ""
-    return value if isinstance(value, str) else f"{value:g}"
-
-
-def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options and their values, and the words after them, which are the script's.
-
-    >>> split(["-n", "4", "train.py", "-n", "7"])
-    (['-n', '4'], ['train.py', '-n', '7'])
-    Raises: UsageError for an option that is none of ours; after --config it is the script's first word.
-    """
-    words, at, names = list(argv), 0, []
-    while words[at:] and words[at].startswith("-") and words[at] != "--":
-        name = words[at].partition("=")[0]
-        if name not in _METAVARS and name[:2] not in ("-m", "-n"):  # -n4
-            if "--config" in names:
-                break
-            meant = ELSEWHERE.get(name)
-            raise (
-                UsageError(f"unknown option {words[at]} (did you mean {meant}?)")
-                if meant
-                else parser().unknown(words[at:])
-            )
-        names.append(name)
-        at += 2 if _METAVARS.get(words[at]) else 1
-        if name[:2] == "-m":  # as with `python -m`, the rest is the module's
-            return words[:at], words[at:]
-    return words[:at], words[at + (words[at : at + 1] == ["--"]) :]
+# Of each pair the command line's takes back what the job file has of the other.
+_RIVALS = {"script": "module", "module": "script", "hosts": "hostfile", "hostfile": "hosts"}
 
 
 def read(argv: Sequence[str]) -> dict[str, Any]:
-    """The options that were given, and `rest`: SCRIPT ARGS..., or the arguments of a module or of a configured job.
+    """The options on the command line, and `rest`: SCRIPT ARGS..., or the arguments of a module or a configured job.
 
     >>> read(["-n", "4", "train.py", "-n", "7"])
     {'n': 4, 'rest': ['train.py', '-n', '7']}
-    Raises: UsageError for an option that is none of ours, or lacks its value.
+    Raises: UsageError for an unknown option, or one without its value.
     """
     options, rest = split(argv)
     return {**vars(parser().parse_args(options)), "rest": rest}
 
 
-def layer_of(given: dict[str, Any]) -> Layer:
-    """What a command line says of the job, and the job file and `--set` in it.
+def job_of(options: Mapping[str, Any]) -> Job:
+    """The job of a command line that `read` has read, and of the job file in it.
 
     Raises: UsageError, in one sentence.
     """
-    layer = Layer({}, {})
-    if "config" in given or "set" in given:
+    fields, words = dict(options), list(options["rest"])
+    configured: dict[str, Any] = {}
+    args: tuple[str, ...] = ()
+    if "config" in fields:
         from launcher import config  # here, because reading TOML takes milliseconds
 
-        if "config" in given:
-            layer = config.load(given["config"])
-        layer = config.changes(given.get("set", ())).over(layer)
-    launch = {key: value for key, value in given.items() if key in KEYS}
-    rest = given["rest"]
-    if rest and not {"script", "module"} & (layer.launch.keys() | launch.keys()):
-        launch["script"], *rest = rest
-    return Layer(launch, {}, tuple(rest)).over(layer)
+        configured, args = config.load(fields["config"])
+    if words and not {"script", "module"} & (configured.keys() | fields.keys()):
+        fields["script"], *words = words
+    fields = {key: value for key, value in configured.items() if _RIVALS.get(key) not in fields} | fields
+    for name in ("config", "rest", "dry_run", "version", "help"):
+        fields.pop(name, None)
+    if path := fields.pop("hostfile", None):
+        if "hosts" in fields:
+            raise UsageError(f"give hosts or a hostfile, not both: {path}")
+        from launcher.network import read_hostfile
+
+        fields["hosts"] = read_hostfile(path)
+    if fields.get("n") == GPU:
+        if fields.get("hosts"):
+            text = "give every host its number of ranks, as in --hosts a:8,b:8"
+            raise UsageError(f"-n gpu counts the GPUs of this machine, not those of hosts: {text}")
+        from launcher.placement import count_gpus
+
+        fields["n"] = count_gpus()
+    return Job(**fields, args=(*args, *words))
 
 
 def parse(argv: Sequence[str]) -> Job:
     """The job that a command line asks for. Raises: UsageError, in one sentence."""
-    return layer_of(read(argv)).job()
+    return job_of(read(argv))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     try:
-        given = read(sys.argv[1:] if argv is None else argv)
-        if "help" in given or "help_all" in given:
-            return _print(parser(everything="help_all" in given).format_help())
-        if "version" in given:
+        options = read(sys.argv[1:] if argv is None else argv)
+        if "help" in options:
+            return _print(parser().format_help())
+        if "version" in options:
             from collectives.version import __version__
 
             return _print(f"ddp-launch {__version__}\n")
-        layer = layer_of(given)
-        job = layer.job()
-        from launcher.engines import resolve_size  # here, because who made a mistake need not wait for it
+        job = job_of(options)
+        from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
 
         job = resolve_size(job, os.environ)
-        if "print_config" in given:
-            from launcher import config
-
-            return _print(config.show(job, layer))
-        return _print(show(job, os.environ)) if "dry_run" in given else _run(job)
+        return _print(show(job, os.environ)) if "dry_run" in options else _run(job)
     except UsageError as error:
         _complain(str(error))
         return 2
 
 
 def _print(text: str) -> int:
-    """Prints what was asked for; returns the exit code."""
+    """Prints a text; returns the exit code."""
     try:
-        try:
-            print(text, end="", flush=True)
-        except UnicodeEncodeError:  # a name for which the output's encoding has no letters: as the file system has it
-            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-            sys.stdout.flush()
+        # A file name may have bytes that are no text in any encoding.
+        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+        sys.stdout.flush()
         return 0
     except OSError as error:
-        # Else Python would try once more at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python would try once more at its end, and complain
         if isinstance(error, BrokenPipeError):
             return 128 + signal.SIGPIPE  # its reader has gone, as with `| head`
         _complain(f"the output cannot be written: {error.strerror}")
@@ -180,7 +104,7 @@ def _print(text: str) -> int:
 
 
 def _complain(text: str) -> None:
-    """Says what went wrong, if stderr can be written to; the exit code says it, too."""
+    """Prints an error to stderr, if that can be written to; the exit code says it, too."""
     if sys.stderr is None:
         return  # closed; print would take stdout instead
     try:

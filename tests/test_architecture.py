@@ -190,9 +190,9 @@ FLOORS = {
     "launcher": (
         ("errors", "debugger", "function_worker"),
         ("linux", "network", "placement", "protocol", "arguments", "tracing"),
-        ("job", "options"),
-        ("config", "engines"),
-        ("agent", "diagnosis"),
+        ("job",),
+        ("options", "engines"),
+        ("config", "agent", "diagnosis"),
         ("console",),
         ("supervisor",),
         ("cli", "function", "bench"),

@@ -58,16 +58,6 @@ def test_what_the_options_add(capsys: Any, monkeypatch: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.mpi
-def test_several_ranks(capsys: Any, mpiexec: list[str]) -> None:
-    if mpi_family(mpiexec[0]) != MPICH:
-        pytest.skip("takes MPICH")
-    words = shown("--engine mpich -n 3 -m pkg.train --lr 1", capsys)
-    start = words.index(mpiexec[0])
-    assert words[words.index("-n", start) + 1] == "3"
-    assert words[-4:] == ["-m", "pkg.train", "--lr", "1"]
-
-
-@pytest.mark.mpi
 def test_the_example_in_the_documentation_is_what_is_printed(capsys: Any, monkeypatch: Any, mpiexec: list[str]) -> None:
     if mpi_family(mpiexec[0]) != MPICH:
         pytest.skip("the example is MPICH's")
