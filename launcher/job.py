@@ -88,9 +88,9 @@ class Job:
         self._check_ranks()
         if self.backend not in BACKENDS:
             raise UsageError(f"the backend should be one of {', '.join(BACKENDS)}, not {self.backend!r}")
-        _check_writable("trace's folder", self.trace)
-        _check_writable("log folder", self.log_dir)
-        _check_writable("events file", self.events, folder=False)
+        for what, path in (("trace folder", self.trace), ("log folder", self.log_dir), ("events file", self.events)):
+            if path == "":
+                raise UsageError(f"the {what} needs a name")
 
     @property
     def size(self) -> int:
@@ -108,15 +108,16 @@ class Job:
     def _check_target(self) -> None:
         if self.script is not None and self.module is not None:
             raise UsageError(f"give a script or a module, not both: {self.script} and -m {self.module}")
-        if self.module == "" or (self.script is None and self.module is None):
+        if not self.module and self.script is None:
             raise UsageError("no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)")
-        if self.script is not None:
-            if os.path.isdir(self.script):
-                raise UsageError(f"{self.script} is a directory, not a Python script")
-            if not os.path.exists(self.script):
-                raise UsageError(f"there is no script {self.script}")
-            if not os.access(self.script, os.R_OK):
-                raise UsageError(f"the script {self.script} cannot be read")
+        if self.script is None:
+            return
+        if os.path.isdir(self.script):
+            raise UsageError(f"{self.script} is a directory, not a Python script")
+        if not os.path.exists(self.script):
+            raise UsageError(f"there is no script {self.script}")
+        if not os.access(self.script, os.R_OK):
+            raise UsageError(f"the script {self.script} cannot be read")
 
     def _check_numbers(self) -> None:
         if self.n is not None and self.n < 1:
@@ -151,27 +152,3 @@ class Job:
                 raise UsageError(f"rank {wrong[0]} cannot be shown: the job has {ranks}, counted from 0")
         if not 0 <= self.debug_rank < size:
             raise UsageError(f"rank {self.debug_rank} cannot be debugged: the job has {ranks}, counted from 0")
-
-
-def _check_writable(what: str, path: str | None, folder: bool = True) -> None:
-    """It is there and can be written to, or can be made: a folder with those above it, a file in one that is there."""
-    if path is None:
-        return
-    if path == "":
-        raise UsageError(f"the {what} needs a name")
-    try:
-        there = full = os.path.abspath(path)
-    except FileNotFoundError:
-        raise UsageError(f"the {what} {path} cannot be used: the working folder has been removed") from None
-    if not folder:
-        if os.path.isdir(full):
-            raise UsageError(f"the {what} {path} is a directory")
-        there = full if os.path.exists(full) else os.path.dirname(full)
-        if not os.path.lexists(there):
-            raise UsageError(f"the {what} {path} cannot be written: there is no directory {there}")
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if (folder or there != full) and not os.path.isdir(there):
-        raise UsageError(f"the {what} {path} cannot be used: {there} is not a directory")
-    if not os.access(there, os.W_OK | os.X_OK if os.path.isdir(there) else os.W_OK):
-        raise UsageError(f"the {what} {path} cannot be used: {there} cannot be written to")

@@ -14,21 +14,19 @@ from typing import NamedTuple
 
 from launcher.errors import UsageError
 
-_FORMS = "host, host:4, [::1]:4 or host slots=4"
-# A name goes to a remote shell: what would be an option, or two words, there is no host. IPv6 stands in brackets.
+# A name goes to a remote shell: neither an option nor two words is one. IPv6 stands in brackets.
 _HOST = re.compile(
     r"""(?: (?P<name> [A-Za-z0-9_] [\w.\-]* ) | \[ (?P<address> [0-9A-Fa-f:.]+ (?: %[\w.\-]+ )? ) \] )
-        (?: : (?P<slots> \d{1,9} ) )?""",
+        (?: (?: : | \s+ slots \s*=\s* ) (?P<slots> \d{1,9} ) )?""",
     re.VERBOSE | re.ASCII,
 )
-_SLOTS = re.compile(r"slots\s*=\s*(\d{1,9})", re.ASCII)
 
 
 class Host(NamedTuple):
     """A machine that ranks run on.
 
     name: as the remote shell is to be given it; an IPv6 address without brackets
-    slots: how many ranks it has room for
+    slots: how many ranks it takes
     """
 
     name: str
@@ -42,35 +40,36 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     (Host(name='a', slots=6), Host(name='b', slots=1))
     Raises: UsageError
     """
-    return _summed(_host(word.strip(), "--hosts") for word in text.split(","))
+    return _parse((word.strip(), "--hosts") for word in text.split(","))
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """The hosts of a file. Raises: UsageError if it cannot be read, names none, or has a line that makes no sense."""
+    """The hosts of a file: one a line, `#` begins a comment, and the rule for slots is that of `parse_hosts`.
+
+    Raises: UsageError if it cannot be read, names no host, or has a line that is not understood.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+            lines = [line.partition("#")[0].strip() for line in file.read().splitlines()]
     except OSError as error:
         raise UsageError(f"the hostfile {path} cannot be read: {error.strerror}") from None
-    return parse_hostfile(text, path)
-
-
-def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """The hosts of a file's text: one a line, `#` begins a comment, and the rule for slots is that of `parse_hosts`.
-
-    >>> parse_hostfile("a slots=4  # the large one", "hosts.txt")
-    (Host(name='a', slots=4),)
-    path: for messages
-    Raises: UsageError with the line's number.
-    """
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].strip()
-        if words:
-            found.append(_line(words, f"{path}, line {number}"))
-    if not found:
+    if not any(lines):
         raise UsageError(f"the hostfile {path} names no host")
-    return _summed(found)
+    return _parse((line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line)
+
+
+def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
+    """The hosts of texts, each with the place where it was found; those of one name add up."""
+    slots: dict[str, int] = {}
+    for text, where in entries:
+        match = _HOST.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{where}: {text!r} is not understood: host, host:4, [::1]:4 or host slots=4")
+        name, number = match["name"] or match["address"], int(match["slots"] or 1)
+        if number < 1:
+            raise UsageError(f"{where}: {name} has no slot: leave it out")
+        slots[name] = slots.get(name, 0) + number
+    return tuple(Host(name, number) for name, number in slots.items())
 
 
 def fill_hosts(n: int, hosts: Sequence[Host]) -> list[Host]:
@@ -102,37 +101,6 @@ def ranks_on(hosts: Sequence[Host], n: int, name: str | None) -> frozenset[int]:
     [2]
     """
     return frozenset(rank for host, ranks in ranks_by_host(hosts, n) if host.name == name for rank in ranks)
-
-
-def _line(words: str, where: str) -> Host:
-    name, *rest = words.split(maxsplit=1)
-    host = _host(name, where, words)
-    if not rest:
-        return host
-    slots = _SLOTS.fullmatch(rest[0])
-    if slots is None or _HOST.fullmatch(name)["slots"]:  # type: ignore[index]  # `_host` has seen that it matches
-        raise UsageError(f"{where}: {words!r} is not understood: {_FORMS}")
-    return _with_room(Host(host.name, int(slots[1])), where)
-
-
-def _host(word: str, where: str, whole: str = "") -> Host:
-    match = _HOST.fullmatch(word)
-    if match is None:
-        raise UsageError(f"{where}: {whole or word!r} is not understood: {_FORMS}")
-    return _with_room(Host(match["name"] or match["address"], int(match["slots"] or 1)), where)
-
-
-def _with_room(host: Host, where: str) -> Host:
-    if host.slots < 1:
-        raise UsageError(f"{where}: {host.name} has no slot: leave it out")
-    return host
-
-
-def _summed(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    slots: dict[str, int] = {}
-    for host in hosts:
-        slots[host.name] = slots.get(host.name, 0) + host.slots
-    return tuple(Host(name, number) for name, number in slots.items())
 
 
 _SIOCGIFADDR = 0x8915

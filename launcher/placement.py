@@ -60,19 +60,12 @@ class Placement:
         self.gpus = assign_gpu(visible_gpus(environ), self.local_rank, self.local_size, "share" in words)
         allowed = os.sched_getaffinity(0)
         self.threads = max(1, len(allowed) // self.local_size)
-        self.cores = self._cores(allowed, "bind" in words, visible_gpus(environ) if self.gpus else [])
+        self.cores = None
+        if "bind" in words:
+            near = [cores_near(gpu) & allowed for gpu in visible_gpus(environ)] if self.gpus else []
+            self.cores = bind_cores(allowed, near, self.local_rank, self.local_size)
         # Where the user has not said otherwise, NCCL writes among what the rank prints.
         self.debug = "files" in words and NCCL in environ and NCCL_FILE not in environ
-
-    def _cores(self, allowed: set[int], bound: bool, gpus: Sequence[str]) -> list[int] | None:
-        part, parts = self.local_rank, self.local_size
-        if gpus:
-            near = [cores_near(gpus[rank % len(gpus)]) for rank in range(self.local_size)]
-            found, at, of = share_near_cores(near, allowed, self.local_rank, bound)
-            if found:
-                allowed, part, parts = found, at, of
-                bound = True
-        return split_cores(by_topology(allowed), part, parts) if bound else None
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that the rank finds; the user's number of threads stays."""
@@ -136,6 +129,21 @@ def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share: boo
             f" (--share-gpu), or hide them ({VISIBLE}=)"
         )
     return [gpus[local_rank % len(gpus)]] if gpus else []
+
+
+def bind_cores(allowed: set[int], near: Sequence[Collection[int]], local_rank: int, local_size: int) -> list[int]:
+    """The cores of one rank: its share of those near its GPU, if they are known for all GPUs, else of all.
+
+    allowed: the cores that the job may use; near: of each GPU, those of them on its NUMA node
+
+    >>> bind_cores({0, 1, 2, 3}, [{0, 1}, {2, 3}, {2, 3}], 1, 3)
+    [2]
+    """
+    cores = [set(near[rank % len(near)]) for rank in range(local_size)] if near else []
+    if not cores or not all(cores):
+        cores = [allowed] * local_size
+    sharers = [rank for rank in range(local_size) if cores[rank] == cores[local_rank]]
+    return split_cores(by_topology(cores[local_rank]), sharers.index(local_rank), len(sharers))
 
 
 def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
@@ -258,30 +266,6 @@ def parse_cpu_list(text: str) -> list[int]:
         if first:
             found += range(int(first), int(last or first) + 1)
     return found
-
-
-def share_near_cores(
-    near: Sequence[Collection[int]], allowed: Collection[int], index: int, bound: bool
-) -> tuple[set[int], int, int]:
-    """The cores that a rank keeps to, and which part of how many it has of them; no cores: it is not to be confined.
-
-    near: of each rank of the host, the cores near its GPU; bound: ranks are bound to parts
-    Where ranks are free, each stays near its GPU if together they leave no core idle that is there for all.
-
-    >>> share_near_cores([{0, 1}, {2, 3}], {0, 1, 2, 3}, 1, bound=False)
-    ({2, 3}, 0, 1)
-    >>> share_near_cores([{0, 1}, {0, 1}], {0, 1, 2, 3}, 1, bound=False)
-    (set(), 0, 1)
-    >>> share_near_cores([{0, 1}, {0, 1}], {0, 1, 2, 3}, 1, bound=True)
-    ({0, 1}, 1, 2)
-    """
-    mine = [set(allowed).intersection(each) for each in near]
-    if not all(mine) or (not bound and set().union(*mine) != set(allowed)):
-        return set(), 0, 1
-    if not bound:
-        return (mine[index], 0, 1) if mine[index] != set(allowed) else (set(), 0, 1)
-    group = [rank for rank, cores in enumerate(mine) if cores == mine[index]]
-    return mine[index], group.index(index), len(group)
 
 
 def _read_driver_file(path: str) -> str:

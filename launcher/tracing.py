@@ -27,16 +27,16 @@ def prepare(folder: str) -> str:
 
     Raises: UsageError if it cannot be made or written to.
     """
-    folder = os.path.abspath(folder)
     try:
+        folder = os.path.abspath(folder)
         os.makedirs(folder, exist_ok=True)
         for name in os.listdir(folder):
             if _OLD.fullmatch(name):
                 os.remove(os.path.join(folder, name))
     except OSError as error:
-        raise UsageError(f"the trace's folder {folder} cannot be used: {error.strerror}") from None
+        raise UsageError(f"the trace folder {folder} cannot be used: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"the trace's folder {folder} cannot be written to")
+        raise UsageError(f"the trace folder {folder} cannot be written to")
     return folder
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from collectives.world import ATTEMPT
 from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis.failures import (
@@ -35,7 +34,7 @@ from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on
 from launcher.protocol import PING
-from launcher.supervisor.environment import agent, agents_environment, free_port, host_of_rank_0, meeting, threads
+from launcher.supervisor.environment import agent, agents_environment, free_port, host_of_rank_0, meeting
 from launcher.supervisor.listener import Listener
 from launcher.supervisor.messages import MessageHandler
 from launcher.supervisor.rank_table import RankProcess, RankTable
@@ -116,10 +115,6 @@ class Attempt:
         master = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
         environment = self._engine.environment({**environ, **master, **self._agents_environment()}, scratch)
         self._reaper = Reaper(partial(self._engine.start, agent(job), environment), scratch, files)
-        # On a terminal only, and once: who reads a file has asked for what the ranks say.
-        first = environ.get(ATTEMPT, "0") == "0"
-        if first and console.columns() and (text := threads(job, self._engine, environ, len(os.sched_getaffinity(0)))):
-            console.say(f"ddp-launch: {text}")
         os.set_blocking(self._reaper.engine_output, False)
 
     def _agents_environment(self) -> dict[str, str]:

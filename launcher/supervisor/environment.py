@@ -47,18 +47,6 @@ def ranks_environment(job: Job, attempt: int) -> dict[str, str]:
     return found
 
 
-def threads(job: Job, engine: Engine, environ: Mapping[str, str], cores: int) -> str | None:
-    """What the user should know of the threads that ranks may use; None if he has chosen, or there is nothing to share.
-
-    cores: of this machine
-    """
-    if placement.THREADS in environ or job.size == 1:
-        return None
-    if engines.ranks_per_host(job, engine) != (job.size,):
-        return f"{placement.THREADS} is the number of each host's cores / ranks, unless you set it"
-    return f"{placement.THREADS} is {max(1, cores // job.size)} ({cores} cores / {job.size} ranks), unless you set it"
-
-
 # Above those that services have, below those that systems give away (32768 on) and that Kubernetes does (30000 on).
 _PORTS = range(20_000, 30_000)
 _TRIES = 100

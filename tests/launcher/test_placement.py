@@ -12,11 +12,7 @@ import pytest
 
 from collectives.world import World
 from launcher import placement
-from launcher.engines.mpich import MpichEngine
 from launcher.errors import StartError, UsageError
-from launcher.job import Job
-from launcher.network import Host
-from launcher.supervisor.environment import threads
 
 ROOT = Path(__file__).parent.parent.parent
 NODES = ["null", "nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "nvme0"]
@@ -26,18 +22,13 @@ DRIVER = ["0000:17:00.0", "0000:65:00.0", "0000:b3:00.0"]
 @pytest.mark.parametrize(
     ("asked", "driver", "nodes", "found"),
     [
-        (None, [], ["null"], []),
         (None, DRIVER, NODES, ["0", "1", "2"]),
         (None, [], NODES, ["0", "1", "2"]),
         (None, DRIVER, ["null"], []),  # a container that was given none sees the driver all the same
         (None, DRIVER, ["nvidia2", "nvidiactl"], ["0"]),  # one that was given the third calls it the first
-        ("", DRIVER, NODES, []),
-        ("-1", DRIVER, NODES, []),
         ("NoDevFiles", DRIVER, NODES, []),
-        ("2,0", DRIVER, NODES, ["2", "0"]),
         (" 1 , 2 ", DRIVER, NODES, ["1", "2"]),
         ("1,-1,2", DRIVER, NODES, ["1"]),  # as CUDA reads it
-        ("1,7,2", DRIVER, NODES, ["1"]),
         ("GPU-8a5e,MIG-77", DRIVER, NODES, ["GPU-8a5e", "MIG-77"]),
         ("0,1", [], ["null"], []),  # there is none, whatever was asked for
     ],
@@ -100,6 +91,48 @@ def test_threads_of_a_core_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> 
     assert placement.by_topology(set(where)) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sockets of four cores, two GPUs at each; the driver lists them in no order."""
+    driver, bus = tmp_path / "driver", tmp_path / "bus"
+    for place, uuid, cores in (
+        ("0000:C8:00.0", "GPU-dddd", "4-7"),
+        ("0000:17:00.0", "GPU-aaaa", "0-3"),
+        ("0000:65:00.0", "GPU-bbbb", "0-3"),
+        ("0000:A1:00.0", "GPU-cccc", "4-7"),
+    ):
+        (driver / place).mkdir(parents=True)
+        (driver / place / "information").write_text(f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}-1234\n")
+        (bus / place.lower()).mkdir(parents=True)
+        (bus / place.lower() / "local_cpulist").write_text(cores + "\n")
+    monkeypatch.setattr(placement.cores_near, "__defaults__", (str(driver), str(bus)))
+
+
+A, B = {0, 1, 2, 3}, {4, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cores"), [("0", A), ("3", B), ("GPU-cccc", B), ("4", set()), ("GPU-eeee", set()), ("MIG-8a5e", set())]
+)
+def test_cores_near_a_gpu(machine: None, gpu: str, cores: set[int]) -> None:
+    assert placement.cores_near(gpu) == cores
+
+
+@pytest.mark.parametrize(
+    ("near", "cores"),
+    [
+        ([], [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ([A, B], [[0, 1], [4, 5], [2, 3], [6, 7]]),
+        ([A, set()], [[0, 1], [2, 3], [4, 5], [6, 7]]),  # of one GPU it is not known
+    ],
+)
+def test_bound_ranks_share_the_cores_near_their_gpu(
+    near: list[set[int]], cores: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "by_topology", sorted)
+    assert [placement.bind_cores(A | B, near, rank, 4) for rank in range(4)] == cores
+
+
 _STEP = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NODEID": "1", "SLURM_LOCALID": "1"}
 
 
@@ -144,26 +177,6 @@ def test_rules_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (unbound.cores, unbound.node) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("settings", "environ", "text"),
-    [
-        ({"n": 4}, {}, "OMP_NUM_THREADS is 2 (8 cores / 4 ranks), unless you set it"),
-        ({"n": 9}, {}, "OMP_NUM_THREADS is 1 (8 cores / 9 ranks), unless you set it"),
-        ({"n": 4}, {"OMP_NUM_THREADS": "1"}, None),
-        ({"n": 1}, {}, None),
-        (
-            {"n": 4, "hosts": (Host("a", 2), Host("b", 2))},
-            {},
-            "OMP_NUM_THREADS is the number of each host's cores / ranks, unless you set it",
-        ),
-    ],
-)
-def test_what_is_said_of_threads(settings: dict[str, Any], environ: dict[str, str], text: str | None) -> None:
-    job = Job(module="train", **settings)
-    engine = MpichEngine("/m/mpiexec", job.size, job.hosts, tuple(host.name for host in job.hosts[1:]))
-    assert threads(job, engine, environ, 8) == text
-
-
 SAYS = """
 print([sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"], os.environ["NODE_RANK"],
        os.environ["GROUP_RANK"], [name for name in os.environ if name.startswith("DDP_LAUNCH")]])
@@ -182,17 +195,6 @@ def test_a_rank_finds_its_share_of_the_cores(ddp_launch: Any, options: tuple[str
     assert cores[0] | cores[1] == allowed
     assert (not cores[0] & cores[1]) == bool(options)
     assert [found[rank][2:] for rank in "01"] == [["0", "0", []]] * 2
-
-
-@pytest.mark.mpi
-def test_threads_are_limited_unless_the_user_has_said_how_many(
-    ddp_launch: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    say = "print(os.environ['OMP_NUM_THREADS'])"
-    assert ddp_launch(say, env={"OMP_NUM_THREADS": "7"}).stdout.count(": 7\n") == 2
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert ddp_launch(say).stdout.count(f": {share}\n") == 2
 
 
 @pytest.fixture
@@ -216,9 +218,3 @@ def test_ranks_that_may_not_share_a_gpu_do_not_start(ddp_launch: Any, one_gpu: d
 def test_ranks_that_may_share_a_gpu_find_it(ddp_launch: Any, one_gpu: dict[str, str], options: tuple[str, ...]) -> None:
     done = ddp_launch("print(os.environ['CUDA_VISIBLE_DEVICES'])", options=options, env=one_gpu)
     assert sorted(done.stdout.splitlines()) == ["0: 0", "1: 0"], done.stderr
-
-
-@pytest.mark.mpi
-def test_who_hides_the_gpus_may_start_as_many_ranks_as_he_likes(ddp_launch: Any, one_gpu: dict[str, str]) -> None:
-    done = ddp_launch("print(os.environ['CUDA_VISIBLE_DEVICES'] == '')", env={**one_gpu, "CUDA_VISIBLE_DEVICES": ""})
-    assert sorted(done.stdout.splitlines()) == ["0: True", "1: True"], done.stderr

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher import cli, config, tracing
-from launcher.errors import UsageError
-from launcher.job import Job
+from launcher import tracing
 
 LAUNCH = [sys.executable, "-m", "launcher"]
 TRAIN = """
@@ -35,21 +33,6 @@ def trained(run_job: Any, script: Any, tmp_path: Path) -> Any:
     return run
 
 
-def test_the_words() -> None:
-    here = __file__
-    assert cli.parse(["--trace", "t", "-n", "2", here]) == Job(script=here, n=2, trace="t")
-    assert cli.parse(["--trace=t", here, "--trace", "mine"]) == Job(script=here, trace="t", args=("--trace", "mine"))
-    with pytest.raises(UsageError, match="the trace's folder needs a name"):
-        cli.parse(["--trace=", here])
-
-
-def test_a_job_file_counts_its_paths_from_its_folder() -> None:
-    document = {"launch": {"script": "train.py", "trace": "out"}}
-    assert config.layer(document, "/job").launch == {"script": "/job/train.py", "trace": "/job/out"}
-    with pytest.raises(UsageError, match="trace should be a folder, not 3"):
-        config.layer({"launch": {"trace": 3}}, "")
-
-
 def test_the_folder_is_made_and_an_earlier_trace_in_it_removed(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert tracing.prepare(str(folder)) == str(folder)
@@ -64,15 +47,6 @@ def test_the_folder_is_made_and_an_earlier_trace_in_it_removed(tmp_path: Path) -
         (folder / name).touch()
     tracing.prepare(str(folder))
     assert sorted(os.listdir(folder)) == ["notes.json", "rank-x.steps.json"]
-
-
-def test_a_folder_that_cannot_be_is_wrong_use(run_job: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "train.py").touch()
-    done = run_job([*LAUNCH, "--trace", tmp_path / "file" / "below", tmp_path / "train.py"])
-    assert (done.returncode, done.stdout) == (2, "")
-    where = f"{tmp_path}/file/below cannot be used: {tmp_path}/file is not a directory"
-    assert done.stderr == f"ddp-launch: the trace's folder {where}\n"
 
 
 def test_a_rank_of_one(trained: Any, tmp_path: Path) -> None:
