@@ -20,7 +20,7 @@ import numpy as np
 
 from ddp.parallel import step_trace
 from ddp.parallel.buckets import Buckets
-from ddp.parallel.step_trace import BucketContents, Step
+from ddp.parallel.step_trace import Step
 
 Array = np.ndarray[Any, Any]
 _FORWARD, _BEGUN, _DONE, _COMPLETE = range(4)
@@ -269,7 +269,7 @@ class Timeline:
         self.size = size
         self.steps: deque[Step] = deque(maxlen=min(_KEPT, max(16, _FLOATS // (size * _WIDTH))))
         self._clocks = ClockOffsets(nodes)
-        self._contents = BucketContents()
+        self._contents: Any = ()
         self._latest: Step | None = None
         self._sent: Step | None = None  # the control message in flight has its timestamps
         self._ended = 0
@@ -277,7 +277,8 @@ class Timeline:
 
     def set_buckets(self, buckets: Buckets) -> None:
         """The buckets are these from the next backward on."""
-        self._contents = BucketContents.of(buckets)
+        names = (tuple(buckets.names[index] for index in members) for members in buckets.members)
+        self._contents = tuple(zip(names, (int(each.nbytes) for each in buckets.memory.buffers), strict=True))
 
     def timestamps(self) -> Array:
         """(width,) this rank's timestamps of its last step, for the next control message; 0 where there is none."""
@@ -318,9 +319,9 @@ class Timeline:
         return line
 
 
-def covered(spans: Iterable[tuple[int, int]]) -> int:
+def covered(spans: Iterable[tuple[float, float]]) -> float:
     """The time that these intervals cover, each instant counted once. `covered([(0, 2), (1, 4), (9, 10)]) == 5`"""
-    total, at = 0, 0
+    total, at = 0.0, 0.0
     for begin, end in sorted(spans):
         total += max(0, end - max(begin, at))
         at = max(at, end)
@@ -353,10 +354,10 @@ def _spread(column: Sequence[float]) -> Spread | None:
 
 def _buckets(steps: Sequence[Step]) -> tuple[BucketStats, ...]:
     """Of the steps that had the latest plan."""
-    contents = steps[-1].contents if steps else BucketContents()
+    contents = steps[-1].contents if steps else ()
     steps = [step for step in steps if step.contents is contents]
     found = []
-    for bucket, (names, nbytes) in enumerate(zip(contents.names, contents.nbytes, strict=True)):
+    for bucket, (names, nbytes) in enumerate(contents):
         moments = np.array([_moments(step, bucket) for step in steps])
         values = [None if np.isnan(column).all() else _ms(np.nanmean(column)) for column in moments.T]
         named: dict[str, Any] = dict(zip(_MOMENTS, values, strict=True))

@@ -1,4 +1,4 @@
-"""Steps as a trace keeps them: in memory while training runs, written when recording stops.
+"""Steps as a trace keeps them: in memory while training runs, written as Chrome trace events when recording stops.
 
 Each rank writes a part of its own, `rank-0.steps.json` and so on; `ddp.tracing` merges them. Nothing is written while
 training runs, which would show in the trace, and memory is bounded: the latest 1,000 steps of each model are kept. A
@@ -6,6 +6,8 @@ rank that is killed leaves no part.
 
 The environment variable DDP_TRACE names a folder, and is what `ddp-launch --trace` sets: recording starts when the
 first model is wrapped, and stops at exit. It changes no numbers.
+
+Source: "Trace Event Format", the Chromium project; Perfetto reads it too.
 """
 
 from __future__ import annotations
@@ -18,38 +20,25 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from collectives.world import TRACE
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
-from ddp.parallel.buckets import Buckets
 
+Event = dict[str, Any]
 SUFFIX = ".steps.json"
+#: Rows of a model in the trace, and how many rows each model has; its buckets have the rows from BUCKETS on.
+COMPUTE, CONTROL, BUCKETS, ROWS = 1, 2, 10, 10_000
 _KEPT = 1000
-_FIELDS = ("number", "forward", "begun", "computed", "ended", "control", "ready", "times")
+_MIB = 1 << 20
+_US = 1e-3  # microseconds in a nanosecond
 
 _lock = threading.Lock()  # ranks may be threads
 _active: list[Recorder] = []
-_asked = False  # DDP_TRACE has been read
-
-
-@dataclass(frozen=True, kw_only=True)
-class BucketContents:
-    """What the buckets of one plan hold. names: of each bucket's parameters; nbytes: of each bucket's memory."""
-
-    names: tuple[tuple[str, ...], ...] = ()
-    nbytes: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, buckets: Buckets) -> BucketContents:
-        """What these buckets hold."""
-        return cls(
-            names=tuple(tuple(buckets.names[index] for index in members) for members in buckets.members),
-            nbytes=tuple(int(buffer.nbytes) for buffer in buckets.memory.buffers),
-        )
+_environment_read = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,8 +53,8 @@ class Step:
     control: the control message was launched, and had arrived; None if that is not known
     ready: of each bucket, when its last gradient was complete (begun, if nothing of it was to come)
     times: of each bucket, when it was launched and done; None if that is not known
-    contents: what the buckets hold; since: when the step before ended, 0 if that is not known; table: the timestamps
-    of all ranks, None until they have arrived. `Timeline` writes these three.
+    contents: (parameters' names, bytes) of each bucket; since: when the step before ended, 0 if that is not known
+    table: the timestamps of all ranks, None until they have arrived. `Timeline` writes these three.
     """
 
     number: int
@@ -76,9 +65,23 @@ class Step:
     times: Sequence[tuple[int, int] | None]
     control: tuple[int, int] | None = None
     forward: tuple[int, int] | None = None
-    contents: BucketContents = BucketContents()
+    contents: tuple[tuple[tuple[str, ...], int], ...] = ()
     since: int = 0
     table: Any = None
+
+    def phases(self, before: int | None) -> Iterator[tuple[str, int, int]]:
+        """What the computing thread did: (name, begin, end), one after the other. before: when the last step ended"""
+        ends = [("backward", self.computed), ("wait for communication", self.ended)]
+        start = self.begun
+        if self.forward is not None and self.forward[1] <= self.begun:
+            ends = [("forward", self.forward[1]), ("loss", self.begun), *ends]
+            start = self.forward[0]
+        # Times never go back: a forward may have begun in the step before.
+        at = start if before is None else before
+        for name, end in [("other: data, optimizer, logging", start), *ends]:
+            if end > at:
+                yield name, at, end
+                at = end
 
 
 class Recorder:
@@ -111,33 +114,60 @@ class Recorder:
             if self in _active:
                 _active.remove(self)
         for rank in sorted({timeline.rank for timeline in self._steps}):
-            mine = {timeline: steps for timeline, steps in self._steps.items() if timeline.rank == rank}
+            models = [(timeline, steps) for timeline, steps in self._steps.items() if timeline.rank == rank]
             part = {
                 "rank": rank,
-                "size": max(timeline.size for timeline in mine),
-                "host": socket.gethostname(),
+                "size": max(timeline.size for timeline, _ in models),
                 "started": self._started,
                 "written": time.time(),
-                "models": [_encoded(timeline.offset(), steps) for timeline, steps in mine.items()],
+                "traceEvents": list(_events(rank, models)),
             }
             with atomic_write(os.path.join(self.folder, f"rank-{rank}{SUFFIX}")) as file:
                 file.write(json.dumps(part, separators=(",", ":")).encode())
 
 
-def _encoded(offset: int, steps: Sequence[Step]) -> dict[str, Any]:
-    """The steps of one model as JSON values. offset: nanoseconds that this rank's clock is ahead of rank 0's"""
-    contents = list(dict.fromkeys(step.contents for step in steps))
-    rows = [
-        {**{name: getattr(step, name) for name in _FIELDS}, "contents": contents.index(step.contents)} for step in steps
-    ]
-    return {"offset": offset, "contents": [asdict(each) for each in contents], "steps": rows}
+def _events(rank: int, models: Sequence[tuple[Any, Sequence[Step]]]) -> Iterator[Event]:
+    """The steps of one rank on rank 0's clock: a row for compute, one for control messages, one for each bucket."""
+    yield _label("process_name", rank, 0, f"rank {rank} ({socket.gethostname()})")
+    for model, (timeline, steps) in enumerate(models):
+        base, offset = model * ROWS, timeline.offset()
+        rows = {COMPUTE: "compute", CONTROL: "control message"}
+        rows |= {BUCKETS + k: f"bucket {k}" for k in range(max((len(step.ready) for step in steps), default=0))}
+        for row, name in rows.items():
+            yield _label("thread_name", rank, base + row, f"model {model}: {name}" if len(models) > 1 else name)
+        before = None
+        for step in steps:
+            for event in _step_events(step, before):
+                yield {**event, "ts": (event["ts"] - offset) * _US, "pid": rank, "tid": base + event["tid"]}
+            before = step.ended
+
+
+def _label(what: str, rank: int, row: int, name: str) -> Event:
+    return {"ph": "M", "ts": 0, "pid": rank, "tid": row, "name": what, "args": {"name": name}}
+
+
+def _step_events(step: Step, before: int | None) -> Iterator[Event]:
+    """One step, begin times in nanoseconds of this rank's clock; of a bucket the instant when it was ready, too."""
+    for name, begin, end in step.phases(before):
+        yield _span(COMPUTE, name, begin, end, step=step.number)
+    if step.control is not None:
+        yield _span(CONTROL, "control message", *step.control, step=step.number)
+    for bucket, (ready, times, (names, nbytes)) in enumerate(zip(step.ready, step.times, step.contents, strict=True)):
+        row, args = BUCKETS + bucket, {"step": step.number, "MiB": nbytes / _MIB, "parameters": names}
+        yield {"ph": "i", "ts": ready, "s": "t", "tid": row, "name": f"bucket {bucket} ready", "args": args}
+        if times is not None:
+            yield _span(row, f"bucket {bucket}", *times, **args)
+
+
+def _span(row: int, name: str, begin: int, end: int, **args: Any) -> Event:
+    return {"ph": "X", "ts": begin, "dur": (end - begin) * _US, "tid": row, "name": name, "cat": "ddp", "args": args}
 
 
 def register(timeline: Any) -> None:
     """A model was wrapped. The first one starts what DDP_TRACE asks for; raises ArgumentError if that cannot be."""
-    global _asked
+    global _environment_read
     with _lock:
-        folder, first, _asked = os.environ.get(TRACE, ""), not _asked, True
+        folder, first, _environment_read = os.environ.get(TRACE, ""), not _environment_read, True
     if first and folder:
         mine, me = Recorder(folder), os.getpid()
         # A child that this process forks is not the rank.

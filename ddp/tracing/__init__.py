@@ -22,9 +22,8 @@ from pathlib import Path
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.parallel.step_trace import Recorder
-from ddp.tracing.chrome_trace import chrome_events
 from ddp.tracing.step_picture import draw
-from ddp.tracing.trace_parts import complete, read_parts, typical_step
+from ddp.tracing.trace_parts import joined, read_parts, typical_step
 
 __all__ = ["merge", "recording", "start", "stop"]
 
@@ -39,19 +38,19 @@ def merge(folder: str | os.PathLike[str]) -> str:
     """
     parts = read_parts(folder)
     path, picture = Path(folder) / "trace.json", Path(folder) / "step.png"
+    events = joined(parts)
     with atomic_write(path) as file:
-        document = {"traceEvents": chrome_events(parts), "displayTimeUnit": "ms"}
-        file.write(json.dumps(document, separators=(",", ":")).encode())
+        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
     picture.unlink(missing_ok=True)  # of an older trace
-    number, second = typical_step(parts), f", {picture}"
-    if number is None:
+    typical, second = typical_step(parts), f", {picture}"
+    if typical is None:
         second = "; no picture, for it takes two steps"
     else:
         try:
-            draw(parts, number, picture)
+            draw(events, *typical, picture)
         except ImportError:
             second = "; no picture of a step, for matplotlib is not installed (pip install matplotlib)"
-    ranks, steps = len(parts), max((len(model) for part in parts for model in part.models), default=0)
+    ranks, steps = len(parts), max(len(part.by_step()) for part in parts)
     missing = [str(rank) for rank in range(parts[0].size) if rank not in {part.rank for part in parts}]
     line = f"trace of {ranks} rank{'s' * (ranks != 1)}, {steps} step{'s' * (steps != 1)}: {path}"
     line += f" (open it at ui.perfetto.dev){second}"
@@ -78,8 +77,10 @@ def stop() -> None:
         raise ArgumentError("no trace is being recorded: call ddp.tracing.start(folder) first")
     running = _running.pop()
     running.stop()
-    if complete(running.folder):
-        merge(running.folder)
+    with contextlib.suppress(ArgumentError):  # no model was wrapped
+        parts = read_parts(running.folder)
+        if len(parts) == parts[0].size:
+            merge(running.folder)
 
 
 @contextlib.contextmanager

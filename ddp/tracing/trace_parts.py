@@ -1,4 +1,4 @@
-"""The parts that ranks have written, read back on one clock, rank 0's, and what is found in them."""
+"""The parts that ranks have written, read back and joined: lists of Chrome trace events on rank 0's clock."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.parallel.step_trace import SUFFIX, BucketContents, Step
+from ddp.parallel.step_trace import BUCKETS, COMPUTE, ROWS, SUFFIX, Event
 
+_NOTICED = 20.0  # us; a rank that comes later than the others by less was not waited for
 _WARMUP = 3  # steps that are not like the others: memory is new, and buckets are planned anew
 
 
 @dataclass(frozen=True, kw_only=True)
 class TracePart:
-    """What one rank recorded. models: the steps of each model, times in nanoseconds of rank 0's clock.
-
-    host: the rank's machine; size: how many ranks there were; started, written: seconds since 1970
-    """
+    """What one rank of `size` recorded. started, written: seconds since 1970."""
 
     rank: int
     size: int
-    host: str
     started: float
     written: float
-    models: tuple[tuple[Step, ...], ...]
+    traceEvents: list[Event]
+
+    def by_step(self, model: int = 0) -> dict[int, list[Event]]:
+        """The events of one model by the number of their step."""
+        found: dict[int, list[Event]] = {}
+        for event in self.traceEvents:
+            if event["ph"] != "M" and event["tid"] // ROWS == model:
+                found.setdefault(event["args"]["step"], []).append(event)
+        return found
 
 
 def read_parts(folder: str | os.PathLike[str]) -> list[TracePart]:
@@ -44,75 +48,67 @@ def read_parts(folder: str | os.PathLike[str]) -> list[TracePart]:
     return sorted(newest, key=lambda part: part.rank)
 
 
-def complete(folder: str | os.PathLike[str]) -> bool:
-    """True if every rank of the newest job has written its part."""
-    try:
-        parts = read_parts(folder)
-    except ArgumentError:
-        return False
-    return len(parts) == parts[0].size
-
-
-def common_steps(parts: Sequence[TracePart], model: int = 0) -> dict[int, list[Step]]:
-    """By number: the steps of one model that all parts have, a step of each part."""
-    tables = [{step.number: step for step in part.models[model]} for part in parts if model < len(part.models)]
-    numbers = tables[0] if len(tables) == len(parts) else ()
-    return {number: [table[number] for table in tables] for number in numbers if all(number in t for t in tables)}
-
-
-def last_arrivals(steps: Sequence[Step], size: int) -> list[tuple[int, int]]:
-    """For each bucket: when the last rank arrived, and which one. Empty unless the steps are those of all `size` ranks.
-
-    A rank arrives at a bucket when its gradients, and those of all buckets before it, are complete.
-    """
-    if size == 1 or len(steps) < size or len({len(step.ready) for step in steps}) > 1:
-        return []
-    times = zip(*(accumulate(step.ready, max) for step in steps), strict=True)
-    return [max((at, rank) for rank, at in enumerate(each)) for each in times]
-
-
-def typical_step(parts: Sequence[TracePart]) -> int | None:
-    """The number of the first model's step of median length; None unless all ranks have two steps in a row."""
-    steps = common_steps(parts)
-    whole = [number for number in sorted(steps) if number - 1 in steps]
-    whole = whole[_WARMUP:] or whole
-    whole.sort(key=lambda number: (steps[number][0].ended - steps[number - 1][0].ended, number))
-    return whole[(len(whole) - 1) // 2] if whole else None
-
-
-def phases(step: Step, before: int | None) -> Iterator[tuple[str, int, int]]:
-    """What the computing thread did: (name, begin, end), one after the other. before: when the step before ended"""
-    ends = [("backward", step.computed), ("wait for communication", step.ended)]
-    start = step.begun
-    if step.forward is not None and step.forward[1] <= step.begun:
-        ends = [("forward", step.forward[1]), ("loss", step.begun), *ends]
-        start = step.forward[0]
-    # Times never go back: a forward may have begun in the step before, and clocks of other nodes are only followed.
-    at = start if before is None else before
-    for name, end in [("other: data, optimizer, logging", start), *ends]:
-        if end > at:
-            yield name, at, end
-            at = end
-
-
 def _read(path: Path) -> TracePart:
     try:
-        part = json.loads(path.read_text(encoding="utf-8"))
-        return TracePart(**{**part, "models": tuple(_steps(**model) for model in part["models"])})
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return TracePart(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
         raise ArgumentError(f"{path} is no part of a trace that this version can read: {error}") from None
 
 
-def _steps(offset: int, contents: Sequence[Any], steps: Sequence[dict[str, Any]]) -> tuple[Step, ...]:
-    plans = [BucketContents(names=tuple(map(tuple, each["names"])), nbytes=tuple(each["nbytes"])) for each in contents]
+def joined(parts: Sequence[TracePart]) -> list[Event]:
+    """All events, with a slice where a bucket waited for a late rank. Times: microseconds after the first event."""
+    events = [{**event} for part in parts for event in part.traceEvents]
+    if 1 < parts[0].size == len(parts):
+        events += waits(parts)
+    zero = min((event["ts"] for event in events if event["ph"] != "M"), default=0.0)
+    for event in events:
+        event["ts"] = 0.0 if event["ph"] == "M" else event["ts"] - zero
+    return events
 
-    def on_rank_0(value: Any) -> Any:
-        """A time, a list of times, or None."""
-        if isinstance(value, list):
-            return tuple(map(on_rank_0, value))
-        return None if value is None else value - offset
 
-    def decoded(number: int, contents: int, **times: Any) -> Step:
-        return Step(number=number, contents=plans[contents], **{name: on_rank_0(at) for name, at in times.items()})
+def waits(parts: Sequence[TracePart]) -> Iterator[Event]:
+    """The slices in which buckets waited for another rank. parts: of all ranks"""
+    for model in {event["tid"] // ROWS for event in parts[0].traceEvents}:
+        tables = [part.by_step(model) for part in parts]
+        for number in tables[0]:
+            ranks = [table.get(number, []) for table in tables]
+            last = last_arrivals(ranks)
+            for rank, events in enumerate(ranks if last else ()):
+                for event in events:
+                    if event["ph"] == "X" and event["tid"] % ROWS >= BUCKETS:
+                        arrived, late = last[event["tid"] % ROWS - BUCKETS]
+                        length = min(arrived - event["ts"], event["dur"])
+                        if late != rank and length > _NOTICED:
+                            name, args = f"waiting for rank {late}", {"step": number, "rank": late}
+                            yield {**event, "name": name, "dur": length, "args": args}
 
-    return tuple(decoded(**step) for step in steps)
+
+def last_arrivals(events: Sequence[Sequence[Event]]) -> list[tuple[float, int]]:
+    """For each bucket: when the last rank arrived, and which one. events: of one step, of each rank
+
+    A rank arrives at a bucket when its gradients, and those of all buckets before it, are complete.
+    Empty if the ranks' buckets are not the same, as where one has no such step.
+    """
+    ready = [[event["ts"] for event in mine if event["ph"] == "i"] for mine in events]
+    if len({len(each) for each in ready}) > 1:
+        return []
+    return [
+        max((at, rank) for rank, at in enumerate(each))
+        for each in zip(*(accumulate(r, max) for r in ready), strict=True)
+    ]
+
+
+def typical_step(parts: Sequence[TracePart]) -> tuple[int, int] | None:
+    """(number, of how many): the first model's step of median length; None unless all ranks have two steps."""
+    tables = [part.by_step() for part in parts]
+    common = sorted(number for number in tables[0] if all(number in table for table in tables))
+    lengths = {number: extent(tables[0][number]) for number in common[1:]}  # the first begins with its forward
+    whole = list(lengths)[_WARMUP:] or list(lengths)
+    whole.sort(key=lambda number: (lengths[number][1] - lengths[number][0], number))
+    return (whole[(len(whole) - 1) // 2], len(common)) if whole else None
+
+
+def extent(events: Sequence[Event]) -> tuple[float, float]:
+    """When the computing thread began and ended one step."""
+    spans = [(event["ts"], event["ts"] + event["dur"]) for event in events if event["tid"] % ROWS == COMPUTE]
+    return min(begin for begin, _ in spans), max(end for _, end in spans)

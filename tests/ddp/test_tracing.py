@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,15 +21,14 @@ from ddp import nn
 from ddp.errors import ArgumentError
 from ddp.parallel import step_trace
 from ddp.parallel.stats import Timeline
-from ddp.parallel.step_trace import BucketContents, Step
+from ddp.parallel.step_trace import Step
 from ddp.tracing import merge
 from ddp.tracing.__main__ import main
-from ddp.tracing.chrome_trace import chrome_events
-from ddp.tracing.step_picture import shown_ranks, size_text, title
-from ddp.tracing.trace_parts import TracePart, common_steps, complete, last_arrivals, read_parts, typical_step
+from ddp.tracing.step_picture import shown_ranks, title
+from ddp.tracing.trace_parts import TracePart, joined, read_parts, typical_step
 
 MS = 1_000_000
-CONTENTS = BucketContents(names=(("out",), ("first", "second")), nbytes=(1 << 20, 2 << 20))
+CONTENTS = ((("out",), 1 << 20), (("first", "second"), 2 << 20))
 
 
 def make_step(number: int, late: int = 0, clock: int = 0, **changes: Any) -> Step:
@@ -50,9 +50,20 @@ def make_step(number: int, late: int = 0, clock: int = 0, **changes: Any) -> Ste
     return step
 
 
+class Clock:
+    """What a trace asks of a model's `Timeline`."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def offset(self) -> int:
+        return 0
+
+
 def make_part(rank: int, *models: list[Step], size: int = 2) -> TracePart:
     models = models or ([make_step(number, late=5 * rank) for number in range(5)],)
-    return TracePart(rank=rank, size=size, host="here", started=0.0, written=10.0, models=tuple(map(tuple, models)))
+    events = list(step_trace._events(rank, [(Clock(rank), steps) for steps in models]))
+    return TracePart(rank=rank, size=size, started=0.0, written=10.0, traceEvents=events)
 
 
 def assert_valid(events: list[dict[str, Any]]) -> None:
@@ -82,10 +93,10 @@ def slices(events: list[dict[str, Any]], rank: int, row: str) -> list[tuple[str,
 
 
 def test_events_of_two_ranks() -> None:
-    events = chrome_events([make_part(0), make_part(1)])
+    events = joined([make_part(0), make_part(1)])
     assert_valid(events)
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {0: "rank 0 (here)", 1: "rank 1 (here)"}
+    assert names == {rank: f"rank {rank} ({socket.gethostname()})" for rank in range(2)}
     # Time 0 is the first forward of all.
     assert slices(events, 0, "compute")[:6] == [
         ("forward", 0, 29),
@@ -97,10 +108,11 @@ def test_events_of_two_ranks() -> None:
     ]
     assert slices(events, 1, "compute")[:1] == [("forward", 5, 29)]
     assert slices(events, 0, "control message")[0] == ("control message", 30, 5)
-    assert slices(events, 0, "bucket 0")[:2] == [("bucket 0", 41, 19), ("waiting for rank 1", 41, 4)]
+    assert ("waiting for rank 1", 41, 4) in slices(events, 0, "bucket 0")
+    assert slices(events, 0, "bucket 0")[0] == ("bucket 0", 41, 19)
     assert slices(events, 1, "bucket 0")[0] == ("bucket 0", 46, 14)
     bucket = next(event for event in events if event["name"] == "bucket 1" and event["ph"] == "X")
-    assert bucket["args"] == {"step": 0, "MiB": 2.0, "parameters": ["first", "second"]}
+    assert bucket["args"] == {"step": 0, "MiB": 2.0, "parameters": ("first", "second")}
     ready = [event["ts"] / 1000 for event in events if event["ph"] == "i" and event["pid"] == 0]
     assert ready[:2] == [40, 69]
 
@@ -110,7 +122,7 @@ def test_steps_with_less_information_and_several_models() -> None:
     # This forward began before the backward before it had ended, as with two losses of one model.
     early, before = make_step(2, forward=(190 * MS, 230 * MS)), make_step(3, forward=(260 * MS, 280 * MS))
     steps = [*bare, early, before]
-    events = chrome_events([make_part(0, steps, steps, size=1)])
+    events = joined([make_part(0, steps, steps, size=1)])
     assert_valid(events)
     assert [name for name, _, _ in slices(events, 0, "model 0: compute")] == [
         *("backward", "wait for communication"),
@@ -121,11 +133,11 @@ def test_steps_with_less_information_and_several_models() -> None:
     assert slices(events, 0, "model 0: compute") == slices(events, 0, "model 1: compute")
 
 
-def test_last_arrivals() -> None:
-    steps = common_steps([make_part(0), make_part(1, [make_step(3, late=5), make_step(9)])])
-    assert list(steps) == [3]
-    assert last_arrivals(steps[3], 2) == [(365 * MS, 1), (394 * MS, 1)]
-    assert last_arrivals(steps[3], 3) == []  # rank 2 left no part, and may have been later
+def test_a_bucket_waits_for_a_rank_only_where_all_ranks_have_the_step() -> None:
+    parts = [make_part(0), make_part(1, [make_step(3, late=5), make_step(9)])]
+    assert [e["args"] for e in joined(parts) if e["name"].startswith("waiting")] == [{"step": 3, "rank": 1}] * 2
+    alone = [make_part(0, size=3), make_part(1, size=3)]  # rank 2 left no part, and may have been later
+    assert not [event for event in joined(alone) if event["name"].startswith("waiting")]
 
 
 def test_typical_step_is_of_median_length_and_its_title_has_the_numbers() -> None:
@@ -134,19 +146,18 @@ def test_typical_step_is_of_median_length_and_its_title_has_the_numbers() -> Non
     steps = [make_step(number) for number in range(9)]
     for place, longer in ((5, 30), (6, 2), (7, 50)):  # the lengths are 130, 72, 148, 50 then
         steps[place].ended += longer * MS
-    assert typical_step([make_part(0, steps, size=1)]) == 4
+    assert typical_step([make_part(0, steps, size=1)]) == (4, 9)
     parts = [make_part(0, steps), make_part(1)]
-    assert typical_step(parts) == 4
-    common = common_steps(parts)
-    assert title(4, len(common), common[4], common[3]) == (
+    assert typical_step(parts) == (4, 5)
+    assert title(4, 5, {part.rank: part.by_step()[4] for part in parts}) == (
         "Step 4, typical of 5: 100.0 ms. Rank 0: waited 10.0 ms after backward; 68 % of 28.0 ms communication hidden "
         "behind it\nlast to complete its gradients: rank 1, 5.0 ms after the others"
     )
-    assert title(1, 2, [make_step(1, times=[None, None])], [make_step(0)]) == (
+    bare = make_part(0, [make_step(0), make_step(1, times=[None, None])])
+    assert title(1, 2, {0: bare.by_step()[1]}) == (
         "Step 1, typical of 2: 100.0 ms. Rank 0: waited 10.0 ms after backward"
     )
-    assert [size_text(nbytes) for nbytes in (40, 1 << 10, 3 << 19)] == ["40 B", "1.0 KiB", "1.5 MiB"]
-    assert shown_ranks(20, [17, 9]) == [0, 1, 2, 3, 9, 17]
+    assert shown_ranks(range(20), [17, 9]) == [0, 1, 2, 3, 9, 17]
 
 
 @pytest.fixture
@@ -185,14 +196,7 @@ def record(folder: Path, size: int = 2, steps: int = 8, ahead: int = 0) -> None:
 @pytest.mark.usefixtures("_no_environment")
 def test_parts_of_shifted_clocks_are_merged_on_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path, ahead=10**15)
-    parts = read_parts(tmp_path)
-    assert [(part.rank, part.size) for part in parts] == [(0, 2), (1, 2)]
-    for part in parts:
-        for number, step in enumerate(part.models[0]):
-            made = make_step(number, late=4 * part.rank, control=step.control)
-            assert (step.begun, step.ended, step.forward) == (made.begun, made.ended, made.forward)
-            assert (step.contents, list(step.ready), list(step.times)) == (made.contents, made.ready, made.times)
-    assert complete(tmp_path)
+    assert [(part.rank, part.size) for part in read_parts(tmp_path)] == [(0, 2), (1, 2)]
     line = f"trace of 2 ranks, 8 steps: {tmp_path}/trace.json (open it at ui.perfetto.dev)"
     assert merge(tmp_path) == f"{line}, {tmp_path}/step.png"
     assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"
@@ -217,7 +221,6 @@ def test_missing_parts_and_parts_of_an_older_job(tmp_path: Path, capsys: pytest.
     assert "usage" in capsys.readouterr().err
     record(tmp_path, size=3)
     (tmp_path / "rank-1.steps.json").unlink()
-    assert not complete(tmp_path)
     assert main([str(tmp_path)]) == 0
     line = capsys.readouterr().out
     assert "trace of 2 ranks, 8 steps" in line
@@ -273,7 +276,7 @@ def test_recording_ends_when_the_block_raises_and_needs_a_folder(tmp_path: Path)
         ddp.tracing.start(tmp_path / "file" / "below")
     record(tmp_path, size=1, steps=1100)  # of which the latest 1,000 are kept
     (part,) = read_parts(tmp_path)
-    assert [part.models[0][place].number for place in (0, -1)] == [100, 1099]
+    assert list(part.by_step()) == list(range(100, 1100))
 
 
 def test_the_environment_starts_a_trace(tmp_path: Path, run_job: Any) -> None:
