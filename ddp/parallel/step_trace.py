@@ -153,7 +153,8 @@ def _step_events(step: Step, before: int | None) -> Iterator[Event]:
     if step.control is not None:
         yield _span(CONTROL, "control message", *step.control, step=step.number)
     for bucket, (ready, times, (names, nbytes)) in enumerate(zip(step.ready, step.times, step.contents, strict=True)):
-        row, args = BUCKETS + bucket, {"step": step.number, "MiB": nbytes / _MIB, "parameters": names}
+        row = BUCKETS + bucket
+        args: dict[str, Any] = {"step": step.number, "MiB": nbytes / _MIB, "parameters": names}
         yield {"ph": "i", "ts": ready, "s": "t", "tid": row, "name": f"bucket {bucket} ready", "args": args}
         if times is not None:
             yield _span(row, f"bucket {bucket}", *times, **args)

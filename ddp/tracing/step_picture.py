@@ -53,7 +53,9 @@ def draw(events: Sequence[Event], number: int, count: int, path: Path) -> None:
 
     for row, rank in enumerate(shown):
         top, computed = -row * height, computed_at(steps[rank])
-        arrived = {e["tid"]: e["ts"] + e["dur"] for e in steps[rank] if "rank" in e["args"]}  # the last rank
+        arrived: dict[int, float] = {
+            e["tid"]: e["ts"] + e["dur"] for e in steps[rank] if "rank" in e["args"]
+        }  # the last rank
         for event in steps[rank]:
             begin, end = event["ts"], event["ts"] + event.get("dur", 0)
             middle = top - 0.5 - (event["tid"] - BUCKETS + 0.55) * _BUCKET
