@@ -64,7 +64,7 @@ def draw(events: Sequence[Event], number: int, count: int, path: Path) -> None:
             elif event["ph"] == "i":
                 panel.plot([(begin - zero) * _MS], [middle], "k|", markersize=7)
             elif "MiB" in event["args"]:
-                travels = arrived[event["tid"]] if event["tid"] in arrived else begin
+                travels: float = arrived.get(event["tid"], begin)
                 split = min(max(computed, travels), end)
                 bar("bucket waits for a late rank", begin, travels, middle, 0.75 * _BUCKET)
                 bar("bucket, hidden behind backward", travels, split, middle, 0.75 * _BUCKET)
