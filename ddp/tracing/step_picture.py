@@ -57,14 +57,15 @@ def draw(events: Sequence[Event], number: int, count: int, path: Path) -> None:
             e["tid"]: e["ts"] + e["dur"] for e in steps[rank] if "rank" in e["args"]
         }  # the last rank
         for event in steps[rank]:
-            begin, end = event["ts"], event["ts"] + event.get("dur", 0)
+            begin: float = event["ts"]
+            end: float = begin + event.get("dur", 0)
             middle = top - 0.5 - (event["tid"] - BUCKETS + 0.55) * _BUCKET
             if event["tid"] == COMPUTE:
                 bar(event["name"], begin, end, top, 1.0)
             elif event["ph"] == "i":
                 panel.plot([(begin - zero) * _MS], [middle], "k|", markersize=7)
             elif "MiB" in event["args"]:
-                travels: float = arrived.get(event["tid"], begin)
+                travels = arrived.get(event["tid"], begin)
                 split = min(max(computed, travels), end)
                 bar("bucket waits for a late rank", begin, travels, middle, 0.75 * _BUCKET)
                 bar("bucket, hidden behind backward", travels, split, middle, 0.75 * _BUCKET)
