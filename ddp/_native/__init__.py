@@ -56,5 +56,9 @@ library, missing = load()
 
 def install() -> None:
     """Gives ops their native forms, if there are any."""
+    global library, missing
     if library is not None:
-        importlib.import_module("ddp._native.register")
+        try:
+            importlib.import_module("ddp._native.register")
+        except AttributeError as error:  # it looks up every kernel before it attaches one
+            library, missing = None, f"they are older than this source ({error}): install the package again"

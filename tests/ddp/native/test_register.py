@@ -216,6 +216,23 @@ def test_all_builds_give_the_same_bits() -> None:
             np.testing.assert_array_equal(out, results[0])
 
 
+def test_kernels_older_than_the_source_are_left_out_with_the_reason() -> None:
+    code = (
+        "import ctypes; find = ctypes.CDLL.__getattr__\n"
+        "def old(self, name):\n"
+        "    if name == 'cross_entropy_f32': raise AttributeError('undefined symbol: ' + name)\n"
+        "    return find(self, name)\n"
+        "ctypes.CDLL.__getattr__ = old\n"
+        "import ddp; from ddp.backends import native; from ddp.ops import losses, softmax_ops\n"
+        "assert softmax_ops.softmax.reference is softmax_ops.softmax\n"
+        "print(native.is_available(), native.why_not())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    if native.is_available():
+        assert done.stdout.startswith("False they are older than this source (undefined symbol: cross_entropy_f32)")
+
+
 def test_a_machine_without_a_compiler_installs_all_the_same(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
