@@ -90,8 +90,9 @@ def cnn(t: Any, seed: int = 0) -> Task:
     return Task(model=model, optimizer=sgd, x=x, y=y)
 
 
-def gpt(t: Any, seed: int = 0) -> Task:
-    vocabulary, layers, d, heads, length = 96, 4, 128, 4, 128
+def gpt(
+    t: Any, vocabulary: int = 96, layers: int = 4, d: int = 128, heads: int = 4, length: int = 128, batch: int = 16
+) -> Task:
     nn, functional = t.nn, t.nn.functional
 
     class Block(nn.Module):  # type: ignore[misc]  # either library's
@@ -112,13 +113,14 @@ def gpt(t: Any, seed: int = 0) -> Task:
             super().__init__()
             self.tokens, self.positions = nn.Embedding(vocabulary, d), nn.Embedding(length, d)
             self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
-            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary)
+            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
+            self.head.weight = self.tokens.weight
 
         def forward(self, x: Any) -> Any:
             x = self.tokens(x) + self.positions(t.arange(x.shape[1]))
             return self.head(self.norm(self.blocks(x)))
 
-    x, y = integers(t, vocabulary, 16, length, seed=seed), integers(t, vocabulary, 16 * length, seed=seed)
+    x, y = integers(t, vocabulary, batch, length), integers(t, vocabulary, batch * length)
     return Task(model=Model(), optimizer=adamw, x=x, y=y)
 
 
@@ -127,6 +129,7 @@ STEPS: dict[str, tuple[str, float, Callable[[Any], Task]]] = {
     "mlp-sgd": ("MLP 784-1024-1024-10, batch 128, SGD", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, sgd)),
     "mlp-adamw": ("MLP 784-1024-1024-10, batch 128, AdamW", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, adamw)),
     "gpt": ("GPT 4 layers, d=128, 4 heads, T=128, batch 16, AdamW", 1.0, gpt),
+    "gpt2": ("GPT-2 124M, T=256, batch 1, AdamW", 1.0, lambda t: gpt(t, 50257, 12, 768, 12, 256, 1)),
     "cnn": ("CNN 1-32-64, 2 linear, batch 64, 28x28, SGD", 1.0, cnn),
     "deep": ("MLP of 100 layers of 64, batch 512, SGD", 1.0, lambda t: mlp(t, (64,) * 101, 512, sgd)),
 }

@@ -44,11 +44,10 @@ static inline float exp_f32(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    int32_t bits, half;
-    memcpy(&bits, &shifted, 4);
-    bits -= 0x4b400000;
-    half = bits >> 1;
-    int32_t low = (half + 127) << 23, high = (bits - half + 127) << 23;
+    uint32_t raw;
+    memcpy(&raw, &shifted, 4);
+    const int32_t bits = (int32_t)(raw - 0x4b400000u), half = bits >> 1;
+    const uint32_t low = (uint32_t)(half + 127) << 23, high = (uint32_t)(bits - half + 127) << 23;
     float a, b;
     memcpy(&a, &low, 4);
     memcpy(&b, &high, 4);
@@ -76,12 +75,12 @@ static inline double exp_f64(double x)
     p = p * r + 1.0 / 6.0;
     p = p * r + 0.5;
     p = p * (r * r) + r + 1.0;
-    int64_t bits, half;
+    uint64_t bits;
     memcpy(&bits, &shifted, 8);
     /* The arithmetic shift of 64 bits is slow before AVX-512: make the integer positive, halve it, and take that back. */
-    bits -= 0x4338000000000000 - 2048;
-    half = (int64_t)((uint64_t)bits >> 1);
-    int64_t low = (half - 1024 + 1023) << 52, high = (bits - half - 1024 + 1023) << 52;
+    bits -= 0x4338000000000000u - 2048;
+    const uint64_t half = bits >> 1;
+    const uint64_t low = (half - 1024 + 1023) << 52, high = (bits - half - 1024 + 1023) << 52;
     double a, b;
     memcpy(&a, &low, 8);
     memcpy(&b, &high, 8);

@@ -233,15 +233,59 @@ def test_kernels_older_than_the_source_are_left_out_with_the_reason() -> None:
         assert done.stdout.startswith("False they are older than this source (undefined symbol: cross_entropy_f32)")
 
 
+def copy_sources(to: Path) -> None:
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, to)
+    for name in ("ddp", "collectives", "tests/ddp/native"):
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+
+
+def build(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    return subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
+
+
 def test_a_machine_without_a_compiler_installs_all_the_same(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
-    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("ddp/_native", "collectives"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "CC": "/nonexistent/cc"}, capture_output=True, text=True, timeout=60
-    )
+    copy_sources(tmp_path)
+    done = build(tmp_path, CC="/nonexistent/cc")
     assert done.returncode == 0, done.stderr
     assert not [*tmp_path.rglob("*.so")]
+
+
+@needs_kernels
+@pytest.mark.long
+def test_under_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    names = [f"lib{each}.so" for each in ("asan", "ubsan")]
+    found = [subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True) for name in names]
+    libraries = [each.stdout.strip() for each in found]
+    if not all(Path(each).is_absolute() for each in libraries):
+        pytest.skip("gcc brings no sanitizers here")
+    copy_sources(tmp_path)
+    done = build(tmp_path, CC="gcc", CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all")
+    assert [*tmp_path.rglob("*.so")], done.stderr
+    here = "tests/ddp/native/test_register.py"
+    # Its own copy of the package: the sanitizers abort the process at the first fault, and print where it is.
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-s",
+            "-p",
+            "no:cacheprovider",
+            "-k",
+            "not sanitizers and not installs",
+            here,
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+    assert "skipped" not in done.stdout
