@@ -69,7 +69,7 @@ SIZES = {
     "ddp/_engine, ddp/autograd": Size(1065, 800, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(4298, 3200, ("ddp/_tensor",)),
     "ddp/ops": Size(3307, 3200, ("ddp/ops",)),
-    "ddp/_native": Size(330, 330, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
+    "ddp/_native": Size(335, 335, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
     "ddp/_cuda, ddp/cuda": Size(5395, 4000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(3922, 3600, ("ddp/nn",)),
     "ddp/optim": Size(1596, 1200, ("ddp/optim",)),
@@ -80,7 +80,7 @@ SIZES = {
     "rest of ddp": Size(1375, 900, ("ddp",)),
     "collectives": Size(7662, 5400, ("collectives",)),  # 285 of it the call cache: 6 us a small call instead of 67
     "launcher": Size(8429, 6500, ("launcher",)),
-    "benchmarks": Size(3291, 2400, ("benchmarks",)),
+    "benchmarks": Size(3294, 2400, ("benchmarks",)),
     "tests": Size(50957, 34000, ("tests",)),
 }
 FILES = {"ddp": (241, 220), "collectives": (69, 50), "launcher": (74, 75)}  # limit, goal
