@@ -22,23 +22,25 @@ _EPILOG = "Exit code: 0; 1 if training would fail, or a process could not be rea
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Does what the words say; returns the exit code."""
+    """Runs what the arguments request; returns the exit code."""
     from launcher.errors import UsageError
+    from launcher.network import parse_hosts, read_hostfile
 
     args = _parser().parse_args(argv)
+    if args.command == "calls":
+        return calls(args.pids, args.last, args.json)
+    if args.command == "sweep":
+        from launcher.doctor.machine import sweep
+
+        return sweep()
     try:
-        if args.command == "calls":
-            return calls(args.pids, args.last, args.json)
-        if args.command == "sweep":
-            from launcher.doctor.machine import sweep
-
-            return sweep()
-        from launcher.doctor.checkup import checkup
-
-        return checkup(hosts=args.hosts, hostfile=args.hostfile, as_json=args.json)
+        machines = parse_hosts(args.hosts) if args.hosts else read_hostfile(args.hostfile) if args.hostfile else ()
     except UsageError as error:
         print(f"ddp-doctor: {error}", file=sys.stderr)
         return 2
+    from launcher.doctor.checkup import checkup
+
+    return checkup(machines, args.json)
 
 
 def calls(pids: Sequence[int], last: int, as_json: bool) -> int:

@@ -2,100 +2,54 @@
 
 from __future__ import annotations
 
-import enum
-import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-
-class Level(enum.Enum):
-    """How bad a finding is: as it should be; good to know; training works, though not as it could; it would fail."""
-
-    OK = "ok"
-    NOTE = "note"
-    WARNING = "warning"
-    ERROR = "error"
+# Level -> its colour on a terminal.
+_COLOURS = {"ok": "32", "note": "36", "warning": "33", "error": "31;1"}
+_WIDTH = 8  # of the names of checks and of levels
 
 
 class Finding(NamedTuple):
     """One line of the report.
 
-    check: which check found it; text: a sentence; fix: a command that fixes it, "" where none is known or needed
+    level: "ok"; "note": good to know; "warning": training works, slower or not in every case; "error": it would fail
+    text: a sentence; fix: a command that fixes it, "" where none is known or needed
+    check: which check found it; "": the one that is running
     """
 
-    check: str
-    level: Level
+    level: str
     text: str
     fix: str = ""
+    check: str = ""
 
 
-def ok(check: str, text: str) -> Finding:
-    """All is as it should be."""
-    return Finding(check, Level.OK, text)
+ok, note, warning, error = (partial(Finding, level) for level in _COLOURS)
 
 
-def note(check: str, text: str, fix: str = "") -> Finding:
-    """Good to know, and nothing that must be fixed."""
-    return Finding(check, Level.NOTE, text, fix)
-
-
-def warning(check: str, text: str, fix: str = "") -> Finding:
-    """Training works, but slower than it could, or not in every case."""
-    return Finding(check, Level.WARNING, text, fix)
-
-
-def error(check: str, text: str, fix: str = "") -> Finding:
-    """Training would fail."""
-    return Finding(check, Level.ERROR, text, fix)
-
-
-def count(findings: Sequence[Finding], level: Level) -> int:
+def count(findings: Sequence[Finding], level: str) -> int:
     """How many of them are of that level."""
-    return sum(each.level is level for each in findings)
-
-
-def exit_code(findings: Sequence[Finding]) -> int:
-    """1 if training would fail, else 0."""
-    return 1 if count(findings, Level.ERROR) else 0
+    return sum(each.level == level for each in findings)
 
 
 def verdict(findings: Sequence[Finding], who: str = "this machine") -> str:
-    """What follows from all of them: `this machine can train (1 warning)`, or `training would fail: 2 errors`."""
-    errors, warnings = count(findings, Level.ERROR), count(findings, Level.WARNING)
-    if errors:
-        return f"training would fail: {_number(errors, 'error')}" + (
-            f", {_number(warnings, 'warning')}" if warnings else ""
-        )
-    return f"{who} can train" + (f" ({_number(warnings, 'warning')})" if warnings else "")
+    """What follows from all: `this machine can train (1 warning)`, or `training would fail: 2 errors, 0 warnings`."""
+    errors, warnings = (plural(count(findings, level), level) for level in ("error", "warning"))
+    if count(findings, "error"):
+        return f"training would fail: {errors}, {warnings}"
+    return f"{who} can train" + (f" ({warnings})" if count(findings, "warning") else "")
 
 
-def pip(*words: str) -> str:
-    """The command that runs pip for this Python: `/venv/bin/python -m pip install mpich`."""
-    return shlex.join([sys.executable, "-m", "pip", *words])
-
-
-def install(*packages: str) -> str:
-    """The command that installs these for this Python."""
-    return pip("install", *packages)
-
-
-def _number(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
-
-
-_WIDTH = 8  # of the names of checks and of levels
-_COLOURS = {Level.OK: "32", Level.NOTE: "36", Level.WARNING: "33", Level.ERROR: "31;1"}
-
-
-def lines(findings: Sequence[Finding], colour: bool, before: str = "") -> list[str]:
-    """The lines of some findings; a check's name stands only at its first. before: the check of the line above"""
-    shown = []
+def lines(findings: Sequence[Finding], colour: bool) -> list[str]:
+    """The lines of a check's findings; its name stands only at the first."""
+    shown, before = [], ""
     for finding in findings:
         name = finding.check if finding.check != before else ""
         before = finding.check
-        level = finding.level.value.ljust(_WIDTH)
+        level = finding.level.ljust(_WIDTH)
         if colour:
             level = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m"
         indent = " " * (2 * _WIDTH + 2)
@@ -109,10 +63,31 @@ def lines(findings: Sequence[Finding], colour: bool, before: str = "") -> list[s
 
 def document(findings: Sequence[Finding], sentence: str, seconds: float) -> dict[str, Any]:
     """All of it, as JSON's types."""
-    plain = [{**each._asdict(), "level": each.level.value} for each in findings]
-    return {"can_train": exit_code(findings) == 0, "verdict": sentence, "seconds": round(seconds, 3), "findings": plain}
+    return {
+        "can_train": not count(findings, "error"),
+        "verdict": sentence,
+        "seconds": round(seconds, 3),
+        "findings": [each._asdict() for each in findings],
+    }
 
 
-def coloured(stream: IO[str] = sys.stdout, environ: Mapping[str, str] = os.environ) -> bool:
-    """True on a terminal, unless NO_COLOR says otherwise."""
-    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+def pip(*words: str) -> str:
+    """The command that runs pip for this Python: `/venv/bin/python -m pip install mpich`."""
+    return shlex.join([sys.executable, "-m", "pip", *words])
+
+
+def install(*packages: str) -> str:
+    """The command that installs these for this Python."""
+    return pip("install", *packages)
+
+
+def plural(n: int, what: str) -> str:
+    """`plural(2, "core") == "2 cores"`."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def size(nbytes: int) -> str:
+    """`size(3 << 20) == "3 MiB"`, `size(3 << 29) == "1.5 GiB"`."""
+    if nbytes >= 1 << 30:
+        return f"{nbytes / (1 << 30):.1f} GiB"
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"

@@ -1,220 +1,142 @@
-"""GPUs: the driver, CuPy, NCCL and cuDNN.
+"""GPUs: the driver by nvidia-smi; CuPy, by a kernel that it runs; NCCL and cuDNN.
 
 Nothing of it is an error on a machine without a GPU: there ranks train on the CPU.
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
-from pathlib import Path
+import subprocess
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from launcher.doctor.findings import Finding, Level, error, install, note, ok, pip, warning
-from launcher.doctor.machine import in_container, size, version
+from launcher.doctor.findings import Finding, error, install, note, ok, pip, warning
+from launcher.doctor.machine import version
 from launcher.doctor.probes import Answer, ask
-from launcher.linux import read_text
 
-CHECK = "gpu"
 _LIMIT = 60.0  # s; CuPy compiles a kernel, and a GPU that slept wakes up
+_SMI = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,compute_mode,driver_version", "--format=csv,noheader"]
 _CUPYS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
-_BINDINGS = ("pynccl", "nccl4py", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-_EXCLUSIVE_THREAD, _PROHIBITED, _EXCLUSIVE_PROCESS = 1, 2, 3
+_CUDA13 = 580  # the first driver that serves CUDA 13
+_ON_CPU = "ranks train on the CPU"
 _HIDDEN = "CUDA_VISIBLE_DEVICES"
 
 
 class Gpus(NamedTuple):
     """Facts.
 
-    cards: NVIDIA's, seen on the machine's bus; module: version of the kernel's driver, "" if it is not loaded
-    library: libcuda is there; cupys, bindings: packages of these kinds, and their versions
-    visible: CUDA_VISIBLE_DEVICES, None if it is not set; container: this is one
-    cudnn: version of its Python frontend, "" if that is not installed
+    cards: nvidia-smi's row of each GPU: name, memory, compute capability, compute mode, driver; failure: why none
+    cupys: installed packages of CuPy; cupy, nccl: answers of the probes, None if there is no CuPy
+    cudnn: version of its Python frontend, "" if that is not installed; hidden: value of CUDA_VISIBLE_DEVICES
     """
 
-    cards: int
-    module: str
-    library: bool
-    cupys: dict[str, str]
-    bindings: dict[str, str]
-    visible: str | None = None
-    container: bool = False
-    cudnn: str = ""
-
-
-class Answers(NamedTuple):
-    """What processes said that were asked: None where it made no sense to ask."""
-
-    driver: Answer | None = None
+    cards: tuple[tuple[str, ...], ...] = ()
+    failure: str = ""
+    cupys: tuple[str, ...] = ()
     cupy: Answer | None = None
     nccl: Answer | None = None
+    cudnn: str = ""
+    hidden: str | None = None
+
+    @property
+    def nccl_ranks(self) -> int:
+        """How many ranks can use NCCL here; 0 where CuPy or NCCL does not work."""
+        works = self.cupy and self.cupy.value and not self.cupy.value["failure"] and self.nccl and self.nccl.value
+        return self.cupy.value["devices"] if self.cupy and works else 0
 
 
+@functools.cache
 def look() -> Gpus:
     """What there is."""
-    return Gpus(
-        cards=_cards(),
-        module=_module(),
-        library=_library(),
-        cupys={name: found for name in _CUPYS if (found := version(name))},
-        bindings={name: found for name in _BINDINGS if (found := version(name))},
-        visible=os.environ.get(_HIDDEN),
-        container=in_container(),
-        cudnn=version("nvidia-cudnn-frontend"),
-    )
+    cards, failure = _cards()
+    cupys = tuple(filter(version, _CUPYS))
+    cupy = ask("cupy", limit=_LIMIT) if cupys else None
+    nccl = ask("nccl", limit=_LIMIT) if cupy and cupy.value else None
+    return Gpus(cards, failure, cupys, cupy, nccl, version("nvidia-cudnn-frontend"), os.environ.get(_HIDDEN))
 
 
-def inquire(facts: Gpus) -> Answers:
-    """Asks whom there is reason to ask."""
-    driver = ask("launcher.doctor.probes", "cuda", limit=_LIMIT) if facts.library else None
-    if driver is None or driver.value is None or not driver.value["devices"] or not facts.cupys:
-        return Answers(driver)
-    return Answers(
-        driver,
-        ask("launcher.doctor.probes", "cupy", limit=_LIMIT),
-        ask("launcher.doctor.probes", "nccl", limit=_LIMIT),
-    )
+def check() -> Iterator[Finding]:
+    """Looks and judges."""
+    return judge(look())
 
 
-def devices(answers: Answers) -> int:
-    """How many GPUs the driver gives."""
-    return len(answers.driver.value["devices"]) if answers.driver and answers.driver.value else 0
-
-
-def nccl_ranks(answers: Answers) -> int:
-    """How many ranks could speak through NCCL here; 0 where CuPy or NCCL does not work."""
-    works = answers.cupy is not None and answers.cupy.value is not None and not answers.cupy.value["trouble"]
-    found = answers.nccl is not None and answers.nccl.value is not None and answers.nccl.value["found"]
-    return devices(answers) if works and found else 0
-
-
-def judge(facts: Gpus, answers: Answers) -> list[Finding]:
+def judge(facts: Gpus) -> Iterator[Finding]:
     """What follows."""
-    found = [*_driver(facts, answers.driver)]
-    if not devices(answers):
-        return found
-    assert answers.driver is not None
-    cuda = int(answers.driver.value["version"])
-    found += _cupy(facts, answers.cupy, cuda)
-    if found[-1].level is Level.OK and not facts.cudnn:
-        text = "cuDNN is not installed: convolution and attention are computed by slower array formulas"
-        found.append(warning(CHECK, text, install(*_cudnn(cuda))))
-    if answers.nccl is not None:
-        found += _nccl(facts, answers.nccl, cuda)
-    return found
-
-
-def _driver(facts: Gpus, answer: Answer | None) -> list[Finding]:
-    if answer is None:
-        if facts.cards or facts.module:
-            fix = "docker run --gpus all ..." if facts.container else "sudo apt install nvidia-driver"
-            text = "an NVIDIA GPU is here, but not its driver (libcuda.so.1): ranks train on the CPU"
-            return [warning(CHECK, text, fix)]
-        besides = f" ({', '.join(f'{name} {found}' for name, found in facts.cupys.items())} has nothing to do)"
-        return [note(CHECK, "no NVIDIA GPU is seen here: ranks train on the CPU" + (besides if facts.cupys else ""))]
-    if answer.value is None:
-        return [error(CHECK, f"CUDA's driver cannot be asked: {answer.reason}", "nvidia-smi")]
-    serves = f"CUDA's driver serves CUDA {_dotted(answer.value['version'])}"
-    if facts.module:
-        serves += f" (kernel module {facts.module})"
-    if answer.value["refusal"] or not answer.value["devices"]:
-        refusal = answer.value["refusal"] or "there are none"
-        if facts.visible is not None:
-            text = f"no GPU can be used ({refusal}), with {_HIDDEN}={facts.visible!r}: ranks train on the CPU"
-            return [note(CHECK, text, f"unset {_HIDDEN}")]
-        if not facts.cards and not facts.module:
-            return [note(CHECK, f"{serves}, but no GPU is seen here ({refusal}): ranks train on the CPU")]
-        fix = "sudo reboot  # after an update of the driver" if "803" in refusal or "804" in refusal else "nvidia-smi"
-        return [error(CHECK, f"{serves}, but gives no GPU: {refusal}", fix)]
-    found = [ok(CHECK, serves)]
-    for index, device in enumerate(answer.value["devices"]):
-        text = f"GPU {index}: {device['name']}, {size(device['memory'])}, compute capability {device['capability']}"
+    works = facts.cupy is not None and facts.cupy.value is not None
+    if facts.failure:
+        fix = "sudo reboot  # after an update of the driver; without one: sudo apt install nvidia-driver"
+        yield error(f"nvidia-smi fails: {facts.failure}", fix)
+    for index, (name, memory, capability, mode, driver) in enumerate(facts.cards):
+        text = f"GPU {index}: {name}, {memory}, compute capability {capability}, driver {driver}"
         default = f"sudo nvidia-smi -i {index} -c DEFAULT"
-        if device["mode"] == _PROHIBITED:
-            found.append(error(CHECK, f"{text}, but its compute mode forbids computing", default))
-        elif device["mode"] in (_EXCLUSIVE_THREAD, _EXCLUSIVE_PROCESS):
-            found.append(note(CHECK, f"{text}; one process at a time may use it, so --share-gpu fails", default))
+        if mode == "Prohibited":
+            yield error(f"{text}, but its compute mode forbids computing", default)
+        elif mode.startswith("Exclusive"):
+            yield note(f"{text}; one process at a time may use it, so --share-gpu fails", default)
         else:
-            found.append(ok(CHECK, text))
-    return found
+            yield ok(text)
+    if works:
+        yield from _libraries(facts)
+    elif not facts.cards:
+        if not facts.failure:
+            yield note(f"no NVIDIA GPU is seen here: {_ON_CPU}")
+    elif not facts.cupys:
+        series = _series(facts)
+        packages = (f"cupy-cuda{series}x", f"nvidia-nccl-cu{series}", "pynccl", *_cudnn(series))
+        yield warning(f"CuPy is not installed, so the GPU is not used: {_ON_CPU}", install(*packages))
+    elif facts.hidden is not None:
+        text = f"CuPy sees no GPU, with {_HIDDEN}={facts.hidden!r}: {_ON_CPU}"
+        yield note(text, f"unset {_HIDDEN}")
+    else:
+        yield from _libraries(facts)
 
 
-def _cupy(facts: Gpus, answer: Answer | None, cuda: int) -> list[Finding]:
-    right = f"cupy-cuda{_series(cuda)}x"
+def _libraries(facts: Gpus) -> Iterator[Finding]:
+    assert facts.cupy is not None
+    series, found = _series(facts), facts.cupy.value
+    right = f"cupy-cuda{series}x"
+    replace = f"{pip('uninstall', '-y', *facts.cupys)} && {install(right)}"
     if len(facts.cupys) > 1:
-        names = ", ".join(facts.cupys)
-        text = f"several CuPy packages in one environment ({names}) overwrite each other"
-        return [error(CHECK, text, f"{pip('uninstall', '-y', *facts.cupys)} && {install(right)}")]
-    if not facts.cupys:
-        text = "CuPy is not installed, so the GPU is not used: ranks train on the CPU"
-        return [warning(CHECK, text, install(right, f"nvidia-nccl-cu{_series(cuda)}", "pynccl", *_cudnn(cuda)))]
-    assert answer is not None
-    ((name, have),) = facts.cupys.items()
-    if answer.value is None or answer.value["trouble"]:
-        why = answer.reason or answer.value["trouble"]
-        fix = install("--force-reinstall", right)
-        if name not in (right, "cupy"):
-            fix = f"{pip('uninstall', '-y', name)} && {install(right)}"
-        return [error(CHECK, f"{name} {have} does not work with this driver (CUDA {_dotted(cuda)}): {why}", fix)]
-    return [
-        ok(CHECK, f"{name} {answer.value['version']} (CUDA {_dotted(answer.value['runtime'])}) computes on the GPU")
-    ]
+        yield error(
+            f"several CuPy packages in one environment ({', '.join(facts.cupys)}) overwrite each other", replace
+        )
+    elif found is None or found["failure"]:
+        yield error(f"{facts.cupys[0]} does not work: {facts.cupy.reason or found['failure']}", replace)
+    else:
+        driver, runtime = (f"{cuda // 1000}.{cuda % 1000 // 10}" for cuda in (found["driver"], found["runtime"]))
+        yield ok(f"CuPy {found['version']} (CUDA {runtime}; the driver serves {driver}) computes on the GPU")
+        if not facts.cudnn:
+            text = "cuDNN is not installed: convolution and attention are computed by slower array formulas"
+            yield warning(text, install(*_cudnn(series)))
+    if facts.nccl is not None and facts.nccl.value is not None:
+        yield ok(f"NCCL {facts.nccl.value['version']} ({facts.nccl.value['path']})")
+    elif facts.nccl is not None:
+        text = f"arrays on GPUs go through MPI and the host's memory, which is slower: {facts.nccl.reason}"
+        yield warning(text, install(f"nvidia-nccl-cu{series}", "pynccl"))
 
 
-def _cudnn(cuda: int) -> tuple[str, str]:
+def _cudnn(series: int) -> tuple[str, str]:
     """The packages of cuDNN, as the extras have them."""
-    return "nvidia-cudnn-frontend==1.26.*", f"nvidia-cudnn-cu{_series(cuda)}"
+    return "nvidia-cudnn-frontend==1.26.*", f"nvidia-cudnn-cu{series}"
 
 
-def _nccl(facts: Gpus, answer: Answer, cuda: int) -> list[Finding]:
-    fix = install(f"nvidia-nccl-cu{_series(cuda)}", "pynccl")
-    over = "arrays on GPUs go through MPI and the host's memory, which is slower"
-    if answer.value is None:
-        return [warning(CHECK, f"NCCL cannot be loaded ({answer.reason}): {over}", fix)]
-    found, failed = answer.value["found"], answer.value["failed"]
-    if not found:
-        why = "; ".join(f"{source}: {reason}" for source, reason in failed.items())
-        return [warning(CHECK, f"NCCL is not found: {over} ({why})", fix)]
-    source, (number, path) = next(iter(found.items()))
-    through = {"pynccl": "pynccl", "cupy": "CuPy", "path": "its own file"}[source]
-    bindings = ", ".join(f"{name} {have}" for name, have in facts.bindings.items())
-    result = [ok(CHECK, f"NCCL {number} ({path}) by {through}" + (f"; installed: {bindings}" if bindings else ""))]
-    several = {tuple(each) for each in found.values()}
-    if len(several) > 1:
-        listed = ", ".join(f"{number} ({path})" for number, path in sorted(several))
-        result.append(note(CHECK, f"there are several NCCLs: {listed}; the first above is used"))
-    return result
+def _series(facts: Gpus) -> int:
+    """The series of packages that goes with the driver: 12 or 13."""
+    if facts.cupy is not None and facts.cupy.value is not None:
+        return 13 if facts.cupy.value["driver"] >= 13000 else 12
+    return 13 if facts.cards and int(facts.cards[0][4].partition(".")[0]) >= _CUDA13 else 12
 
 
-def _series(cuda: int) -> int:
-    """The series of packages that goes with a driver: 12 or 13."""
-    return 13 if cuda >= 13000 else 12
-
-
-def _dotted(cuda: int) -> str:
-    return f"{cuda // 1000}.{cuda % 1000 // 10}"
-
-
-def _library() -> bool:
+def _cards() -> tuple[tuple[tuple[str, ...], ...], str]:
+    """The rows of nvidia-smi, and why it fails; neither where there is none."""
     try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
-def _module() -> str:
-    words = read_text("/proc/driver/nvidia/version").partition("\n")[0].split()
-    return next((word for word in words if word[:1].isdigit() and "." in word), "loaded" if words else "")
-
-
-def _cards() -> int:
-    """NVIDIA's display and 3D controllers on the PCI bus."""
-    found = 0
-    for device in Path("/sys/bus/pci/devices").glob("*"):
-        try:
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:  # unplugged meanwhile, or hidden
-            continue
-        found += vendor == "0x10de" and kind.startswith("0x03")
-    return found
+        done = subprocess.run(_SMI, capture_output=True, text=True, timeout=_LIMIT)
+    except FileNotFoundError:
+        return (), ""
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        return (), str(failure)
+    rows = done.stdout.strip().splitlines()
+    if done.returncode:
+        return (), (rows or done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return tuple(tuple(row.split(", ")) for row in rows if ", " in row), ""

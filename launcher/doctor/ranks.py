@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
-from launcher.doctor.findings import Finding, error, ok, warning
+from launcher.doctor import gpu, mpi
+from launcher.doctor.findings import Finding, count, error, note, ok, plural, warning
 from launcher.doctor.probes import Answer, ask, outside_a_job
+from launcher.engines import slurm
 from launcher.network import Host
 
-CHECK = "ranks"
 _LIMIT = 90.0  # s; a few seconds on an idle machine
 _NEEDED = {"python", "threads", "mpi", "limits"}  # checks without which no rank starts
 _SHOWN = 12  # lines of what went wrong
@@ -27,13 +28,18 @@ class Trial(NamedTuple):
     through: str = "mpi"
     hosts: tuple[Host, ...] = ()
 
+    def __str__(self) -> str:
+        where = {"mpi": "over MPI and shared memory", "nccl": "over NCCL", "slurm": "that Slurm starts"}
+        on_hosts = f"on {', '.join(host.name for host in self.hosts)} over MPI"
+        return f"{plural(self.n, 'rank')} {where.get(self.through, on_hosts)}"
+
 
 def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tuple[Host, ...]) -> list[Trial]:
     """What is to be tried.
 
     broken: checks that found errors; mpiexec: there is one
     tasks: that srun may start in this allocation, 0 outside of one
-    gpus: that could be spoken to through NCCL; hosts: that are to train together
+    gpus: that NCCL can use; hosts: that are to train together
     """
     if broken & _NEEDED:
         return []
@@ -47,65 +53,58 @@ def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tup
     return found
 
 
+def check(found: Sequence[Finding], hosts: tuple[Host, ...]) -> Iterator[Finding]:
+    """Tries what is left to be tried after these findings."""
+    broken = {each.check for each in found if each.level == "error"}
+    starters = mpi.starters()
+    tasks = (slurm.tasks(os.environ) or 0) if starters.srun else 0
+    tries = trials(broken, mpiexec=bool(starters.family), tasks=tasks, gpus=gpu.look().nccl_ranks, hosts=hosts)
+    if not tries:
+        yield note("none were started" + (": fix the errors above first" if broken else ""))
+    for trial in tries:
+        # A rank's or a Slurm step's variables are not for these ranks, unless Slurm or an engine is to start them.
+        environ = None if trial.through in ("slurm", "hosts") else outside_a_job()
+        answer = ask(*command(trial), module="launcher", limit=_LIMIT + 10, environ=environ)
+        yield from judge(answer, trial)
+        if answer.value is None and count(found, "warning"):
+            yield note("one of the warnings above may be why")
+
+
 def command(trial: Trial) -> list[str]:
     """What follows `python -m launcher`."""
-    where = ["--hosts", ",".join(f"{_bracketed(host.name)}:1" for host in trial.hosts)] if trial.hosts else []
+    names = (f"[{host.name}]" if ":" in host.name else host.name for host in trial.hosts)
+    where = ["--hosts", ",".join(f"{name}:1" for name in names)] if trial.hosts else []
     backend = "nccl" if trial.through == "nccl" else "mpi"
     return ["-n", str(trial.n), *where, "-m", "launcher.doctor.trial", backend, str(_LIMIT)]
 
 
-def check(trial: Trial) -> list[Finding]:
-    """Starts them and judges."""
-    # What a launcher says to this process is not for them, nor what Slurm does, unless it is to start them.
-    environ = os.environ if trial.through in ("slurm", "hosts") else outside_a_job(os.environ)
-    return judge(ask("launcher", *command(trial), limit=_LIMIT + 10, environ=environ), trial)
-
-
-def judge(answer: Answer, trial: Trial) -> list[Finding]:
+def judge(answer: Answer, trial: Trial) -> Iterator[Finding]:
     """What follows from the ranks' results, or from what was printed instead."""
-    n = trial.n
-    who = (
-        f"{n} rank{'s' * (n != 1)} "
-        + {
-            "mpi": "over MPI and shared memory",
-            "nccl": "over NCCL",
-            "slurm": "that Slurm starts",
-            "hosts": f"on {', '.join(host.name for host in trial.hosts)} over MPI",
-        }[trial.through]
-    )
-    again = " ".join(["ddp-launch", *command(trial)])
+    again = f"\nto see it again: {' '.join(['ddp-launch', *command(trial)])}"
     if answer.value is None:
-        said = [line for line in answer.lines if line.startswith("ddp-launch: ")]
-        # The launcher explains the failure in its last line; what came before it is the story.
-        reason = said[-1].partition(": ")[2] if said else answer.reason
-        story = "".join(f"\n{line}" for line in answer.lines[-_SHOWN:] if line not in said[-1:])
-        level = (
-            warning if trial.through == "nccl" else error
-        )  # without NCCL, arrays of a GPU go through the host's memory
-        return [level(CHECK, f"{who} could not try the collectives: {reason}{story}\nto see it again: {again}")]
+        # The launcher explains the failure in its last line; the lines before it are the ranks'.
+        last = [line for line in answer.lines if line.startswith("ddp-launch: ")][-1:]
+        reason = last[0].partition(": ")[2] if last else answer.reason
+        lines = "".join(f"\n{line}" for line in answer.lines[-_SHOWN:] if line not in last)
+        # Without NCCL, arrays of a GPU go through the host's memory.
+        level = warning if trial.through == "nccl" else error
+        yield level(f"{trial} could not try the collectives: {reason}{lines}{again}")
+        return
     seen = answer.value
-    found = []
-    if seen["wrong"]:
-        for name, dtype, elements in seen["wrong"]:
-            text = f"{name} of {dtype} gave {elements} wrong elements between {who}\nto see it again: {again}"
-            found.append(error(CHECK, text))
-    else:
-        text = f"{who}: {seen['tried']} collectives give the right numbers in {seen['dtypes']} dtypes"
-        found.append(ok(CHECK, text))
+    for name, dtype, elements in seen["wrong"]:
+        yield error(f"{name} of {dtype} gave {elements} wrong elements between {trial}{again}")
+    if not seen["wrong"]:
+        yield ok(f"{trial}: {seen['tried']} collectives give the right numbers in {seen['dtypes']} dtypes")
     if answer.status:
-        found.append(warning(CHECK, f"{who} then ended with exit status {answer.status}: {''.join(answer.lines[-1:])}"))
-    found += [warning(CHECK, text) for text in seen["refused"]]
-    found += [ok("speed", line) for line in table(seen["timed"], n, seen["nodes"])]
-    return found
-
-
-def table(timed: Sequence[tuple[int, float]], n: int, nodes: int) -> list[str]:
-    """A line for each size: bytes, microseconds, and GB/s (1e9 bytes) of the array reduced."""
-    rows = [(_size(nbytes), f"{seconds * 1e6:.1f} us", _rate(nbytes, seconds)) for nbytes, seconds in timed]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    who = f"{n} rank{'s' * (n != 1)}" + (f" on {nodes} hosts" if nodes > 1 else "")
-    lines = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return [f"all_reduce ({who})  {line}" for line in lines]
+        yield warning(f"{trial} then ended with exit status {answer.status}: {''.join(answer.lines[-1:])}")
+    for text in seen["refused"]:
+        yield warning(text)
+    who = plural(trial.n, "rank") + (f" on {seen['nodes']} hosts" if seen["nodes"] > 1 else "")
+    for nbytes, seconds in seen["timed"]:
+        # A few bytes have only a latency.
+        rate = f"{nbytes / seconds / 1e9:6.1f} GB/s" if nbytes >= 1 << 10 else ""
+        line = f"all_reduce ({who})  {_size(nbytes):>6}  {seconds * 1e6:8.1f} us  {rate}"
+        yield ok(line.rstrip(), check="speed")
 
 
 def _size(nbytes: int) -> str:
@@ -113,12 +112,3 @@ def _size(nbytes: int) -> str:
         if nbytes >= 1 << shift:
             return f"{nbytes >> shift} {unit}"
     return f"{nbytes} B"
-
-
-def _rate(nbytes: int, seconds: float) -> str:
-    """Of a few bytes there is only a latency."""
-    return f"{nbytes / seconds / 1e9:.1f} GB/s" if nbytes >= 1 << 10 else ""
-
-
-def _bracketed(name: str) -> str:
-    return f"[{name}]" if ":" in name else name

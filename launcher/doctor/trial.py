@@ -1,4 +1,4 @@
-"""One of the ranks that try every collective, and time one of them; rank 0 says what came of it."""
+"""One of the ranks that try every collective, and time one of them; rank 0 prints the outcome."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from collectives import Communicator, init
 from launcher.bench.collective_table import KINDS
 from launcher.bench.settings import Settings
 from launcher.bench.worker import run
-from launcher.doctor.probes import answer
+from launcher.doctor.probes import print_answer
 
 _HOST_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 _DEVICE_DTYPES = ("float32", "float16", "int32")
 _CHECKED = 4096  # bytes
-#: Bytes of the all-reduces that are timed.
-TIMED = (4, 64 << 10, 1 << 20, 25 << 20)
-_BUDGET = 0.15  # s for each size
+TIMED = Settings(collectives=("all_reduce",), place="in", minbytes=16, maxbytes=16 << 20, stepfactor=32, warmup=2)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -31,14 +29,14 @@ def main(argv: Sequence[str]) -> None:
     with contextlib.redirect_stdout(io.StringIO()):  # tables, of which only numbers are wanted
         seen = look(comm)
     if comm.rank == 0:
-        answer(lambda: seen)
+        print_answer(seen)
 
 
 def look(comm: Communicator) -> dict[str, Any]:
     """Tries and times. Collective.
 
     wrong: [collective, dtype, number of wrong elements]; tried, dtypes: how many; refused: sentences
-    timed: [bytes, seconds] of all-reduces of float32, in place; backend: what the ranks speak through
+    timed: [bytes, seconds] of all-reduces of float32, in place; nodes: how many
     """
     dtypes = _DEVICE_DTYPES if comm.backend == "nccl" else _HOST_DTYPES
     names = tuple(name for name, kind in KINDS.items() if kind.least_ranks <= comm.size)
@@ -49,21 +47,13 @@ def look(comm: Communicator) -> dict[str, Any]:
     wrong = [
         [row.collective, row.dtype, cell.wrong] for row in outcome.rows for cell in row.cells.values() if cell.wrong
     ]
-    timed = []
-    for nbytes in TIMED:
-        one = Settings(
-            collectives=("all_reduce",), place="in", minbytes=nbytes, maxbytes=nbytes, warmup=2, budget=_BUDGET
-        )
-        (row,) = run(comm, one).rows
-        timed.append([row.size, row.cells["in"].seconds])
+    timed = [[row.size, row.cells["in"].seconds] for row in run(comm, TIMED).rows]
     return {
         "wrong": wrong,
         "tried": len(names),
         "dtypes": len(dtypes),
         "refused": list(outcome.unsupported),
         "timed": timed,
-        "backend": comm.backend,
-        "ranks": comm.size,
         "nodes": outcome.nodes,
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -13,8 +13,9 @@ from launcher.doctor.findings import Finding
 def assert_found() -> Callable[..., None]:
     """Each finding is as `level text -> fix` says: these words are in its text and its fix; no fix means no fix."""
 
-    def compare(findings: list[Finding], *expected: str) -> None:
-        assert [each.level.value for each in findings] == [line.partition(" ")[0] for line in expected], findings
+    def compare(found: Iterable[Finding], *expected: str) -> None:
+        findings = list(found)
+        assert [each.level for each in findings] == [line.partition(" ")[0] for line in expected], findings
         for each, line in zip(findings, expected, strict=True):
             text, _, fix = line.partition(" ")[2].partition(" -> ")
             assert text in each.text

@@ -62,17 +62,17 @@ def test_the_calls_of_two_ranks(ranks: list[int], doctor: Any) -> None:
 
 def test_as_json(ranks: list[int], doctor: Any) -> None:
     done = doctor("calls", "--json", *ranks)
-    told = json.loads(done.stdout)
-    assert (done.returncode, told["errors"]) == (0, {})
-    assert [(each["pid"], each["rank"], each["size"]) for each in told["processes"]] == [
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["errors"]) == (0, {})
+    assert [(each["pid"], each["rank"], each["size"]) for each in report["processes"]] == [
         (ranks[0], 0, 2),
         (ranks[1], 1, 2),
     ]
-    calls = told["processes"][1]["calls"]
+    calls = report["processes"][1]["calls"]
     assert [call["number"] for call in calls] == list(range(10, 20))
     assert (calls[-1]["state"], calls[-1]["ended"], calls[-1]["shape"]) == ("started", 0, "(512, 19)")
-    assert calls[0]["started"] <= calls[0]["ended"] <= told["now"]
-    assert told["processes"][0]["position"]["function"] == "load"
+    assert calls[0]["started"] <= calls[0]["ended"] <= report["now"]
+    assert report["processes"][0]["position"]["function"] == "load"
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_shown(ranks: list[int], doctor: Any, start_job: Any) -> None:

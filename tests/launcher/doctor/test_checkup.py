@@ -7,15 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.doctor import checkup
-from launcher.doctor.findings import Finding, Level, error, note, ok, warning
-from launcher.doctor.ranks import Trial, trials
-from launcher.network import Host
+from launcher.doctor.findings import Finding, ok, warning
 
 DOCTOR = [sys.executable, "-m", "launcher.doctor"]
 
@@ -31,7 +30,6 @@ def test_a_machine_that_can_train(run_job: Any, mpiexec: list[str]) -> None:
     assert checks[:8] == ["python", "threads", "mpi", "memory", "limits", "gpu", "ranks", "speed"]
     assert "10 collectives give the right numbers in 7 dtypes" in done.stdout
     assert done.stdout.count("all_reduce (2 ranks)") >= 4
-    assert done.stdout.count(" us  ") * 4 == done.stdout.count("all_reduce") * 3, "four bytes have no bandwidth"
     assert lines[-1].startswith("this machine can train")
     assert lines[-1].endswith(" s)")
 
@@ -51,15 +49,15 @@ def broken(tmp_path: Path) -> dict[str, str]:
 
 def test_a_machine_that_is_broken(run_job: Any, broken: dict[str, str], mpiexec: list[str]) -> None:
     done = run_job([*DOCTOR, "--json"], timeout=100, env=broken)
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (1, "")
-    assert told["can_train"] is False
-    assert told["verdict"].startswith("training would fail: 2 errors, ")
-    assert 0 < told["seconds"] < 90
-    errors = {each["text"]: each["fix"] for each in told["findings"] if each["level"] == "error"}
+    assert report["can_train"] is False
+    assert report["verdict"].startswith("training would fail: 2 errors, ")
+    assert 0 < report["seconds"] < 90
+    errors = {each["text"]: each["fix"] for each in report["findings"] if each["level"] == "error"}
     assert list(errors) == [
         "NumPy does not work here: ImportError: libgfortran.so.5 is missing",
-        "mpi4py cannot load an MPI: the process that tried died of SIGABRT",
+        "mpi4py cannot load an MPI: the process died of SIGABRT",
     ]
     assert all("pip install" in fix for fix in errors.values())
     assert {
@@ -67,78 +65,31 @@ def test_a_machine_that_is_broken(run_job: Any, broken: dict[str, str], mpiexec:
         "level": "note",
         "text": "none were started: fix the errors above first",
         "fix": "",
-    } in told["findings"]
-    (threads,) = [each for each in told["findings"] if each["text"].startswith("OMP_NUM_THREADS=99999")]
+    } in report["findings"]
+    (threads,) = [each for each in report["findings"] if each["text"].startswith("OMP_NUM_THREADS=99999")]
     assert (threads["level"], threads["fix"]) == ("warning", "unset OMP_NUM_THREADS")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_what_it_has_started_ends_with_it(start_job: Any, tmp_path: Path, number: int, code: int) -> None:
+def test_what_it_has_started_ends_with_it(start_job: Any, tmp_path: Path) -> None:
     (tmp_path / "mpi4py").mkdir()
-    (tmp_path / "mpi4py" / "__init__.py").write_text(
-        "import pathlib, time; pathlib.Path('there').touch(); time.sleep(99)"
-    )
+    code = "import pathlib, time; pathlib.Path('started').touch(); time.sleep(99)"
+    (tmp_path / "mpi4py" / "__init__.py").write_text(code)
     root = Path(__file__).parents[3]
     job = start_job(DOCTOR, env={"PYTHONPATH": f"{tmp_path}:{root}"}, cwd=tmp_path)
     deadline = time.monotonic() + 20
-    while not (tmp_path / "there").exists():
+    while not (tmp_path / "started").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    job.process.send_signal(number)
+    job.process.send_signal(signal.SIGTERM)
     done: subprocess.CompletedProcess[str] = job.wait(timeout=10)
-    assert (done.returncode, done.stderr) == (code, "")
-
-
-@pytest.mark.parametrize(
-    ("found", "tried", "expected"),
-    [
-        ([ok("mpi", "x")], [ok("ranks", "x")], ["ok"]),
-        ([error("mpi", "x")], [], ["note"]),
-        ([warning("memory", "x")], [error("ranks", "x")], ["error", "note"]),
-        ([note("memory", "x")], [error("ranks", "x")], ["error"]),
-    ],
-)
-def test_when_ranks_are_started(
-    monkeypatch: pytest.MonkeyPatch, found: list[Finding], tried: list[Finding], expected: list[str]
-) -> None:
-    monkeypatch.setattr("launcher.doctor.ranks.check", lambda trial: list(tried))
-    monkeypatch.setattr("launcher.doctor.ranks.trials", lambda broken, **facts: [] if broken else [Trial(2)])
-    (levels,) = [[each.level.value for each in findings] for findings in checkup._ranks(found, 0, ())]
-    assert levels == expected
-
-
-ALL = {"mpiexec": True, "tasks": 0, "gpus": 0, "hosts": ()}
-HOSTS = (Host("a", 4), Host("b", 4), Host("c", 1))
-
-
-@pytest.mark.parametrize(
-    ("broken", "change", "expected"),
-    [
-        ((), {}, [Trial(2)]),
-        (("memory", "gpu", "hosts"), {}, [Trial(2)]),
-        (("mpi",), {"gpus": 8, "hosts": HOSTS, "tasks": 4}, []),
-        ((), {"tasks": 1}, [Trial(2)]),
-        ((), {"tasks": 4}, [Trial(2), Trial(2, "slurm")]),
-        ((), {"tasks": 4, "mpiexec": False}, [Trial(2, "slurm")]),
-        ((), {"tasks": 1, "mpiexec": False}, []),
-        ((), {"gpus": 8}, [Trial(2), Trial(2, "nccl")]),
-        ((), {"gpus": 1}, [Trial(2), Trial(1, "nccl")]),
-        ((), {"gpus": 1, "mpiexec": False}, [Trial(1, "nccl")]),
-        ((), {"gpus": 2, "mpiexec": False}, []),
-        (("gpu",), {"gpus": 8}, [Trial(2)]),
-        ((), {"hosts": HOSTS}, [Trial(2), Trial(3, "hosts", HOSTS)]),
-        ((), {"hosts": HOSTS[:1]}, [Trial(2)]),
-        (("hosts",), {"hosts": HOSTS}, [Trial(2)]),
-    ],
-)
-def test_which_ranks_are_started(broken: tuple[str, ...], change: dict[str, Any], expected: list[Trial]) -> None:
-    assert trials(set(broken), **{**ALL, **change}) == expected
+    assert (done.returncode, done.stderr) == (143, "")
 
 
 def test_a_check_that_fails_by_itself_is_no_error() -> None:
-    def fails() -> list[Finding]:
+    def fails() -> Iterator[Finding]:
+        yield ok("first")
         raise KeyError("MemTotal")
 
-    (finding,) = checkup._guarded("memory", fails)
-    assert (finding.check, finding.level) == ("memory", Level.WARNING)
-    assert "KeyError: 'MemTotal'" in finding.text
+    first, second = checkup.run("memory", fails)
+    assert first == ok("first", check="memory")
+    assert second == warning("this check failed by itself: KeyError: 'MemTotal'", check="memory")
