@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -19,6 +19,8 @@ __all__ = ["arange", "empty", "empty_like", "eye", "full", "full_like", "linspac
 __all__ += ["get_default_device", "ones", "ones_like", "set_default_device", "zeros", "zeros_like"]
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ddp._tensor.core import Tensor
 
 Where = _device.device | str | int | None
@@ -85,11 +87,29 @@ def pinned(x: Tensor) -> Tensor:
     return there.requires_grad_() if x.requires_grad else there
 
 
-def _new(
-    make: Callable[[Any, Any], Any], dtype: Any, device: Where, requires_grad: bool, pin_memory: bool = False
+class Options(TypedDict, total=False):
+    """What every creation function takes by name. dtype: None is the default one, or that of the numbers."""
+
+    dtype: Any
+    device: Where
+    requires_grad: bool
+    pin_memory: bool  # in page-locked memory, where there is a GPU to copy to
+
+
+def new(
+    make: Callable[[Any, np.dtype[Any]], Any],
+    usual: np.dtype[Any] | None = None,
+    *,
+    dtype: Any = None,
+    device: Where = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
 ) -> Tensor:
-    """What `make(xp, dtype)` returns, as a tensor on the device; what the dtype cannot hold is infinite."""
-    kind = get_default_dtype() if dtype is None else parse(dtype)
+    """What `make(xp, dtype)` returns, as a tensor on the device; what the dtype cannot hold is infinite.
+
+    usual: the dtype where none was asked for; None is the default one
+    """
+    kind = parse(dtype) if dtype is not None else usual or get_default_dtype()
     where = target(device)
     with np.errstate(all="ignore"), on(where):
         array = make(np if pin_memory else where.xp, kind)
@@ -106,119 +126,74 @@ def named(function: Any, name: str, doc: str) -> Any:
 
 def _of_shape(name: str, doc: str) -> Callable[..., Tensor]:
     """The function that makes a tensor by the array module's function of this name, of a shape and a dtype."""
-    on_cpu = getattr(np, name)
 
-    def make(
-        *sizes_: Size,
-        size: Size | None = None,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-    ) -> Tensor:
+    def make(*sizes_: Size, size: Size | None = None, **options: Unpack[Options]) -> Tensor:
         shape = sizes(sizes_, size, name)
-        if (where := target(device)) is CPU and not pin_memory:
-            return made(on_cpu(shape, get_default_dtype() if dtype is None else parse(dtype)), where, requires_grad)
-        return _new(lambda xp, dtype: getattr(xp, name)(shape, dtype), dtype, where, requires_grad, pin_memory)
+        return new(lambda xp, dtype: getattr(xp, name)(shape, dtype), **options)
 
-    return named(make, name, doc)
+    return named(make, name, f"{doc} dtype, device, requires_grad, pin_memory: by name.")
 
 
-zeros = _of_shape(
-    "zeros", "Zeros: zeros(2, 3) or zeros((2, 3)). pin_memory: in page-locked memory, where there is a GPU to copy to."
-)
+zeros = _of_shape("zeros", "Zeros: zeros(2, 3) or zeros((2, 3)).")
 ones = _of_shape("ones", "Ones: ones(2, 3) or ones((2, 3)).")
 empty = _of_shape("empty", "Uninitialized memory: every element is to be written before it is read.")
 
 
-def full(
-    size: Size,
-    fill_value: Any,
-    *,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
+def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
     """`fill_value` everywhere; the dtype follows it unless given: bool, int64 or float32.
 
     Raises: ArgumentError if an integer dtype cannot hold the value.
     """
-    value = number(fill_value, "full")
-    shape = sizes((size,), None, "full")
-    kind = of_number(value) if dtype is None else parse(dtype)
-    if kind in INTEGERS and isinstance(value, float) and math.isfinite(value):
-        value = int(value)
-    try:
-        return _new(lambda xp, dtype: xp.full(shape, value, dtype), kind, device, requires_grad, pin_memory)
-    except (OverflowError, ValueError) as error:
-        raise ArgumentError(f"full: {value} does not fit {kind}") from error
+    value, shape = number(fill_value, "full"), sizes((size,), None, "full")
+
+    def make(xp: Any, dtype: Any) -> Any:
+        whole = dtype in INTEGERS and isinstance(value, float) and math.isfinite(value)
+        try:
+            return xp.full(shape, int(value) if whole else value, dtype)
+        except (OverflowError, ValueError) as error:
+            raise ArgumentError(f"full: {value} does not fit {dtype}") from error
+
+    return new(make, of_number(value), **options)
 
 
-def arange(
-    start: Any = 0,
-    end: Any = None,
-    step: Any = 1,
-    *,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
+def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> Tensor:
     """start, start + step, ... below end: shape (ceil((end - start) / step),); int64 unless a number is a float.
 
     Raises: ArgumentError if step is 0, leads away from end, or a number is not finite.
     """
     if end is None:
         start, end = 0, start
-    first, last, stride = (number(n, "arange") for n in (start, end, step))
+    first, last, stride = numbers = [number(n, "arange") for n in (start, end, step)]
     if stride == 0:
         raise ArgumentError("arange: step is 0")
-    if not (math.isfinite(first) and math.isfinite(last) and math.isfinite(stride)):
+    if not all(map(math.isfinite, numbers)):
         raise ArgumentError(f"arange: expected finite numbers, got {first}, {last}, {stride}")
     if (last - first) * stride < 0:
         raise ArgumentError(f"arange: step {stride} leads away from {last}, starting at {first}")
-    if dtype is None:
-        dtype = get_default_dtype() if any(isinstance(n, float) for n in (first, last, stride)) else int64
-    kind = parse(dtype)
-    if kind == int64:
-        first, last, stride = int(first), int(last), int(stride)
-        if stride == 0:
-            raise ArgumentError(f"arange: step {step} is 0 as an integer")
-        return _new(lambda xp, dtype: xp.arange(first, last, stride, dtype), kind, device, requires_grad, pin_memory)
-    count = math.ceil((last - first) / stride)
-    if not is_float(kind):
-        first, stride = int(first), int(stride)
 
     def make(xp: Any, dtype: Any) -> Any:
+        if dtype == int64:
+            if not int(stride):
+                raise ArgumentError(f"arange: step {step} is 0 as an integer")
+            return xp.arange(int(first), int(last), int(stride), dtype)
         # start + i * step in float64 and rounded once: adding up steps would add up their errors.
-        steps = xp.arange(count, dtype=float64 if is_float(dtype) else int64)
-        return (first + steps * stride).astype(dtype)
+        count, floating = math.ceil((last - first) / stride), is_float(dtype)
+        steps = xp.arange(count, dtype=float64 if floating else int64)
+        return (first + steps * stride if floating else int(first) + steps * int(stride)).astype(dtype)
 
-    return _new(make, kind, device, requires_grad, pin_memory)
+    return new(make, None if any(isinstance(n, float) for n in numbers) else int64, **options)
 
 
-def linspace(
-    start: Any, end: Any, steps: int, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
-) -> Tensor:
+def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "linspace")
-    return _new(lambda xp, dtype: points(xp, dtype).astype(dtype), dtype, device, requires_grad)
+    return new(lambda xp, dtype: points(xp, dtype).astype(dtype), **options)
 
 
-def logspace(
-    start: Any,
-    end: Any,
-    steps: int,
-    base: float = 10.0,
-    *,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-) -> Tensor:
+def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Unpack[Options]) -> Tensor:
     """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "logspace")
-    return _new(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), dtype, device, requires_grad)
+    return new(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), **options)
 
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:
@@ -238,32 +213,23 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dt
     return points
 
 
-def eye(
-    n: int, m: int | None = None, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
-) -> Tensor:
+def eye(n: int, m: int | None = None, **options: Unpack[Options]) -> Tensor:
     """Ones on the diagonal: (n, m or n)."""
     sizes((n, n if m is None else m), None, "eye")
-    return _new(lambda xp, dtype: xp.eye(n, m, dtype=dtype), dtype, device, requires_grad)
+    return new(lambda xp, dtype: xp.eye(n, m, dtype=dtype), **options)
 
 
-def alike(x: TensorBase, dtype: Any, device: Where) -> dict[str, Any]:
-    """The dtype and device that were asked for, else those of `x`."""
-    return {"dtype": x.array.dtype if dtype is None else dtype, "device": x._device if device is None else device}
+def alike(x: TensorBase, options: Mapping[str, Any]) -> Any:
+    """The options, with the dtype and device of `x` where none were asked for."""
+    asked = {name: value for name, value in options.items() if value is not None}
+    return {"dtype": x.array.dtype, "device": x._device, **asked}
 
 
 def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the shape, dtype and device of another tensor."""
 
-    def of_input(
-        input: TensorBase,
-        *arguments: Any,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-        **options: Any,
-    ) -> Tensor:
-        options |= alike(input, dtype, device)
-        return make(input.array.shape, *arguments, requires_grad=requires_grad, **options)
+    def of_input(input: TensorBase, *arguments: Any, **options: Any) -> Tensor:
+        return make(input.array.shape, *arguments, **alike(input, options))
 
     name = make.__name__
     of_input.__module__ = make.__module__
@@ -277,15 +243,8 @@ def _method(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the dtype and device of this tensor."""
     name = f"new_{make.__name__}"
 
-    def method(
-        self: TensorBase,
-        *sizes_: Size,
-        size: Size | None = None,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-    ) -> Tensor:
-        return make(sizes(sizes_, size, name), **alike(self, dtype, device), requires_grad=requires_grad)
+    def method(self: TensorBase, *sizes_: Size, size: Size | None = None, **options: Unpack[Options]) -> Tensor:
+        return make(sizes(sizes_, size, name), **alike(self, options))
 
     return as_method(method, name, f"{make.__name__}() in the dtype and on the device of this tensor, unless given.")
 
@@ -297,8 +256,6 @@ class Making(TensorBase):
 
     new_zeros, new_ones, new_empty = _method(zeros), _method(ones), _method(empty)
 
-    def new_full(
-        self, size: Size, fill_value: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False
-    ) -> Tensor:
+    def new_full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
         """`fill_value` everywhere, in the given shape."""
-        return full(size, fill_value, **alike(self, dtype, device), requires_grad=requires_grad)
+        return full(size, fill_value, **alike(self, options))

@@ -19,7 +19,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, device, device_of, on, place, raise_cuda_error, raise_pending
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.creation import Where, alike, made, number, pinned, target
+from ddp._tensor.creation import Options, Where, alike, made, number, pinned, target
 from ddp._tensor.dtypes import (
     FLOATS,
     INTEGERS,
@@ -37,6 +37,8 @@ from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphEr
 __all__ = ["as_tensor", "asarray", "from_dlpack", "from_numpy", "frombuffer", "scalar_tensor", "tensor"]
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ddp._tensor.core import Tensor
 
 
@@ -482,6 +484,6 @@ class Interop(TensorBase):
         """Whether the dtype is floating, so that the tensor can require grad."""
         return self.array.dtype in FLOATS
 
-    def new_tensor(self, data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+    def new_tensor(self, data: Any, **options: Unpack[Options]) -> Tensor:
         """A new tensor with a copy of `data`, in the dtype and on the device of this one, unless given."""
-        return tensor(data, **alike(self, dtype, device), requires_grad=requires_grad)
+        return tensor(data, **alike(self, options))

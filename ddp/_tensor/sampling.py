@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, BaseGenerator, generator, on, thread_generator
+from ddp._device import CPU, BaseGenerator, on, thread_generator
 from ddp._tensor.base import TensorBase, together, wrap
-from ddp._tensor.creation import Size, Where, alike, like, made, named, pinned, sizes, target
+from ddp._tensor.creation import Options, Size, Where, alike, like, named, new, sizes, target
 from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import (
     HALVES,
@@ -24,11 +24,9 @@ from ddp._tensor.dtypes import (
     float16,
     float32,
     float64,
-    get_default_dtype,
     iinfo,
     int64,
     is_float,
-    parse,
 )
 from ddp._tensor.inplace import must_record
 from ddp._tensor.operands import spread
@@ -40,6 +38,8 @@ __all__ = ["Generator", "bernoulli", "get_rng_state", "multinomial", "normal", "
 __all__ += ["rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ddp._tensor.core import Tensor
 
 
@@ -120,33 +120,37 @@ def origin(device: Where, source: BaseGenerator | None) -> _device.device:
     return target(device) if source is None or device is not None else source.device
 
 
+class RandomOptions(Options, total=False):
+    """What functions of random tensors take by name."""
+
+    generator: BaseGenerator | None
+
+
 def _sampled(
-    sample: Callable[[Any], Any], kind: Any, source: BaseGenerator | None, device: Where, requires_grad: bool
+    sample: Callable[[Any, np.dtype[Any]], Any],
+    usual: np.dtype[Any] | None = None,
+    *,
+    generator: BaseGenerator | None = None,
+    device: Where = None,
+    **options: Any,
 ) -> Tensor:
-    """What `sample` draws from the generator of the device, as a tensor."""
-    where = origin(device, source)
-    with on(where):
-        array = where.xp.asarray(sample(generator(where, source))).astype(kind, copy=False)
-    return made(array, where, requires_grad)
+    """What `sample(rng, dtype)` draws from the generator of the device, as a tensor. usual: see `creation.new`."""
+    where = origin(device, generator)
+
+    def make(xp: Any, kind: np.dtype[Any]) -> Any:
+        return where.xp.asarray(sample(_device.generator(where, generator), kind)).astype(kind, copy=False)
+
+    return new(make, usual, device=where, **options)
 
 
 def _floats(name: str, method: str, doc: str) -> Callable[..., Tensor]:
     """The function that makes a tensor of random floats by the generator's `method`."""
 
-    def make(
-        *sizes_: Size,
-        size: Size | None = None,
-        generator: BaseGenerator | None = None,
-        dtype: Any = None,
-        device: Where = None,
-        requires_grad: bool = False,
-        pin_memory: bool = False,
-    ) -> Tensor:
-        shape, kind = sizes(sizes_, size, name), get_default_dtype() if dtype is None else parse(dtype)
-        x = _sampled(lambda source: draw(source, method, shape, kind), kind, generator, device, requires_grad)
-        return pinned(x) if pin_memory else x
+    def make(*sizes_: Size, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
+        shape = sizes(sizes_, size, name)
+        return _sampled(lambda rng, kind: draw(rng, method, shape, kind), **options)
 
-    return named(make, name, doc)
+    return named(make, name, f"{doc} generator, dtype, device, requires_grad, pin_memory: by name.")
 
 
 rand = _floats("rand", "random", "Uniform random numbers in [0, 1): rand(2, 3) or rand((2, 3)).")
@@ -157,14 +161,7 @@ rand_like, randn_like = like(rand), like(randn)
 
 
 def randint(
-    *bounds: Any,
-    low: int = 0,
-    high: int | None = None,
-    size: Size | None = None,
-    generator: BaseGenerator | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
+    *bounds: Any, low: int = 0, high: int | None = None, size: Size | None = None, **options: Unpack[RandomOptions]
 ) -> Tensor:
     """Random integers in [low, high): randint(high, size) or randint(low, high, size).
 
@@ -177,78 +174,37 @@ def randint(
         low, high = given
     elif len(given) == 1:
         low, high = (0, given[0]) if high is None else (given[0], high)
-    elif given or high is None:
+    if len(given) > 2 or size is None or high is None:
         raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
-    if size is None or high is None:
-        raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
-    return _integers(int(low), int(high), spread((size,)), generator, dtype, device, requires_grad)
-
-
-def _integers(
-    low: int,
-    high: int,
-    shape: tuple[int, ...],
-    source: BaseGenerator | None,
-    dtype: Any,
-    device: Where,
-    requires_grad: bool,
-) -> Tensor:
-    if high <= low:
+    if int(high) <= int(low):
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
-    kind = parse(int64 if dtype is None else dtype)
-    return _sampled(lambda random: random.integers(low, high, shape), kind, source, device, requires_grad)
+    first, last, shape = int(low), int(high), spread((size,))
+    return _sampled(lambda rng, kind: rng.integers(first, last, shape), int64, **options)
 
 
-def randperm(
-    n: int,
-    *,
-    generator: BaseGenerator | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-) -> Tensor:
+def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
     """0 to n - 1 in random order, int64 unless `dtype` says otherwise. Raises: ArgumentError for a negative n."""
     if n < 0:
         raise ArgumentError(f"randperm({n}): expected a count")
-    kind = parse(int64 if dtype is None else dtype)
 
-    def sample(source: Any) -> Any:
+    def sample(rng: Any, kind: np.dtype[Any]) -> Any:
         # CuPy's generators have no permutation.
-        return source.permutation(n) if hasattr(source, "permutation") else source.random(n).argsort()
+        return rng.permutation(n) if hasattr(rng, "permutation") else rng.random(n).argsort()
 
-    return _sampled(sample, kind, generator, device, requires_grad)
+    return _sampled(sample, int64, **options)
 
 
-def randint_like(
-    input: TensorBase,
-    low: int = 0,
-    high: int | None = None,
-    *,
-    generator: BaseGenerator | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-) -> Tensor:
+def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **options: Unpack[RandomOptions]) -> Tensor:
     """Random integers in [low, high) in the shape, dtype and device of `input`: randint_like(x, high) from 0 on."""
     low, high = (0, low) if high is None else (low, high)
-    options = alike(input, dtype, device)
-    return _integers(int(low), int(high), input.array.shape, generator, **options, requires_grad=requires_grad)
+    return randint(low, high, input.array.shape, **alike(input, options))
 
 
 Self = TypeVar("Self", bound="Drawing")
 
 
 @guarded_function
-def normal(
-    mean: Any = 0.0,
-    std: Any = 1.0,
-    size: Size | None = None,
-    *,
-    generator: BaseGenerator | None = None,
-    dtype: Any = None,
-    device: Where = None,
-    requires_grad: bool = False,
-) -> Tensor:
+def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
     """Normally distributed random numbers: normal(mean, std, size) of numbers, or of tensors that give the shape.
 
     Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
@@ -257,14 +213,14 @@ def normal(
     given = [x for x in (mean, std) if isinstance(x, TensorBase)]
     if len({x._device for x in given}) > 1:
         mean, std = together("normal", (mean, std))
-        return normal(mean, std, generator=generator, requires_grad=requires_grad)
+        return normal(mean, std, **options)
     centre, width = (x.array if isinstance(x, TensorBase) else x for x in (mean, std))
     if isinstance(std, TensorBase):
         check_all(std._device.xp, ~(width < 0), ArgumentError, "normal: std is negative")
     elif width < 0:
         raise ArgumentError("normal: std is negative")
     if given:
-        where, kind = given[0]._device, given[0].array.dtype
+        options |= {"device": given[0]._device, "dtype": given[0].array.dtype}
         try:
             shape: tuple[int, ...] = np.broadcast_shapes(*(x.array.shape for x in given))
         except ValueError as error:
@@ -272,12 +228,8 @@ def normal(
     elif size is None:
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:
-        where = origin(device, generator)
-        kind, shape = get_default_dtype() if dtype is None else parse(dtype), spread((size,))
-    with on(where):
-        noise = draw(_device.generator(where, generator), "standard_normal", shape, kind)
-        array = where.xp.asarray(noise * width + centre).astype(kind, copy=False)
-    return made(array, where, requires_grad)
+        shape = spread((size,))
+    return _sampled(lambda rng, kind: draw(rng, "standard_normal", shape, kind) * width + centre, **options)
 
 
 @guarded_function

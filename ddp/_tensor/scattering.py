@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
 from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable, index_parts, indices, kept
 from ddp._tensor.inplace import assign, must_record
-from ddp._tensor.operands import REFUSED, broadcast, convert, refusal
+from ddp._tensor.operands import REFUSED, as_method, convert, refusal
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing as ops
@@ -20,97 +22,27 @@ if TYPE_CHECKING:
     from ddp.ops import Op
 
 
-Self = TypeVar("Self", bound="Scatter")
-Call = tuple["Op", Any, dict[str, Any]]  # an op of x and a value, the value, and the op's parameters
+# Where to write (`x`, or `x` expanded), an op of that and of a value, the value, and the op's parameters.
+Call = tuple[TensorBase, "Op", Any, dict[str, Any]]
 
 
-class Scatter(TensorBase):
-    """Where a place is named twice, sums add both up; what else is written there is one of both.
+def _forms(build: Callable[..., Call]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """The two methods that `build` plans: NAME, which writes into a copy, and NAME_, which writes into the tensor."""
+    name = build.__name__[1:]
+    first, _, *rest = inspect.signature(build).parameters.values()
 
-    Raises: ShapeError, RangeError, DtypeError; in place also InplaceError, where autograd cannot follow.
-    """
+    def copied(self: Any, *args: Any, **named: Any) -> Tensor:
+        return _run(name, *build(self, name, *args, **named))
 
-    __slots__ = ()
+    def written(self: Any, *args: Any, **named: Any) -> Tensor:
+        return _run_in_place(self, f"{name}_", *build(self, f"{name}_", *args, **named))
 
-    def scatter(self, dim: int, index: TensorBase, src: Any = None, *, value: Any = None, reduce: Any = None) -> Tensor:
-        """self with out[..index[..i..]..] = src[..i..] along `dim`. src: a tensor of this dtype, or a number.
-
-        index: int64, nowhere larger than src, nor than this but along `dim`. reduce: None or "add".
-        """
-        return _copied(self, "scatter", _scatter(self, "scatter", dim, index, src, value, reduce))
-
-    def scatter_(
-        self: Self, dim: int, index: TensorBase, src: Any = None, *, value: Any = None, reduce: Any = None
-    ) -> Self:
-        """scatter in place."""
-        return _written(self, "scatter_", _scatter(self, "scatter_", dim, index, src, value, reduce))
-
-    def scatter_add(self, dim: int, index: TensorBase, src: TensorBase) -> Tensor:
-        """self with src[..i..] added at [..index[..i..]..] along `dim`."""
-        return _copied(self, "scatter_add", _scatter(self, "scatter_add", dim, index, src, None, "add"))
-
-    def scatter_add_(self: Self, dim: int, index: TensorBase, src: TensorBase) -> Self:
-        """scatter_add in place."""
-        return _written(self, "scatter_add_", _scatter(self, "scatter_add_", dim, index, src, None, "add"))
-
-    def index_add(self, dim: int, index: TensorBase, source: TensorBase, *, alpha: float = 1) -> Tensor:
-        """self with alpha * source added at `index`, a vector, along `dim`."""
-        return _copied(self, "index_add", _index_add(self, "index_add", dim, index, source, alpha))
-
-    def index_add_(self: Self, dim: int, index: TensorBase, source: TensorBase, *, alpha: float = 1) -> Self:
-        """index_add in place."""
-        return _written(self, "index_add_", _index_add(self, "index_add_", dim, index, source, alpha))
-
-    def index_copy(self, dim: int, index: TensorBase, source: TensorBase) -> Tensor:
-        """self with the slices of source at `index`, a vector, along `dim`."""
-        return _copied(self, "index_copy", _index_copy(self, "index_copy", dim, index, source))
-
-    def index_copy_(self: Self, dim: int, index: TensorBase, source: TensorBase) -> Self:
-        """index_copy in place."""
-        return _written(self, "index_copy_", _index_copy(self, "index_copy_", dim, index, source))
-
-    def index_fill(self, dim: int, index: TensorBase, value: Any) -> Tensor:
-        """self with `value`, a number or a 0-d tensor, at `index`, a vector, along `dim`."""
-        return _copied(self, "index_fill", _index_fill(self, "index_fill", dim, index, value))
-
-    def index_fill_(self: Self, dim: int, index: TensorBase, value: Any) -> Self:
-        """index_fill in place."""
-        return _written(self, "index_fill_", _index_fill(self, "index_fill_", dim, index, value))
-
-    def index_put(self, indices: Any, values: TensorBase, accumulate: bool = False) -> Tensor:
-        """self with out[indices] = values, or with `accumulate` += values. indices: a tuple of tensors."""
-        return _copied(self, "index_put", _index_put(self, "index_put", indices, values, accumulate))
-
-    def index_put_(self: Self, indices: Any, values: TensorBase, accumulate: bool = False) -> Self:
-        """index_put in place."""
-        return _written(self, "index_put_", _index_put(self, "index_put_", indices, values, accumulate))
-
-    def masked_fill(self, mask: TensorBase, value: Any) -> Tensor:
-        """self with `value`, a number or a 0-d tensor, where `mask` (bool) holds; self and mask broadcast."""
-        call = _masked_fill(self, "masked_fill", mask, value)
-        shape = broadcast_shape("masked_fill", self.array.shape, mask.array.shape)
-        return _copied(self if shape == self.array.shape else cast(Any, self).expand(shape), "masked_fill", call)
-
-    def masked_fill_(self: Self, mask: TensorBase, value: Any) -> Self:
-        """masked_fill in place; mask broadcasts to this shape."""
-        call = _masked_fill(self, "masked_fill_", mask, value)
-        _fits(self, "masked_fill_", mask.array.shape)
-        return _written(self, "masked_fill_", call)
-
-    def masked_scatter(self, mask: TensorBase, source: TensorBase) -> Tensor:
-        """self with the elements of source, in order, where `mask` (bool) holds; self and mask broadcast."""
-        shape = broadcast_shape("masked_scatter", self.array.shape, mask.array.shape)
-        x: Any = self if shape == self.array.shape else cast(Any, self).expand(shape)
-        return _copied(x, "masked_scatter", _masked_scatter(x, "masked_scatter", mask, source))
-
-    def masked_scatter_(self: Self, mask: TensorBase, source: TensorBase) -> Self:
-        """masked_scatter in place; mask broadcasts to this shape."""
-        _fits(self, "masked_scatter_", mask.array.shape)
-        return _written(self, "masked_scatter_", _masked_scatter(self, "masked_scatter_", mask, source))
+    for form in (copied, written):
+        cast(Any, form).__signature__ = inspect.Signature([first, *rest])
+    return as_method(copied, name, build.__doc__), as_method(written, f"{name}_", f"{name} in place. {build.__doc__}")
 
 
-def _copied(x: TensorBase, name: str, call: Call) -> Tensor:
-    op, value, parameters = call
+def _run(name: str, x: TensorBase, op: Op, value: Any, parameters: dict[str, Any]) -> Tensor:
     try:
         return apply(op, (x, value), **parameters)
     except DdpError:
@@ -123,9 +55,11 @@ def _copied(x: TensorBase, name: str, call: Call) -> Tensor:
         raise refusal(name, error) from error
 
 
-def _written(x: Self, name: str, call: Call) -> Self:
-    tracked = must_record(x, name, call[1])
-    result = _copied(x, name, (call[0], call[1], {**call[2], "within": True}))
+def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, parameters: dict[str, Any]) -> Any:
+    if target.array.shape != x.array.shape:
+        raise ShapeError(f"{name}: a mask for shape {target.array.shape} does not broadcast to {x.array.shape}")
+    tracked = must_record(x, name, value)
+    result = _run(name, x, op, value, {**parameters, "within": True})
     if tracked:
         return assign(x, name, result)
     if result.array is not x.array:  # bfloat16 was widened for a sum
@@ -156,14 +90,13 @@ def _number(x: TensorBase, name: str, value: Any) -> Any:
     return value
 
 
-def _fits(x: TensorBase, name: str, shape: tuple[int, ...]) -> None:
-    """Raises: ShapeError unless `shape` broadcasts to that of `x`."""
-    broadcast(x.array.shape, shape, name)
-    if broadcast_shape(name, x.array.shape, shape) != x.array.shape:
-        raise ShapeError(f"{name}: shape {shape} does not broadcast to {x.array.shape}")
+def _scatter(
+    x: TensorBase, name: str, dim: int, index: TensorBase, src: Any = None, *, value: Any = None, reduce: Any = None
+) -> Call:
+    """self with out[..index[..i..]..] = src[..i..] along `dim`. src: a tensor of this dtype, or a number.
 
-
-def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, value: Any, reduce: Any) -> Call:
+    index: int64, nowhere larger than src, nor than this but along `dim`. reduce: None or "add".
+    """
     if reduce not in (None, "add"):
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
     if (src is None) == (value is None):
@@ -182,10 +115,15 @@ def _scatter(x: TensorBase, name: str, dim: int, index: TensorBase, src: Any, va
     if not where.size:  # names no place, whatever its shape
         where, v = where.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
-        return ops.scatter, v, {"index": where, "dim": at}
+        return x, ops.scatter, v, {"index": where, "dim": at}
     if not isinstance(v, TensorBase):
         v = wrap(x._device.xp.full(where.shape, v, x.array.dtype), x._device)
-    return ops.scatter_add, v, {"index": where, "dim": at}
+    return x, ops.scatter_add, v, {"index": where, "dim": at}
+
+
+def _scatter_add(x: TensorBase, name: str, dim: int, index: TensorBase, src: TensorBase) -> Call:
+    """self with src[..i..] added at [..index[..i..]..] along `dim`."""
+    return _scatter(x, name, dim, index, src, reduce="add")
 
 
 def _vector(
@@ -216,71 +154,94 @@ def _slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> Tenso
     return source
 
 
-def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any, alpha: float) -> Call:
+def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any, *, alpha: float = 1) -> Call:
+    """self with alpha * source added at `index`, a vector, along `dim`."""
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
     value = source if alpha == 1 else cast(Any, source) * alpha
-    return ops.index_add, value, {"places": kept(places, x, value)}
+    return x, ops.index_add, value, {"places": kept(places, x, value)}
 
 
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
+    """self with the slices of source at `index`, a vector, along `dim`."""
     where, places, at = _vector(x, name, dim, index)
     source = _slices(x, name, where, at, source)
-    return ops.setitem, source, {"steps": (kept(places, x, source),)}
+    return x, ops.setitem, source, {"steps": (kept(places, x, source),)}
 
 
 def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: Any) -> Call:
+    """self with `value`, a number or a 0-d tensor, at `index`, a vector, along `dim`."""
     _, places, _ = _vector(x, name, dim, index, negative=True)
     value = _number(x, name, value)
-    return ops.setitem, value, {"steps": (kept(places, x, value),)}
+    return x, ops.setitem, value, {"steps": (kept(places, x, value),)}
 
 
-def _index_put(x: TensorBase, name: str, where: Any, values: Any, accumulate: bool) -> Call:
+def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: bool = False) -> Call:
+    """self with out[indices] = values, or with `accumulate` += values. indices: a tuple of tensors."""
     values = assignable(_alike(x, name, values))
     try:
-        view, places = index_parts(x, tuple(where))
+        view, places = index_parts(x, tuple(indices))
     except (RangeError, IndexError) as error:
         raise RangeError(f"{name} on a tensor of shape {x.array.shape}: {error}") from error
     places = kept(places, x, values)
     if not accumulate:
-        return ops.setitem, values, {"steps": (places,) if view is None else (view, places)}
+        return x, ops.setitem, values, {"steps": (places,) if view is None else (view, places)}
     if view is not None or not any(hasattr(place, "dtype") for place in places):
         raise ArgumentError(f"{name}: accumulate=True needs tensors of one dimension or more as indices")
-    return ops.index_add, values, {"places": places}
+    return x, ops.index_add, values, {"places": places}
 
 
-def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
-    value = _number(x, name, value)
-    return ops.masked_fill, value, {"mask": copy_if_needed(_mask(x, name, mask), x, value)}
-
-
-def _mask(x: TensorBase, name: str, mask: TensorBase) -> Any:
+def _masked(x: TensorBase, name: str, mask: TensorBase) -> tuple[Any, Any]:
+    """`x` and the array of the mask in the shape that both broadcast to. Raises: DtypeError, ShapeError."""
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
         what = mask.array.dtype if isinstance(mask, TensorBase) else type(mask).__name__
         raise DtypeError(f"{name}: the mask is a bool tensor, not {what}")
-    return place(mask.array, x._device)
+    shape = broadcast_shape(name, x.array.shape, mask.array.shape)
+    return x if shape == x.array.shape else cast(Any, x).expand(shape), place(mask.array, x._device)
 
 
-def _scattered(x: TensorBase, name: str, where: Any, source: Any) -> Call:
-    """Without asking how many places there are: where the mask holds, the number of those before it says which one."""
-    xp, value = x._device.xp, cast(Any, _alike(x, name, source)).reshape(-1)
-    n = value.array.size
-    if not n:
-        raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {x.array.shape}")
-    which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
-    message = f"{name}: more places than the {{limit}} elements of the source"
-    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, message)
-    value = apply(ops.index, (value,), places=(which,)).reshape(x.array.shape)
-    return ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
+def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
+    """self with `value`, a number or a 0-d tensor, where `mask` (bool) holds; self and mask broadcast."""
+    value = _number(x, name, value)
+    target, where = _masked(x, name, mask)
+    return target, ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
 
 
 def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> Call:
-    where = x._device.xp.broadcast_to(_mask(x, name, mask), x.array.shape)
-    if x._device is not CPU:
-        return _scattered(x, name, where, source)
-    count = int(where.sum())
-    source = _alike(x, name, source)
-    if source.array.size < count:
-        raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
-    value = cast(Any, source).reshape(-1)[:count]
-    return ops.setitem, value, {"steps": ((copy_if_needed(where, x, value),) if where.ndim else (where.reshape(1),),)}
+    """self with the elements of source, in order, where `mask` (bool) holds; self and mask broadcast."""
+    target, where = _masked(x, name, mask)
+    shape, xp = target.array.shape, x._device.xp
+    where = xp.broadcast_to(where, shape)
+    value = cast(Any, _alike(x, name, source)).reshape(-1)
+    n = value.array.size
+    if x._device is CPU:
+        if n < (count := int(where.sum())):
+            raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
+        where, value = copy_if_needed(where, x, value), value[:count]
+        return target, ops.setitem, value, {"steps": ((where if where.ndim else where.reshape(1),),)}
+    # Without asking how many places there are: the number of those before a place says which element it gets.
+    if not n:
+        raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
+    which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
+    message = f"{name}: more places than the {{limit}} elements of the source"
+    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, message)
+    value = apply(ops.index, (value,), places=(which,)).reshape(shape)
+    return target, ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
+
+
+class Scatter(TensorBase):
+    """Where a place is named twice, sums add both up; what else is written there is one of both.
+
+    Raises: ShapeError, RangeError, DtypeError; in place also InplaceError, where autograd cannot follow.
+    """
+
+    __slots__ = ()
+
+    scatter, scatter_ = _forms(_scatter)
+    scatter_add, scatter_add_ = _forms(_scatter_add)
+    index_add, index_add_ = _forms(_index_add)
+    index_copy, index_copy_ = _forms(_index_copy)
+    index_fill, index_fill_ = _forms(_index_fill)
+    index_put, index_put_ = _forms(_index_put)
+    masked_fill, masked_fill_ = _forms(_masked_fill)
+    masked_scatter, masked_scatter_ = _forms(_masked_scatter)
