@@ -22,6 +22,7 @@ from ddp._tensor.indexing import Indexing
 from ddp._tensor.interop import Interop
 from ddp._tensor.legacy_constructors import constructed
 from ddp._tensor.linear_algebra import LinearAlgebra
+from ddp._tensor.operands import numpy_names
 from ddp._tensor.printing import text_of
 from ddp._tensor.reductions import Reductions
 from ddp._tensor.results import Size
@@ -201,6 +202,13 @@ def _name_after_tensor(kind: type) -> None:
 for _kind in Tensor.__mro__[1:-1]:
     _name_after_tensor(_kind)
 base._plain.append(Tensor)
+
+_WITH_NUMPY_NAMES = (  # axis and keepdims for dim and keepdim
+    "all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum log_softmax logsumexp "
+    "max mean median min nanmean nansum prod softmax sort squeeze std sum topk unsqueeze var"
+)
+for _name in _WITH_NUMPY_NAMES.split():
+    setattr(Tensor, _name, numpy_names(getattr(Tensor, _name)))
 
 # What launches without `apply`.
 _LAUNCHING = (

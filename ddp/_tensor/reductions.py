@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.inplace import in_place
-from ddp._tensor.operands import convert, floating, numpy_names
+from ddp._tensor.operands import as_method, convert, floating
 from ddp.errors import ArgumentError, DtypeError, RangeError
-from ddp.ops import reduction, softmax_ops
+from ddp.ops import elementwise, reduction, softmax_ops
 from ddp.ops.op import upcast
 
 if TYPE_CHECKING:
@@ -60,240 +60,6 @@ def required_float(x: T, name: str) -> T:
     return x
 
 
-class Reductions(TensorBase):
-    """dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1."""
-
-    __slots__ = ()
-
-    @numpy_names
-    def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The sum; of integers and bool it is int64. dtype: to convert to before."""
-        return apply(reduction.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
-
-    @numpy_names
-    def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The sum of what is not nan."""
-        x = typed(self, dtype)
-        op = reduction.nansum if is_float(x.array.dtype) else reduction.sum
-        return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
-
-    @numpy_names
-    def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The mean. Raises: DtypeError unless floating."""
-        x = required_float(typed(self, dtype), "mean")
-        return apply(reduction.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
-
-    @numpy_names
-    def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The mean of what is not nan. Raises: DtypeError unless floating."""
-        x: Any = required_float(typed(self, dtype), "nanmean")
-        there = wrap(x.array == x.array, x._device)
-        return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
-
-    @numpy_names
-    def var(
-        self,
-        dim: Dims | bool = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: float | None = None,
-    ) -> Tensor:
-        """The sum of squared distances from the mean, over n - correction.
-
-        unbiased: True is a correction of 1, as nothing is; False of 0. Also var(unbiased). Raises: DtypeError unless
-        floating.
-        """
-        if isinstance(dim, bool):
-            dim, unbiased = None, dim
-        x = required_float(self, "var")
-        if correction is None:
-            correction = 1 if unbiased is None or unbiased else 0
-        return apply(reduction.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
-
-    @numpy_names
-    def std(
-        self,
-        dim: Dims | bool = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: float | None = None,
-    ) -> Tensor:
-        """The square root of var(), with the same arguments."""
-        return apply(reduction.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
-
-    @numpy_names
-    def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-        """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
-        x = typed(self, dtype)
-        return apply(reduction.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
-
-    def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-        """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2. p: any number, inf and -inf too, or 0 to count.
-
-        Raises: DtypeError unless floating; ArgumentError for other names, or where there is no largest element.
-        """
-        if p is None or p == "fro":
-            p = 2.0
-        elif isinstance(p, str):
-            raise ArgumentError(f"norm: p is a number or 'fro', not {p!r}")
-        x = required_float(typed(self, dtype), "norm")
-        dims = axes(x, dim, "norm")
-        if p in (float("inf"), float("-inf")) or p < 0:
-            filled(x, dims, "norm")
-        return apply(reduction.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
-
-    @numpy_names
-    def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
-        """log(sum(exp(self))), without overflow."""
-        x = floating(self)
-        return apply(softmax_ops.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
-
-    @numpy_names
-    def softmax(self, dim: int, dtype: Any = None) -> Tensor:
-        """exp(self) / sum(exp(self)) along `dim`. dtype: to convert to before."""
-        return along(softmax_ops.softmax, floating(typed(self, dtype)), dim)
-
-    @numpy_names
-    def log_softmax(self, dim: int, dtype: Any = None) -> Tensor:
-        """log(softmax(self)) along `dim`, without loss of small probabilities. dtype: to convert to before."""
-        return along(softmax_ops.log_softmax, floating(typed(self, dtype)), dim)
-
-    @numpy_names
-    def all(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """Whether every element is non-zero: bool, of uint8 uint8."""
-        return _truth(self, "all", dim, keepdim)
-
-    @numpy_names
-    def any(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """Whether some element is non-zero: bool, of uint8 uint8."""
-        return _truth(self, "any", dim, keepdim)
-
-    @numpy_names
-    def count_nonzero(self, dim: Dims = None) -> Tensor:
-        """How many elements are not zero, int64."""
-        xp = self._device.xp
-        return wrap(xp.asarray((self.array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
-
-    @numpy_names
-    def amax(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """The largest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
-        dims = axes(self, dim, "amax")
-        return apply(reduction.amax, (filled(self, dims, "amax"),), dims=dims, keepdim=keepdim)
-
-    @numpy_names
-    def amin(self, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        """The smallest element; equal ones share the gradient. Raises: ArgumentError if there is no element."""
-        dims = axes(self, dim, "amin")
-        return apply(reduction.amin, (filled(self, dims, "amin"),), dims=dims, keepdim=keepdim)
-
-    @numpy_names
-    def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> results.aminmax:
-        """The smallest and the largest element, as (min, max)."""
-        return results.aminmax(self.amin(dim, keepdim), self.amax(dim, keepdim))
-
-    @overload
-    def max(self) -> Tensor: ...
-    @overload
-    def max(self, dim: TensorBase) -> Tensor: ...
-    @overload
-    def max(self, dim: int, keepdim: bool = False) -> results.max: ...
-    @numpy_names
-    def max(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """The largest element of all; with `dim`, (values, indices) along it, the gradient going to the index; with
-        another tensor in its place, the larger of both elementwise."""
-        if dim is None:
-            return self.amax()
-        if isinstance(dim, TensorBase):
-            return self.maximum(dim)  # type: ignore[attr-defined]  # every tensor has the mixins
-        return results.max(*_at(self, "max", _arg(self, "argmax", dim, True), dim, keepdim))
-
-    @overload
-    def min(self) -> Tensor: ...
-    @overload
-    def min(self, dim: TensorBase) -> Tensor: ...
-    @overload
-    def min(self, dim: int, keepdim: bool = False) -> results.min: ...
-    @numpy_names
-    def min(self, dim: Any = None, keepdim: bool = False) -> Any:
-        """The smallest element of all; with `dim`, (values, indices) along it, the gradient going to the index; with
-        another tensor in its place, the smaller of both elementwise."""
-        if dim is None:
-            return self.amin()
-        if isinstance(dim, TensorBase):
-            return self.minimum(dim)  # type: ignore[attr-defined]  # every tensor has the mixins
-        return results.min(*_at(self, "min", _arg(self, "argmin", dim, True), dim, keepdim))
-
-    @numpy_names
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Where the first largest element is, int64; without `dim`, its place in the flattened tensor."""
-        return wrap(_arg(self, "argmax", dim, keepdim), self._device)
-
-    @numpy_names
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        """Where the first smallest element is, int64; without `dim`, its place in the flattened tensor."""
-        return wrap(_arg(self, "argmin", dim, keepdim), self._device)
-
-    @overload
-    def median(self) -> Tensor: ...
-    @overload
-    def median(self, dim: int, keepdim: bool = False) -> results.median: ...
-    @numpy_names
-    def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
-        """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
-        if dim is None:
-            return apply(reduction.median, (filled(self, axes(self, None, "median"), "median"),))
-        filled(self, axes(self, dim, "median"), "median")
-        array, xp = upcast(self.array), self._device.xp
-        if not array.ndim:
-            return results.median(*_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
-        at = axis(self, dim, "median")
-        middle = (array.shape[at] - 1) // 2
-        found = xp.argsort(array, axis=at).take([middle], axis=at)
-        if array.dtype.kind == "f":
-            nan = array != array
-            found = xp.where(nan.any(axis=at, keepdims=True), nan.argmax(axis=at, keepdims=True), found)
-        return results.median(*_at(self, "median", found, dim, keepdim))
-
-    @numpy_names
-    def cumsum(self, dim: int, *, dtype: Any = None) -> Tensor:
-        """The sums of all elements up to each along `dim`; of integers and bool int64."""
-        return along(reduction.cumsum, typed(self, dtype), dim)
-
-    @numpy_names
-    def cumprod(self, dim: int, *, dtype: Any = None) -> Tensor:
-        """The products of all elements up to each along `dim`; of integers and bool int64."""
-        return along(reduction.cumprod, typed(self, dtype), dim)
-
-    cumsum_, cumprod_ = in_place(cumsum), in_place(cumprod)
-
-    @numpy_names
-    def cummax(self, dim: int) -> results.cummax:
-        """(values, indices): the largest element up to each along `dim`, and its last place."""
-        return results.cummax(*_running(self, "maximum", dim))
-
-    @numpy_names
-    def cummin(self, dim: int) -> results.cummin:
-        """(values, indices): the smallest element up to each along `dim`, and its last place."""
-        return results.cummin(*_running(self, "minimum", dim))
-
-
-def _truth(x: TensorBase, name: str, dim: Dims, keepdim: bool) -> Tensor:
-    array, xp = x.array, x._device.xp
-    truth = array if array.dtype.kind == "b" else array != 0
-    out = xp.asarray(getattr(truth, name)(axis=axes(x, dim, name), keepdims=keepdim))
-    return wrap(out.astype(uint8) if array.dtype == uint8 else out, x._device)
-
-
-def along(op: Any, x: TensorBase, dim: int) -> Any:
-    """`op` along one dimension; a 0-d tensor counts as having one."""
-    at = axis(x, dim, op.name)
-    if x.array.ndim:
-        return apply(op, (x,), dim=at)
-    return apply(op, (x.reshape(1),), dim=0).reshape(())  # type: ignore[attr-defined]  # every tensor has the mixins
-
-
 def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     filled(x, axes(x, dim, name), name)
     array, xp = upcast(x.array), x._device.xp
@@ -315,11 +81,208 @@ def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[
     return values, wrap(shown if values.edge is None else shown.copy(), x._device)
 
 
-def _running(x: TensorBase, name: str, dim: int) -> tuple[Tensor, Tensor]:
-    xp = x._device.xp
-    at = axis(x, dim, f"cum{name[:3]}")
-    if not x.array.ndim:
-        return x.clone(), wrap(xp.zeros((), "int64"), x._device)  # type: ignore[attr-defined]  # as above
-    found = reduction.running(xp, name, upcast(x.array), at)
-    values = apply(reduction.running_extreme, (x,), index=found, dim=at)
-    return values, wrap(found if values.edge is None else found.copy(), x._device)
+def along(op: Any, x: TensorBase, dim: int) -> Any:
+    """`op` along one dimension; a 0-d tensor counts as having one."""
+    at = axis(x, dim, op.name)
+    if x.array.ndim:
+        return apply(op, (x,), dim=at)
+    return apply(op, (x.reshape(1),), dim=0).reshape(())  # type: ignore[attr-defined]  # every tensor has the mixins
+
+
+def _cumulative(op: Any, doc: str) -> Any:
+    def method(self: TensorBase, dim: int, *, dtype: Any = None) -> Tensor:
+        return along(op, typed(self, dtype), dim)
+
+    return as_method(method, op.name, doc)
+
+
+def _softmax(op: Any, doc: str) -> Any:
+    def method(self: TensorBase, dim: int, dtype: Any = None) -> Tensor:
+        return along(op, floating(typed(self, dtype)), dim)
+
+    return as_method(method, op.name, f"{doc} dtype: to convert to before.")
+
+
+def _extreme(op: Any, doc: str) -> Any:
+    def method(self: TensorBase, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        dims = axes(self, dim, op.name)
+        return apply(op, (filled(self, dims, op.name),), dims=dims, keepdim=keepdim)
+
+    return as_method(method, op.name, f"{doc}; equal ones share the gradient. Raises: ArgumentError if there is none.")
+
+
+def _extreme_of(kind: Any, which: str, elementwise: str) -> Any:
+    """The methods max and min. kind: the type of their results; elementwise: the method of two tensors."""
+    name = kind.__name__
+
+    def method(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            return getattr(self, f"a{name}")()
+        if isinstance(dim, TensorBase):
+            return getattr(self, elementwise)(dim)
+        return kind(*_at(self, name, _arg(self, f"arg{name}", dim, True), dim, keepdim))
+
+    doc = f"The {which} element of all; with `dim`, (values, indices) along it, the gradient going to the index; with"
+    return as_method(
+        method, name, f"{doc} another tensor in its place, the {which.removesuffix('st')}r of both elementwise."
+    )
+
+
+def _arg_extreme(name: str, which: str) -> Any:
+    def method(self: TensorBase, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        return wrap(_arg(self, name, dim, keepdim), self._device)
+
+    doc = f"Where the first {which} element is, int64; without `dim`, its place in the flattened tensor."
+    return as_method(method, name, doc)
+
+
+def _running(kind: Any, ufunc: str, which: str) -> Any:
+    """The methods cummax and cummin. kind: the type of their results."""
+    name = kind.__name__
+
+    def method(self: TensorBase, dim: int) -> Any:
+        xp, at = self._device.xp, axis(self, dim, name)
+        if not self.array.ndim:
+            return kind(apply(elementwise.clone, (self,)), wrap(xp.zeros((), "int64"), self._device))
+        found = reduction.running(xp, ufunc, upcast(self.array), at)
+        values = apply(reduction.running_extreme, (self,), index=found, dim=at)
+        return kind(values, wrap(found if values.edge is None else found.copy(), self._device))
+
+    return as_method(
+        method, name, f"(values, indices): the {which} element up to each along `dim`, and its last place."
+    )
+
+
+def _truth(name: str, doc: str) -> Any:
+    def method(self: TensorBase, dim: Dims = None, keepdim: bool = False) -> Tensor:
+        array, xp = self.array, self._device.xp
+        truth = array if array.dtype.kind == "b" else array != 0
+        out = xp.asarray(getattr(truth, name)(axis=axes(self, dim, name), keepdims=keepdim))
+        return wrap(out.astype(uint8) if array.dtype == uint8 else out, self._device)
+
+    return as_method(method, name, f"{doc}: bool, of uint8 uint8.")
+
+
+class Reductions(TensorBase):
+    """dim: one dimension, several, or None for all; keepdim: reduced dimensions stay, with size 1."""
+
+    __slots__ = ()
+
+    def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The sum; of integers and bool it is int64. dtype: to convert to before."""
+        return apply(reduction.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
+
+    def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The sum of what is not nan."""
+        x = typed(self, dtype)
+        op = reduction.nansum if is_float(x.array.dtype) else reduction.sum
+        return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
+
+    def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The mean. Raises: DtypeError unless floating."""
+        x = required_float(typed(self, dtype), "mean")
+        return apply(reduction.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
+
+    def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The mean of what is not nan. Raises: DtypeError unless floating."""
+        x: Any = required_float(typed(self, dtype), "nanmean")
+        there = wrap(x.array == x.array, x._device)
+        return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
+
+    def var(
+        self,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Tensor:
+        """The sum of squared distances from the mean, over n - correction.
+
+        unbiased: True is a correction of 1, as nothing is; False of 0. Also var(unbiased). Raises: DtypeError unless
+        floating.
+        """
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        x = required_float(self, "var")
+        if correction is None:
+            correction = 1 if unbiased is None or unbiased else 0
+        return apply(reduction.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
+
+    def std(
+        self,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> Tensor:
+        """The square root of var(), with the same arguments."""
+        return apply(reduction.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
+
+    def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+        """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
+        x = typed(self, dtype)
+        return apply(reduction.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
+
+    def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2. p: any number, inf and -inf too, or 0 to count.
+
+        Raises: DtypeError unless floating; ArgumentError for other names, or where there is no largest element.
+        """
+        if p is None or p == "fro":
+            p = 2.0
+        elif isinstance(p, str):
+            raise ArgumentError(f"norm: p is a number or 'fro', not {p!r}")
+        x = required_float(typed(self, dtype), "norm")
+        dims = axes(x, dim, "norm")
+        if p in (float("inf"), float("-inf")) or p < 0:
+            filled(x, dims, "norm")
+        return apply(reduction.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
+
+    def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
+        """log(sum(exp(self))), without overflow."""
+        x = floating(self)
+        return apply(softmax_ops.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
+
+    softmax = _softmax(softmax_ops.softmax, "exp(self) / sum(exp(self)) along `dim`.")
+    log_softmax = _softmax(softmax_ops.log_softmax, "log(softmax(self)) along `dim`, without loss of small ones.")
+    all = _truth("all", "Whether every element is non-zero")
+    any = _truth("any", "Whether some element is non-zero")
+
+    def count_nonzero(self, dim: Dims = None) -> Tensor:
+        """How many elements are not zero, int64."""
+        xp = self._device.xp
+        return wrap(xp.asarray((self.array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
+
+    amax = _extreme(reduction.amax, "The largest element")
+    amin = _extreme(reduction.amin, "The smallest element")
+
+    def aminmax(self, *, dim: int | None = None, keepdim: bool = False) -> results.aminmax:
+        """The smallest and the largest element, as (min, max)."""
+        return results.aminmax(self.amin(dim, keepdim), self.amax(dim, keepdim))
+
+    max = _extreme_of(results.max, "largest", "maximum")
+    min = _extreme_of(results.min, "smallest", "minimum")
+    argmax, argmin = _arg_extreme("argmax", "largest"), _arg_extreme("argmin", "smallest")
+
+    def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
+        """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
+        if dim is None:
+            return apply(reduction.median, (filled(self, axes(self, None, "median"), "median"),))
+        filled(self, axes(self, dim, "median"), "median")
+        array, xp = upcast(self.array), self._device.xp
+        if not array.ndim:
+            return results.median(*_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
+        at = axis(self, dim, "median")
+        middle = (array.shape[at] - 1) // 2
+        found = xp.argsort(array, axis=at).take([middle], axis=at)
+        if array.dtype.kind == "f":
+            nan = array != array
+            found = xp.where(nan.any(axis=at, keepdims=True), nan.argmax(axis=at, keepdims=True), found)
+        return results.median(*_at(self, "median", found, dim, keepdim))
+
+    cumsum = _cumulative(reduction.cumsum, "The sums of all up to each along `dim`; of integers and bool int64.")
+    cumprod = _cumulative(reduction.cumprod, "The products of all up to each along `dim`; of integers and bool int64.")
+    cumsum_, cumprod_ = in_place(cumsum), in_place(cumprod)
+    cummax, cummin = _running(results.cummax, "maximum", "largest"), _running(results.cummin, "minimum", "smallest")

@@ -12,7 +12,7 @@ from ddp._tensor.base import TensorBase, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import along
 from ddp._tensor.inplace import become_view, in_place
-from ddp._tensor.operands import numpy_names, spread
+from ddp._tensor.operands import spread
 from ddp._tensor.reductions import axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
@@ -184,14 +184,12 @@ class Shapes(TensorBase):
         """As expand, to `size`. Raises: ShapeError."""
         return self.expand(size)
 
-    @numpy_names
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of `dim` that are."""
         old: tuple[int, ...] = self.array.shape
         among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
-    @numpy_names
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
         old: tuple[int, ...] = self.array.shape

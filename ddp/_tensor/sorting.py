@@ -10,7 +10,6 @@ from ddp._device import place
 from ddp._tensor import results
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.device_guard import guarded_function
-from ddp._tensor.operands import numpy_names
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing as ops
@@ -27,12 +26,10 @@ class Sorting(TensorBase):
 
     __slots__ = ()
 
-    @numpy_names
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
         """(values, indices) in order along `dim`. stable: accepted; equal elements always keep their order."""
         return results.sort(*_picked(self, reduction.argsort(*_along(self, dim, "sort"), descending), dim))
 
-    @numpy_names
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
         """The indices that sort along `dim`. stable: accepted; equal elements always keep their order."""
         return _shaped(self, reduction.argsort(*_along(self, dim, "argsort"), descending))
@@ -41,7 +38,6 @@ class Sorting(TensorBase):
         """The values in order along the first dimension."""
         return self.sort(0).values
 
-    @numpy_names
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
         """(values, indices) of the k largest, or smallest, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "topk")
