@@ -246,23 +246,13 @@ class _Activation(FunctionModule):
         return ", ".join([*shown, "inplace=True"] if getattr(self, "inplace", False) else shown)
 
 
-class _InPlaceActivation(_Activation):
-    def __init__(self, inplace: bool = False) -> None:
-        self._init(inplace=inplace)
-
-
-class _AlphaActivation(_Activation):
-    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        self._init(alpha=alpha, inplace=inplace)
-
-
-class ReLU(_InPlaceActivation):
+class ReLU(_Activation):
     """max(input, 0)."""
 
     _function = staticmethod(relu)
 
 
-class ReLU6(_InPlaceActivation):
+class ReLU6(_Activation):
     """input clamped to [0, 6]."""
 
     _function = staticmethod(relu6)
@@ -273,23 +263,20 @@ class LeakyReLU(_Activation):
 
     _function = staticmethod(leaky_relu)
 
-    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        self._init(negative_slope=negative_slope, inplace=inplace)
 
-
-class ELU(_AlphaActivation):
+class ELU(_Activation):
     """input where it is positive, else alpha * (exp(input) - 1)."""
 
     _function = staticmethod(elu)
 
 
-class SELU(_InPlaceActivation):
+class SELU(_Activation):
     """1.0507 * elu(input, 1.67326)."""
 
     _function = staticmethod(selu)
 
 
-class CELU(_AlphaActivation):
+class CELU(_Activation):
     """input where it is positive, else alpha * (exp(input / alpha) - 1)."""
 
     _function = staticmethod(celu)
@@ -300,20 +287,17 @@ class GELU(_Activation):
 
     _function = staticmethod(gelu)
 
-    def __init__(self, approximate: str = "none") -> None:
-        self._init(approximate=approximate)
-
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
 
 
-class SiLU(_InPlaceActivation):
+class SiLU(_Activation):
     """input * sigmoid(input)."""
 
     _function = staticmethod(silu)
 
 
-class Mish(_InPlaceActivation):
+class Mish(_Activation):
     """input * tanh(softplus(input))."""
 
     _function = staticmethod(mish)
@@ -323,9 +307,6 @@ class Softplus(_Activation):
     """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
 
     _function = staticmethod(softplus)
-
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
-        self._init(beta=beta, threshold=threshold)
 
 
 class Softsign(_Activation):
@@ -353,24 +334,19 @@ class Tanh(_Activation):
 
 
 class Hardtanh(_Activation):
-    """input clamped to [min_val, max_val]. Raises: ArgumentError unless min_val < max_val."""
+    """input clamped to [min_val, max_val]. Raises: ArgumentError when called if min_val > max_val."""
 
     _function = staticmethod(hardtanh)
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
-        if max_val <= min_val:
-            raise ArgumentError(f"Hardtanh: expected min_val < max_val, got {min_val} and {max_val}")
-        self._init(min_val=min_val, max_val=max_val, inplace=inplace)
 
-
-class Hardswish(_InPlaceActivation):
+class Hardswish(_Activation):
     """input * relu6(input + 3) / 6."""
 
     _function = staticmethod(hardswish)
     extra_repr = Module.extra_repr
 
 
-class Hardsigmoid(_InPlaceActivation):
+class Hardsigmoid(_Activation):
     """relu6(input + 3) / 6."""
 
     _function = staticmethod(hardsigmoid)
@@ -382,17 +358,11 @@ class Threshold(_Activation):
 
     _function = staticmethod(threshold)
 
-    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
-        self._init(threshold=threshold, value=value, inplace=inplace)
-
 
 class GLU(_Activation):
     """The first half along `dim` times the sigmoid of the second: that size is halved."""
 
     _function = staticmethod(glu)
-
-    def __init__(self, dim: int = -1) -> None:
-        self._init(dim=dim)
 
 
 class PReLU(Module):
@@ -416,8 +386,7 @@ class PReLU(Module):
 
 
 class _Softmax(FunctionModule):
-    def __init__(self, dim: int | None = None) -> None:
-        self._init(dim=dim)
+    _omitted = ("_stacklevel", "dtype")
 
 
 class Softmax(_Softmax):

@@ -148,10 +148,11 @@ class ModuleList(_ModuleSequence):
         return lines
 
 
-class _Dict(Module, MutableMapping[str, Any]):
-    """What ModuleDict and ParameterDict share. `_entries`: the modules or parameters by name."""
+_mapping: Any = MutableMapping
 
-    __eq__, __hash__ = object.__eq__, object.__hash__  # a module equals itself alone
+
+class _Dict(Module):
+    """What ModuleDict and ParameterDict share. `_entries`: the modules or parameters by name."""
 
     @property
     def _entries(self) -> dict[str, Any]:
@@ -172,15 +173,15 @@ class _Dict(Module, MutableMapping[str, Any]):
     def __reversed__(self) -> Iterator[str]:
         return reversed(self._entries)
 
-    def popitem(self) -> tuple[str, Any]:
-        """Takes the last entry out, and returns it with its name."""
-        return self._entries.popitem()
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """The entry of that name, put there if there is none."""
-        if key not in self._entries:
-            self[key] = default
-        return self._entries[key]
+    # Not by inheritance: a module cannot have the name of a method, and PyTorch's ModuleDict has no more of these.
+    keys, values, items, pop = _mapping.keys, _mapping.values, _mapping.items, _mapping.pop
+
+    def clear(self) -> None:
+        """Takes all entries out."""
+        self._entries.clear()
 
 
 class ModuleDict(_Dict):
@@ -197,9 +198,9 @@ class ModuleDict(_Dict):
     def __setitem__(self, key: str, module: Module) -> None:
         self.add_module(key, module)
 
-    def update(self, modules: Any) -> None:  # type: ignore[override]  # PyTorch's name of the argument, and no others
+    def update(self, modules: Any) -> None:
         """Adds the modules of a mapping, or of pairs of name and module."""
-        super().update(modules)
+        _mapping.update(self, modules)
 
 
 def _as_parameter(value: Any, name: str) -> Parameter:
@@ -236,9 +237,21 @@ class ParameterDict(_Dict):
     def __setitem__(self, key: str, value: Any) -> None:
         self.register_parameter(key, _as_parameter(value, "ParameterDict"))
 
-    def update(self, parameters: Any) -> None:  # type: ignore[override]  # as ModuleDict
+    def update(self, parameters: Any) -> None:
         """Adds the parameters of a mapping, or of pairs of name and parameter."""
-        super().update(parameters)
+        _mapping.update(self, parameters)
+
+    get = _mapping.get
+
+    def popitem(self) -> tuple[str, Any]:
+        """Takes the last entry out, and returns it with its name."""
+        return self._entries.popitem()
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """The entry of that name, put there if there is none."""
+        if key not in self._entries:
+            self[key] = default
+        return self._entries[key]
 
     def __or__(self, other: ParameterDict) -> ParameterDict:
         return ParameterDict({**dict(self.items()), **dict(other.items())})

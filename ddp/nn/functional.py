@@ -17,17 +17,12 @@ if TYPE_CHECKING:
     from ddp.nn.embedding import *
     from ddp.nn.linear import *
     from ddp.nn.loss import *
-    from ddp.nn.margin_loss import *
     from ddp.nn.normalization import *
     from ddp.nn.padding import *
     from ddp.nn.pooling import *
-    from ddp.nn.regression_loss import *
     from ddp.nn.vision import *
 else:
-    FAMILIES = (
-        "activation attention convolution dropout embedding linear loss margin_loss normalization padding pooling "
-        "regression_loss vision"
-    )
+    FAMILIES = "activation attention convolution dropout embedding linear loss normalization padding pooling vision"
     functions = defined_in("ddp.nn", FAMILIES, FunctionType)
     del functions["running_stats_update"]  # for SyncBatchNorm
     globals().update(functions)

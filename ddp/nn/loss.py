@@ -1,11 +1,16 @@
-"""Losses of classification, and what all losses share: the reduction.
+"""Losses, and distances. All losses reduce alike.
 
-All take reduction="mean", "sum" or "none", and PyTorch's deprecated size_average and reduce in its place.
+They take reduction="mean", "sum" or "none", and PyTorch's deprecated size_average and reduce in its place.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -14,15 +19,95 @@ from ddp._engine import modes
 from ddp._tensor.base import apply, together
 from ddp._tensor.core import Tensor
 from ddp._tensor.device_guard import guarded_function
-from ddp._tensor.dtypes import is_float
-from ddp._tensor.operands import floating
+from ddp._tensor.dtypes import is_float, promote
+from ddp._tensor.operands import broadcast, convert, floating
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
-from ddp.nn.module import FunctionModule
-from ddp.nn.validation import broadcast_pair, positional, reduce_losses
+from ddp.nn.module import FunctionModule, Module
 from ddp.ops import indexing, losses
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-@positional("size_average ignore_index reduce reduction label_smoothing")
+
+def _positional(names: str, also: str = "") -> Callable[[F], F]:
+    """Lets a loss take the arguments `names` by position, after those that it declares positional.
+
+    PyTorch has its deprecated size_average and reduce among them; here they become a `reduction`, which is checked:
+    "mean", "sum", "none" or `also`. Raises: ArgumentError.
+    """
+    order = names.split()
+
+    def decorate(function: F) -> F:
+        name, count = function.__name__, function.__code__.co_argcount
+        declared = inspect.signature(function).parameters
+        first = [*list(declared)[:count], *order]
+        at = first.index("reduction") if "reduction" in first[:count] else count
+
+        @functools.wraps(function)
+        def inner(*args: Any, **named: Any) -> Any:
+            if len(args) > count:
+                if len(args) > len(first):
+                    raise TypeError(f"{name}: at most {len(first)} positional arguments, got {len(args)}")
+                named.update(zip(order, args[count:], strict=False))
+                args = args[:count]
+            if "size_average" in named or "reduce" in named:
+                named = _with_reduction(name, **named)
+            word = args[at] if len(args) > at else named.get("reduction", "mean")
+            if word not in ("mean", "sum", "none", also):
+                raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {word!r}")
+            return function(*args, **named)
+
+        either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            declared[each].replace(kind=either) if each in declared else inspect.Parameter(each, either, default=None)
+            for each in first
+        ]
+        parameters += [each for each in declared.values() if each.kind is keyword and each.name not in first]
+        cast(Any, inner).__signature__ = inspect.Signature(parameters)
+        return cast(F, inner)
+
+    return decorate
+
+
+def _with_reduction(name: str, size_average: Any = None, reduce: Any = None, **named: Any) -> dict[str, Any]:
+    """The other arguments, with the reduction that PyTorch's deprecated flags mean."""
+    if size_average is None and reduce is None:
+        return named
+    mean, reduced = size_average is None or size_average, reduce is None or reduce
+    word = ("mean" if mean else "sum") if reduced else "none"
+    warnings.warn(f"{name}: size_average and reduce are deprecated, use reduction={word!r}", stacklevel=3)
+    return {**named, "reduction": word}
+
+
+def _reduce_losses(losses: Any, reduction: str) -> Any:
+    """The mean or the sum of the losses, or the losses."""
+    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
+
+
+def _broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
+    """Both in one shape and one floating dtype. warn: says so if the shapes were not the same.
+
+    Raises: ShapeError if they do not broadcast.
+    """
+    a, b = input.array, target.array
+    x: Any = input
+    y: Any = target
+    if a.dtype != b.dtype:
+        dtype = promote(a.dtype, a.ndim, b.dtype, b.ndim)
+        x, y = convert(input, dtype), convert(target, dtype)
+    if a.shape != b.shape:
+        if warn:
+            warnings.warn(
+                f"{name}: the target's size {b.shape} is different to the input's {a.shape}: they are broadcast, "
+                "which is rarely what is meant; give them one size",
+                stacklevel=5,
+            )
+        broadcast(a.shape, b.shape, name)
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        x, y = x.expand(shape), y.expand(shape)
+    return floating(x), floating(y)
+
+
+@_positional("size_average ignore_index reduce reduction label_smoothing")
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -72,7 +157,7 @@ def _soft_cross_entropy(
     if input.ndim == 1:
         kept = _soft_cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, ignore_index, reduction, smoothing)
         return kept.squeeze(0) if reduction == "none" else kept
-    x, wanted = broadcast_pair("cross_entropy", input, target)
+    x, wanted = _broadcast_pair("cross_entropy", input, target)
     classes = input.shape[1]
     if smoothing:
         wanted = wanted * (1 - smoothing) + smoothing / classes
@@ -82,7 +167,7 @@ def _soft_cross_entropy(
     return apply(losses.soft_cross_entropy, (x, wanted), reduction=reduction)
 
 
-@positional("size_average ignore_index reduce reduction")
+@_positional("size_average ignore_index reduce reduction")
 def nll_loss(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean"
 ) -> Tensor:
@@ -134,7 +219,7 @@ def _weights(name: str, input: Tensor, weight: Tensor | None, classes: int) -> A
 
 
 @guarded_function
-@positional("size_average reduce reduction")
+@_positional("size_average reduce reduction")
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean"
 ) -> Tensor:
@@ -151,14 +236,14 @@ def binary_cross_entropy(
         indexing.check_all(input.device.xp, (array >= 0) & (array <= 1), ArgumentError, message)
     elif array.size and not (array.min() >= 0 and array.max() <= 1):
         raise ArgumentError(message)
-    x, t = broadcast_pair("binary_cross_entropy", input, target)
+    x, t = _broadcast_pair("binary_cross_entropy", input, target)
     if weight is None:
         return apply(losses.binary_cross_entropy, (x, t), reduction=reduction)
-    return reduce_losses(apply(losses.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
+    return _reduce_losses(apply(losses.binary_cross_entropy, (x, t), reduction="none") * weight, reduction)
 
 
 @guarded_function
-@positional("size_average reduce reduction pos_weight")
+@_positional("size_average reduce reduction pos_weight")
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -176,7 +261,7 @@ def binary_cross_entropy_with_logits(
     """
     name = "binary_cross_entropy_with_logits"
     _check_one_shape(name, input, target)
-    x, t = broadcast_pair(name, input, target)
+    x, t = _broadcast_pair(name, input, target)
     positive = None
     if pos_weight is not None:
         positive = together(name, (x, pos_weight))[1].array.astype(x.array.dtype)
@@ -191,7 +276,7 @@ def binary_cross_entropy_with_logits(
     if weight is None:
         return apply(losses.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction=reduction)
     each = apply(losses.binary_cross_entropy_with_logits, (x, t), weight=positive, reduction="none")
-    return reduce_losses(each * weight, reduction)
+    return _reduce_losses(each * weight, reduction)
 
 
 def _check_one_shape(name: str, input: Tensor, target: Tensor) -> None:
@@ -199,7 +284,7 @@ def _check_one_shape(name: str, input: Tensor, target: Tensor) -> None:
         raise ShapeError(f"{name}: the target's size {target.shape} is not the input's {input.shape}")
 
 
-@positional("size_average reduce reduction log_target", also="batchmean")
+@_positional("size_average reduce reduction log_target", also="batchmean")
 def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
     """target * (log(target) - input): how far the probabilities `target` are from those whose logarithm is `input`.
 
@@ -210,23 +295,268 @@ def kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target
     """
     per_sample = reduction == "batchmean"
     reduction = "sum" if per_sample else reduction
-    x, t = broadcast_pair("kl_div", input, target)
+    x, t = _broadcast_pair("kl_div", input, target)
     out = apply(losses.kl_div, (x, t), log_target=log_target, reduction=reduction)
     return out / input.shape[0] if per_sample and input.ndim else out
+
+
+def _difference_loss(
+    op: Any, input: Tensor, target: Tensor, reduction: str, weight: Tensor | None = None, **parameters: Any
+) -> Tensor:
+    """The op on both, times `weight` if there is one. The op's name is the function's."""
+    pair = _broadcast_pair(op.name, input, target, warn=True)
+    if weight is None:
+        return apply(op, pair, reduction=reduction, **parameters)
+    if weight.shape != input.shape:
+        raise ShapeError(f"{op.name}: weight {weight.shape} and input {input.shape} need one size")
+    weighted = apply(op, pair, reduction="none", **parameters) * weight
+    if reduction == "mean" and op is not losses.huber_loss:  # whose mean is over the elements, as in PyTorch
+        return weighted.sum() / weight.sum()
+    return _reduce_losses(weighted, reduction)
+
+
+@_positional("size_average reduce reduction weight")
+def mse_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
+    """(input - target)^2. weight: of the input's shape; the mean is then the weighted one.
+
+    Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
+    """
+    return _difference_loss(losses.mse_loss, input, target, reduction, weight)
+
+
+@_positional("size_average reduce reduction weight")
+def l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
+    """|input - target|. weight: of the input's shape; the mean is then the weighted one.
+
+    Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
+    """
+    return _difference_loss(losses.l1_loss, input, target, reduction, weight)
+
+
+@_positional("size_average reduce reduction beta")
+def smooth_l1_loss(input: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """d^2 / (2 * beta) where |d| < beta, else |d| - beta / 2, d = input - target. A beta of 0 is l1_loss.
+
+    Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
+    """
+    if beta < 0:
+        raise ArgumentError(f"smooth_l1_loss: beta is not negative, got {beta}")
+    if beta == 0:
+        return _difference_loss(losses.l1_loss, input, target, reduction)
+    return _difference_loss(losses.smooth_l1_loss, input, target, reduction, bound=beta)
+
+
+@_positional("")
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
+    """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target. weight: of the input's shape.
+
+    Raises: ShapeError, ArgumentError. Warns if the shapes differ, and broadcasts.
+    """
+    if delta <= 0:
+        raise ArgumentError(f"huber_loss: delta is positive, got {delta}")
+    return _difference_loss(losses.huber_loss, input, target, reduction, weight, bound=delta)
+
+
+@_positional("size_average eps reduce reduction")
+def poisson_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    log_input: bool = True,
+    full: bool = False,
+    *,
+    eps: float = 1e-8,
+    reduction: str = "mean",
+) -> Tensor:
+    """-log of Poisson's probability of `target`: exp(input) - target * input, or, without `log_input`,
+    input - target * log(input + eps). full: with Stirling's approximation of log(target!) where target > 1.
+
+    Raises: ShapeError, ArgumentError.
+    """
+    x, t = _broadcast_pair("poisson_nll_loss", input, target)
+    each = x.exp() - t * x if log_input else x - t * (x + eps).log()
+    if full:
+        large = t > 1
+        n = t * large + ~large  # 1 where there is nothing to add, so that no logarithm of 0 is multiplied away
+        each = each + (n * n.log() - n + 0.5 * (2 * math.pi * n).log()) * large
+    return _reduce_losses(each, reduction)
+
+
+@guarded_function
+@_positional("")
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """(log(var) + (input - target)^2 / var) / 2: -log of the normal density of `target` around `input`.
+
+    var: a number, or of the input's shape, or with its last dimension missing or of size 1; no less than eps, which
+    its gradient does not see. full: with log(2 * pi) / 2.
+
+    Raises: ArgumentError for a negative variance; ShapeError.
+    """
+    spread: Any = input.new_full(input.shape, var) if isinstance(var, int | float) else var
+    message = "gaussian_nll_loss: var has a negative entry"
+    indexing.check_all(spread.device.xp, ~(spread.array < 0), ArgumentError, message)
+    if spread.shape != input.shape:
+        other = [m for m, n in zip(input.shape, spread.shape, strict=False) if m != n]
+        if input.shape[:-1] == spread.shape:
+            spread = spread.unsqueeze(-1)
+        elif spread.ndim != input.ndim or len(other) > 1:
+            raise ShapeError(f"gaussian_nll_loss: var {spread.shape} does not fit input {input.shape}")
+    low = spread.detach() < eps
+    spread = spread + (eps - spread.detach()) * low
+    each = 0.5 * (spread.log() + (input - target) ** 2 / spread)
+    if full:
+        each = each + 0.5 * math.log(2 * math.pi)
+    return _reduce_losses(each, reduction)
+
+
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """The p-norm of x1 - x2 + eps over the last dimension. x1, x2: (..., d), broadcast. Raises: ShapeError."""
+    broadcast(x1.shape, x2.shape, "pairwise_distance")
+    return (x1 - x2 + eps).norm(p, -1, keepdim)
+
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`; both broadcast. Raises: ShapeError, RangeError."""
+    broadcast(x1.shape, x2.shape, "cosine_similarity")
+    a: Any = floating(x1)
+    b: Any = floating(x2)
+    if a.shape != b.shape:
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        a, b = a.expand(shape), b.expand(shape)
+    return (a * b).sum(dim) / (_at_least(a.norm(2, dim), eps) * _at_least(b.norm(2, dim), eps))
+
+
+def _at_least(length: Any, eps: float) -> Any:
+    """max(length, eps), which the gradient does not see, as in PyTorch."""
+    value = length.detach()
+    return length + (value.clamp(min=eps) - value)
+
+
+@_positional("size_average reduce reduction")
+def cosine_embedding_loss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, *, reduction: str = "mean"
+) -> Tensor:
+    """1 - cos where target is 1, max(0, cos - margin) where it is -1. inputs: (N, d) or (d,); target: (N,) or ().
+
+    Raises: ShapeError, ArgumentError.
+    """
+    if target.ndim not in (0, 1) or input1.ndim != target.ndim + 1 or input2.ndim != target.ndim + 1:
+        raise ShapeError(
+            f"cosine_embedding_loss: inputs {input1.shape} and {input2.shape}, target {target.shape}: expected (N, d) "
+            "and (N,), or (d,) and ()"
+        )
+    x: Any = floating(input1)
+    y: Any = floating(input2)
+    # A small number in the squares, as in PyTorch, rather than a smallest length.
+    lengths = ((x * x).sum(-1) + 1e-12) * ((y * y).sum(-1) + 1e-12)
+    cosine = (x * y).sum(-1) / lengths.sqrt()
+    each = (1 - cosine) * (target == 1) + (cosine - margin).clamp(min=0) * (target == -1)
+    return _reduce_losses(each, reduction)
+
+
+@_positional("size_average reduce reduction")
+def hinge_embedding_loss(input: Tensor, target: Tensor, margin: float = 1.0, *, reduction: str = "mean") -> Tensor:
+    """input where target is 1, max(0, margin - input) where it is -1. Raises: ShapeError, ArgumentError."""
+    each = (margin - input).clamp(min=0) * (target != 1) + input * (target != -1)
+    return _reduce_losses(each, reduction)
+
+
+@_positional("size_average reduce reduction")
+def margin_ranking_loss(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, *, reduction: str = "mean"
+) -> Tensor:
+    """max(0, -target * (input1 - input2) + margin), target 1 or -1. Raises: ShapeError, ArgumentError."""
+    if not input1.ndim == input2.ndim == target.ndim:
+        raise ShapeError(
+            f"margin_ranking_loss: {input1.shape}, {input2.shape} and {target.shape} need one number of dimensions"
+        )
+    return _reduce_losses((-target * (input1 - input2) + margin).clamp(min=0), reduction)
+
+
+@_positional("size_average reduce reduction")
+def soft_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    """log(1 + exp(-target * input)), target 1 or -1, without overflow. Raises: ShapeError, ArgumentError."""
+    broadcast(input.shape, target.shape, "soft_margin_loss")
+    z: Any = -target * input
+    each = z.clamp(min=0) + ((-z.abs()).exp() + 1).log()
+    return _reduce_losses(each, reduction)
+
+
+@_positional("size_average reduce reduction")
+def triplet_margin_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    *,
+    reduction: str = "mean",
+) -> Tensor:
+    """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), distances as in pairwise_distance.
+
+    swap: the negative's distance is the smaller of those to anchor and positive. Raises: ShapeError, ArgumentError.
+    """
+    _check_margin("triplet_margin_loss", margin)
+    return triplet_margin_with_distance_loss(
+        anchor,
+        positive,
+        negative,
+        distance_function=lambda x, y: pairwise_distance(x, y, p, eps),
+        margin=margin,
+        swap=swap,
+        reduction=reduction,
+    )
+
+
+def _check_margin(name: str, margin: float) -> None:
+    if margin <= 0:
+        raise ArgumentError(f"{name}: margin is positive, not {margin}")
+
+
+@_positional("")
+def triplet_margin_with_distance_loss(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    *,
+    distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
+    margin: float = 1.0,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """triplet_margin_loss by any distance, pairwise_distance if none is given. Raises: ShapeError, ArgumentError."""
+    if not anchor.ndim == positive.ndim == negative.ndim:
+        raise ShapeError(
+            f"triplet_margin_loss: {anchor.shape}, {positive.shape} and {negative.shape} need one number of dimensions"
+        )
+    far = distance_function or pairwise_distance
+    separation = far(anchor, negative)
+    if swap:
+        separation = separation.minimum(far(positive, negative))
+    return _reduce_losses((far(anchor, positive) - separation + margin).clamp(min=0), reduction)
 
 
 class _Loss(FunctionModule):
     """A loss that is reduced over its elements: calls `_function` with the inputs and the settings."""
 
+    _inputs = 2
     _shown = ()
 
-    @positional("size_average reduce reduction")
-    def __init__(self, *, reduction: str = "mean") -> None:
-        self._init(reduction=reduction)
-
     def _init(self, **settings: Any) -> None:
+        settings = _with_reduction(type(self).__name__, **{"reduction": "mean", **settings})
         weights = {name: settings.pop(name) for name in ("weight", "pos_weight") if name in settings}
         super()._init(**settings)
+        self._settings += tuple(weights)
         for name, weight in weights.items():
             self.register_buffer(name, weight)
 
@@ -240,27 +570,11 @@ class CrossEntropyLoss(_Loss):
 
     _function = staticmethod(cross_entropy)
 
-    @positional("size_average ignore_index reduce reduction label_smoothing")
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        *,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-    ) -> None:
-        how: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-        self._init(weight=weight, **how)
-
 
 class NLLLoss(_Loss):
     """-input[target], of log-probabilities. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...)."""
 
     _function = staticmethod(nll_loss)
-
-    @positional("size_average ignore_index reduce reduction")
-    def __init__(self, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean") -> None:
-        self._init(weight=weight, ignore_index=ignore_index, reduction=reduction)
 
 
 class BCELoss(_Loss):
@@ -268,21 +582,11 @@ class BCELoss(_Loss):
 
     _function = staticmethod(binary_cross_entropy)
 
-    @positional("size_average reduce reduction")
-    def __init__(self, weight: Tensor | None = None, *, reduction: str = "mean") -> None:
-        self._init(weight=weight, reduction=reduction)
-
 
 class BCEWithLogitsLoss(_Loss):
     """BCELoss of sigmoid(input), without overflow. weight, pos_weight: broadcast to the losses."""
 
     _function = staticmethod(binary_cross_entropy_with_logits)
-
-    @positional("size_average reduce reduction pos_weight")
-    def __init__(
-        self, weight: Tensor | None = None, *, reduction: str = "mean", pos_weight: Tensor | None = None
-    ) -> None:
-        self._init(weight=weight, reduction=reduction, pos_weight=pos_weight)
 
 
 class KLDivLoss(_Loss):
@@ -293,6 +597,122 @@ class KLDivLoss(_Loss):
 
     _function = staticmethod(kl_div)
 
-    @positional("size_average reduce reduction log_target")
-    def __init__(self, *, reduction: str = "mean", log_target: bool = False) -> None:
-        self._init(reduction=reduction, log_target=log_target)
+
+class MSELoss(_Loss):
+    """(input - target)^2. input, target: of one shape."""
+
+    _omitted = ("weight",)
+    _function = staticmethod(mse_loss)
+
+
+class L1Loss(_Loss):
+    """|input - target|. input, target: of one shape."""
+
+    _omitted = ("weight",)
+    _function = staticmethod(l1_loss)
+
+
+class SmoothL1Loss(_Loss):
+    """d^2 / (2 * beta) where |d| < beta, else |d| - beta / 2, d = input - target."""
+
+    _function = staticmethod(smooth_l1_loss)
+
+
+class HuberLoss(_Loss):
+    """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target."""
+
+    _omitted = ("weight",)
+    _function = staticmethod(huber_loss)
+
+
+class PoissonNLLLoss(_Loss):
+    """-log of Poisson's probability of the target, whose rate, or its logarithm (log_input), is the input."""
+
+    _function = staticmethod(poisson_nll_loss)
+
+
+class GaussianNLLLoss(_Loss):
+    """(log(var) + (input - target)^2 / var) / 2; full: with log(2 * pi) / 2. var is no less than eps.
+
+    input, target: of one shape; var: a number, of that shape, or with its last dimension missing or 1.
+    """
+
+    _inputs = 3
+    _function = staticmethod(gaussian_nll_loss)
+
+
+class HingeEmbeddingLoss(_Loss):
+    """input where the target is 1, max(0, margin - input) where it is -1."""
+
+    _function = staticmethod(hinge_embedding_loss)
+
+
+class CosineEmbeddingLoss(_Loss):
+    """1 - cos(input1, input2) where the target is 1, max(0, cos - margin) where it is -1.
+
+    input1, input2: (N, d) or (d,); target: (N,) or ().
+    """
+
+    _inputs = 3
+    _function = staticmethod(cosine_embedding_loss)
+
+
+class MarginRankingLoss(_Loss):
+    """max(0, -target * (input1 - input2) + margin), target 1 or -1. input1, input2, target: of one shape."""
+
+    _inputs = 3
+    _function = staticmethod(margin_ranking_loss)
+
+
+class SoftMarginLoss(_Loss):
+    """log(1 + exp(-target * input)), target 1 or -1."""
+
+    _function = staticmethod(soft_margin_loss)
+
+
+class TripletMarginLoss(_Loss):
+    """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), by the p-norm.
+
+    anchor, positive, negative: (N, d) or (d,).
+    """
+
+    _inputs = 3
+    _function = staticmethod(triplet_margin_loss)
+
+    def _init(self, **settings: Any) -> None:
+        _check_margin("TripletMarginLoss", settings["margin"])
+        super()._init(**settings)
+
+
+class TripletMarginWithDistanceLoss(_Loss):
+    """TripletMarginLoss by any distance, pairwise_distance if none is given."""
+
+    _inputs = 3
+    _function = staticmethod(triplet_margin_with_distance_loss)
+
+    def _init(self, **settings: Any) -> None:
+        _check_margin("TripletMarginWithDistanceLoss", settings["margin"])
+        distance = settings["distance_function"]
+        super()._init(**{**settings, "distance_function": PairwiseDistance() if distance is None else distance})
+
+
+class CosineSimilarity(FunctionModule):
+    """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`. x1, x2: broadcast; the result lacks `dim`."""
+
+    _inputs = 2
+    _function = staticmethod(cosine_similarity)
+    _shown = ()
+
+
+class PairwiseDistance(Module):
+    """The p-norm of x1 - x2 + eps over the last dimension."""
+
+    def __init__(self, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> None:
+        super().__init__()
+        self.norm = p
+        self.eps = eps
+        self.keepdim = keepdim
+
+    def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
+        """x1, x2: (..., d), broadcast; returns (...), or (..., 1) with keepdim."""
+        return pairwise_distance(x1, x2, self.norm, self.eps, self.keepdim)

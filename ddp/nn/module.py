@@ -5,6 +5,7 @@ Hooks are in hooks.py, state dicts in state_dict.py.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -365,24 +366,30 @@ _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor
 
 
 class FunctionModule(Module):
-    """A layer without parameters: keeps its settings as attributes, and calls `_function` with the input and them.
+    """A layer without parameters: keeps its settings as attributes, and calls `_function` with its inputs and them.
 
-    A subclass names its `_function`; its settings are the arguments of `__init__`, which gives them to `_init`.
+    A subclass names its `_function`. Its settings are that one's arguments after the inputs, in their order; where
+    PyTorch's layer has others, the subclass has an `__init__` of its own, which gives them to `_init`.
     """
 
     _function: ClassVar[Callable[..., Any]]
-    _settings: ClassVar[tuple[str, ...]] = ()
+    _inputs: ClassVar[int] = 1  # how many arguments of the function come with each call
+    _omitted: ClassVar[tuple[str, ...]] = ("out",)  # arguments of the function that the layer does not have
     _shown: ClassVar[tuple[str, ...] | None] = None  # the settings in the layer's text, if not all
+    _settings: tuple[str, ...]
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "_function" in cls.__dict__:  # else it is a user's class, whose arguments are its own
-            code = getattr(cls.__init__, "__wrapped__", cls.__init__).__code__
-            cls._settings = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        arguments = list(inspect.signature(self._function).parameters.values())[self._inputs :]
+        signature = inspect.Signature([each for each in arguments if each.name not in self._omitted])
+        bound = signature.bind(*settings, **named)
+        bound.apply_defaults()
+        self._init(**bound.arguments)
 
     def _init(self, **settings: Any) -> None:
-        Module.__init__(self)
-        self.__dict__.update(settings)
+        super().__init__()
+        self._settings = tuple(settings)
+        for name, value in settings.items():
+            setattr(self, name, value)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """inputs: of the shapes that the class gives."""

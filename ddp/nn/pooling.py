@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
@@ -166,7 +166,15 @@ def _restored(images: Tensor, dims: int, input: Tensor) -> Tensor:
     return y if input.ndim == dims + 2 else y.squeeze(0)
 
 
-class _MaxPool(FunctionModule):
+class _Pool(FunctionModule):
+    _shown: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding")
+
+    def _init(self, **settings: Any) -> None:
+        stride = settings["kernel_size"] if settings["stride"] is None else settings["stride"]
+        super()._init(**{**settings, "stride": stride})
+
+
+class _MaxPool(_Pool):
     _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
     def __init__(
@@ -178,7 +186,6 @@ class _MaxPool(FunctionModule):
         return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
-        stride = kernel_size if stride is None else stride
         window = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
         self._init(**window, return_indices=return_indices, ceil_mode=ceil_mode)
 
@@ -201,57 +208,30 @@ class MaxPool2d(_MaxPool):
     _function = staticmethod(max_pool2d)
 
 
-class AvgPool2d(FunctionModule):
+class AvgPool2d(_Pool):
     """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool2d.
     """
 
     _function = staticmethod(avg_pool2d)
-    _shown = ("kernel_size", "stride", "padding")
-
-    def __init__(
-        self,
-        kernel_size: Size,
-        stride: Size | None = None,
-        padding: Size = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        window = {"kernel_size": kernel_size, "stride": kernel_size if stride is None else stride, "padding": padding}
-        counting = {"count_include_pad": count_include_pad, "divisor_override": divisor_override}
-        self._init(**window, ceil_mode=ceil_mode, **counting)
 
 
-class AvgPool1d(FunctionModule):
+class AvgPool1d(_Pool):
     """The mean under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool1d.
     """
 
     _function = staticmethod(avg_pool1d)
-    _shown = ("kernel_size", "stride", "padding")
 
-    def __init__(
-        self,
-        kernel_size: Size,
-        stride: Size | None = None,
-        padding: Size = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-    ) -> None:
-        sizes = {"kernel_size": kernel_size, "stride": kernel_size if stride is None else stride, "padding": padding}
-        window = {name: numbers(size, 1, name) for name, size in sizes.items()}
-        self._init(**window, ceil_mode=ceil_mode, count_include_pad=count_include_pad)
+    def _init(self, **settings: Any) -> None:
+        super()._init(**settings)
+        for name in self._shown:
+            setattr(self, name, numbers(getattr(self, name), 1, name))
 
 
-class _AdaptiveAvgPool(FunctionModule):
-    def __init__(self, output_size: Any) -> None:
-        self._init(output_size=output_size)
-
-
-class AdaptiveAvgPool1d(_AdaptiveAvgPool):
+class AdaptiveAvgPool1d(FunctionModule):
     """Means over `output_size` windows of nearly equal length. input: (N, C, L) or (C, L); returns (N, C, output_size).
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.adaptive_avg_pool1d.
@@ -260,7 +240,7 @@ class AdaptiveAvgPool1d(_AdaptiveAvgPool):
     _function = staticmethod(adaptive_avg_pool1d)
 
 
-class AdaptiveAvgPool2d(_AdaptiveAvgPool):
+class AdaptiveAvgPool2d(FunctionModule):
     """Means over output_size = (OH, OW) windows of nearly equal size; None leaves that side as it is.
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).

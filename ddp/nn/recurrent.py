@@ -45,10 +45,9 @@ class _RNNBase(Module):
     proj_size weight_hr_lk (proj_size, H); those of the other direction end in `_reverse`.
     """
 
-    mode = ""  # a key of GATES
-
     def __init__(
         self,
+        mode: str,
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
@@ -59,12 +58,9 @@ class _RNNBase(Module):
         proj_size: int = 0,
         device: Any = None,
         dtype: Any = None,
-        *,
-        _mode: str = "",
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        mode = self.mode = _mode or self.mode
         if hidden_size <= 0 or num_layers <= 0:
             raise ArgumentError(f"{name}: hidden_size {hidden_size} and num_layers {num_layers} must be positive")
         if not 0 <= dropout <= 1:
@@ -184,15 +180,8 @@ class _RNNBase(Module):
 
     def extra_repr(self) -> str:
         text = f"{self.input_size}, {self.hidden_size}"
-        usually = {
-            "proj_size": 0,
-            "num_layers": 1,
-            "bias": True,
-            "batch_first": False,
-            "dropout": 0,
-            "bidirectional": False,
-        }
-        for key, usual in usually.items():
+        usually = {"bias": True, "batch_first": False, "dropout": 0, "bidirectional": False}
+        for key, usual in {"proj_size": 0, "num_layers": 1, **usually}.items():
             if getattr(self, key) != usual:
                 text += f", {key}={getattr(self, key)}"
         return text
@@ -228,7 +217,7 @@ class RNN(_RNNBase):
         if nonlinearity not in ("tanh", "relu"):
             raise ArgumentError(f"RNN: nonlinearity {nonlinearity!r}: expected 'tanh' or 'relu'")
         options = (num_layers, bias, batch_first, dropout, bidirectional, 0, device, dtype)
-        super().__init__(input_size, hidden_size, *options, _mode=f"RNN_{nonlinearity.upper()}")
+        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, *options)
         self.nonlinearity = nonlinearity
 
 
@@ -239,7 +228,8 @@ class LSTM(_RNNBase):
     proj_size=0). Source: Hochreiter and Schmidhuber 1997; proj_size: Sak et al. 2014, arXiv:1402.1128.
     """
 
-    mode = "LSTM"
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__("LSTM", *sizes, **options)
 
 
 class GRU(_RNNBase):
@@ -249,7 +239,8 @@ class GRU(_RNNBase):
     Source: Cho et al. 2014, arXiv:1406.1078.
     """
 
-    mode = "GRU"
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__("GRU", *sizes, **options)
 
 
 class _RNNCellBase(Module):

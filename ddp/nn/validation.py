@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
 
 from ddp._engine import modes
 from ddp._tensor.core import Tensor
-from ddp._tensor.dtypes import bfloat16, float16, float32, is_float, promote
-from ddp._tensor.operands import broadcast, convert, floating
+from ddp._tensor.dtypes import bfloat16, float16, float32, is_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.convolution import Pair, Window, output_size
 
@@ -79,70 +74,3 @@ def check_channels(name: str, input: Tensor, *affine: Tensor | None, statistics:
                 f"{name}: input {input.shape} has {input.shape[1]} channels, got one of shape {each.shape}"
             )
     affine_dtype(name, input, *affine)
-
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def positional(names: str, also: str = "") -> Callable[[F], F]:
-    """Lets a loss, or its class, take the arguments `names` by position, after those that it declares positional.
-
-    PyTorch has its deprecated size_average and reduce among them; here they become a `reduction`. That of a function is
-    checked: "mean", "sum", "none" or `also`. Raises: ArgumentError.
-    """
-    order = names.split()
-
-    def decorate(function: F) -> F:
-        code, is_class = function.__code__, function.__name__ == "__init__"
-        count, at = code.co_argcount, code.co_varnames.index("reduction")
-
-        @functools.wraps(function)
-        def inner(*args: Any, **named: Any) -> Any:
-            name = type(args[0]).__name__ if is_class else function.__name__
-            if len(args) > count:
-                if len(args) > count + len(order):
-                    raise TypeError(f"{name}: at most {count + len(order)} positional arguments, got {len(args)}")
-                named.update(zip(order, args[count:], strict=False))
-                args = args[:count]
-            average, reduce = named.pop("size_average", None), named.pop("reduce", None)
-            if average is not None or reduce is not None:
-                mean, reduced = average is None or average, reduce is None or reduce
-                word = named["reduction"] = ("mean" if mean else "sum") if reduced else "none"
-                warnings.warn(f"{name}: size_average and reduce are deprecated, use reduction={word!r}", stacklevel=2)
-            word = named.get("reduction", args[at] if len(args) > at else "mean")
-            if not is_class and word not in ("mean", "sum", "none", also):
-                raise ArgumentError(f"{name}: reduction is 'mean', 'sum' or 'none', not {word!r}")
-            return function(*args, **named)
-
-        return cast(F, inner)
-
-    return decorate
-
-
-def reduce_losses(losses: Any, reduction: str) -> Any:
-    """The mean or the sum of the losses, or the losses."""
-    return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
-
-
-def broadcast_pair(name: str, input: Tensor, target: Tensor, warn: bool = False) -> tuple[Any, Any]:
-    """Both in one shape and one floating dtype. warn: says so if the shapes were not the same.
-
-    Raises: ShapeError if they do not broadcast.
-    """
-    a, b = input.array, target.array
-    x: Any = input
-    y: Any = target
-    if a.dtype != b.dtype:
-        dtype = promote(a.dtype, a.ndim, b.dtype, b.ndim)
-        x, y = convert(input, dtype), convert(target, dtype)
-    if a.shape != b.shape:
-        if warn:
-            warnings.warn(
-                f"{name}: the target's size {b.shape} is different to the input's {a.shape}: they are broadcast, "
-                "which is rarely what is meant; give them one size",
-                stacklevel=5,
-            )
-        broadcast(a.shape, b.shape, name)
-        shape = np.broadcast_shapes(a.shape, b.shape)
-        x, y = x.expand(shape), y.expand(shape)
-    return floating(x), floating(y)

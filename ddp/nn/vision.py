@@ -176,19 +176,13 @@ class Upsample(FunctionModule):
 
     _function = staticmethod(interpolate)
 
-    def __init__(
-        self,
-        size: Size | None = None,
-        scale_factor: Factor | None = None,
-        mode: str = "nearest",
-        align_corners: bool | None = None,
-        recompute_scale_factor: bool | None = None,
-    ) -> None:
-        factor: Any = scale_factor
+    _omitted = ("antialias",)
+
+    def _init(self, **settings: Any) -> None:
+        factor = settings["scale_factor"]
         if factor is not None:
             factor = tuple([float(each) for each in factor]) if isinstance(factor, Sequence) else float(factor)
-        how = {"mode": mode, "align_corners": align_corners, "recompute_scale_factor": recompute_scale_factor}
-        self._init(size=size, scale_factor=factor, **how)
+        super()._init(**{**settings, "scale_factor": factor})
 
     def extra_repr(self) -> str:
         size = f"size={self.size}" if self.scale_factor is None else f"scale_factor={self.scale_factor}"
@@ -217,9 +211,6 @@ class Unfold(FunctionModule):
 
     _function = staticmethod(unfold)
 
-    def __init__(self, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1) -> None:
-        self._init(kernel_size=kernel_size, dilation=dilation, padding=padding, stride=stride)
-
 
 class Fold(FunctionModule):
     """Columns added up where Unfold reads them. input: (N, C * KH * KW, L); returns (N, C, *output_size).
@@ -228,12 +219,6 @@ class Fold(FunctionModule):
     """
 
     _function = staticmethod(fold)
-
-    def __init__(
-        self, output_size: Size, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1
-    ) -> None:
-        window = {"kernel_size": kernel_size, "dilation": dilation, "padding": padding, "stride": stride}
-        self._init(output_size=output_size, **window)
 
 
 class PixelShuffle(FunctionModule):
@@ -244,9 +229,6 @@ class PixelShuffle(FunctionModule):
 
     _function = staticmethod(pixel_shuffle)
 
-    def __init__(self, upscale_factor: int) -> None:
-        self._init(upscale_factor=upscale_factor)
-
 
 class PixelUnshuffle(FunctionModule):
     """The reverse of PixelShuffle. input: (..., C, H * r, W * r); returns (..., C * r * r, H, W).
@@ -255,6 +237,3 @@ class PixelUnshuffle(FunctionModule):
     """
 
     _function = staticmethod(pixel_unshuffle)
-
-    def __init__(self, downscale_factor: int) -> None:
-        self._init(downscale_factor=downscale_factor)

@@ -117,6 +117,8 @@ def test_module_dict_is_a_dict() -> None:
     assert dict(box.items()) == {"b": box["b"]}
     del box["b"]
     box.update(modules={"c": nn.ReLU()})
+    for name in ("get", "popitem", "setdefault"):  # methods of a dict that PyTorch's does not have
+        box[name] = nn.ReLU()
     box.clear()
     assert len(box) == 0
     with pytest.raises(KeyError):
