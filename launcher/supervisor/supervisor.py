@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import os
-import select
 import signal
 import sys
 import time
@@ -16,19 +16,18 @@ from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis import failure_report
 from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, root_cause, signal_name
+from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.observer import Observer, Observers
 from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
-from launcher.supervisor.attempt import STOOD_STILL, Attempt, AttemptOutcome
+from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import ranks_environment
-from launcher.supervisor.shutdown import ENDING, SUSPENDING, SignalPipe, name_of, stand_still
+from launcher.supervisor.signal_pipe import SignalPipe
 from launcher.supervisor.stdin import StdinForwarder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from launcher.console.logs import Logs
 
 
@@ -38,7 +37,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
     raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C, 143
     after SIGTERM.
-    observers: hear of everything; explain: says, too, why a rank failed or that time is over
+    observers: see every event; explain: prints, too, why a rank failed or that time is over
     Raises: UsageError if no MPI is there to start more than one rank, or too few files may be opened for so many.
     """
     fill_standard_streams()
@@ -51,22 +50,22 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
 
         job = replace(job, trace=tracing.prepare(job.trace))
     with many_files(job.size) as files, SignalPipe() as wakeup:
-        code = _Watch(job, wakeup, environ, files, observers, explain).run()
+        code = _Supervisor(job, wakeup, environ, files, observers, explain).run()
     if job.trace is not None:
-        _say(tracing.merge(job.trace))
+        _print(tracing.merge(job.trace))
     return code
 
 
-def _say(text: str) -> None:
-    """Says something when the console is closed."""
+def _print(text: str) -> None:
+    """Prints a line when the console is closed."""
     try:
         print(f"ddp-launch: {text}", file=sys.stderr)
     except OSError:
         pass  # stderr is closed
 
 
-class _Watch:
-    """All starts of one job."""
+class _Supervisor:
+    """All attempts of one job."""
 
     def __init__(
         self,
@@ -91,17 +90,35 @@ class _Watch:
         )
         self._explain = explain
         self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed)
-        self.logs: Logs | None = None
+        self.tail = failure_report.Tail(_hidden(job))
+        self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
+        self.clock = JobClock()
+        self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
+
+    def _optional_observers(self) -> list[Observer]:
+        """Log files, events, the status line and the hang detector; imported by the jobs that want them alone."""
+        job, console = self.job, self.console
+        found: list[Observer] = []
+        logs: Logs | None = None
         if job.log_dir is not None:
             from launcher.console.logs import Logs
 
-            self.logs = Logs(job.log_dir, self.console, sys.argv)
-        size = self.console.columns()
-        self.tail = failure_report.Tail(_hidden(job), *(size[1:] if size else ()))
-        self.attempt: Attempt | None = None  # the one that runs
-        followers = [*_followers(job, self.console, self.logs), *self._judge()]
-        self.observers = Observers([self.console, self.tail, *followers, *observers])
-        self.until = float("inf") if job.timeout is None else time.monotonic() + job.timeout
+            found.append(logs := Logs(job.log_dir, console, sys.argv))
+        if job.events is not None:
+            from launcher.console.events import Events
+
+            found.append(Events(job, console, sys.argv))
+        if console.shows_status:
+            from launcher.console.status import StatusLine
+
+            found.append(StatusLine(console))
+        hang, heartbeat = (math.inf if each is None else each for each in (job.hang_timeout, job.heartbeat_timeout))
+        if min(hang, heartbeat) < math.inf:
+            from launcher.diagnosis.hang_detector import HangDetector
+
+            folder = lambda: None if logs is None else logs.folder  # noqa: E731  # a restart has another
+            found.append(HangDetector(job.size, hang, heartbeat, console, folder, lambda: self.attempt))
+        return found
 
     def run(self) -> int:
         """Starts the job as often as it takes; returns the exit code."""
@@ -121,16 +138,21 @@ class _Watch:
             self.observers.attempt_started(number, self.job.size)
             started = time.monotonic()
             environ = {**self.environ, **ranks_environment(self.job, number)}
-            limit = self.until - started
-            attempt = Attempt(
-                self.job, self.console, self.stdin, self.observers, self.wakeup, environ, limit, self.files
+            self.attempt = attempt = Attempt(
+                self.job,
+                self.console,
+                self.stdin,
+                self.observers,
+                self.wakeup,
+                environ,
+                self.clock,
+                self.until,
+                self.files,
             )
-            self.attempt = attempt
             try:
-                outcome = attempt.run()
-                self.until = outcome.until
-                code, text = self._report(outcome)
-                again = self._again(outcome, number)
+                attempt.run()
+                code, text = self._report()
+                again = self._again(number)
                 if again is None:
                     self.console.finish()
                     attempt.drain()
@@ -143,37 +165,21 @@ class _Watch:
             in_a_while = f" in {delay:g} s" if delay else ""
             self.console.say(f"ddp-launch: restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
             self._take(again)
-            if (end := self._wait(delay)) is not None:
-                return end
+            attempt.wait(delay)
+            if attempt.stopped or attempt.failures:
+                return self._report()
 
-    def _judge(self) -> list[Observer]:
-        """Who ends an attempt that hangs, or loses a host, if anybody does."""
-        never = float("inf")
-        limit, heartbeat = (
-            never if seconds is None else seconds for seconds in (self.job.hang_timeout, self.job.heartbeat_timeout)
-        )
-        if limit == heartbeat == never:
-            return []
-        from launcher.diagnosis.hang_detector import HangDetector
-
-        def folder() -> Path | None:
-            return None if self.logs is None else self.logs.folder
-
-        def attempt() -> Attempt:
-            assert self.attempt is not None
-            return self.attempt
-
-        return [HangDetector(self.job.size, limit, heartbeat, self.console, folder, attempt)]
-
-    def _again(self, outcome: AttemptOutcome, number: int) -> Job | None:
+    def _again(self, number: int) -> Job | None:
         """What to start next; None if that was the end."""
-        if outcome.asked or not outcome.failures or any(isinstance(failure, TimeLimit) for failure in outcome.failures):
+        attempt = self.attempt
+        if attempt.stopped or not attempt.failures or number >= self.job.max_restarts:
             return None
-        if number >= self.job.max_restarts:
-            return None
-        if number == 0 and any(isinstance(failure, NotStarted) and failure.code == 2 for failure in outcome.failures):
-            return None  # wrong use: it would go wrong the next time, too
-        lost = lost_hosts(self.job.hosts, self.job.size, outcome.gone)
+        for failure in attempt.failures:
+            if isinstance(failure, TimeLimit) or (
+                number == 0 and isinstance(failure, NotStarted) and failure.code == 2
+            ):
+                return None  # wrong use would be wrong the next time, too
+        lost = lost_hosts(self.job.hosts, self.job.size, attempt.gone())
         again = smaller(self.job, lost)
         if again is None:
             names = ", ".join(host.name for host in lost)
@@ -181,7 +187,7 @@ class _Watch:
         return again
 
     def _take(self, again: Job) -> None:
-        """What is started next: with fewer ranks others may be shown, or have the standard input."""
+        """Makes this the job to start next: with fewer ranks others may be shown, or have the standard input."""
         self.job = again
         self.stdin.rank = again.debug_rank
         self.console.choose(again.ranks, _asking(again))
@@ -191,54 +197,21 @@ class _Watch:
         lost = [host.name for host in self.job.hosts if host not in again.hosts]
         return f", without {', '.join(lost)}: {again.size} rank{'s' * (again.size != 1)}" if lost else ""
 
-    def _wait(self, seconds: float) -> tuple[int, str] | None:
-        """Lets time pass before a restart; if that ends the job: its exit code, and the sentence that explains it."""
-        until = time.monotonic() + seconds
-        self.observers.restart_pending(until)
-        while (now := time.monotonic()) < min(until, self.until):
-            waiting = self.console.waiting_for
-            wait = max(0.0, min(until, self.until, self.observers.tick(now)) - now)
-            poll = select.poll()
-            poll.register(self.wakeup, select.POLLIN)
-            if waiting is not None:
-                poll.register(waiting, select.POLLOUT)
-            poll.poll(1000 * wait)
-            if (stood := time.monotonic() - now - wait) > STOOD_STILL:  # this process was stopped
-                until += stood
-                self._move(stood)
-            self.console.flush()
-            for number in _pending(self.wakeup):
-                if number in ENDING:
-                    self.console.say(f"ddp-launch: {name_of(number)}: the job does not start again")
-                    return 128 + number, f"ended by {signal_name(number, hint=False)}"
-                if number == SUSPENDING:
-                    self.console.hide()
-                    stood = stand_still()
-                    until += stood
-                    self._move(stood)
-        if self.until > now:
-            return None
-        failure = TimeLimit(at=now, seconds=self.job.timeout or 0.0)
-        self.observers.failed(failure)
-        return self._report(AttemptOutcome(0, [failure], None, b"", frozenset(), False, self.until))
-
-    def _move(self, by: float) -> None:
-        """The job stood still for so long while it waited, which does not count."""
-        self.until += by
-        self.observers.resumed(by)
-
-    def _report(self, outcome: AttemptOutcome) -> tuple[int, str]:
-        """Says what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
-        if outcome.stop is not None:
-            self.console.say(f"ddp-launch: {outcome.stop}")
-        if outcome.asked == signal.SIGPIPE and self.console.unwritable:
+    def _report(self) -> tuple[int, str]:
+        """Prints what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
+        attempt = self.attempt
+        if attempt.stop is not None:
+            self.console.say(f"ddp-launch: {attempt.stop}")
+        if attempt.stopped == signal.SIGPIPE and self.console.unwritable:
             return 1, self.console.unwritable
-        if outcome.asked:
-            return 128 + outcome.asked, f"ended by {signal_name(outcome.asked, hint=False)}"
-        if not outcome.failures:
-            return (0, "") if outcome.stop is None else (STOPPED, str(outcome.stop))
-        found = failure_report.explain(outcome.failures, outcome.engine_output, self.tail, outcome.several_hosts)
-        if self._explain or not isinstance(root_cause(outcome.failures, outcome.engine_output), RankFailed | TimeLimit):
+        if attempt.stopped:
+            return 128 + attempt.stopped, f"ended by {signal_name(attempt.stopped, hint=False)}"
+        if not attempt.failures:
+            return (0, "") if attempt.stop is None else (STOPPED, str(attempt.stop))
+        first = root_cause(attempt.failures, attempt.engine_output)
+        several_hosts = attempt.ranks.several_hosts()
+        found = failure_report.explain(attempt.failures, attempt.engine_output, self.tail, several_hosts)
+        if self._explain or not isinstance(first, RankFailed | TimeLimit):
             for block in found.blocks:
                 self.console.say(block)
         return found.code, found.sentence
@@ -252,27 +225,6 @@ def _hidden(job: Job) -> frozenset[int]:
 def _asking(job: Job) -> list[int]:
     """Ranks whose prompts a user may answer."""
     return [job.debug_rank] if os.isatty(0) else []
-
-
-def _followers(job: Job, console: Console, logs: Logs | None) -> list[Observer]:
-    """Who keeps a record of the job, or shows how it goes; imported by the jobs that want them alone."""
-    found: list[Observer] = [] if logs is None else [logs]
-    if job.events is not None:
-        from launcher.console.events import Events
-
-        found.append(Events(job, console, sys.argv))
-    if console.shows_status:
-        from launcher.console.status import StatusLine
-
-        found.append(StatusLine(console))
-    return found
-
-
-def _pending(wakeup: int) -> bytes:
-    try:
-        return os.read(wakeup, 512)
-    except BlockingIOError:
-        return b""
 
 
 _LONGEST = 60.0  # s
