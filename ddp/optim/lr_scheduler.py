@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 import types
+import warnings
+import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
 from ddp.optim.optimizer import Group, Optimizer, number
-from ddp.optim.scheduler import LRScheduler, per_group, set_lr
 
 __all__ = [
     "ChainedScheduler",
@@ -39,24 +43,141 @@ __all__ = [
 Function = Callable[[int], float]
 
 
-class _FactorLR(LRScheduler):
-    """Multiplies the rate of every group by `_step_factor` on arriving at `last_epoch`.
+class LRScheduler:
+    """The base of schedules: `get_lr` computes the rates of `last_epoch`.
 
-    `_whole_factor` is the product of all factors so far, by which a jump to an epoch multiplies the base rate.
+    last_epoch: -1 to begin; to go on from a checkpoint, the last one that was finished, and the optimizer's groups then
+    have their "initial_lr"
+
+    Raises: DtypeError for what is no optimizer; ArgumentError where "initial_lr" is missing.
     """
 
+    def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        self._attach(optimizer)
+        for position, group in enumerate(optimizer.param_groups):
+            if last_epoch == -1:
+                group.setdefault("initial_lr", number(group["lr"]))
+            elif "initial_lr" not in group:
+                raise ArgumentError(
+                    f"{type(self).__name__}: last_epoch={last_epoch}, but group {position} has no 'initial_lr': load "
+                    "the optimizer's state dict first, or begin with last_epoch=-1"
+                )
+        self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
+        self.last_epoch = last_epoch
+        self._initial_step()
+
+    def _attach(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise DtypeError(f"{type(self).__name__}: expected an Optimizer, not {type(optimizer).__name__}")
+        self.optimizer = optimizer
+        self._is_initial = False
+
+    def _initial_step(self) -> None:
+        """Sets the rates of the first epoch; those of a checkpoint are there already."""
+        self._step_count = 0
+        self._is_initial = True
+        try:
+            self.step()
+        finally:
+            self._is_initial = False
+
+    def get_last_lr(self) -> list[float]:
+        """The rate of each group, as this schedule set it last."""
+        return self._last_lr
+
     def get_lr(self) -> list[float]:
-        factor = self._step_factor()
+        """The rate of each group at `last_epoch`: called by `step`; others want `get_last_lr`."""
+        raise NotImplementedError(f"{type(self).__name__} defines no get_lr()")
+
+    def step(self, epoch: None = None) -> None:
+        """Goes on to the next epoch: after `optimizer.step()`. Raises: ArgumentError for an `epoch` to go to instead.
+
+        Warns if the optimizer has made no step before the second call: the first rate would be skipped.
+        """
+        if epoch is not None:
+            raise ArgumentError(f"{type(self).__name__}: step() goes on to the next epoch, and to no other")
+        if self._step_count == 1 and not self.optimizer._stepped:
+            warnings.warn(
+                f"{type(self).__name__}.step() before optimizer.step(): the first rate of the schedule is skipped",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._step_count += 1
+        self.last_epoch += 1
+        self._set(self.get_lr())
+
+    def _restart(self) -> None:
+        """Begins at epoch 0, as a part of a SequentialLR does when its turn comes."""
+        self.last_epoch = 0
+        self._set(self.get_lr())
+
+    def _restart_from_base(self) -> None:
+        """`_restart` of a schedule that computes its rates from the last ones."""
+        self._set(self.base_lrs)
+        self._is_initial = True
+        self.last_epoch = 0
+        self._set(self.get_lr())
+        self._is_initial = False
+
+    def _set(self, rates: Sequence[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            _set_lr(group, rate)
+        self._last_lr = self._rates()
+
+    def _rates(self) -> list[float]:
+        return [_read(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the optimizer."""
+        return {name: value for name, value in self.__dict__.items() if name != "optimizer"}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned."""
+        self.__dict__.update(state_dict)
+
+
+def _set_lr(group: Group, rate: float) -> None:
+    """Gives a group its rate; a tensor keeps its identity, since others may hold it."""
+    held = group["lr"]
+    if isinstance(held, Tensor):
+        held.fill_(rate)
+        if held.device.type != "cpu":
+            _written[id(held)] = weakref.ref(held), held.version.count, float(np.asarray(rate, held.dtype))
+    else:
+        group["lr"] = rate
+
+
+# (tensor, its version, what was written then) by id, of rates on GPUs: so that a schedule need not wait to read them.
+_written: dict[int, tuple[weakref.ref[Tensor], int, float]] = {}
+
+
+def _read(rate: Any) -> Any:
+    known = _written.get(id(rate))
+    if known is not None and isinstance(rate, Tensor) and known[0]() is rate and known[1] == rate.version.count:
+        return known[2]
+    return number(rate)
+
+
+def _per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
+    """`value` for each group: itself, or one of a list. Raises: ArgumentError for a list of another length."""
+    groups = len(optimizer.param_groups)
+    if not isinstance(value, list | tuple):
+        return [value] * groups
+    if len(value) != groups:
+        raise ArgumentError(f"{name}: {len(value)} values for {groups} parameter groups")
+    return list(value)
+
+
+class _FactorLR(LRScheduler):
+    """Multiplies the rate of every group by `_factor` on arriving at `last_epoch`."""
+
+    _restart = LRScheduler._restart_from_base
+
+    def get_lr(self) -> list[float]:
+        factor = self._factor()
         return [rate * factor for rate in self._rates()]
 
-    def _closed_form(self) -> list[float]:
-        whole = self._whole_factor()
-        return [base * whole for base in self.base_lrs]
-
-    def _step_factor(self) -> float:
-        raise NotImplementedError
-
-    def _whole_factor(self) -> float:
+    def _factor(self) -> float:
         raise NotImplementedError
 
 
@@ -68,11 +189,8 @@ class StepLR(_FactorLR):
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
-    def _step_factor(self) -> float:
+    def _factor(self) -> float:
         return 1.0 if self.last_epoch == 0 or self.last_epoch % self.step_size else self.gamma
-
-    def _whole_factor(self) -> float:
-        return self.gamma ** (self.last_epoch // self.step_size)
 
 
 class MultiStepLR(_FactorLR):
@@ -85,11 +203,8 @@ class MultiStepLR(_FactorLR):
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
-    def _step_factor(self) -> float:
+    def _factor(self) -> float:
         return self.gamma ** self.milestones.get(self.last_epoch, 0)
-
-    def _whole_factor(self) -> float:
-        return self.gamma ** bisect_right(sorted(Counter(self.milestones).elements()), self.last_epoch)
 
 
 class ConstantLR(_FactorLR):
@@ -103,13 +218,10 @@ class ConstantLR(_FactorLR):
         self.total_iters = total_iters
         super().__init__(optimizer, last_epoch)
 
-    def _step_factor(self) -> float:
+    def _factor(self) -> float:
         if self.last_epoch == 0:
             return self.factor
         return 1.0 / self.factor if self.last_epoch == self.total_iters else 1.0
-
-    def _whole_factor(self) -> float:
-        return 1.0 if self.last_epoch >= self.total_iters else self.factor
 
 
 class LinearLR(_FactorLR):
@@ -135,17 +247,13 @@ class LinearLR(_FactorLR):
         self.total_iters = total_iters
         super().__init__(optimizer, last_epoch)
 
-    def _step_factor(self) -> float:
+    def _factor(self) -> float:
         if self.last_epoch == 0:
             return self.start_factor
         if self._is_initial or self.last_epoch > self.total_iters:
             return 1.0
         rise = self.end_factor - self.start_factor
         return 1.0 + rise / (self.total_iters * self.start_factor + (self.last_epoch - 1) * rise)
-
-    def _whole_factor(self) -> float:
-        rise = self.end_factor - self.start_factor
-        return self.start_factor + rise * min(self.total_iters, self.last_epoch) / self.total_iters
 
 
 class ExponentialLR(_FactorLR):
@@ -155,11 +263,8 @@ class ExponentialLR(_FactorLR):
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
-    def _step_factor(self) -> float:
+    def _factor(self) -> float:
         return 1.0 if self._is_initial else self.gamma
-
-    def _whole_factor(self) -> float:
-        return self.gamma**self.last_epoch
 
 
 class PolynomialLR(_FactorLR):
@@ -170,14 +275,11 @@ class PolynomialLR(_FactorLR):
         self.power = power
         super().__init__(optimizer, last_epoch)
 
-    def _step_factor(self) -> float:
+    def _factor(self) -> float:
         if self._is_initial or self.last_epoch > self.total_iters:
             return 1.0
         left, before = 1.0 - self.last_epoch / self.total_iters, 1.0 - (self.last_epoch - 1) / self.total_iters
         return (left / before) ** self.power
-
-    def _whole_factor(self) -> float:
-        return (1.0 - min(self.total_iters, self.last_epoch) / self.total_iters) ** self.power
 
 
 def _check_factor(kind: str, name: str, value: float) -> None:
@@ -185,12 +287,17 @@ def _check_factor(kind: str, name: str, value: float) -> None:
         raise ArgumentError(f"{kind}: {name} is between 0 and 1, got {value}")
 
 
+def _attributes(function: Callable[..., Any] | None) -> dict[str, Any] | None:
+    """What is saved of a callable object; None for a function."""
+    return None if function is None or isinstance(function, types.FunctionType) else dict(function.__dict__)
+
+
 class _FunctionLR(LRScheduler):
     """Functions are not saved; callable objects are, by their attributes."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
-        self.lr_lambdas: list[Function] = per_group(type(self).__name__, optimizer, lr_lambda)
+        self.lr_lambdas: list[Function] = _per_group(type(self).__name__, optimizer, lr_lambda)
         for function in self.lr_lambdas:
             if not callable(function):
                 raise DtypeError(f"{type(self).__name__}: lr_lambda is a function, not {type(function).__name__}")
@@ -198,12 +305,7 @@ class _FunctionLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the optimizer and the functions; of callable objects their attributes."""
-        state = super().state_dict()
-        state["lr_lambdas"] = [
-            None if isinstance(function, types.FunctionType) else dict(function.__dict__)
-            for function in self.lr_lambdas
-        ]
-        return state
+        return {**super().state_dict(), "lr_lambdas": [_attributes(function) for function in self.lr_lambdas]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned; functions stay those that were given here."""
@@ -232,6 +334,8 @@ class MultiplicativeLR(_FunctionLR):
 class CosineAnnealingLR(LRScheduler):
     """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: down in T_max epochs, up in the next, and so on."""
 
+    _restart = LRScheduler._restart_from_base
+
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
         self.T_max = T_max
         self.eta_min = eta_min
@@ -241,8 +345,8 @@ class CosineAnnealingLR(LRScheduler):
         rates, low, epoch = self._rates(), self.eta_min, self.last_epoch
         if self._is_initial:
             return rates
-        if self._step_count == 1 and epoch > 0:
-            return self._closed_form()
+        if self._step_count == 1 and epoch > 0:  # goes on from a checkpoint
+            return [low + (base - low) * self._height(epoch) / 2 for base in self.base_lrs]
         if (epoch - 1 - self.T_max) % (2 * self.T_max) == 0:  # up from the bottom, where a multiple stays 0
             rise = (1 - math.cos(math.pi / self.T_max)) / 2
             return [rate + (base - low) * rise for rate, base in zip(rates, self.base_lrs, strict=True)]
@@ -251,10 +355,6 @@ class CosineAnnealingLR(LRScheduler):
 
     def _height(self, epoch: int) -> float:
         return 1 + math.cos(math.pi * epoch / self.T_max)
-
-    def _closed_form(self) -> list[float]:
-        height = self._height(self.last_epoch)
-        return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
@@ -282,7 +382,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         height = 1 + math.cos(math.pi * self.T_cur / self.T_i)
         return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
 
-    def step(self, epoch: float | None = None) -> None:
+    def step(self, epoch: float | None = None) -> None:  # fractions, as in PyTorch
         """Goes on to the next epoch, or to `epoch`: a fraction, too. Raises: ArgumentError for a negative one."""
         if epoch is None and self.last_epoch >= 0:
             epoch = self.last_epoch + 1
@@ -295,17 +395,14 @@ class CosineAnnealingWarmRestarts(LRScheduler):
             if epoch < 0:
                 raise ArgumentError(f"CosineAnnealingWarmRestarts: epoch is not negative, got {epoch}")
             self.T_cur, self.T_i = epoch, self.T_0
-            if self.T_mult == 1:
-                self.T_cur = epoch % self.T_0
-            else:
-                while self.T_cur >= self.T_i:
-                    self.T_cur -= self.T_i
-                    self.T_i *= self.T_mult
+            while self.T_cur >= self.T_i:
+                self.T_cur -= self.T_i
+                self.T_i *= self.T_mult
         self.last_epoch = math.floor(epoch)
         self._set(self.get_lr())
 
-    def _update_lr(self, epoch: int | None = None) -> None:
-        self.step(epoch)
+    def _restart(self) -> None:
+        self.step(0)
 
 
 class _MomentumCycle(LRScheduler):
@@ -318,8 +415,8 @@ class _MomentumCycle(LRScheduler):
         if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
             raise ArgumentError(f"{kind}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
         self.use_beta1 = "betas" in optimizer.defaults
-        self.base_momentums = per_group(f"{kind}: base_momentum", optimizer, base)
-        self.max_momentums = per_group(f"{kind}: max_momentum", optimizer, largest)
+        self.base_momentums = _per_group(f"{kind}: base_momentum", optimizer, base)
+        self.max_momentums = _per_group(f"{kind}: max_momentum", optimizer, largest)
         if begin:
             for low, high, group in zip(self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True):
                 self._set_momentum(group, high)
@@ -377,7 +474,7 @@ class OneCycleLR(_MomentumCycle):
         back = (float(2 * pct_start * total_steps) - 2, "max_lr", "initial_lr", "base_momentum", "max_momentum")
         out = (last, "initial_lr", "min_lr", "max_momentum", "max_momentum")
         self._phases: list[Any] = [up, back, out] if three_phase else [up, down]
-        highest = per_group("OneCycleLR: max_lr", optimizer, max_lr)
+        highest = _per_group("OneCycleLR: max_lr", optimizer, max_lr)
         if last_epoch == -1:
             for group, high in zip(optimizer.param_groups, highest, strict=True):
                 group["initial_lr"] = high / div_factor
@@ -441,11 +538,11 @@ class CyclicLR(_MomentumCycle):
         self._attach(optimizer)
         if mode not in ("triangular", "triangular2", "exp_range") and scale_fn is None:
             raise ArgumentError(f"CyclicLR: mode is 'triangular', 'triangular2' or 'exp_range', got {mode!r}")
-        lowest = per_group("CyclicLR: base_lr", optimizer, base_lr)
+        lowest = _per_group("CyclicLR: base_lr", optimizer, base_lr)
         if last_epoch == -1:
             for group, low in zip(optimizer.param_groups, lowest, strict=True):
-                set_lr(group, low)
-        self.max_lrs = per_group("CyclicLR: max_lr", optimizer, max_lr)
+                _set_lr(group, low)
+        self.max_lrs = _per_group("CyclicLR: max_lr", optimizer, max_lr)
         down = step_size_up if step_size_down is None else step_size_down
         self.total_size = float(step_size_up) + float(down)
         self.step_ratio = step_size_up / self.total_size
@@ -481,9 +578,7 @@ class CyclicLR(_MomentumCycle):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the optimizer and scale_fn; of a callable object its attributes."""
-        state, function = super().state_dict(), self._scale_fn_custom
-        plain = function is None or isinstance(function, types.FunctionType)
-        return {**state, "_scale_fn_custom": None if plain else dict(function.__dict__)}
+        return {**super().state_dict(), "_scale_fn_custom": _attributes(self._scale_fn_custom)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned; a function stays the one that was given here."""
@@ -531,7 +626,7 @@ class ReduceLROnPlateau(LRScheduler):
         self._attach(optimizer)
         self.factor = factor
         self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
-        self.min_lrs = per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
+        self.min_lrs = _per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
         self.patience = patience
         self.cooldown = cooldown
         self.eps = eps
@@ -547,10 +642,10 @@ class ReduceLROnPlateau(LRScheduler):
         """Whether the rate was reduced a short while ago."""
         return self.cooldown_counter > 0
 
-    def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]  # as in PyTorch
+    def step(self, metrics: Any) -> None:  # type: ignore[override]  # as in PyTorch
         """Counts one epoch with this metric: a number, or a tensor of one element."""
         current = float(number(metrics))
-        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self.last_epoch += 1
         if self._is_better(current):
             self.best = current
             self.num_bad_epochs = 0
@@ -567,10 +662,8 @@ class ReduceLROnPlateau(LRScheduler):
 
     def _is_better(self, current: float) -> bool:
         sign = 1 if self.mode == "max" else -1
-        if self.threshold_mode == "rel":
-            limit = self.best * (1 + sign * self.threshold)
-        else:
-            limit = self.best + sign * self.threshold
+        margin = sign * self.threshold
+        limit = self.best * (1 + margin) if self.threshold_mode == "rel" else self.best + margin
         return sign * current > sign * limit
 
     def _reduce(self) -> None:
@@ -585,7 +678,7 @@ class ReduceLROnPlateau(LRScheduler):
         for group, old, lowest in zip(groups, self._rates(), self.min_lrs, strict=True):
             new = max(old * self.factor, lowest)
             if old - new > self.eps:
-                set_lr(group, new)
+                _set_lr(group, new)
 
 
 class _Composed(LRScheduler):
@@ -635,21 +728,19 @@ class SequentialLR(_Composed):
         self.last_epoch = last_epoch + 1
         # Each schedule made its first step when it was made: all are taken back, and the first one's made again.
         for group in optimizer.param_groups:
-            set_lr(group, group["initial_lr"])
+            _set_lr(group, group["initial_lr"])
         _undo(self)
         first = schedulers[bisect_right(milestones, 0)]
         first._initial_step()
         self._last_lr = first.get_last_lr()
 
-    def step(self, epoch: int | None = None) -> None:
-        """Goes on to the next epoch. Raises: ArgumentError for another one."""
-        if epoch is not None:
-            raise ArgumentError("SequentialLR: step() goes on to the next epoch, and to no other")
+    def step(self) -> None:  # type: ignore[override]  # as in PyTorch
+        """Goes on to the next epoch."""
         self.last_epoch += 1
         position = bisect_right(self._milestones, self.last_epoch)
         scheduler = self._schedulers[position]
         if position > 0 and self._milestones[position - 1] == self.last_epoch:
-            scheduler._update_lr(0)
+            scheduler._restart()
         else:
             scheduler.step()
         self._last_lr = scheduler.get_last_lr()
@@ -670,10 +761,8 @@ class ChainedScheduler(_Composed):
             each._step_count = 0  # what follows is a first step once more
         self.step()
 
-    def step(self, epoch: int | None = None) -> None:
-        """Goes on to the next epoch. Raises: ArgumentError for another one."""
-        if epoch is not None:
-            raise ArgumentError("ChainedScheduler: step() goes on to the next epoch, and to no other")
+    def step(self) -> None:  # type: ignore[override]  # as in PyTorch
+        """Goes on to the next epoch."""
         for each in self._schedulers:
             each.step()
         self._last_lr = self._rates()

@@ -145,33 +145,6 @@ def test_last_epoch_goes_on(make: Make) -> None:
     assert_same(*results)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "StepLR",
-        "MultiStepLR",
-        "ConstantLR",
-        "LinearLR",
-        "ExponentialLR",
-        "PolynomialLR",
-        "CosineAnnealingLR",
-        "CosineAnnealingWarmRestarts",
-    ],
-)
-@pytest.mark.filterwarnings("ignore:The epoch parameter")
-def test_step_to_an_epoch(name: str) -> None:
-    options = {"StepLR": (3,), "MultiStepLR": ([3, 5, 5],), "ExponentialLR": (0.9,), "CosineAnnealingLR": (8,)}
-    mine, theirs = optimizers()
-    ours = getattr(lr_scheduler, name)(mine, *options.get(name, (4,) if "Restarts" in name else ()))
-    oracle = getattr(torch.optim.lr_scheduler, name)(theirs, *options.get(name, (4,) if "Restarts" in name else ()))
-    mine.step()
-    theirs.step()
-    for epoch in (1, 4, 5, 2, 17, 0):
-        ours.step(epoch)
-        oracle.step(epoch)
-        assert ours.get_last_lr() == pytest.approx(oracle.get_last_lr(), rel=1e-12, abs=1e-15)
-
-
 def test_restarts_take_fractions() -> None:
     mine, theirs = optimizers()
     ours = lr_scheduler.CosineAnnealingWarmRestarts(mine, 3, T_mult=2)
@@ -250,6 +223,7 @@ def test_the_first_rate_is_not_skipped_silently() -> None:
     ("wrong", "kind", "message"),
     [
         (lambda o: lr_scheduler.StepLR(3, 2), DtypeError, "expected an Optimizer, not int"),
+        (lambda o: lr_scheduler.StepLR(o, 2).step(4), ArgumentError, "goes on to the next epoch"),
         (lambda o: lr_scheduler.StepLR(o, 2, last_epoch=4), ArgumentError, "group 0 has no 'initial_lr'"),
         (lambda o: lr_scheduler.LambdaLR(o, [abs]), ArgumentError, "1 values for 2"),
         (lambda o: lr_scheduler.MultiplicativeLR(o, 3), DtypeError, "is a function, not int"),
