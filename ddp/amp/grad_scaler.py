@@ -94,11 +94,9 @@ class GradScaler:
         state = self._on(next(iter(gradients), self._state.where))
         found = state.take()
         # Of an optimizer that holds gradients in parts.
-        if hasattr(optimizer, "unscale_on_device") and state.where.type == "cuda":
+        if hasattr(optimizer, "unscale_gradients"):
             with on(state.where):
-                optimizer.unscale_on_device(state.scale.array.reshape(1), found)
-        elif hasattr(optimizer, "unscale_gradients"):
-            found[...] = optimizer.unscale_gradients(1 / self.get_scale())
+                optimizer.unscale_gradients(state.scale.array.reshape(1), found)
         else:
             for where, arrays in gradients.items():
                 with on(where):

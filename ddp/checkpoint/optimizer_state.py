@@ -157,7 +157,7 @@ def _pieces(optimizer: Optimizer) -> Iterator[TensorPiece]:
 
 
 def _has_elements(name: str, value: Any, length: tuple[int, ...], shape: Sequence[int]) -> bool:
-    """A state with an element for each of the parameter's is cut like it: see `ddp.parallel.zero.moving`."""
+    """A state with an element for each of the parameter's is cut like it: see `ddp.parallel.zero.shards`."""
     return name != "step" and isinstance(value, TensorBase) and value.array.shape in (length, tuple(shape))
 
 

@@ -1,29 +1,46 @@
-"""A rank's part of each bucket: parameters and mean gradients in flat memory, as leaves that an optimizer takes.
+"""A rank's part of each bucket: parameters, mean gradients and optimizer state of one range, in flat memory.
 
 A rank owns one range of every bucket, so that its state and work are 1/size of the whole. The parameters of a bucket
 lie in one flat array, at the places of their gradients, so that one all-gather brings back what the ranks have updated.
 What a rank updates is a copy of its own range: the others read it while they write theirs.
 
-`ReduceScatter` is the exchange that gives each rank the mean gradients of its range. The bucket keeps what this rank
-added up: a second backward adds to that, and reduces both. So it is not the mean, and reading `param.grad` raises.
+`ShardedExchange` gives each rank the mean gradients of its range. The bucket keeps what this rank added up: a second
+backward adds to that, and reduces both. So it is not the mean, and reading `param.grad` raises.
+
+State is exchanged as pieces: (parameter's number in the optimizer, start, stop, entry), elements of a parameter thought
+of as flat, and what the optimizer remembers of them. A state with an element for each of the piece's is cut and joined
+like the parameter; anything else (a count of steps) is the same for all pieces of it. When the plan of buckets changes,
+state and gradients move along. Parameters in no bucket (frozen ones, or such that no rank has used for long) have no
+shard: the state that they may have is kept whole on one rank until they get a bucket again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from collectives import Communicator, ReduceOp, Work
-from ddp._device import device
+from ddp._device import CPU, place
 from ddp._engine import Leaf
 from ddp._layout import Place
-from ddp._tensor.base import wrap
+from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
+from ddp.errors import StateDictError
+from ddp.optim import Optimizer
+from ddp.optim.flat_update import FlatOptimizer
+from ddp.optim.optimizer import Group
 from ddp.parallel.buckets import Buckets
+from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import Exchange
 
 Array = Any
+Entry = dict[str, Any]  # the state of one parameter, or of a piece of it
+StatePiece = tuple[int, int, int, Entry]
+Convert = Callable[..., Any]  # (name of a state, its value, p=the parameter): what this rank keeps of it
 _LINE = 64  # bytes
 _WITHHELD = (
     "grad: under ZeroOptimizer each rank has the mean gradient of its own part of the parameters alone, so no rank can "
@@ -33,12 +50,16 @@ _WITHHELD = (
 
 
 class Piece(NamedTuple):
-    """What a range holds of one gradient: its elements `start` to `stop`, which stand in the range from `at` on."""
+    """What a range holds of one parameter: its elements `start` to `stop`, which stand in the range from `at` on."""
 
     number: int
     start: int
     stop: int
     at: int
+
+    def of(self, mine: Array) -> Array:
+        """Its part of an array of the range's length."""
+        return mine[self.at : self.at + self.stop - self.start]
 
 
 def split_bucket(length: int, line: int, size: int) -> list[int]:
@@ -53,13 +74,10 @@ def split_bucket(length: int, line: int, size: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(ends)]
 
 
-def cut_range(places: Sequence[tuple[int, Place]], first: int, last: int) -> list[Piece]:
-    """What elements `first` to `last` of a bucket hold. An empty gradient is in every range that starts at 0.
-
-    places: (number, place) of each gradient in the bucket
-    """
+def cut_range(places: Mapping[int, Place], first: int, last: int) -> list[Piece]:
+    """What elements `first` to `last` of a bucket hold. An empty parameter is in every range that starts at 0."""
     pieces = []
-    for number, position in places:
+    for number, position in places.items():
         start, stop = max(position.start, first), min(position.stop, last)
         if start < stop:
             pieces.append(Piece(number, start - position.start, stop - position.start, start - first))
@@ -69,148 +87,221 @@ def cut_range(places: Sequence[tuple[int, Place]], first: int, last: int) -> lis
 
 
 class Shard:
-    """One bucket on this rank.
+    """One bucket on this rank, and the optimizer of its range.
 
-    parameters: of the bucket, by the number of their gradient; their memory becomes part of `whole`
-    where: their device
+    kind: dtype and length of the bucket; params: those of the optimizer, by their number there; their memory becomes
+    part of `whole`; places: theirs in the bucket; alone: nothing else lies in it
 
     lengths: elements that each rank owns; whole: (length,) all parameters; own: (lengths[rank],) those of this rank,
     while they are updated; grad: (lengths[rank],) the mean gradients of this rank's range
-    places: of each gradient in the bucket, by number; pieces: what this rank's range holds of them; leaves: of each
-    piece, a tensor of its parameters with its gradient
+    pieces: what this rank's range holds; leaves: by number, a tensor of each piece's parameters with its gradient
     """
 
     def __init__(
         self,
-        buckets: Buckets,
-        bucket: int,
-        parameters: Mapping[int, Tensor],
+        kind: tuple[Any, int],
+        params: Mapping[int, Tensor],
+        places: Mapping[int, Place],
+        alone: bool,
         comm: Communicator,
-        where: device,
+        xp: Any,
     ) -> None:
-        layout = buckets.memory.layout
-        dtype, length = layout.buckets[bucket]
-        xp = where.xp
-        self.parameters = parameters
+        dtype, length = kind
+        self.params, self.places, self._alone = params, places, alone
         self.lengths = split_bucket(length, max(1, _LINE // dtype.itemsize), comm.size)
-        self.first = sum(self.lengths[: comm.rank])
-        self.last = self.first + self.lengths[comm.rank]
+        first = sum(self.lengths[: comm.rank])
+        self._range = slice(first, first + self.lengths[comm.rank])
         self.whole: Array = xp.zeros(length, dtype)
         # The others read it where it lies, if they can.
         shared = comm.empty(max(self.lengths), dtype, like=xp.empty(0))
-        self.own: Array = shared[: self.last - self.first]
-        self.grad: Array = xp.zeros(self.last - self.first, dtype)
-        self.places: dict[int, Place] = {number: layout.places[number] for number in buckets.members[bucket]}
+        self.own: Array = shared[: self.lengths[comm.rank]]
+        self.grad: Array = xp.zeros(self.lengths[comm.rank], dtype)
         self._home()
-        self.pieces: list[Piece] = [
-            piece for piece in cut_range(list(self.places.items()), self.first, self.last) if piece.number in parameters
-        ]
-        self._views = [self._piece_of(self.own, piece) for piece in self.pieces]
-        self.leaves: list[Tensor] = []
-        for piece, view in zip(self.pieces, self._views, strict=True):
-            leaf = wrap(view, where).requires_grad_()
-            leaf.leaf.grad_buffer.bind(self._piece_of(self.grad, piece))
-            self.leaves.append(leaf)
+        self.pieces = cut_range(places, first, self._range.stop)
+        self._views = {piece.number: piece.of(self.own) for piece in self.pieces}
+        self.leaves: dict[int, Tensor] = {}
+        for piece in self.pieces:
+            leaf = wrap(self._views[piece.number], params[piece.number].device).requires_grad_()
+            leaf.leaf.grad_buffer.bind(piece.of(self.grad))
+            self.leaves[piece.number] = leaf
+        self.optimizer: Any = None
+        self._groups: list[tuple[Group, Group]] = []  # (the optimizer's own, the one whose settings it takes)
 
-    def load(self) -> bool:
-        """Takes over which gradients are there, and the parameters as they are now; False if no gradient is there."""
+    def make_optimizer(self, kind: type[Optimizer], settings: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        """Makes the optimizer of this range. groups: of all parameters, whose settings count at each step"""
+        leaf_of = {id(self.params[number]): leaf for number, leaf in self.leaves.items()}
+        own = []
+        for group in groups:
+            leaves = [leaf_of[id(p)] for p in group["params"] if id(p) in leaf_of]
+            if leaves:
+                own.append(({**_settings(group), "params": leaves}, group))
+        if own:
+            self.optimizer = kind([group for group, _ in own], **settings)
+            self._groups = list(zip(self.optimizer.param_groups, [group for _, group in own], strict=True))
+
+    def step(self, found: Any = None) -> bool:
+        """Updates this rank's range, with the settings as they are now. Returns False if no gradient is there.
+
+        found: see `ShardedExchange.step`
+        """
         self._zero()
-        for piece, leaf in zip(self.pieces, self.leaves, strict=True):
-            leaf.leaf.grad_buffer.full = self._is_full(piece.number)
-        if not any(map(self._is_full, self.parameters)):
-            return False
-        self._home()
-        self.own[...] = self.whole[self.first : self.last]
-        return True
+        for piece in self.pieces:
+            self.leaves[piece.number].leaf.grad_buffer.full = self._is_full(piece.number)
+        reduced = any(map(self._is_full, self.params))
+        if reduced:
+            self._home()
+            self.own[...] = self.whole[self._range]
+        for own, group in self._groups:
+            own.update(_settings(group))
+        if self.optimizer is not None:
+            if found is not None:
+                self.optimizer.found_inf = found  # GradScaler sees to it that the class is one that looks at it
+            try:
+                self.optimizer.step()
+            finally:
+                if found is not None:
+                    self.optimizer.found_inf = None
+        return reduced
 
-    def store(self, comm: Communicator) -> Work[Any]:
+    def gather_params(self, comm: Communicator) -> Work[Any]:
         """Brings what the ranks have updated to all parameters. Collective."""
-        for leaf, view in zip(self.leaves, self._views, strict=True):
+        for number, view in self._views.items():
+            leaf = self.leaves[number]
             if leaf.array is not view:  # an optimizer that makes new arrays instead of writing into these
                 view[...] = leaf.array
                 leaf.array = view
-        for number, p in self.parameters.items():
+        for number, p in self.params.items():
             if self._is_full(number):
                 p.version.count += 1
         return comm.all_gather(self.own, lengths=self.lengths, out=self.whole, async_op=True)
 
-    def gather(self, mine: Array, comm: Communicator) -> Array:
-        """(length,) what all ranks have in their ranges. mine: (lengths[rank],). Collective."""
-        return comm.all_gather(mine, lengths=self.lengths)
-
-    def cut(self, whole: Array, number: int) -> Array:
-        """A parameter's place in an array of the bucket's length, in its shape."""
-        place = self.places[number]
-        return whole[place.start : place.stop].reshape(place.shape)
-
-    def fill(self, gradients: Mapping[int, Array]) -> None:
-        """Takes this rank's part of whole mean gradients, by number."""
-        for piece in self.pieces:
-            self._piece_of(self.grad, piece)[...] = gradients[piece.number].reshape(-1)[piece.start : piece.stop]
+    def gather_grads(self, comm: Communicator) -> dict[int, Array]:
+        """The whole mean gradient of each parameter, by number. Collective."""
+        whole = comm.all_gather(self.grad, lengths=self.lengths)
+        return {number: _view(whole, place) for number, place in self.places.items()}
 
     def gradients(self) -> list[Array]:
         """The mean gradients of this rank's range that are there, flat: in one array if all are."""
         self._zero()
-        if len(self.parameters) == len(self.places) and all(map(self._is_full, self.places)):
+        if self._alone and all(map(self._is_full, self.places)):
             parts = [self.grad]
         else:
-            parts = [self._piece_of(self.grad, piece) for piece in self.pieces if self._is_full(piece.number)]
+            parts = [piece.of(self.grad) for piece in self.pieces if self._is_full(piece.number)]
         return [part for part in parts if part.size]
+
+    def state(self) -> Iterator[StatePiece]:
+        """The state of this rank's pieces that have one."""
+        for piece in self.pieces:
+            if entry := self.optimizer.state.get(self.leaves[piece.number]):
+                yield piece.number, piece.start, piece.stop, entry
+
+    def put_state(self, find: Callable[[int, int, int], Entry]) -> None:
+        """Replaces the state. find: of elements start to stop of a parameter, {} where there is none"""
+        if self.optimizer is not None:
+            state: defaultdict[Any, Entry] = defaultdict(dict)
+            for piece in self.pieces:
+                if entry := find(piece.number, piece.start, piece.stop):
+                    state[self.leaves[piece.number]] = entry
+            self.optimizer.state = state
 
     def release(self) -> None:
         """Gives the parameters memory of their own, so that this can go."""
-        for p in self.parameters.values():
+        for p in self.params.values():
             if p.array.base is self.whole:
                 p.array = p.array.copy()
 
     def _home(self) -> None:
         """Whatever memory a parameter was put on from outside, its values move to its place in `whole`."""
-        for number, p in self.parameters.items():
+        for number, p in self.params.items():
             if p.array.base is not self.whole:
-                view = self.cut(self.whole, number)
+                view = _view(self.whole, self.places[number])
                 view[...] = p.array
                 p.array = view
 
     def _zero(self) -> None:
         """Where zero_grad put zeros into gradients that were there, there are zeros here, too."""
         for piece in self.pieces:
-            if self._is_full(piece.number) and self.parameters[piece.number].leaf.grad_buffer.zeroed:
-                self._piece_of(self.grad, piece)[...] = 0
+            if self._is_full(piece.number) and self.params[piece.number].leaf.grad_buffer.zeroed:
+                piece.of(self.grad)[...] = 0
 
     def _is_full(self, number: int) -> bool:
-        return self.parameters[number].leaf.grad_buffer.full
-
-    def _piece_of(self, mine: Array, piece: Piece) -> Array:
-        return mine[piece.at : piece.at + piece.stop - piece.start]
+        return self.params[number].leaf.grad_buffer.full
 
 
-class ReduceScatter(Exchange):
-    """See `Exchange`. leaves: of all parameters; make_shards: makes the shards of new buckets, collective"""
+def _settings(group: Group) -> Group:
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _view(whole: Array, place: Place) -> Array:
+    return whole[place.start : place.stop].reshape(place.shape)
+
+
+class ShardedExchange(Exchange):
+    """Reduces each bucket to the ranks that own its ranges, and holds the optimizers of this rank's.
+
+    leaves: of all parameters of the model
+    kind, settings: the class of what updates a range, and what it is made with
+    groups: of the parameters, whose settings count at each step
+    named: all parameters of the model that can be trained, those in no group too
+    """
 
     def __init__(
-        self, comm: Communicator, leaves: Sequence[Leaf], make_shards: Callable[[Buckets], Sequence[Shard]]
+        self,
+        comm: Communicator,
+        leaves: Sequence[Leaf],
+        kind: type[Optimizer],
+        settings: Mapping[str, Any],
+        groups: Sequence[Group],
+        named: Mapping[str, Tensor],
     ) -> None:
         super().__init__(comm)
-        self._leaves = leaves
-        self._make_shards = make_shards
-        self._shards: Sequence[Shard] | None = None
+        self.params: list[Tensor] = [p for group in groups for p in group["params"]]
+        self.names = {id(p): name for name, p in named.items()}
+        self.shards: list[Shard] = []  # one a bucket
+        self._leaves, self._kind, self._settings, self._groups, self._named = leaves, kind, settings, groups, named
+        self._numbers = {id(p): number for number, p in enumerate(self.params)}
+        self._resting: dict[int, Entry] = {}  # the state of parameters without a bucket that this rank keeps
 
     def set_buckets(self, buckets: Buckets) -> None:
-        first, self._shards = self._shards is None, self._make_shards(buckets)
+        """Makes the shards of these buckets; state and gradients go to the ranks that own them now. Collective."""
         super().set_buckets(buckets)
+        first, state = not self.shards, self.state()
+        gradients: dict[int, Any] = {}
+        for shard in self.shards:
+            gradients |= shard.gather_grads(self._comm)
+            shard.release()
+        self.shards, layout = [], buckets.memory.layout
+        for members, kind in zip(buckets.members, layout.buckets, strict=True):
+            inside = {
+                self._numbers[id(p)]: gradient
+                for gradient in members
+                if id(p := self._named[buckets.names[gradient]]) in self._numbers
+            }
+            shard = Shard(
+                kind,
+                {number: self.params[number] for number in inside},
+                {number: layout.places[gradient] for number, gradient in inside.items()},
+                len(inside) == len(members),
+                self._comm,
+                self.params[0].device.xp,
+            )
+            shard.make_optimizer(self._kind, self._settings, self._groups)
+            for piece in shard.pieces if not first else ():
+                # What had no place was reduced as a whole, and stands in the bucket.
+                whole = gradients.get(piece.number, buckets.memory.views[inside[piece.number]])
+                piece.of(shard.grad)[...] = whole.reshape(-1)[piece.start : piece.stop]
+            if self.shards and isinstance(shard.optimizer, FlatOptimizer) and self.shards[0].optimizer is not None:
+                shard.optimizer.scratch = self.shards[0].optimizer.scratch  # only one of them updates at a time
+            self.shards.append(shard)
+        self.put_state(state, _kept)
         if not first:  # gradients of a backward of this exchange have moved
             self._withhold()
 
     def _start(self, index: int) -> Work[Any]:
-        assert self._shards is not None
-        shard = self._shards[index]
+        shard, buffer = self.shards[index], self._buckets.memory.buffers[index]
+        scale, lengths = self._control.scale, shard.lengths
         work: Work[Any] = self._comm.reduce_scatter(
-            self._buckets.memory.buffers[index],
-            ReduceOp.SUM,
-            scale=self._control.scale,
-            lengths=shard.lengths,
-            out=shard.grad,
-            async_op=True,
+            buffer, ReduceOp.SUM, scale=scale, lengths=lengths, out=shard.grad, async_op=True
         )
         return work
 
@@ -222,3 +313,139 @@ class ReduceScatter(Exchange):
         """The gradients that are there now are reduced, and not to be read."""
         for leaf in self._leaves:
             leaf.grad_buffer.withheld = _WITHHELD
+
+    def step(self, found: Any = None) -> None:
+        """Updates this rank's pieces, and gathers those of the others: of one bucket while the next is updated.
+
+        found: a float32 on the GPU; the pieces stay as they are where it is not zero
+        """
+        works = [
+            (bucket, shard.gather_params(self._comm)) for bucket, shard in enumerate(self.shards) if shard.step(found)
+        ]
+        for bucket, work in works:
+            with error_context(f"ZeroOptimizer.step: the parameters of {self._buckets.describe(bucket)}"):
+                work.wait()
+
+    def gradients(self) -> list[Any]:
+        """The mean gradients that this rank has, as flat arrays."""
+        return [each for shard in self.shards for each in shard.gradients()]
+
+    def state(self) -> dict[int, Entry]:
+        """The whole state of every parameter that has one, by its number. Collective."""
+        mine = [
+            (number, start, stop, {name: _on_host(value) for name, value in entry.items()})
+            for number, start, stop, entry in self.pieces()
+        ]
+        return join_state(itertools.chain.from_iterable(self._comm.all_gather_object(mine)), self.params)
+
+    def pieces(self) -> Iterator[StatePiece]:
+        """The state that this rank holds. All ranks' pieces together are the whole."""
+        for shard in self.shards:
+            if shard.optimizer is not None:
+                yield from shard.state()
+        for number, entry in self._resting.items():
+            yield number, 0, self.params[number].array.size, entry
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(parameter's number, start, stop) of what this rank holds, or would hold, a state of."""
+        for shard in self.shards:
+            yield from (piece[:3] for piece in shard.pieces)
+        for number in self._without_bucket():
+            yield number, 0, self.params[number].array.size
+
+    def _without_bucket(self) -> list[int]:
+        """The parameters without a bucket whose state this rank keeps."""
+        placed = {number for shard in self.shards for number in shard.params}
+        return [n for n in range(self._comm.rank, len(self.params), self._comm.size) if n not in placed]
+
+    def put_pieces(self, find: Callable[[int, int, int], Mapping[str, Any]], convert: Convert) -> None:
+        """Replaces this rank's state. find: the state of elements start to stop of a parameter, {} if it has none"""
+
+        def found(number: int, start: int, stop: int) -> Entry:
+            p = self.params[number]
+            return {name: convert(name, value, p=p) for name, value in find(number, start, stop).items()}
+
+        for shard in self.shards:
+            shard.put_state(found)
+        self._resting = {}
+        for number in self._without_bucket():
+            p = self.params[number]
+            if entry := found(number, 0, p.array.size):
+                self._resting[number] = {
+                    name: wrap(value.array.reshape(p.shape), value.device)
+                    if isinstance(value, TensorBase) and _has_elements(name, value, (p.array.size,))
+                    else value
+                    for name, value in entry.items()
+                }
+
+    def put_state(self, whole: Mapping[int, Entry], convert: Convert) -> None:
+        """Keeps of the whole state what is this rank's.
+
+        Raises: StateDictError, on every rank, for a state that is neither of its parameter's shape nor one value;
+        nothing has changed then.
+        """
+        for number, entry in whole.items():
+            p = self.params[number]
+            for name, value in entry.items():
+                array = _array(value)
+                if not _has_elements(name, value, p.shape) and getattr(array, "size", 1) != 1:
+                    name_of = self.names[id(p)]
+                    raise StateDictError(f"state {name!r} of shape {array.shape} for {name_of} of shape {p.shape}")
+
+        def find(number: int, start: int, stop: int) -> Entry:
+            found, shape = {}, self.params[number].shape
+            for name, value in whole.get(number, {}).items():
+                if _has_elements(name, value, shape):
+                    where = value.device if isinstance(value, TensorBase) else CPU
+                    value = wrap(_array(value).reshape(-1)[start:stop], where)
+                found[name] = value
+            return found
+
+        self.put_pieces(find, convert)
+
+
+def join_state(pieces: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[int, Entry]:
+    """The whole state of every parameter that has one, by its number. pieces: of all ranks, arrays on the host
+
+    A state has elements if in all pieces it has as many as the piece: a piece of one element cannot say.
+    """
+    found: dict[int, dict[str, list[tuple[int, Any]]]] = {}
+    for number, start, stop, entry in sorted(pieces, key=lambda piece: piece[:2]):
+        for name, value in entry.items():
+            found.setdefault(number, {}).setdefault(name, []).append((stop - start, value))
+    return {
+        number: {name: _joined(name, parts, params[number]) for name, parts in entry.items()}
+        for number, entry in found.items()
+    }
+
+
+def _joined(name: str, parts: Sequence[tuple[int, Any]], p: Tensor) -> Any:
+    arrays = [value for _, value in parts]
+    if not isinstance(arrays[0], np.ndarray):
+        return arrays[0]
+    if name == "step" or any(array.shape not in ((length,), p.shape) for length, array in parts):
+        return wrap(arrays[0], CPU)
+    flat = np.concatenate([array.reshape(-1) for array in arrays])
+    return wrap(place(flat.reshape(p.shape), p.device), p.device)
+
+
+def _has_elements(name: str, value: Any, shape: tuple[int, ...]) -> bool:
+    array = _array(value)
+    return name != "step" and hasattr(array, "dtype") and array.shape == shape
+
+
+def _array(value: Any) -> Any:
+    return value.array if isinstance(value, TensorBase) else value
+
+
+def _on_host(value: Any) -> Any:
+    array = _array(value)
+    return place(array, CPU) if hasattr(array, "dtype") else value
+
+
+def _kept(name: str, value: Any, p: Tensor) -> Any:
+    """A state as it is, in memory of its own, where its parameter is; a count of steps stays on the host."""
+    if not isinstance(value, TensorBase):
+        return value
+    where = p.device if value.array.ndim and name != "step" else value.device
+    return wrap(place(value.array, where).copy(), where)

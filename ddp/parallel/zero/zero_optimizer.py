@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import errstate
 
-from ddp._device import capturing, on
+from ddp._device import capturing, device_of, on, place
 from ddp._engine import enable_grad
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
@@ -20,8 +20,7 @@ from ddp.optim import Optimizer
 from ddp.optim.optimizer import Closure, Group, Params, copy_state
 from ddp.parallel.data_parallel import DataParallel
 from ddp.parallel.exchange import AllReduce, SingleRank
-from ddp.parallel.zero.sharded_state import ShardSet
-from ddp.parallel.zero.shards import ReduceScatter
+from ddp.parallel.zero.shards import ShardedExchange
 
 
 class ZeroOptimizer(Optimizer):
@@ -57,7 +56,7 @@ class ZeroOptimizer(Optimizer):
             raise DtypeError(f"ZeroOptimizer: expected a class of optimizers, got {optimizer_class!r}")
         reducer = model.reducer
         if not isinstance(reducer.exchange, AllReduce | SingleRank):
-            has = "ZeroOptimizer" if isinstance(reducer.exchange, ReduceScatter) else "communication hook"
+            has = "ZeroOptimizer" if isinstance(reducer.exchange, ShardedExchange) else "communication hook"
             raise ParallelError(
                 f"ZeroOptimizer: this model has a {has}, and its gradients are reduced in one way: call model.close() "
                 "and wrap the module anew"
@@ -68,15 +67,14 @@ class ZeroOptimizer(Optimizer):
         super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
         self._sealed = True
         self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
-        self._names = {id(p): name for name, p in named.items()}
-        self._shards = ShardSet(optimizer_class, defaults, self.param_groups, named, self._comm)
+        self._shards = ShardedExchange(self._comm, reducer.leaves, optimizer_class, defaults, self.param_groups, named)
         self._where = self._shards.params[0].device
         self._check_params(named)
         self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
         self._scaled = False  # gradients are no longer what the buckets add up to: they were clipped, or unscaled
         reducer.before.insert(0, self._before_backward)
         model.no_op_steps.append(self._join_no_op)
-        reducer.set_exchange(ReduceScatter(self._comm, reducer.leaves, self._shards.set_buckets))
+        reducer.set_exchange(self._shards)
 
     def __repr__(self) -> str:
         return super().__repr__().replace(" (", f" of {self._kind.__name__} (", 1)
@@ -127,23 +125,10 @@ class ZeroOptimizer(Optimizer):
         self._announce("clip", max_norm, norm_type, error_if_nonfinite)
         return self._clip(max_norm, norm_type, error_if_nonfinite)
 
-    def unscale_gradients(self, factor: float) -> bool:
-        """Multiplies the gradients by `factor`, for GradScaler. Collective.
+    def unscale_gradients(self, scale: Any, found: Any) -> None:
+        """Divides the gradients by `scale`, for GradScaler; on a GPU nothing waits. Collective.
 
-        Returns whether one of them, on any rank, is infinite or nan.
-
-        Raises: ParallelError for gradients that have not been reduced.
-        """
-        xp = self._where.xp
-        found = xp.zeros(1, np.float32)
-        self.unscale_on_device(xp.full(1, 1 / factor, np.float32), found)
-        return bool(found[0])
-
-    def unscale_on_device(self, scale: Any, found: Any) -> None:
-        """Divides the gradients by `scale`, for GradScaler on a GPU, where nothing waits. Collective.
-
-        scale, found: (1,) float32 where the gradients are; found becomes 1 where one of them, on any rank, is infinite
-        or nan
+        scale, found: (1,) float32; found becomes 1 where one of the gradients, on any rank, is infinite or nan
 
         Raises: ParallelError for gradients that have not been reduced.
         """
@@ -182,8 +167,7 @@ class ZeroOptimizer(Optimizer):
         called. A state with an element for each of the piece's is the part of it that belongs to them; it shares the
         optimizer's memory. Anything else is the same for all pieces of a parameter.
         """
-        for piece in self._shards.pieces():
-            yield piece.number, piece.start, piece.stop, piece.entry
+        return self._shards.pieces()
 
     def state_ranges(self) -> Iterator[tuple[int, int, int]]:
         """(parameter's number, start, stop) of everything that `load_state_pieces` will ask for on this rank."""
@@ -198,7 +182,7 @@ class ZeroOptimizer(Optimizer):
         Raises: StateDictError if groups are not those of this optimizer.
         """
         super().load_state_dict({"state": {}, "param_groups": param_groups})
-        self._shards.put_pieces(lambda *piece: dict(find(*piece)), copy_state)
+        self._shards.put_pieces(find, copy_state)
 
     @errstate(all="ignore")
     def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
@@ -222,8 +206,10 @@ class ZeroOptimizer(Optimizer):
     @errstate(all="ignore")
     def _unscale(self, scale: Any, found: Any) -> None:
         with on(self._where):
-            gradients.unscale(self._where.xp, self._shards.gradients(), scale, found)
-            self._comm.all_reduce(found, op="max", out=found)
+            mine = self._where.xp.zeros(1, np.float32)
+            gradients.unscale(self._where.xp, self._shards.gradients(), place(scale, self._where), mine)
+            self._comm.all_reduce(mine, op="max", out=mine)
+        found[...] = place(mine, device_of(found))
         self._scaled = True
 
     def _no_op_unscale(self, scale: float) -> None:
@@ -256,10 +242,10 @@ class ZeroOptimizer(Optimizer):
 
     def _check_params(self, named: Mapping[str, Tensor]) -> None:
         for p in self._shards.params:
-            if id(p) not in self._names:
+            if id(p) not in self._shards.names:
                 raise ArgumentError(f"ZeroOptimizer: a tensor of shape {p.shape} is no parameter of the model")
-        given = {id(p) for p in self._shards.params}
-        missing = [name for name, p in named.items() if p.requires_grad and id(p) not in given]
+        listed = {id(p) for p in self._shards.params}
+        missing = [name for name, p in named.items() if p.requires_grad and id(p) not in listed]
         if missing:
             raise ArgumentError(
                 f"ZeroOptimizer: {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''} would not be trained: "
@@ -272,8 +258,9 @@ class ZeroOptimizer(Optimizer):
             grad_buffer = p.leaf.grad_buffer
             if grad_buffer.full and grad_buffer.withheld is None and not grad_buffer.zeroed:
                 raise ParallelError(
-                    f"ZeroOptimizer.{call}: the gradient of {self._names[id(p)]} has not been reduced: it was added up "
-                    "inside no_sync(), assigned, or is older than this optimizer. A synchronized backward comes first"
+                    f"ZeroOptimizer.{call}: the gradient of {self._shards.names[id(p)]} has not been reduced: it was "
+                    "added up inside no_sync(), assigned, or is older than this optimizer. A synchronized backward "
+                    "comes first"
                 )
 
     def _before_backward(self) -> None:
@@ -281,8 +268,9 @@ class ZeroOptimizer(Optimizer):
             for p in self._shards.params:
                 if p.leaf.grad_buffer.full and p.leaf.grad_buffer.withheld is not None:
                     raise ParallelError(
-                        f"backward would add to the gradient of {self._names[id(p)]}, of which ZeroOptimizer has "
-                        "scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() first"
+                        f"backward would add to the gradient of {self._shards.names[id(p)]}, of which ZeroOptimizer "
+                        "has scaled the mean alone: call zero_grad() after the step, or accumulate inside no_sync() "
+                        "first"
                     )
             self._scaled = False
 

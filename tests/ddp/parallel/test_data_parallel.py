@@ -500,7 +500,7 @@ def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
             loss_sum(model, x, t).backward()
         old = [weakref.ref(buffer) for buffer in reducer.buckets.memory.buffers]
         if sharded:
-            old += [weakref.ref(shard.grad) for shard in reducer.exchange._shards]
+            old += [weakref.ref(shard.grad) for shard in reducer.exchange.shards]
         whole = Plan(buckets=(sum(model.plan.buckets, ()),), nbytes=(sum(model.plan.nbytes),), origin="one")
         reducer._set_plan(whole)
         assert len(old) > 1

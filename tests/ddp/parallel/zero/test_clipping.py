@@ -79,12 +79,13 @@ def test_what_is_no_number_is_refused_before_anything_is_told() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_a_grad_scaler_leaves_out_the_same_steps_on_all_ranks() -> None:
+@pytest.mark.parametrize("scale", [1024.0, 1000.0])  # any, not powers of two alone
+def test_a_grad_scaler_leaves_out_the_same_steps_on_all_ranks(scale: float) -> None:
     def run(sharded: bool) -> list[Any]:
         def rank(comm: Communicator) -> Any:
             model = wrapped(comm)
             optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
-            scaler = GradScaler(init_scale=1024.0, growth_interval=2)
+            scaler = GradScaler(init_scale=scale, growth_interval=2)
             scales = []
             for step in range(6):
                 optimizer.zero_grad()
@@ -103,19 +104,21 @@ def test_a_grad_scaler_leaves_out_the_same_steps_on_all_ranks() -> None:
         return collectives.run_threads(rank, 3)
 
     expected = run(sharded=False)
-    assert expected[0][0] == [1024, 2048, 2048, 1024, 1024, 2048]
+    assert expected[0][0] == [scale * factor for factor in (1, 2, 2, 1, 1, 2)]
     for scales, got in run(sharded=True):
         assert scales == expected[0][0]
         assert_equal(got, expected[0][1])
 
 
 def test_an_infinity_in_one_rank_s_part_is_found_on_all() -> None:
-    def rank(comm: Communicator) -> bool:
+    def rank(comm: Communicator) -> float:
         model = wrapped(comm)
         zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
         backward(model, 0)
         if comm.rank == 2:  # only this rank holds that element
             next(part for part in zero._shards.gradients() if part.size)[0] = np.inf
-        return zero.unscale_gradients(0.5)
+        found = np.zeros(1, np.float32)
+        zero.unscale_gradients(np.full(1, 2.0, np.float32), found)
+        return float(found[0])
 
-    assert collectives.run_threads(rank, 3) == [True] * 3
+    assert collectives.run_threads(rank, 3) == [1.0] * 3

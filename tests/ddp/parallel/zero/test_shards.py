@@ -28,7 +28,7 @@ def place(start: int, stop: int) -> Place:
 
 
 def test_a_range_cuts_through_gradients() -> None:
-    places = [(7, place(0, 20)), (3, place(32, 40)), (5, place(48, 48)), (4, place(48, 60))]
+    places = {7: place(0, 20), 3: place(32, 40), 5: place(48, 48), 4: place(48, 60)}
     assert cut_range(places, 0, 16) == [Piece(7, 0, 16, 0), Piece(5, 0, 0, 0)]
     assert cut_range(places, 16, 48) == [Piece(7, 16, 20, 0), Piece(3, 0, 8, 16)]
     assert cut_range(places, 48, 64) == [Piece(4, 0, 12, 0)]
@@ -37,11 +37,11 @@ def test_a_range_cuts_through_gradients() -> None:
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_ranges_hold_every_element_once(size: int) -> None:
-    places = [(0, place(0, 70)), (1, place(80, 81)), (2, place(96, 200))]
+    places = {0: place(0, 70), 1: place(80, 81), 2: place(96, 200)}
     lengths = split_bucket(208, 16, size)
     held: list[tuple[int, int]] = []
     first = 0
     for length in lengths:
         held += [(p.number, i) for p in cut_range(places, first, first + length) for i in range(p.start, p.stop)]
         first += length
-    assert held == [(number, i) for number, each in places for i in range(each.stop - each.start)]
+    assert held == [(number, i) for number, each in places.items() for i in range(each.stop - each.start)]

@@ -16,7 +16,7 @@ from ddp.errors import StateDictError
 from ddp.optim import lr_scheduler
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
-from ddp.parallel.zero.sharded_state import StatePiece, join
+from ddp.parallel.zero.shards import join_state
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
     arrays,
@@ -183,12 +183,11 @@ def test_each_rank_holds_its_part_of_the_state() -> None:
 def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
     """The arrays that own the memory of this rank's state, each once."""
     owners = {}
-    for part in zero._shards._parts:
-        for piece in part.pieces():
-            for name, value in piece.entry.items():
-                if name != "step":
-                    owner = value.array if value.array.base is None else value.array.base
-                    owners[id(owner)] = owner
+    for _, _, _, entry in zero.state_pieces():
+        for name, value in entry.items():
+            if name != "step":
+                owner = value.array if value.array.base is None else value.array.base
+                owners[id(owner)] = owner
     return list(owners.values())
 
 
@@ -212,7 +211,7 @@ def test_a_state_dict_that_does_not_fit_is_refused_on_every_rank() -> None:
 
 def test_a_piece_of_one_element_cannot_tell_its_part_from_a_state_of_one_element() -> None:
     p = ddp.zeros(3)
-    first = StatePiece(number=0, start=0, stop=1, entry={"one": np.ones(1), "each": np.array([5.0])})
-    second = StatePiece(number=0, start=1, stop=3, entry={"one": np.ones(1), "each": np.array([6.0, 7.0])})
-    whole = join([second, first], [p])
+    first = (0, 0, 1, {"one": np.ones(1), "each": np.array([5.0])})
+    second = (0, 1, 3, {"one": np.ones(1), "each": np.array([6.0, 7.0])})
+    whole = join_state([second, first], [p])
     assert {name: value.tolist() for name, value in whole[0].items()} == {"one": [1.0], "each": [5.0, 6.0, 7.0]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
-from ddp.parallel.zero.sharded_state import ShardOptimizer
 from tests.ddp.parallel.recorder import Recorder
 from tests.ddp.parallel.zero.training import Net, backward, batch, train, values, wrapped
 
@@ -55,53 +53,22 @@ def test_a_step_is_one_control_message_and_two_collectives_a_bucket() -> None:
     collectives.run_threads(rank, 2)
 
 
-def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_updated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    noted: dict[int, list[str]] = {}
-    update = ShardOptimizer.update
-
-    def noted_update(self: ShardOptimizer, found: Any = None) -> None:
-        noted[id(self)].append("update")
-        update(self)
-
-    monkeypatch.setattr(ShardOptimizer, "update", noted_update)
-
+def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_updated() -> None:
     def rank(comm: Communicator) -> None:
-        events: list[str] = []
-        with pytest.MonkeyPatch.context():
-            model: Any = DataParallel(
-                Net(), Recorder(comm, events), bucket_cap_mb=0.002, first_bucket_mb=0.001, broadcast_buffers=False
-            )
-            zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-            zero._shards.step = follow(zero, zero._shards.step, events, noted)  # type: ignore[method-assign]
-            train(model, zero, range(2))
-            zero.zero_grad()
-            model.module.first.weight.register_post_accumulate_grad_hook(lambda p: events.append("last gradient"))
-            events.clear()
-            backward(model, 0)
-            last = events.index("last gradient")
-            buckets = len(model.reducer.buckets.members)
-            assert 2 <= events[:last].count("reduce_scatter") < events.count("reduce_scatter") == buckets
-            events.clear()
-            zero.step()
-        # A bucket that no gradient reached is not gathered, but an optimizer may have to begin its state.
-        assert events[:4] == ["update", "all_gather", "update", "all_gather"]
-        assert events.count("update") == buckets
+        model, zero, events = recorded(comm)
+        model.module.first.weight.register_post_accumulate_grad_hook(lambda p: events.append("last gradient"))
+        for shard in zero._shards.shards:
+            if shard.optimizer is not None:
+                shard.optimizer.register_step_pre_hook(lambda *_: events.append("update"))
+        backward(model, 0)
+        last = events.index("last gradient")
+        assert 2 <= events[:last].count("reduce_scatter") < events.count("reduce_scatter")
+        events.clear()
+        zero.step()
+        updates = [at for at, event in enumerate(events) if event == "update"]
+        assert "all_gather" in events[updates[0] : updates[-1]]
 
     collectives.run_threads(rank, 2)
-
-
-def follow(
-    zero: ZeroOptimizer, step: Callable[..., None], events: list[str], noted: dict[int, list[str]]
-) -> Callable[..., None]:
-    """Has the updates of this rank noted among its other events."""
-
-    def followed(*found: Any) -> None:
-        noted.update({id(part): events for part in zero._shards._parts})
-        step(*found)
-
-    return followed
 
 
 def test_a_bucket_without_a_gradient_is_not_gathered() -> None:
