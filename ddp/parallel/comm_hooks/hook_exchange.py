@@ -71,14 +71,15 @@ def _name(hook: Hook) -> str:
 
 
 class _BucketRun:
-    """One bucket in the hook. mark: behind the kernels that made the bucket"""
+    """One bucket in the hook. mark: behind the kernels that made the bucket; phase: how many phases it has entered"""
 
-    __slots__ = ("bucket", "done", "launched", "mark", "steps", "work")
+    __slots__ = ("bucket", "done", "launched", "mark", "phase", "steps", "work")
 
     def __init__(self, mark: Any) -> None:
         self.mark = mark
         self.bucket: GradBucket
         self.steps: Steps
+        self.phase = 0
         self.work: Work[Any] | None = None  # what it waits for; None once the hook is done with it
         self.launched = self.done = 0  # ns
 
@@ -102,11 +103,10 @@ class HookExchange(Exchange):
         self._phases: int = getattr(hook, "phases", 1)
         self._comms = [comm.duplicate() for _ in range(self._phases)]
         self._runs: list[_BucketRun] = []
-        self._next = [0] * (self._phases + 1)  # for each phase, and the end: which bucket comes to it next
         self._scale: float | None = None  # None until the control message has arrived
         self._used: dict[str, bool] = {}
         # One stream for ever: what a hook remembers lies in memory that is freed in that stream's order.
-        self._stream = HookStream() if where.type == "cpu" else DeviceHookStream(where.xp.cuda)
+        self._stream = HookStream(None if where.type == "cpu" else where.xp.cuda)
 
     def _claim(self, comm: Communicator) -> None:
         mine = True
@@ -135,14 +135,12 @@ class HookExchange(Exchange):
             comm.close()
 
     def set_buckets(self, buckets: Buckets) -> None:
-        self._buckets = buckets
+        super().set_buckets(buckets)
         self._runs = []
 
     def begin(self, control: ControlMessage) -> None:
-        self._control = control
-        self._scale = None
-        self._runs = []
-        self._next = [0] * (self._phases + 1)
+        super().begin(control)
+        self._runs, self._scale = [], None
 
     def launch(self, index: int) -> None:
         assert index == len(self._runs)
@@ -154,7 +152,7 @@ class HookExchange(Exchange):
 
     def finish(self) -> None:
         self._control.wait()
-        while self._next[-1] < len(self._runs):
+        while self._runs and self._runs[-1].phase <= self._phases:
             if not self._advance():
                 time.sleep(_PAUSE)
         self._stream.join()
@@ -171,38 +169,31 @@ class HookExchange(Exchange):
             self._scale = self._control.scale()
             self._used = dict(zip(self._names, self._control.used(), strict=True))
         moved = False
+        before = end = self._phases + 1  # phases that the bucket before has entered; the last one is its end
         # Infinities and NaN are values here: a GradScaler looks for them afterwards.
         with np.errstate(all="ignore"):
-            swept = True
-            while swept:
-                swept = False
-                for phase in range(self._phases + 1):
-                    while self._passes(self._next[phase], phase):
-                        swept = moved = True
-                        self._next[phase] += 1
+            for index, run in enumerate(self._runs):
+                while run.phase < before and self._enter_next(index, run, before == end):
+                    run.phase += 1
+                    moved = True
+                before = run.phase
         return moved
 
-    def _passes(self, index: int, phase: int) -> bool:
-        """Takes a bucket into that phase, unless it is not its turn yet."""
-        if phase == 0:
-            one_by_one = self._stream.one_by_one and self._phases > 1
-            if index == len(self._runs) or (one_by_one and index != self._next[-1]):
+    def _enter_next(self, index: int, run: _BucketRun, before_is_done: bool) -> bool:
+        """Takes a bucket into its next phase, or to its end. False if it has to wait."""
+        if run.phase == 0:
+            if self._stream.one_by_one and self._phases > 1 and not before_is_done:
                 return False
-            self._start_hook(index)
-            return True
-        if index == self._next[phase - 1]:
-            return False
-        run = self._runs[index]
-        if run.work is not None:
+            self._start_hook(index, run)
+        elif run.work is not None:  # without a Work it needed fewer phases
             if not run.work.done():
                 return False
-            self._resume(run, phase)
-        return True  # without a Work it needed fewer phases
+            self._resume(run)
+        return True
 
-    def _start_hook(self, index: int) -> None:
+    def _start_hook(self, index: int, run: _BucketRun) -> None:
         memory, members = self._buckets.memory, self._buckets.members[index]
         assert self._scale is not None
-        run = self._runs[index]
         names = tuple(self._buckets.names[each] for each in members)
         run.bucket = GradBucket(
             index=index,
@@ -217,13 +208,13 @@ class HookExchange(Exchange):
         run.launched = time.monotonic_ns()
         self._stream.after(run.mark)
         run.steps = self._steps(run.bucket)
-        self._resume(run, 0)
+        self._resume(run)
 
-    def _resume(self, run: _BucketRun, phase: int) -> None:
+    def _resume(self, run: _BucketRun) -> None:
         """Goes on with the hook where its Work is done."""
         with self._stream.inside(), self._errors(run.bucket.index):
             result = None if run.work is None else run.work.wait()
-            run.bucket._phase, run.work = phase, None
+            run.bucket._phase, run.work = run.phase, None
             try:
                 run.work = run.steps.send(result)
             except StopIteration:
@@ -280,44 +271,32 @@ def _shares(result: Any, buffer: Array) -> bool:
 
 
 class HookStream:
-    """Where a hook computes: for host arrays, in the thread that runs backward.
+    """Where a hook computes: on a stream of its own, or for host arrays in the thread that runs backward.
 
+    cuda: the module cupy.cuda, None for host arrays
     one_by_one: communicators share what is below them, and need one order of all calls
     """
 
-    one_by_one = False
+    def __init__(self, cuda: Any = None) -> None:
+        self._cuda = cuda
+        self._stream = None if cuda is None else cuda.Stream(non_blocking=True)
+        self.one_by_one = cuda is not None
 
     def mark(self) -> Any:
         """What the calling thread's stream holds now."""
+        return None if self._cuda is None else self._marked(self._cuda.get_current_stream())
 
     def after(self, mark: Any) -> None:
         """What is launched on the hook's stream from now on runs behind that."""
-
-    def inside(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside, this thread computes on the hook's stream."""
-        return contextlib.nullcontext()
-
-    def join(self) -> None:
-        """What is launched on the calling thread's stream from now on runs behind all that is on the hook's stream."""
-
-
-class DeviceHookStream(HookStream):
-    """For arrays of a GPU, on its current device. cuda: the module cupy.cuda"""
-
-    one_by_one = True
-
-    def __init__(self, cuda: Any) -> None:
-        self._cuda = cuda
-        self._stream = cuda.Stream(non_blocking=True)
-
-    def mark(self) -> Any:
-        return self._marked(self._cuda.get_current_stream())
-
-    def after(self, mark: Any) -> None:
-        self._stream.wait_event(mark)
+        if self._stream is not None:
+            self._stream.wait_event(mark)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
+        """Inside, this thread computes on the hook's stream."""
+        if self._stream is None:
+            yield
+            return
         before = self._cuda.get_current_stream()
         try:
             with self._stream:
@@ -326,7 +305,9 @@ class DeviceHookStream(HookStream):
             before.use()  # CuPy's context ends on the stream whose context is around it, and `before` may be another
 
     def join(self) -> None:
-        self._cuda.get_current_stream().wait_event(self._marked(self._stream))
+        """What is launched on the calling thread's stream from now on runs behind all that is on the hook's stream."""
+        if self._stream is not None:
+            self._cuda.get_current_stream().wait_event(self._marked(self._stream))
 
     def _marked(self, stream: Any) -> Any:
         event = self._cuda.Event(block=False, disable_timing=True)

@@ -288,7 +288,7 @@ class ShardedExchange(Exchange):
             shard.make_optimizer(self._kind, self._settings, self._groups)
             for piece in shard.pieces if not first else ():
                 # What had no place was reduced as a whole, and stands in the bucket.
-                whole = gradients.get(piece.number, buckets.memory.views[inside[piece.number]])
+                whole: Array = gradients.get(piece.number, buckets.memory.views[inside[piece.number]])
                 piece.of(shard.grad)[...] = whole.reshape(-1)[piece.start : piece.stop]
             if self.shards and isinstance(shard.optimizer, FlatOptimizer) and self.shards[0].optimizer is not None:
                 shard.optimizer.scratch = self.shards[0].optimizer.scratch  # only one of them updates at a time

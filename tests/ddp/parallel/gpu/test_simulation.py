@@ -111,8 +111,8 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
 
         monkeypatch.setattr(device_base.DeviceWork, "wait", wait)
     else:  # "after", "join": a hook's own stream, between backward's kernels and those that read the bucket
-        assert hasattr(hook_exchange.DeviceHookStream, edge)
-        monkeypatch.setattr(hook_exchange.DeviceHookStream, edge, lambda self, *mark: None)
+        assert hasattr(hook_exchange.HookStream, edge)
+        monkeypatch.setattr(hook_exchange.HookStream, edge, lambda self, *mark: None)
 
 
 @pytest.mark.parametrize(
