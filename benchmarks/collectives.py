@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import Goal, Rounds, at_least, at_most, over
@@ -27,13 +27,30 @@ from benchmarks.harness import Goal, Rounds, at_least, at_most, over
 KIB, MIB = 1 << 10, 1 << 20
 SMALL = (8, KIB)
 MIDDLE = (64 * KIB, 256 * KIB, MIB, 4 * MIB)
-LARGE = (25 * MIB, 100 * MIB)
+ALL_REDUCE = ("all_reduce",)
 OTHERS = ("reduce", "broadcast", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 ROWS = [
-    *(("all_reduce", nbytes) for nbytes in (*SMALL, *MIDDLE, *LARGE)),
+    *(("all_reduce", nbytes) for nbytes in (*SMALL, *MIDDLE, 25 * MIB, 100 * MIB)),
     *((name, nbytes) for name in OTHERS for nbytes in (KIB, MIB, 4 * MIB, 25 * MIB)),
     ("barrier", 8),
 ]
+# Collectives, their sizes, what is compared ("-": medians of us; "/": ratio of the rounds), at most or at least, limit.
+PROMISES = (
+    (ALL_REDUCE, SMALL, "ours - raw", at_most, 3),
+    (ALL_REDUCE, SMALL, "ours, out - raw, out", at_most, 3),
+    (ALL_REDUCE, SMALL, "gloo / ours", at_least, 30),
+    (ALL_REDUCE, MIDDLE, "gloo / comm.empty", at_least, 15),
+    (ALL_REDUCE, MIDDLE, "gloo / ours", at_least, 4),
+    (ALL_REDUCE, (25 * MIB, 100 * MIB), "gloo / comm.empty", at_least, 8),
+    (ALL_REDUCE, (25 * MIB, 100 * MIB), "raw / comm.empty", at_least, 4),
+    (ALL_REDUCE, (25 * MIB, 100 * MIB), "gloo / ours", at_least, 3.5),
+    (ALL_REDUCE, (25 * MIB,), "raw / ours", at_least, 1),
+    (ALL_REDUCE, (100 * MIB,), "raw / ours", at_least, 2),
+    ((*OTHERS, "barrier"), SMALL, "ours - raw", at_most, 3),
+    (OTHERS, (MIB, 4 * MIB, 25 * MIB), "ours / raw", at_most, 1.1),
+    (OTHERS, (MIB, 4 * MIB, 25 * MIB), "gloo / ours", at_least, 1),
+)
+BUSY_PROMISES = ((ALL_REDUCE, (MIB,), "gloo / ours", at_least, 2.5),)
 NAMES = {"ours mpi": "ours", "ours mpi empty": "comm.empty", "mpi4py": "raw", "torch-gloo": "gloo"}
 LIMIT = 600.0  # s
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"  # ends with the benchmark
@@ -41,39 +58,13 @@ BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_00
 
 def goals(name: str, nbytes: int, us: Rounds, busy: int = 0) -> Iterator[Goal]:
     """What is promised of this row. busy: how many other processes compute"""
-    label = f"{name} {size(nbytes)}"
-
-    def ratio(a: str, b: str) -> float | None:
-        return over(us[a], us[b]) if {a, b} <= set(us) else None
-
-    def longer(a: str, b: str, limit: float) -> Goal:
-        difference = statistics.median(us[a]) - statistics.median(us[b]) if {a, b} <= set(us) else None
-        return at_most(f"{label}: {a} - {b}", limit, difference)
-
-    def faster(a: str, b: str, limit: float) -> Goal:
-        return at_least(f"{label}: {a} / {b}", limit, ratio(a, b))
-
-    if busy:
-        if (name, nbytes) == ("all_reduce", MIB):
-            yield faster("gloo", "ours", 2.5)
-    elif name != "all_reduce":
-        if nbytes <= KIB:
-            yield longer("ours", "raw", 3)
-        else:
-            yield at_most(f"{label}: ours / raw", 1.1, ratio("ours", "raw"))
-            yield faster("gloo", "ours", 1)
-    elif nbytes in SMALL:
-        yield longer("ours", "raw", 3)
-        yield longer("ours, out", "raw, out", 3)
-        yield faster("gloo", "ours", 30)
-    elif nbytes in MIDDLE:
-        yield faster("gloo", "comm.empty", 15)
-        yield faster("gloo", "ours", 4)
-    else:
-        yield faster("gloo", "comm.empty", 8)
-        yield faster("raw", "comm.empty", 4)
-        yield faster("gloo", "ours", 3.5)
-        yield faster("raw", "ours", 1 if nbytes < 100 * MIB else 2)
+    for names, sizes, what, goal, limit in BUSY_PROMISES if busy else PROMISES:
+        if name in names and nbytes in sizes:
+            a, sign, b = re.split(" ([-/]) ", what)
+            measured = None
+            if {a, b} <= set(us):
+                measured = over(us[a], us[b]) if sign == "/" else statistics.median(us[a]) - statistics.median(us[b])
+            yield goal(f"{name} {size(nbytes)}: {what}", limit, measured)
 
 
 def size(nbytes: int) -> str:
@@ -82,8 +73,8 @@ def size(nbytes: int) -> str:
     return f"{nbytes / unit:g} {name}"
 
 
-def bench(name: str, nbytes: int, options: list[str], start: list[str]) -> Rounds:
-    """Implementation → µs of each round, by `ddp-bench`; `start` and a module to run are a command.
+def bench(name: str, nbytes: int, options: list[str]) -> Rounds:
+    """Implementation → us of each round, by `ddp-bench`: out of place but for all_reduce, which has both.
 
     Raises: SystemExit if the ranks fail.
     """
@@ -91,24 +82,16 @@ def bench(name: str, nbytes: int, options: list[str], start: list[str]) -> Round
         file = Path(folder, "found.json")
         sizes = [name, "-b", str(nbytes), "-e", str(nbytes), "--check", "--json", str(file)]
         baselines = "mpi4py,torch-gloo" if harness.has_torch() else "mpi4py"
-        command = [*start, "-m", "launcher.bench", *sizes, "--vs", baselines, *options]
+        command = [sys.executable, "-m", "launcher.bench", *sizes, "--vs", baselines, *options]
         environ = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
         done = subprocess.run(command, cwd=harness.ROOT, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
         if done.returncode != 0:
             raise SystemExit(f"ddp-bench {name} ended with {done.returncode}: {done.stdout}")
-        (job,) = json.loads(file.read_text())["jobs"]
-    return us(name, job["rows"])
-
-
-def us(name: str, rows: list[dict[str, Any]]) -> Rounds:
-    """Implementation → µs of each round, of ddp-bench's rows: out of place but for all_reduce, which has both."""
+        rows = json.loads(file.read_text())["rows"]
     found: Rounds = {}
-    for row in rows:
-        by, cells = NAMES[row["by"]], {place: [1e6 * s for s in cell["rounds"]] for place, cell in row["cells"].items()}
-        if name != "all_reduce":
-            found[by] = cells.get("out") or cells["in"]
-        else:
-            found |= {by if place == "in" else f"{by}, out": times for place, times in cells.items()}
+    for row in sorted(rows, key=lambda row: row["place"]):
+        key = NAMES[row["by"]] + (", out" if name == "all_reduce" and row["place"] == "out" else "")
+        found[key] = [1e6 * seconds for seconds in row["rounds"]]  # "out" comes after "in"
     return found
 
 
@@ -132,7 +115,7 @@ def main() -> None:
     rows, reached = [], []
     with computing(args.busy):
         for name, nbytes in [row for row in ROWS if row[0] in args.only]:
-            found = bench(name, nbytes, ["-n", str(args.n), "--backend", "mpi", "--empty"], [sys.executable])
+            found = bench(name, nbytes, ["-n", str(args.n), "--backend", "mpi", "--empty"])
             rows.append({"collective": name, "bytes": nbytes, "us": found})
             reached += goals(name, nbytes, found, args.busy)
             medians = "".join(f"{key:>16} {each:9.1f}" for key, each in harness.medians(found).items())

@@ -14,8 +14,6 @@ from typing import Any, Literal
 Extent = Literal["part", "whole"]
 Place = Literal["out", "in"]
 
-PLACES: dict[Place, str] = {"out": "out-of-place", "in": "in-place"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -58,14 +56,14 @@ def _others(n: int) -> float:
     return (n - 1) / n
 
 
-def _there_and_back(n: int) -> float:
+def _twice_others(n: int) -> float:
     return 2 * (n - 1) / n
 
 
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind(name="all_reduce", factor=_there_and_back, reduces=True),
+        Kind(name="all_reduce", factor=_twice_others, reduces=True),
         Kind(name="reduce", factor=_one, reduces=True, rooted=True),
         Kind(name="broadcast", factor=_one, out=None, places=("in",), rooted=True),
         Kind(name="gather", factor=_others, out="whole", rooted=True),
@@ -86,11 +84,6 @@ def partner(rank: int, ranks: int) -> int | None:
     """With whom a rank plays ping-pong in send_recv: 0 with 1, 2 with 3, ...; None for the last of an odd number."""
     other = rank ^ 1
     return other if other < ranks else None
-
-
-def algbw(size: int, seconds: float) -> float:
-    """Algorithm bandwidth in GB/s (1e9 bytes): size / time."""
-    return size / seconds / 1e9
 
 
 def carve(kind: Kind, place: Place, first: Any, second: Any, rank: int, ranks: int, count: int) -> tuple[Any, Any]:

@@ -16,57 +16,9 @@ import numpy as np
 from collectives import Communicator, DtypeError
 from launcher.bench.collective_table import ROOT, Kind, partner
 from launcher.bench.expected import Array
-from launcher.errors import UsageError
+from launcher.bench.settings import Settings
 
 Call = Callable[[], Any]
-
-
-class CommSync:
-    """How ranks that are threads, or one alone, meet outside of what is measured: by the communicator itself."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-
-    def barrier(self) -> None:
-        """Returns on all ranks at about the same moment."""
-        self._comm.barrier()
-
-    def slowest(self, seconds: Array) -> Array:
-        """The largest of all ranks, element by element: (...) float64."""
-        worst: Array = self._comm.all_reduce(seconds, "max")
-        return worst
-
-    def total(self, number: int) -> int:
-        """The sum over all ranks."""
-        return int(self._comm.all_reduce(np.array([number], np.int64))[0])
-
-
-class MPISync:
-    """Ranks meet by blocking MPI calls, which spin: they leave its barrier within a microsecond of each other."""
-
-    def __init__(self) -> None:
-        from mpi4py import MPI
-
-        self.MPI: Any = MPI
-        self._comm = MPI.COMM_WORLD.Dup()
-
-    def barrier(self) -> None:
-        self._comm.Barrier()
-
-    def slowest(self, seconds: Array) -> Array:
-        worst = np.empty_like(seconds)
-        self._comm.Allreduce(seconds, worst, self.MPI.MAX)
-        return worst
-
-    def total(self, number: int) -> int:
-        return int(self._comm.allreduce(number))
-
-    def tell(self, text: str) -> str:
-        """Rank 0's text, on every rank."""
-        return str(self._comm.bcast(text, 0))
-
-
-Sync = CommSync | MPISync
 
 
 class Implementation:
@@ -139,14 +91,11 @@ class OursShared(Ours):
     """`collectives` on arrays of `comm.empty`, which the ranks of a node share."""
 
     def __init__(self, comm: Communicator) -> None:
-        self._empty: Any = getattr(comm, "empty", None)
-        if self._empty is None:
-            raise UsageError(f"--empty: the communicator of backend {comm.backend} has no empty()")
         super().__init__(comm)
         self.name = f"ours {comm.backend} empty"
 
     def empty(self, nbytes: int) -> Any:
-        array = self._empty((nbytes,), np.uint8)
+        array = self.comm.empty((nbytes,), np.uint8)
         array[...] = 0  # every page is there before the first call
         return array
 
@@ -192,10 +141,10 @@ class RawMPI(Implementation):
 
     name = "mpi4py"
 
-    def __init__(self, sync: MPISync) -> None:
-        self._MPI = sync.MPI
-        self.unsupported: tuple[type[Exception], ...] = (NotImplementedError, KeyError, sync.MPI.Exception)
-        self._comm: Any = sync.MPI.COMM_WORLD
+    def __init__(self, MPI: Any) -> None:
+        self._MPI = MPI
+        self.unsupported: tuple[type[Exception], ...] = (NotImplementedError, KeyError, MPI.Exception)
+        self._comm: Any = MPI.COMM_WORLD
 
     def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
         MPI, comm = self._MPI, self._comm
@@ -233,7 +182,7 @@ class Gloo(Implementation):
     name = "torch-gloo"
     unsupported: tuple[type[Exception], ...] = (NotImplementedError, RuntimeError, TypeError, ValueError)
 
-    def __init__(self, sync: MPISync, rank: int, size: int, one_node: bool) -> None:
+    def __init__(self, MPI: Any, rank: int, size: int, one_node: bool) -> None:
         import torch
         import torch.distributed
 
@@ -245,9 +194,9 @@ class Gloo(Implementation):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         host = "127.0.0.1" if one_node else os.environ.get("MASTER_ADDR") or socket.gethostname()
         store = dist.TCPStore(host, 0, size, True, wait_for_workers=False) if rank == 0 else None
-        host, _, port = sync.tell(f"{host} {store.port}" if store is not None else "").partition(" ")
+        host, port = MPI.COMM_WORLD.bcast((host, store.port) if store is not None else None, 0)
         if store is None:
-            store = dist.TCPStore(host, int(port), size, False)
+            store = dist.TCPStore(host, port, size, False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
     def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
@@ -288,3 +237,19 @@ class Gloo(Implementation):
         if array.dtype.name == "bfloat16":  # which torch.from_numpy does not know
             return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
         return self._torch.from_numpy(array)
+
+
+def find(comm: Communicator, settings: Settings) -> tuple[Callable[[], object], list[Implementation]]:
+    """A barrier that ranks leave at about the same moment, and the implementations, ours on ordinary arrays first."""
+    ours: list[Implementation] = [OursOnDevice(comm) if comm.backend == "nccl" else Ours(comm)]
+    if settings.empty:
+        ours.append(OursShared(comm))
+    if comm.backend == "threads" or (comm.size == 1 and not settings.vs):
+        return comm.barrier, ours
+    from mpi4py import MPI
+
+    for name in settings.vs:
+        one_node = comm.local_size == comm.size
+        ours.append(RawMPI(MPI) if name == "mpi4py" else Gloo(MPI, comm.rank, comm.size, one_node))
+    # A blocking call of MPI spins: ranks leave it within a microsecond of each other.
+    return MPI.COMM_WORLD.Dup().Barrier, ours

@@ -11,8 +11,8 @@ from typing import Any
 
 from collectives import Communicator, init
 from launcher.bench.collective_table import KINDS
+from launcher.bench.runner import run
 from launcher.bench.settings import Settings
-from launcher.bench.worker import run
 from launcher.doctor.probes import print_answer
 
 _HOST_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
@@ -44,10 +44,8 @@ def look(comm: Communicator) -> dict[str, Any]:
         collectives=names, dtype=dtypes, minbytes=_CHECKED, maxbytes=_CHECKED, check=True, iters=1, warmup=1
     )
     outcome = run(comm, checked)
-    wrong = [
-        [row.collective, row.dtype, cell.wrong] for row in outcome.rows for cell in row.cells.values() if cell.wrong
-    ]
-    timed = [[row.size, row.cells["in"].seconds] for row in run(comm, TIMED).rows]
+    wrong = [[row.collective, row.dtype, row.wrong] for row in outcome.rows if row.wrong]
+    timed = [[row.size, row.seconds] for row in run(comm, TIMED).rows]
     return {
         "wrong": wrong,
         "tried": len(names),

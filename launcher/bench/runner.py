@@ -1,0 +1,274 @@
+"""One rank of `ddp-bench`: measures each collective, dtype and size in the same order as all others; rank 0 prints.
+
+A batch is some calls in a row after a barrier; its time is that of the slowest rank, divided by the calls. The
+implementations' batches alternate, so that noise of the machine hits all alike. Times are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+
+from collectives import BackendError, Communicator, init, run_threads
+from launcher.bench import report
+from launcher.bench.collective_table import KINDS, ROOT, Kind, Place, carve
+from launcher.bench.expected import Array, dtype_of, poison, result, source, wrong
+from launcher.bench.implementations import Implementation, find
+from launcher.bench.report import Outcome, Row
+from launcher.bench.settings import Settings
+from launcher.errors import UsageError
+
+# Enough rounds for a median, few enough that a batch of a fast call is long against the barrier's skew.
+_ROUNDS = 20
+_LEAST_ROUNDS = 5
+_MOST_CALLS = 100_000
+_DAY = 86_400.0  # s; the time limit of a whole run between threads
+
+Slowest = Callable[[Array], Array]  # the largest of all ranks, element by element
+
+
+def join(settings: Settings) -> Outcome:
+    """Measures with the other ranks, or with threads of this process; what was found.
+
+    Raises: UsageError, on every rank, if the backend or an implementation is not available.
+    """
+    if settings.backend == "threads":
+        return run_threads(lambda comm: run(comm, settings), settings.ranks or 2, timeout=_DAY)[0]
+    try:
+        comm = init(settings.backend)
+    except BackendError as error:
+        raise UsageError(str(error)) from None
+    return run(comm, settings)
+
+
+# -- timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is timed. settle: waits until calls that returned early have ended (on a GPU); trips: a call's messages."""
+
+    call: Callable[[], Any]
+    settle: Callable[[], None]
+    trips: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What one entry took. rounds: seconds of one call on the slowest rank, for each round; calls: measured in all"""
+
+    rounds: tuple[float, ...]
+    calls: int
+
+
+def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[int, list[int]]:
+    """Number of rounds, and each entry's calls a round, for calls that take about `estimates` seconds.
+
+    budget: seconds for each entry; iters: calls of each entry, whatever they take
+    """
+    if iters is not None:
+        rounds = min(iters, _ROUNDS)
+        return rounds, [math.ceil(iters / rounds)] * len(estimates)
+    calls = [min(_MOST_CALLS, max(1.0, budget / estimate)) for estimate in estimates]
+    rounds = int(min(_ROUNDS, max(_LEAST_ROUNDS, min(calls))))
+    return rounds, [max(1, int(each / rounds)) for each in calls]
+
+
+def measure(
+    entries: Sequence[Entry],
+    barrier: Callable[[], object],
+    slowest: Slowest,
+    *,
+    warmup: int,
+    budget: float,
+    iters: int | None,
+) -> list[Timing]:
+    """Times all entries. Collective: every rank brings the same entries in the same order."""
+    estimates = []
+    for entry in entries:
+        _batch(entry, 1)  # the first call touches memory and makes connections
+        barrier()
+        estimates.append(_batch(entry, warmup))
+    # All ranks must make the same number of calls: the slowest rank's estimate counts.
+    rounds, calls = plan([max(float(each), 1e-8) for each in slowest(np.array(estimates))], budget, iters)
+    seconds = np.zeros((rounds, len(entries)))
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            for position in range(len(entries)):
+                which = (turn + position) % len(entries)  # none always follows the same one
+                barrier()
+                seconds[turn, which] = _batch(entries[which], calls[which]) / entries[which].trips
+    finally:
+        if collecting:
+            gc.enable()
+    times = slowest(seconds)
+    return [Timing(rounds=tuple(times[:, i].tolist()), calls=rounds * calls[i]) for i in range(len(entries))]
+
+
+def ratio(other: Timing, ours: Timing) -> float:
+    """How many times as long the other one takes: the median over rounds, of which each saw the same machine."""
+    return statistics.median(theirs / mine for theirs, mine in zip(other.rounds, ours.rounds, strict=True))
+
+
+def _batch(entry: Entry, calls: int) -> float:
+    call = entry.call
+    start = time.perf_counter()
+    for _ in repeat(None, calls):
+        call()
+    entry.settle()
+    return (time.perf_counter() - start) / calls
+
+
+# -- one job
+
+
+def run(comm: Communicator, settings: Settings) -> Outcome:
+    """Measures all that `settings` names on the ranks of `comm`, and prints tables on rank 0. Collective.
+
+    Raises: UsageError on every rank if an implementation is not available.
+    """
+    job = _Job(comm, settings)
+    try:
+        for name in settings.collectives:
+            job.measure(KINDS[name])
+    finally:
+        for who, *_ in job.measured:
+            who.close()
+    return Outcome(
+        backend=comm.backend,
+        ranks=comm.size,
+        nodes=job.nodes,
+        versions=report.versions(),
+        rows=tuple(job.rows),
+        unsupported=tuple(job.unsupported.values()),
+    )
+
+
+class _Job:
+    """The implementations, each with its two buffers, and the results so far."""
+
+    def __init__(self, comm: Communicator, settings: Settings) -> None:
+        self.comm = comm
+        self.settings = settings
+        self.barrier, implementations = find(comm, settings)
+        # The largest element times the ranks, where the largest size is smaller than that.
+        nbytes = max(settings.maxbytes, comm.size * max(dtype_of(name).itemsize for name in settings.dtype))
+        self.measured = [(who, who.empty(nbytes), who.empty(nbytes)) for who in implementations]
+        self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1
+        self.rows: list[Row] = []
+        self.unsupported: dict[tuple[str, str, Place, str], str] = {}
+
+    def measure(self, kind: Kind) -> None:
+        """Measures one collective for all dtypes and sizes."""
+        if self.comm.size < kind.least_ranks:
+            self._print(f"# {kind.name}: needs at least {kind.least_ranks} ranks", "")
+            return
+        self._print(*report.heading(kind, self.comm.size, self.nodes, self.comm.backend))
+        first = len(self.rows)
+        for dtype in self.settings.dtype[: 1 if kind.empty else None]:  # a barrier has no dtype
+            itemsize = dtype_of(dtype).itemsize
+            counts = [kind.count(size, self.comm.size, itemsize) for size in self.settings.sizes()]
+            for count in dict.fromkeys(counts):
+                rows = self._rows(kind, dtype, count)
+                self._print(*map(report.line, rows))
+                self.rows += rows
+        if self.settings.check:
+            self._print(f"# wrong elements: {sum(row.wrong or 0 for row in self.rows[first:])}")
+        self._print(*(f"# {text}" for (name, *_), text in self.unsupported.items() if name == kind.name), "")
+
+    def _print(self, *lines: str) -> None:
+        if self.comm.rank == 0 and lines:
+            print("\n".join(lines), flush=True)
+
+    def _rows(self, kind: Kind, dtype_name: str, count: int) -> list[Row]:
+        """One size: a row for each implementation and place that can do it."""
+        dtype = dtype_of(dtype_name)
+        places = [place for place in kind.places if self.settings.place in ("both", place)] or kind.places
+        entries: dict[tuple[str, Place], Entry] = {}
+        errors: dict[tuple[str, Place], int | None] = {}
+        for who, *buffers in self.measured:
+            parts = [buffer[: count * self.comm.size * dtype.itemsize].view(dtype) for buffer in buffers]
+            for place in places:
+                if (kind.name, dtype_name, place, who.name) not in self.unsupported:
+                    call = self._try(kind, place, who, parts, dtype_name, count)
+                    if call is not None:
+                        entries[who.name, place] = Entry(call=call[0], settle=who.settle, trips=kind.trips)
+                        errors[who.name, place] = call[1]
+            for part in parts:
+                who.write(part, np.zeros(1, dtype))  # zeros stay zeros however often they are reduced in place
+        if not entries:
+            return []
+        budget, iters, warmup = self.settings.budget, self.settings.iters, self.settings.warmup
+        timings = measure([*entries.values()], self.barrier, self._slowest, warmup=warmup, budget=budget, iters=iters)
+        timed = dict(zip(entries, timings, strict=True))
+        size, ours = kind.size(count, self.comm.size, dtype.itemsize), self.measured[0][0].name
+        rows = []
+        for (by, place), timing in timed.items():
+            seconds = statistics.median(timing.rounds)
+            algbw = size / seconds / 1e9
+            reference = timed.get((ours, place)) if by != ours else None
+            rows.append(
+                Row(
+                    collective=kind.name,
+                    size=size,
+                    count=count,
+                    dtype="none" if kind.empty else dtype_name,
+                    op=self.settings.op if kind.reduces else "none",
+                    place=place,
+                    by=by,
+                    seconds=seconds,
+                    algbw=algbw,
+                    busbw=algbw * kind.factor(self.comm.size),
+                    calls=timing.calls,
+                    rounds=timing.rounds,
+                    wrong=errors[by, place],
+                    ratio=None if reference is None else ratio(timing, reference),
+                )
+            )
+        return rows
+
+    def _try(
+        self, kind: Kind, place: Place, who: Implementation, buffers: Sequence[Any], dtype_name: str, count: int
+    ) -> tuple[Callable[[], Any], int | None] | None:
+        """A call that has worked once, and how many elements were wrong then; None if the implementation refuses it."""
+        rank, size, op, dtype = self.comm.rank, self.comm.size, self.settings.op, dtype_of(dtype_name)
+        x, out = carve(kind, place, buffers[0], buffers[1], rank, size, count)
+        check = self.settings.check and x is not None
+        if check:
+            for buffer in buffers:
+                who.write(buffer, np.full(1, poison(dtype)))
+            if kind.out is not None or rank == ROOT:
+                who.write(x, source(kind, rank, 0, len(x), dtype, op))
+        reason = ""
+        try:
+            call = who.bind(kind, x, out, op)
+            call()
+            who.settle()
+        except who.unsupported as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+        if self._total(bool(reason)):
+            text = f"{who.name} has no {kind.name} of {dtype_name}, place {place}: {reason or 'another rank failed'}"
+            self.unsupported[kind.name, dtype_name, place, who.name] = text
+            return None
+        if not check:
+            return call, None
+        must = result(kind, rank, size, count, dtype, op)
+        errors = 0 if must is None else wrong(who.read(x if out is None else out), must, op)
+        return call, self._total(errors)
+
+    def _slowest(self, seconds: Array) -> Array:
+        worst: Array = self.comm.all_reduce(seconds, "max")
+        return worst
+
+    def _total(self, number: int) -> int:
+        return int(self.comm.all_reduce(np.array([number], np.int64))[0])
