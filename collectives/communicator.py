@@ -34,7 +34,6 @@ from collectives.transport import Signature, Steps, Transport
 
 if TYPE_CHECKING:
     from collectives.backends.device.device_communicator import DeviceCommunicator
-    from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 
 
 class Communicator(Reductions, DataMovement, Objects, PointToPoint):
@@ -76,14 +75,15 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             self._device_communicator = open_device(self, self.transport, x)
         return self._device_communicator
 
-    def watch_device(self, name: str) -> None:
-        """A graph with captured collectives of this communicator was launched on the current stream: it has to end.
+    def watch_device(self, name: str, keep: Any = None) -> None:
+        """What is on the current stream has to end: a graph with captured collectives of this communicator, say.
 
         Where it does not within the communicator's time limit, it is treated as a collective that does not.
+        keep: kept until then
         Raises: what has gone wrong on the device before.
         """
         if self._device_communicator is not None:
-            self._device_communicator.watch_stream(name)
+            self._device_communicator.watch_stream(name, keep)
 
     def connect_nccl(self) -> None:
         """Has the ranks meet in NCCL if it was asked for by name. Collective.
@@ -94,19 +94,6 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             from collectives.backends.device.device_communicator import connect_nccl
 
             self._device_communicator = connect_nccl(self, self.transport)
-
-    def _split_device(self, child: Communicator | None, color: int | None, key: int) -> Steps[None]:
-        """Gives a communicator made of this one its part of the NCCL communicator that this one has. Collective.
-
-        child: None on a rank that is in none; color, key: not negative, the same and the order within a new one
-        """
-        if self._device_communicator is not None:
-            nccl = yield from self._device_communicator.split_nccl(child, color, key)
-            if child is not None and nccl is not None:
-                child._inherit_device(self._device_communicator, nccl)
-
-    def _inherit_device(self, parent: DeviceCommunicator, nccl: NcclCommunicator) -> None:
-        self._device_communicator = parent.open_child(self, self.transport, nccl)
 
     def _ended(self) -> None:
         if self._device_communicator is not None:
@@ -131,9 +118,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
         """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
 
-        like: an array on a GPU: then the new one is there too, and over NCCL in memory that the library allocates and
-        registers (`ncclMemAlloc`, windows from 2.27 on), where it has that. Such memory is given back at a later
-        `empty`, when every rank has let go of it.
+        like: an array on a GPU: then the new one is an ordinary array there, and the call is not collective
 
         Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. What it
         holds at first is zero. The memory is given back when every rank has let go of its array and all its views.
@@ -176,7 +161,6 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             yield test
             transport = yield from share(transport, self.transport)
             twin = Communicator(transport, self.timeout, self.registry)
-            yield from self._split_device(twin, 0, self.rank)
             return twin
 
         twin: Communicator = self._run("duplicate", None, steps, False)
@@ -209,8 +193,6 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             if transport is not None:
                 transport = yield from share(transport)
                 part = Communicator(transport, limit, self.registry)
-            child_color, child_key = (None, 0) if members is None else (min(members), members.index(self.rank))
-            yield from self._split_device(part, child_color, child_key)
             return part
 
         part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")

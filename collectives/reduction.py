@@ -147,19 +147,19 @@ class Reduction(NamedTuple):
     parts: list[int]
     text: str
 
-    def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, rest: Any) -> Any:
+    def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, *rest: Any) -> Any:
         """Starts it on a transport of host or device arrays.
 
         op: as that transport takes it; sent, total: one-dimensional, of the wire's dtype
-        rest: what the transport shall do with the total
+        rest: what a host transport shall do with the total, its `Finish`
         """
         if self.name == "all_reduce":
-            return transport.all_reduce(sent, total, op, rest)
+            return transport.all_reduce(sent, total, op, *rest)
         if self.name == "reduce":
-            return transport.reduce(sent, total, op, self.root, rest)
+            return transport.reduce(sent, total, op, self.root, *rest)
         assert self.shape is not None
         counts = [rows * math.prod(self.shape[1:]) for rows in self.parts]
-        return transport.reduce_scatter(sent, total, counts, op, rest)
+        return transport.reduce_scatter(sent, total, counts, op, *rest)
 
 
 def describe(

@@ -53,7 +53,7 @@ class BucketAssignment:
         members = tuple(tuple(gradient_of[numbers[name]] for name in bucket) for bucket in plan.buckets)
         assigned = [leaves[index] for index in self.parameters]
         layout = lay_out(members, [leaf.shape for leaf in assigned], [leaf.dtype for leaf in assigned])
-        # The ranks of a node reduce their buckets where they lie; NCCL moves them without copies of its own.
+        # The ranks of a node reduce their buckets where they lie.
         memory = FlatBuckets(layout, partial(comm.empty, like=leaves[0].grad_buffer.xp.empty(0)))
         self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.parameters), members=members)
         self.bucket_of: list[int | None] = [None] * len(leaves)

@@ -243,7 +243,10 @@ class Reducer:
 
     def _set_plan(self, plan: Plan) -> None:
         """Lays out the plan's buckets, and moves gradients there. Collective."""
+        before: BucketAssignment | None = getattr(self, "_assignment", None)
         self._assignment = BucketAssignment(plan, self.names, self.leaves, self.comm)
+        if before is not None:  # gradients are copied out of it, maybe by another stream than the one of its memory
+            self.comm.watch_device("moved gradients", keep=before.buckets)
         self.timeline.set_buckets(self.buckets)
         self.exchange.set_buckets(self.buckets)
 

@@ -132,16 +132,6 @@ class Cuda:
         """A new C-contiguous array in the memory of the current stream."""
         return self.xp.empty(shape, dtype)
 
-    def array_in(self, memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array in memory that is not CuPy's, and is held as long as the array is. memory: has pointer and nbytes"""
-        cuda = self.xp.cuda
-        outside = cuda.UnownedMemory(memory.pointer, memory.nbytes, memory, self.index)
-        return self.xp.ndarray(shape, dtype, cuda.MemoryPointer(outside, 0))
-
-    def synchronize(self) -> None:
-        """Waits until the device has done all that it was given, on any stream."""
-        self.xp.cuda.Device(self.index).synchronize()
-
     def pinned(self, nbytes: int) -> Array:
         """(nbytes,) uint8 of host memory that the device can copy from and to while the host goes on."""
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(max(nbytes, 1)), np.uint8, nbytes)

@@ -1,79 +1,418 @@
-"""A communicator's end for arrays on a GPU, as it holds it: made when it first meets such an array."""
+"""A communicator's end for arrays on a GPU: the collectives with the arguments that `Communicator` documents.
+
+The order of calls is the communicator's own: device calls and host calls go through one queue, and what ranks must
+exchange first (lengths, the choice of a transport) goes over the host's transport. `wait` orders streams and does not
+make the host wait for the device, unless a result has to come from there.
+
+Reductions are carried out in the dtype that `collectives.reduction` says, cast on the communication stream; rows move
+as bytes. send and recv go through host memory, whatever moves the collectives: sends are not part of the order of
+collectives, and two ranks may send to each other at once. An NCCL send occupies its communicator until the other side
+receives, so two such sends would wait for each other for ever.
+"""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
+
+from collectives.arrays import as_bytes, flat, row_bytes, rows
 from collectives.backends.device import cuda
-from collectives.backends.device.device_ops import DeviceOps
-from collectives.backends.device.nccl_transport import NcclTransport
-from collectives.backends.nccl.nccl_communicator import NcclCommunicator
-from collectives.engine.call import CallArguments, CollectiveOp
-from collectives.engine.communicator_base import CommunicatorBase
+from collectives.backends.device.cuda import Cuda
+from collectives.backends.device.device_transport import DeviceTransport
+from collectives.backends.device.device_work import DeviceReceiveWork, DeviceWork, StreamHandoff
+from collectives.backends.device.negotiation import negotiate
+from collectives.backends.nccl.watchdog import Watchdog
+from collectives.engine import array_header
+from collectives.engine.call import CallArguments, CollectiveOp, Work
+from collectives.engine.communicator_base import CommunicatorBase, Scale
+from collectives.engine.progress import PAUSE
 from collectives.engine.verify import signature_hash
-from collectives.errors import ArgumentError, BackendError, CollectivesError
-from collectives.transport import Signature, Steps, Transport
+from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout
+from collectives.flight.recorder import FAILED
+from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, split_rows
+from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, describe, finish, wire_op
+from collectives.time_limit import TimeLimit
+from collectives.transport import Signature, Signatures, Steps, Transport
+
+T = TypeVar("T")
+
+#: Puts a collective on the transport's stream; gets the signatures of all ranks, None if they were not exchanged.
+Body = Callable[[DeviceTransport, Signatures | None], Steps[T]]
 
 
-class DeviceCommunicator(DeviceOps):
-    """All collectives of one communicator on device arrays."""
+class DeviceCommunicator:
+    """All collectives of one communicator on device arrays, and the two ends of a message whose array is on a GPU.
 
-    def negotiate(self) -> DeviceCommunicator:
-        """This communicator, with what moves its arrays. Collective."""
-        call = self._call("init", None, "nccl")
-        call.steps = self.transport()
-        self._comm.queue.run(call)
-        return self
+    device: this rank's, None if it has none, for the reason `why_not`
+    """
+
+    def __init__(self, comm: CommunicatorBase, transport: Transport, device: Cuda | None, why_not: str = "") -> None:
+        self._comm = comm
+        self._transport = transport
+        self._device = device
+        self._why_not = why_not
+        self.watchdog = Watchdog(comm.rank, lambda event: self._cuda.passed(event), self._failed)
+        self._device_transport: DeviceTransport | None = None
+        self.rank = comm.rank
+        self.size = comm.size
+
+    @property
+    def _cuda(self) -> Cuda:
+        assert self._device is not None
+        return self._device
+
+    def transport(self) -> Steps[DeviceTransport]:
+        """What moves the arrays; chosen by all ranks together when it is first needed."""
+        if self._device_transport is None:
+            registry, timeout = self._comm.registry, self._comm.timeout
+            self._device_transport = yield from negotiate(
+                self._device, self._transport, timeout, registry.wanted, self.watchdog, self._why_not, registry.nccl
+            )
+        return self._device_transport
+
+    def close(self) -> None:
+        """Frees what the device transport holds; no call is under way on this rank."""
+        with contextlib.suppress(CollectivesError):  # the communicator is broken, and says so elsewhere
+            self.watchdog.close()
+        if self._device_transport is not None:
+            with contextlib.suppress(CollectivesError):
+                self._device_transport.close()
+
+    def watch_stream(self, name: str, keep: Any) -> None:
+        """The current stream must pass what it has now in time; keeps `keep` until then. Raises: what went wrong."""
+        if self._device_transport is None:
+            return
+        self.watchdog.check()
+        call = self._call(name, None, "on GPU")
+        self._comm.queue.note(call)
+        # Recorded outside of any capture, so that the watchdog may query it.
+        event = self._cuda.mark(self._cuda.current_stream())
+        self.watchdog.watch(event, keep, call, self._device_transport.timeout)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of zeros, in memory that suits what moves the arrays. Collective.
-
-        Raises: ArgumentError while a graph is captured; MismatchError on every rank if shapes or dtypes differ.
-        """
-        origin = self._cuda.current_stream()
-        if self._cuda.capturing(origin):
-            raise ArgumentError("empty: memory that ranks share cannot be made while a graph is captured")
-        nbytes = math.prod(shape) * dtype.itemsize
-        signature = Signature(signature_hash("empty", "on GPU", dtype, shape))
-        call: CollectiveOp[Any] = CollectiveOp(
-            "empty", CallArguments(None, f"{dtype} {shape} on GPU"), self._comm.timeout
-        )
-
-        def steps() -> Steps[Any]:
-            yield from self._comm.verify(call, signature)
-            transport = yield from self.transport()
-            if not nbytes or not isinstance(transport, NcclTransport):
-                return None
-            return (yield from transport.memory(nbytes, self._transport))
-
-        call.steps = steps()
-        memory = self._comm.queue.run(call)
-        self.watchdog.check()
-        with self._cuda.on(origin):
-            array = self._cuda.empty(shape, dtype) if memory is None else self._cuda.array_in(memory, shape, dtype)
+        """A new array of zeros on the device."""
+        with self._cuda.on(self._cuda.current_stream()):
+            array = self._cuda.empty(shape, dtype)
             array[...] = 0
         return array
 
-    def split_nccl(self, child: CommunicatorBase | None, color: int | None, key: int) -> Steps[NcclCommunicator | None]:
-        """A part of this communicator's NCCL communicator, for one made of its ranks. Collective.
+    def _failed(self, error: Exception, calls: list[object]) -> None:
+        """Called by another thread when the device's part of a call has failed: host calls must raise it, too."""
+        for call in calls:
+            if isinstance(call, CollectiveOp) and call.recorder is not None:
+                call.recorder.end(call.record, FAILED)
+        assert isinstance(error, CollectivesError)
+        self._comm.queue.break_off(error, self.watchdog.received)
 
-        child: the new communicator, None on a rank that is in none; color, key: as NCCL's split has them
-        Returns: None where the new communicator's ranks are left to negotiate, at its first array on a GPU
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, x: Any, more: str) -> CollectiveOp[Any]:
+        return CollectiveOp(name, CallArguments(x, more), self._comm.timeout)
+
+    def _handoff(self, *buffers: Any) -> StreamHandoff:
+        self.watchdog.check()
+        return StreamHandoff(self._cuda, self.watchdog, *buffers)
+
+    def _run(
+        self,
+        name: str,
+        x: Any,
+        handoff: StreamHandoff,
+        body: Body[T],
+        async_op: bool,
+        more: str = "",
+        shape: tuple[int, ...] | None = None,
+    ) -> Any:
+        """Has the communicator run `body` in its order. shape: what the ranks must agree on, beside x's dtype."""
+        handoff.record_ready()
+        more = f"{more} on GPU".lstrip()
+        dtype = None if shape is None else x.dtype
+        signature = Signature(signature_hash(name, more, dtype, shape), 0 if x is None or not x.ndim else len(x))
+        call = self._call(name, x, more)
+
+        def steps() -> Steps[T]:
+            signatures = yield from self._comm.verify(call, signature)
+            transport = yield from self.transport()
+            if handoff.captured and not transport.capturable:
+                raise ArgumentError(
+                    f"{name}: the host takes part in a collective over {transport.name}, so it cannot be captured into "
+                    "a graph; NCCL's can"
+                )
+            handoff.begin(transport.stream)
+            try:
+                return (yield from body(transport, signatures))
+            finally:
+                handoff.end(call, transport.timeout)
+
+        call.steps = steps()
+        if async_op:
+            self._comm.queue.submit(call)
+            return DeviceWork(call, handoff)
+        result = self._comm.queue.run(call)
+        handoff.wait()
+        return result
+
+    # Reductions ------------------------------------------------------------------------------------------------------
+
+    def reduce(
+        self,
+        name: str,
+        x: Any,
+        op: ReduceOp | str,
+        scale: Scale,
+        out: Any,
+        async_op: bool,
+        root: int,
+        lengths: Sequence[int] | None,
+    ) -> Any:
+        """all_reduce, reduce or reduce_scatter, by name."""
+        source = self._cuda.as_array(x)
+        reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
+        handoff = self._handoff(source)
+        result: Any = None
+        if reduction.shape is not None and out is None:
+            result = handoff.result(reduction.shape, source.dtype)
+        elif reduction.shape is not None:
+            result = source if out is x and name != "reduce_scatter" else self._out(out, reduction.shape, source.dtype)
+            handoff.keep(result)
+
+        def body(transport: DeviceTransport, _: Signatures | None) -> Steps[Any]:
+            factor = self._factor(scale, transport)
+            sent = handoff.contiguous(source, reduction.wire)
+            total = None if result is None else self._total(name, source, sent, result, handoff)
+            averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
+            if not transport.reduces(sent.dtype, reduction.op):
+                yield from self._gather_and_reduce(reduction, sent, total, transport, handoff)
+            else:
+                between = reduction.op if averages else wire_op(reduction.op)
+                received = None if total is None else flat(total)
+                yield from reduction.start(transport, between, flat(sent), received)
+            if total is None:
+                return None
+            with self._cuda.on(transport.stream):
+                on_device = isinstance(factor, self._cuda.xp.ndarray)
+                finish(total, ReduceOp.SUM if averages else reduction.op, self.size, None if on_device else factor)
+                if on_device:  # not read by the host, which would wait for it
+                    self._cuda.xp.multiply(total, factor.astype(total.dtype), out=total)
+            if total is not result:
+                self._cuda.copy(result, total, transport.stream)
+            return result if out is None else out
+
+        return self._run(name, source, handoff, body, async_op, reduction.text, source.shape)
+
+    def _total(self, name: str, source: Any, sent: Any, result: Any, handoff: StreamHandoff) -> Any:
+        """Where the wire's result arrives: in the answer itself if it can be there at once."""
+        if name == "all_reduce" and (result is source or sent is not source):
+            return sent  # in place, or in a private copy, which can take the result as well
+        if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
+            return result
+        return handoff.scratch(result.shape, sent.dtype)
+
+    def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
+        """The scale, evaluated when the sum is about to be launched: what it depends on is on its stream by then."""
+        if not callable(scale):
+            return scale
+        with self._cuda.on(transport.stream):
+            factor = scale()
+        if isinstance(factor, self._cuda.xp.ndarray) and factor.ndim:
+            raise ArgumentError(f"scale should be a number or a 0-d array, its shape is {factor.shape}")
+        return factor
+
+    def _gather_and_reduce(
+        self, reduction: Reduction, sent: Any, total: Any, transport: DeviceTransport, handoff: StreamHandoff
+    ) -> Steps[None]:
+        """The reduction of the ranks' arrays in rank order, by this rank: they are all gathered first."""
+        everyones = handoff.scratch((self.size, *sent.shape), sent.dtype)
+        yield from transport.all_gather(as_bytes(sent), as_bytes(everyones), [sent.nbytes] * self.size)
+        if total is None:
+            return
+        first = sum(reduction.parts[: self.rank])
+        with self._cuda.on(transport.stream):
+            wanted = everyones[:, first : first + reduction.parts[self.rank]] if reduction.parts else everyones
+            self._cuda.xp.copyto(total, wanted[0])
+            for other in wanted[1:]:
+                getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)(total, other, out=total)
+
+    # Movements -------------------------------------------------------------------------------------------------------
+
+    def broadcast(self, x: Any, root: int, async_op: bool) -> Any:
+        """The root's x, on every rank."""
+        array = self._cuda.as_array(x)
+        handoff = self._handoff(array)
+
+        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
+            moved = handoff.contiguous(array, array.dtype)
+            yield from transport.broadcast(as_bytes(moved), root)
+            if moved is not array and self.rank != root:
+                self._cuda.copy(array, moved, transport.stream)
+            return array
+
+        return self._run("broadcast", array, handoff, body, async_op, f"root {root}", array.shape)
+
+    def gather(self, name: str, x: Any, root: int | None, lengths: Lengths, out: Any, async_op: bool) -> Any:
+        """gather; all_gather, for which root is None."""
+        part = rows(self._cuda.as_array(x))
+        known = joined_rows(len(part), lengths, self.rank, self.size)
+        handoff = self._handoff(part)
+        receives = root is None or self.rank == root
+        target = None if out is None or not receives else self._cuda.as_array(out, "out")
+        more = ("" if root is None else f"root {root}") + in_words(lengths, known)
+        early = None
+        if receives and known is not None:
+            early = self._result(target, (sum(known), *part.shape[1:]), part, handoff)
+
+        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
+            counts = yield from array_header.exchange_lengths(self._transport, part, known, signatures)
+            whole: Any = early
+            if receives and whole is None:
+                whole = self._result(target, (sum(counts), *part.shape[1:]), part, handoff)
+            sent = as_bytes(handoff.contiguous(part, part.dtype))
+            each = [n * row_bytes(part) for n in counts]
+            if root is None:
+                yield from transport.all_gather(sent, as_bytes(whole), each)
+            else:
+                yield from transport.gather(sent, None if whole is None else as_bytes(whole), each, root)
+            return None if whole is None else self._deliver(whole, target, out, transport)
+
+        return self._run(name, part, handoff, body, async_op, more.strip(), part.shape[1:])
+
+    def scatter(self, x: Any, root: int, lengths: Sequence[int] | None, out: Any, async_op: bool) -> Any:
+        """The root's x, a part for each rank."""
+        whole = self._rows_to_split(x, "scatter") if self.rank == root else None
+        message = array_header.empty(self.size)
+        if whole is not None:
+            message = array_header.encode(whole, split_rows(len(whole), lengths, self.size))
+        target = None if out is None else self._cuda.as_array(out, "out")
+        handoff = self._handoff(whole)
+
+        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
+            yield self._transport.broadcast(message, root)
+            dtype, row_shape, parts = array_header.decode(message)
+            like = np.empty((0, *row_shape), dtype)
+            part = self._result(target, (parts[self.rank], *row_shape), like, handoff, whole)
+            sent = None if whole is None else as_bytes(handoff.contiguous(whole, dtype))
+            yield from transport.scatter(sent, as_bytes(part), [n * row_bytes(like) for n in parts], root)
+            return self._deliver(part, target, out, transport)
+
+        return self._run("scatter", whole, handoff, body, async_op, f"root {root}")
+
+    def all_to_all(self, x: Any, lengths: Any, out: Any, async_op: bool) -> Any:
+        """Each rank's x, a part for each rank."""
+        whole = self._rows_to_split(x, "all_to_all")
+        sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
+        target = None if out is None else self._cuda.as_array(out, "out")
+        handoff = self._handoff(whole)
+
+        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
+            table = known or (yield from array_header.exchange_rows(self._transport, whole, sends))
+            received = sum(row[self.rank] for row in table)
+            result = self._result(target, (received, *whole.shape[1:]), whole, handoff)
+            sent = as_bytes(handoff.contiguous(whole, whole.dtype))
+            width = row_bytes(whole)
+            yield from transport.all_to_all(sent, as_bytes(result), [[n * width for n in row] for row in table])
+            return self._deliver(result, target, out, transport)
+
+        more = "" if known is None else in_words(lengths, known).strip()
+        return self._run("all_to_all", whole, handoff, body, async_op, more, whole.shape[1:])
+
+    # Arrays ----------------------------------------------------------------------------------------------------------
+
+    def _out(self, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        array = self._cuda.as_array(out, "out")
+        if array.shape != shape or array.dtype != dtype:
+            raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
+        return array
+
+    def _rows_to_split(self, x: Any, what: str) -> Any:
+        whole = self._cuda.as_array(x)
+        if whole.ndim == 0:
+            raise ArgumentError(f"{what} splits axis 0, and x is 0-d")
+        return whole
+
+    def _result(
+        self, target: Any, shape: tuple[int, ...], like: Any, handoff: StreamHandoff, source: Any = None
+    ) -> Any:
+        """Where a result of this shape and of like's dtype arrives: in `target` if it can be there at once."""
+        source = like if source is None else source
+        if target is not None:
+            handoff.keep(target)
+            fits = (target.shape, target.dtype) == (shape, like.dtype) and target.flags.c_contiguous
+            if fits and (isinstance(source, np.ndarray) or not overlap(target, source)):
+                return target
+        return handoff.result(shape, like.dtype)
+
+    def _deliver(self, whole: Any, target: Any, out: Any, transport: DeviceTransport) -> Any:
+        if target is None:
+            return whole
+        if target is not whole:
+            self._cuda.copy(self._out(target, whole.shape, whole.dtype), whole, transport.stream)
+        return out
+
+    # Point to point --------------------------------------------------------------------------------------------------
+
+    def to_host(self, x: Any) -> Array:
+        """x in host memory, to be sent. The host waits for what is on the current stream, and for the copy.
+
+        Raises: CollectiveTimeout if that takes longer than the communicator's limit.
         """
-        transport = self._device_transport
-        if not isinstance(transport, NcclTransport):
-            return None
-        if child is not None and child.size == 1 and child.registry.wanted != "nccl":
-            color = None  # it copies
-        return (yield from transport.split(color, key))
+        source = self._cuda.as_array(x)
+        stream = self._cuda.current_stream()
+        dense = source if source.flags.c_contiguous else source.copy(order="C")
+        host = self._cuda.pinned(dense.nbytes)
+        self._cuda.copy_down(host, dense, stream)
+        event, limit = self._cuda.mark(stream), TimeLimit(self._comm.timeout)
+        while not self._cuda.passed(event):
+            if limit.passed():
+                self.watchdog.leak((host, dense))
+                raise CollectiveTimeout(
+                    f"rank {self.rank}: send waits for what is before it on its stream, longer than "
+                    f"{self._comm.timeout:g} s"
+                )
+            time.sleep(PAUSE)
+        return host.view(source.dtype).reshape(source.shape)
 
-    def open_child(self, comm: CommunicatorBase, transport: Transport, nccl: NcclCommunicator) -> DeviceCommunicator:
-        """The device's end of a communicator that has that part."""
-        assert isinstance(self._device_transport, NcclTransport)
-        child = DeviceCommunicator(comm, transport, self._cuda)
-        child._device_transport = NcclTransport(self._cuda, nccl, self._device_transport.issuer, child.watchdog)
-        return child
+    def to_device(self, received: Array | tuple[Array, int], out: Any) -> Any:
+        """What has been received, in `out`, for what the current stream does next.
+
+        received: what `recv` returned, for any source with the rank that sent it; so is the result
+        Raises: ArgumentError if it does not fit.
+        """
+        if isinstance(received, tuple):
+            return self.to_device(received[0], out), received[1]
+        target = self._out(out, received.shape, received.dtype)
+        stream = self._cuda.current_stream()
+        staged = self._cuda.pinned(received.nbytes)
+        staged[:] = received.reshape(-1).view(np.uint8)
+        dense = target if target.flags.c_contiguous else self._cuda.empty(received.shape, received.dtype)
+        self._cuda.copy_up(dense, staged, stream)
+        if dense is not target:
+            self._cuda.xp.copyto(target, dense)
+        self.watchdog.watch(self._cuda.mark(stream), (staged, dense))
+        return out
+
+    def receive_work(self, work: Work[Array], out: Any) -> DeviceReceiveWork:
+        """What `recv(async_op=True)` returns for an `out` on the GPU."""
+        return DeviceReceiveWork(work, lambda received: self.to_device(received, out))
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two device arrays may share memory, by the addresses between which they lie."""
+    if not a.size or not b.size:
+        return False
+    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    return a_low < b_high and b_low < a_high
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    low = high = array.data.ptr
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high + array.itemsize
 
 
 def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceCommunicator:
@@ -94,7 +433,7 @@ def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceC
 def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunicator:
     """The end of a communicator for which NCCL was asked by name. Collective.
 
-    Ranks of one node that all stand at its first GPU take one each.
+    Ranks of one node that all use its first GPU take one each.
     Raises: BackendError on every rank if any of them cannot use NCCL.
     """
     reason, device = cuda.why_absent() or "", None
@@ -104,4 +443,8 @@ def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunic
             device.take_turns(comm.local_rank)
         except CollectivesError as error:
             reason = str(error)
-    return DeviceCommunicator(comm, transport, device, reason).negotiate()
+    made = DeviceCommunicator(comm, transport, device, reason)
+    call = made._call("init", None, "nccl")
+    call.steps = made.transport()
+    comm.queue.run(call)
+    return made

@@ -20,8 +20,8 @@ from collectives.backends.device.device_transport import DeviceTransport, Single
 from collectives.backends.device.host_staged import HostStagedTransport
 from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.backends.nccl import issuer, library
+from collectives.backends.nccl.library import UNIQUE_ID_BYTES, Nccl
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
-from collectives.backends.nccl.table import UNIQUE_ID_BYTES, Nccl
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import BackendError, CollectivesError
 from collectives.nccl_config import NcclConfig
@@ -30,7 +30,7 @@ from collectives.transport import Steps, Transport
 
 logger = logging.getLogger("collectives")
 
-_BYTES = 1024
+_BYTES, _TEXT = 8192, 600  # of a capability; characters of each text in it
 _SHARING = (2, 30)  # the first NCCL that lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 asks for it
 
 _logged: set[str] = set()
@@ -52,18 +52,15 @@ class Capability:
     config: str = ""
 
     def encode(self) -> Array:
-        """(1024,) uint8"""
-        encoded = np.zeros(_BYTES, np.uint8)
-        fields = asdict(self)
-        while len(text := json.dumps(fields).encode()) > _BYTES:
-            fields["reason"] = fields["reason"][: len(fields["reason"]) // 2]
-        encoded[: len(text)] = np.frombuffer(text, np.uint8)
-        return encoded
+        """(8192,) uint8; long texts are cut."""
+        fields = {**asdict(self), "reason": self.reason[:_TEXT], "config": self.config[:_TEXT]}
+        text = json.dumps(fields, ensure_ascii=False).encode()
+        return np.frombuffer(text.ljust(_BYTES), np.uint8)
 
     @staticmethod
     def decode(encoded: Array) -> Capability:
         """The capability that `encode` wrote."""
-        fields = json.loads(encoded.tobytes().rstrip(b"\0"))
+        fields = json.loads(encoded.tobytes())
         return Capability(**{**fields, "nccl": tuple(fields["nccl"])})
 
 
@@ -128,7 +125,7 @@ def negotiate(
         raise BackendError(f"rank {transport.rank} has no GPU whose arrays could be moved: {why_not}")
     if not use_nccl or communicator is None:
         return HostStagedTransport(cuda, transport)
-    return NcclTransport(cuda, communicator, issuer.of_device(cuda.index, _enter(cuda)), watchdog)
+    return NcclTransport(cuda, communicator, issuer.issuer_of(cuda.index, _enter(cuda)), watchdog)
 
 
 def capability(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple[Nccl | None, Capability]:

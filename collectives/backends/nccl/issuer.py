@@ -1,8 +1,8 @@
 """The threads that call NCCL: one that issues for all communicators of a device, and threads for calls that may block.
 
 Two communicators of one device whose operations are started in different order on two ranks can wait for each other
-for ever. So operations are handed to the device's issuer, in an order that is the same on all ranks. Calls that may
-block for ever are made in a thread that can be left behind: C code cannot be interrupted otherwise.
+for ever. So operations are handed to the device's issuer, in an order that is the same on all ranks. C code cannot be
+interrupted, so a call that may block for ever is made in a daemon thread, which is left behind when its time is over.
 """
 
 from __future__ import annotations
@@ -17,50 +17,46 @@ from collectives.time_limit import TimeLimit
 
 T = TypeVar("T")
 
-_threads: dict[int, Issuer] = {}
+_issuers: dict[int, Issuer] = {}
 _lock = threading.Lock()
 
 
-def of_device(device: int, enter: Callable[[], object] = lambda: None) -> Issuer:
-    """The one issuer of a device, made when it is first asked for; it lives as long as the process.
+def issuer_of(device: int, enter: Callable[[], object] = lambda: None) -> Issuer:
+    """The one issuer of a device, made at the first request; it lives as long as the process.
 
     enter: called once in the thread, to make the device its current one (`cupy.cuda.Device(i).use`)
     """
     with _lock:
-        if device not in _threads:
-            _threads[device] = Issuer(f"nccl-issuer-{device}", enter)
-        return _threads[device]
+        if device not in _issuers:
+            _issuers[device] = Issuer(f"nccl-issuer-{device}", enter)
+        return _issuers[device]
 
 
 class Issuer:
-    """A thread that carries out what it is handed, one after the other."""
+    """A thread that carries out calls one after the other."""
 
     def __init__(self, name: str, enter: Callable[[], object] = lambda: None) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._issue, args=(enter,), name=name, daemon=True)
-        self._thread.start()
+        self._enter = enter
+        threading.Thread(target=self._issue, name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Has `call` carried out after all that were handed over before; its result or exception is the future's."""
+        """Queues `call`. Returns: a future of its result or exception."""
         outcome: Future[T] = Future()
         self._queue.put((outcome, call))
         return outcome
 
-    def _issue(self, enter: Callable[[], object]) -> None:
-        trouble: BaseException | None = None
-        try:
-            enter()
-        except BaseException as error:  # raised for every call that is handed over
-            trouble = error
+    def _issue(self) -> None:
+        entered: Future[Any] = Future()
+        _carry_out(self._enter, entered)
         while True:
             outcome, call = self._queue.get()
-            if outcome.set_running_or_notify_cancel():
-                try:
-                    if trouble is not None:
-                        raise RuntimeError("the issuing thread could not enter its device") from trouble
-                    outcome.set_result(call())
-                except BaseException as error:
-                    outcome.set_exception(error)
+            if entered.exception() is None:
+                _carry_out(call, outcome)
+            else:
+                error = RuntimeError("the issuing thread could not enter its device")
+                error.__cause__ = entered.exception()
+                outcome.set_exception(error)
             del outcome, call  # an idle thread must not keep what they hold
 
 
@@ -69,17 +65,10 @@ class StillRunning(Exception):
 
 
 def run_in_thread(call: Callable[[], T], name: str) -> Future[T]:
-    """What `call` will have returned or raised; it runs in a daemon thread called `name`, which may be left behind."""
+    """Runs `call` in a daemon thread called `name`. Returns: a future of its result or exception."""
     outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except BaseException as error:  # raised where it is waited for
-            outcome.set_exception(error)
-
     try:
-        threading.Thread(target=run, name=name, daemon=True).start()
+        threading.Thread(target=_carry_out, args=(call, outcome), name=name, daemon=True).start()
     except RuntimeError as error:
         if "shutdown" not in str(error):
             raise
@@ -100,3 +89,10 @@ def run_within(seconds: float, call: Callable[[], T], name: str) -> T:
             raise StillRunning(name)
         wait([outcome], timeout=limit.remaining())
     return outcome.result()
+
+
+def _carry_out(call: Callable[[], T], outcome: Future[T]) -> None:
+    try:
+        outcome.set_result(call())
+    except BaseException as error:  # raised where the outcome is waited for
+        outcome.set_exception(error)

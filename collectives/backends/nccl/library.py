@@ -1,86 +1,218 @@
-"""Where libnccl comes from. The library is one; who finds it differs from one installation to the next.
+"""libnccl: where it comes from, and every function of it that is called here, declared once.
+
+The library is one; how it is found differs from one installation to the next:
 
     "pynccl"  the binding pynccl finds and loads it (through numba, which must be installed with it)
     "cupy"    the one that `cupy.cuda.nccl` is linked to
-    "path"    a file that the caller names, else that of the package nvidia-nccl-cu12 or -cu13, else the system's
+    "path"    the file of the package nvidia-nccl-cu12 or -cu13, else the system's
 
-Of the bindings only the library itself is used; the functions are declared by `table`.
+A binding that declares counts as 32-bit integers truncates them silently, and one that is older than the library lacks
+its newer functions and result codes. So a binding only locates the library, and the functions come from `FUNCTIONS`.
+
+Source: nccl.h of NCCL 2.32, and the versions in NVIDIA's release notes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
+from typing import Any
 
-from collectives.backends.nccl.table import Nccl
-from collectives.errors import ArgumentError, BackendError
+import numpy as np
+
+from collectives.errors import ArgumentError, BackendError, DtypeError, NcclError
+from collectives.nccl_config import Config
+from collectives.reduction import BFLOAT16, ReduceOp
+
+UNIQUE_ID_BYTES = 128
+
+SUCCESS = 0
+INVALID_USAGE = 5
+IN_PROGRESS = 7
+TIMEOUT = 8
+
+#: What a result code means, and what to look at.
+RESULTS = {
+    SUCCESS: "ncclSuccess",
+    1: "ncclUnhandledCudaError, a call of CUDA failed",
+    2: "ncclSystemError, a call of the operating system failed (network, shared memory, limits)",
+    3: "ncclInternalError, a bug in NCCL or damaged memory",
+    4: "ncclInvalidArgument, an argument is wrong (a pointer that is not of this device, say)",
+    INVALID_USAGE: "ncclInvalidUsage, a call in the wrong order or on the wrong device",
+    6: "ncclRemoteError, another rank has gone or the network failed",
+    IN_PROGRESS: "ncclInProgress, the call has not finished",
+    TIMEOUT: "ncclTimeout, NCCL's own time limit passed",
+}
+
+
+class UniqueId(ctypes.Structure):
+    """What ranks of one communicator must share before they can meet; passed by value."""
+
+    _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]  # ctypes reads it so
+
+
+_COMM = c_void_p
+_STREAM = c_void_p
+_BUFFER = c_void_p
+_DTYPE = c_int
+_OP = c_int
+
+#: The arguments of every function; all return a result code, but those of `_TEXTS`.
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "ncclGetVersion": (POINTER(c_int),),
+    "ncclGetUniqueId": (POINTER(UniqueId),),
+    "ncclGetErrorString": (c_int,),
+    "ncclGetLastError": (_COMM,),
+    "ncclCommInitRankConfig": (POINTER(_COMM), c_int, UniqueId, c_int, POINTER(Config)),
+    "ncclCommFinalize": (_COMM,),
+    "ncclCommDestroy": (_COMM,),
+    "ncclCommAbort": (_COMM,),
+    "ncclCommGetAsyncError": (_COMM, POINTER(c_int)),
+    "ncclAllReduce": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, _COMM, _STREAM),
+    "ncclReduce": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, c_int, _COMM, _STREAM),
+    "ncclBroadcast": (_BUFFER, _BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM),
+    "ncclAllGather": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _COMM, _STREAM),
+    "ncclReduceScatter": (_BUFFER, _BUFFER, c_size_t, _DTYPE, _OP, _COMM, _STREAM),
+    "ncclSend": (_BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM),
+    "ncclRecv": (_BUFFER, c_size_t, _DTYPE, c_int, _COMM, _STREAM),
+    "ncclGroupStart": (),
+    "ncclGroupEnd": (),
+}
+_TEXTS = ("ncclGetErrorString", "ncclGetLastError")
+#: The oldest version that is used: older ones lack parts of nonblocking communicators.
+OLDEST = (2, 18)
+
+#: NCCL's number of a dtype.
+DTYPES: dict[np.dtype[Any], int] = {
+    np.dtype(kind): code
+    for code, kind in enumerate(
+        (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64, BFLOAT16)
+    )
+}
+
+#: NCCL's number of a reduction. NCCL's mean of integers is their sum, divided.
+OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.MEAN: 4}
+
+
+def parse_version(code: int) -> tuple[int, int, int]:
+    """`ncclGetVersion`'s number as (major, minor, patch): 22105 is (2, 21, 5)."""
+    return code // 10000, code % 10000 // 100, code % 100
+
+
+class Nccl:
+    """A loaded libnccl, whose functions are called by name.
+
+    path: the file it was loaded from; version: (major, minor, patch)
+    Raises: BackendError if the library is not NCCL, or older than 2.18.
+    """
+
+    def __init__(self, dll: ctypes.CDLL, path: str = "libnccl") -> None:
+        self.path = path
+        self._functions: dict[str, Any] = {}
+        for name, arguments in FUNCTIONS.items():
+            if hasattr(dll, name):
+                found = dll[name]  # a new object: other users of the library keep their declarations
+                found.argtypes, found.restype = arguments, c_char_p if name in _TEXTS else c_int
+                self._functions[name] = found
+        if not self.has("ncclGetVersion"):
+            raise BackendError(f"{path} is not NCCL, and not linked to it: it has no ncclGetVersion")
+        code = c_int()
+        result = self.call("ncclGetVersion", ctypes.byref(code))
+        if result != SUCCESS:
+            raise BackendError(f"{path}: ncclGetVersion returned {RESULTS.get(result, result)}")
+        self.version = parse_version(code.value)
+        if self.version[:2] < OLDEST:
+            raise BackendError(f"{self!r} is too old: NCCL {'.'.join(map(str, OLDEST))} or newer is needed")
+
+    def __repr__(self) -> str:
+        return f"<NCCL {'.'.join(map(str, self.version))} of {self.path}>"
+
+    def has(self, name: str) -> bool:
+        """True if the library has this function of the table."""
+        return name in self._functions
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The function's result, unchecked. Raises: BackendError if the library has no such function."""
+        if name not in self._functions:
+            raise BackendError(f"{self!r} has no {name}: it is too old, or incomplete")
+        return self._functions[name](*arguments)
+
+    def checked(self, name: str, *arguments: Any) -> None:
+        """Makes a call that belongs to no communicator. Raises: NcclError if it fails; BackendError as `call`."""
+        result = self.call(name, *arguments)
+        if result != SUCCESS:
+            raise NcclError(f"{name} returned {self.explain(result)}")
+
+    def dtype_code(self, dtype: np.dtype[Any]) -> int:
+        """NCCL's number of a dtype. Raises: DtypeError if NCCL has none."""
+        if dtype not in DTYPES:
+            raise DtypeError(f"NCCL has no {dtype}; it has {', '.join(map(str, DTYPES))}: move it as bytes (uint8)")
+        return DTYPES[dtype]
+
+    def explain(self, result: int) -> str:
+        """A result code in words, with NCCL's own words about the last error of this process."""
+        meaning = RESULTS.get(result)
+        if meaning is None:
+            meaning = _text(self.call("ncclGetErrorString", result)) or "which this version of NCCL does not explain"
+        words = _text(self.call("ncclGetLastError", None))
+        return f"{result} ({meaning})" + (f"; NCCL says: {words}" if words else "")
+
+
+def _text(text: bytes | None) -> str:
+    return text.decode(errors="replace").strip() if text else ""
+
+
+# Where the library comes from ----------------------------------------------------------------------------------------
 
 _SONAME = "libnccl.so.2"
-_PYNCCL_LOOKS_IN = "NUMBA_NCCLLIB"
+_PYNCCL_PATH = "NUMBA_NCCLLIB"  # where pynccl looks for it; else in sys.prefix/lib alone
 
 
-def load(source: str = "auto", path: str | os.PathLike[str] | None = None) -> Nccl:
-    """The library under the table.
+def load(source: str = "auto") -> Nccl:
+    """The loaded library.
 
     source: "pynccl", "cupy", "path", or "auto": the first of these that works, in this order
-    path: the library's file; with "path", or with "auto", which then looks nowhere else
     Raises: ArgumentError for another source; BackendError if none works, with everything that was tried and why it
     failed.
     """
-    if source not in ("auto", *_WAYS):
-        raise ArgumentError(f"source should be auto, {', '.join(_WAYS)}, is {source!r}")
-    if path is not None:
-        if source not in ("auto", "path"):
-            raise ArgumentError(f'a path goes with source="path", not with {source!r}')
-        ways: dict[str, Callable[[], ctypes.CDLL]] = {"path": lambda: ctypes.CDLL(os.fspath(path))}
-    else:
-        ways = _WAYS if source == "auto" else {source: _WAYS[source]}
+    if source not in ("auto", *_LOADERS):
+        raise ArgumentError(f"source should be auto, {', '.join(_LOADERS)}, is {source!r}")
     tried = []
-    for name, way in ways.items():
+    for name in _LOADERS if source == "auto" else (source,):
         try:
-            dll = way()
+            dll = _LOADERS[name]()
             return Nccl(dll, dll._name)
         except Exception as error:  # pynccl, numba and CuPy raise whatever they like
             tried.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
-    wanted = f"{_SONAME} of {os.fspath(path)}" if path is not None else _SONAME
-    raise BackendError(f"NCCL cannot be used: {wanted} could not be loaded. Tried " + "; ".join(tried))
+    raise BackendError(f"NCCL cannot be used: {_SONAME} could not be loaded. Tried " + "; ".join(tried))
 
 
 def wheel() -> Path | None:
     """The library's file in the package nvidia-nccl-cu12 or -cu13, None if neither is installed."""
     spec = importlib.util.find_spec("nvidia")
-    for home in (spec.submodule_search_locations or ()) if spec else ():
-        for found in sorted(Path(home).glob(f"*/lib/{_SONAME}")):
-            return found
-    return None
+    homes = (spec.submodule_search_locations or ()) if spec else ()
+    return next((found for home in homes for found in sorted(Path(home).glob(f"*/lib/{_SONAME}"))), None)
 
 
-def _by_pynccl() -> ctypes.CDLL:
-    with _shown_to_pynccl(wheel()):
+def _from_pynccl() -> ctypes.CDLL:
+    found = None if _PYNCCL_PATH in os.environ else wheel()  # the user's own choice stands
+    if found is not None:
+        os.environ[_PYNCCL_PATH] = str(found.parent)
+    try:
         from pynccl import binding
 
         return binding.libnccl().dll  # its other classes want a numba context, and declare counts as 32-bit integers
-
-
-@contextlib.contextmanager
-def _shown_to_pynccl(library: Path | None) -> Iterator[None]:
-    """pynccl looks in one directory, and in sys.prefix/lib if it is given none; the user's own choice stands."""
-    if library is None or _PYNCCL_LOOKS_IN in os.environ:
-        yield
-        return
-    os.environ[_PYNCCL_LOOKS_IN] = str(library.parent)
-    try:
-        yield
     finally:
-        del os.environ[_PYNCCL_LOOKS_IN]
+        if found is not None:
+            del os.environ[_PYNCCL_PATH]
 
 
-def _by_cupy() -> ctypes.CDLL:
+def _from_cupy() -> ctypes.CDLL:
     from cupy.cuda import nccl
 
     if not nccl.available:
@@ -89,9 +221,8 @@ def _by_cupy() -> ctypes.CDLL:
     return ctypes.CDLL(extension)  # symbols are looked up in what it is linked to as well
 
 
-def _by_path() -> ctypes.CDLL:
-    found = wheel()
-    return ctypes.CDLL(_SONAME if found is None else str(found))
+def _from_path() -> ctypes.CDLL:
+    return ctypes.CDLL(str(wheel() or _SONAME))
 
 
-_WAYS: dict[str, Callable[[], ctypes.CDLL]] = {"pynccl": _by_pynccl, "cupy": _by_cupy, "path": _by_path}
+_LOADERS: dict[str, Callable[[], ctypes.CDLL]] = {"pynccl": _from_pynccl, "cupy": _from_cupy, "path": _from_path}

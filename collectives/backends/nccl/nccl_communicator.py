@@ -1,7 +1,7 @@
-"""One rank's end of an NCCL communicator: the collectives on raw pointers, groups, scaled sums, splits; its life.
+"""One rank's end of an NCCL communicator: the collectives on raw pointers, groups, and its life.
 
-NCCL has no time limits, so communicators are nonblocking: a call that has not finished says so, and is asked again
-until its limit. What may block nevertheless runs in a thread that can be left behind.
+NCCL has no time limits, so communicators are nonblocking: a call that has not finished returns ncclInProgress, and its
+state is polled until its limit. What may block nevertheless runs in a thread that can be left behind.
 
 Calls come from one thread at a time, in the same order on every rank. `abort` and `async_error` may come from any
 thread at any time: the handle is used and taken away under a lock, so that it is never used after it was freed.
@@ -15,23 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_int, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from collectives.backends.nccl.issuer import StillRunning, run_within
-from collectives.backends.nccl.table import (
-    HOST_IMMEDIATE,
-    IN_PROGRESS,
-    NO_COLOR,
-    OPS,
-    SUCCESS,
-    SYMMETRIC,
-    TIMEOUT,
-    UNIQUE_ID_BYTES,
-    Nccl,
-    UniqueId,
-)
+from collectives.backends.nccl.library import IN_PROGRESS, OPS, SUCCESS, TIMEOUT, UNIQUE_ID_BYTES, Nccl, UniqueId
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
 from collectives.nccl_config import NcclConfig, configuration
 from collectives.reduction import ReduceOp
@@ -42,8 +31,6 @@ _PAUSE = 100e-6  # s; a first call, which connects the ranks, takes long enough 
 _GRACE = 2.0  # s; how long an abort lets another thread leave a call or a group, before it takes that for stuck
 
 Dtype = np.dtype[Any]
-#: A reduction, or NCCL's number of one that `pre_mul_sum` has made.
-Op = ReduceOp | int
 
 
 def unique_id(nccl: Nccl) -> bytes:
@@ -53,29 +40,8 @@ def unique_id(nccl: Nccl) -> bytes:
     return ctypes.string_at(byref(made), UNIQUE_ID_BYTES)
 
 
-def allocate(nccl: Nccl, nbytes: int) -> int:
-    """Memory on the current device that NCCL can share between ranks. Returns: its address. Raises: NcclError."""
-    made = c_void_p()
-    nccl.checked("ncclMemAlloc", byref(made), nbytes)
-    if not made.value:
-        raise NcclError(f"ncclMemAlloc gave no memory of {nbytes} bytes")
-    return made.value
-
-
-def free(nccl: Nccl, pointer: int) -> None:
-    """Frees memory of `allocate`, which nothing uses any more. Raises: NcclError."""
-    nccl.checked("ncclMemFree", pointer)
-
-
-class Registered(NamedTuple):
-    """Memory that is registered with NCCL, as a window or alone."""
-
-    window: bool
-    handle: c_void_p
-
-
 class NcclCommunicator:
-    """One rank's end of an NCCL communicator. Made by `connect` and `split`.
+    """One rank's end of an NCCL communicator. Made by `connect`.
 
     rank, size: this rank and how many there are
     timeout: s; no call blocks longer
@@ -86,8 +52,7 @@ class NcclCommunicator:
     after that is complete when the operation is.
 
     Raises, every call: NcclError with NCCL's own words; CollectiveTimeout past the limit, or where NCCL says so;
-    BackendError for what the library is too old for; DtypeError for dtypes NCCL has not; CommunicatorClosed after
-    `close`; what `abort` was given, after `abort`.
+    DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, the reason of that.
     """
 
     def __init__(self, nccl: Nccl, handle: c_void_p, rank: int, size: int, timeout: float) -> None:
@@ -95,12 +60,11 @@ class NcclCommunicator:
         self.rank = rank
         self.size = size
         self.timeout = timeout
-        self._pointer = handle  # NCCL may write to it until the communicator is ready
-        self._handle: c_void_p | None = handle
+        self._handle: c_void_p | None = handle  # NCCL may write to it until the communicator is ready
         self._taking = threading.Lock()  # held while the handle is used by a call that cannot block, or taken away
         self._calling = threading.RLock()  # held by the thread that calls, for the whole of a group
-        self._depth = 0  # of groups
-        self._stopped = False  # no further calls; those under way end at their next look
+        self._grouped = False
+        self._stopped = False  # no further calls; those under way end at their next poll
         self._end: Exception = CommunicatorClosed(f"rank {rank}: a call on a closed NCCL communicator")
 
     @classmethod
@@ -115,10 +79,10 @@ class NcclCommunicator:
         enter: Callable[[], object] = lambda: None,
         config: NcclConfig | None = None,
     ) -> NcclCommunicator:
-        """Meets the other ranks of a new communicator. Collective.
+        """Connects to the other ranks of a new communicator. Collective.
 
         unique_id: (128,) bytes of `unique_id`, the same on all ranks
-        timeout: s; for the meeting, and for every later call
+        timeout: s; of the connection, and of every later call
         enter: called in the thread that calls NCCL, to set the current device there (`cupy.cuda.Device(i).use`)
         config: the same on all ranks
         Raises: CollectiveTimeout if not all ranks have come by then; BackendError if the library is too old for what is
@@ -131,14 +95,14 @@ class NcclCommunicator:
         name = "ncclCommInitRankConfig"
         communicator = cls(nccl, handle, rank, size, timeout)
 
-        def meet() -> int:
+        def initialize() -> int:
             enter()
-            given = UniqueId.from_buffer_copy(unique_id)
-            return int(nccl.call(name, byref(handle), size, given, rank, byref(structure)))
+            shared = UniqueId.from_buffer_copy(unique_id)
+            return int(nccl.call(name, byref(handle), size, shared, rank, byref(structure)))
 
         try:
             # Without limit where NCCL_COMM_BLOCKING overrides the configuration.
-            result = run_within(timeout, meet, f"nccl-connect-{rank}")
+            result = run_within(timeout, initialize, f"nccl-connect-{rank}")
         except StillRunning:
             communicator._handle = None  # what is still being made must not be touched
             raise communicator._timed_out(name) from None
@@ -154,19 +118,19 @@ class NcclCommunicator:
 
     # Collectives -----------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, send: int, recv: int, count: int, dtype: Dtype, op: Op, stream: int) -> None:
+    def all_reduce(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, stream: int) -> None:
         """The reduction of all ranks' `send` into every rank's `recv`; in place if they are the same.
 
         send, recv: (count,) dtype
         """
-        self._run("ncclAllReduce", send, recv, *self._typed(count, dtype, op), stream=stream)
+        self._run("ncclAllReduce", send, recv, *self._typed(count, dtype), OPS[op], stream=stream)
 
-    def reduce(self, send: int, recv: int, count: int, dtype: Dtype, op: Op, root: int, stream: int) -> None:
+    def reduce(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, root: int, stream: int) -> None:
         """The reduction of all ranks' `send` into the root's `recv`.
 
         send: (count,) dtype; recv: (count,) dtype on the root, 0 elsewhere
         """
-        self._run("ncclReduce", send, recv, *self._typed(count, dtype, op), root, stream=stream)
+        self._run("ncclReduce", send, recv, *self._typed(count, dtype), OPS[op], root, stream=stream)
 
     def broadcast(self, send: int, recv: int, count: int, dtype: Dtype, root: int, stream: int) -> None:
         """The root's `send` into every rank's `recv`.
@@ -182,12 +146,12 @@ class NcclCommunicator:
         """
         self._run("ncclAllGather", send, recv, *self._typed(count, dtype), stream=stream)
 
-    def reduce_scatter(self, send: int, recv: int, count: int, dtype: Dtype, op: Op, stream: int) -> None:
+    def reduce_scatter(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, stream: int) -> None:
         """The reduction of all ranks' `send`, of which rank r receives part r.
 
         send: (size * count,) dtype; recv: (count,) dtype; in place if recv is send's own part
         """
-        self._run("ncclReduceScatter", send, recv, *self._typed(count, dtype, op), stream=stream)
+        self._run("ncclReduceScatter", send, recv, *self._typed(count, dtype), OPS[op], stream=stream)
 
     def send(self, pointer: int, count: int, dtype: Dtype, peer: int, stream: int) -> None:
         """(count,) dtype to `peer`, which receives as many. Several at once must be in a `group`."""
@@ -207,76 +171,20 @@ class NcclCommunicator:
         with self._calling:
             self._ready()
             self._check("ncclGroupStart", self.nccl.call("ncclGroupStart"))
-            self._depth += 1
-            ended = False
+            self._grouped, ended = True, False
             try:
                 yield
                 ended = True
             finally:
-                self._depth -= 1
+                self._grouped = False
                 limit = TimeLimit(self.timeout)
                 result = self.nccl.call("ncclGroupEnd")
                 try:
                     self._ready()
-                    if self._depth == 0:
-                        self._settle("ncclGroupEnd", result, limit)
+                    self._settle("ncclGroupEnd", result, limit)
                 except CollectivesError:
                     if ended:  # else the body's error says more
                         raise
-
-    @contextlib.contextmanager
-    def pre_mul_sum(self, factor: float, dtype: Dtype) -> Iterator[int]:
-        """A sum of arrays of `dtype` whose terms are multiplied by `factor` first: an op for calls in the body.
-
-        The body may end as soon as the last call that was given it (or that call's group) has returned.
-        """
-        code, scalar = c_int(), np.array([factor], dtype)
-        with self._calling:
-            arguments = (byref(code), scalar.ctypes.data, self.nccl.dtype_code(dtype), HOST_IMMEDIATE, self._ready())
-            self._check("ncclRedOpCreatePreMulSum", self.nccl.call("ncclRedOpCreatePreMulSum", *arguments))
-        try:
-            yield code.value
-        finally:
-            with self._calling:
-                if self._handle is not None:  # that of an aborted or closed communicator went with it
-                    self._check("ncclRedOpDestroy", self.nccl.call("ncclRedOpDestroy", code.value, self._handle))
-
-    def register(self, pointer: int, nbytes: int) -> Registered:
-        """Tells NCCL of memory of `allocate` that collectives will use: it then moves it without copies of its own.
-
-        As a window where the library has them: that is collective, with as many bytes on every rank.
-        Raises: BackendError before NCCL 2.19.
-        """
-        window = self.nccl.has("ncclCommWindowRegister")
-        name, more = ("ncclCommWindowRegister", (SYMMETRIC,)) if window else ("ncclCommRegister", ())
-        made = c_void_p()
-        self._run_first(name, pointer, nbytes, byref(made), *more)
-        return Registered(window, made)
-
-    def deregister(self, what: Registered) -> None:
-        """Takes that back; collective for windows. No call that uses the memory may be under way."""
-        self._run_first("ncclCommWindowDeregister" if what.window else "ncclCommDeregister", what.handle)
-
-    def split(self, color: int | None, key: int) -> NcclCommunicator | None:
-        """A communicator of the ranks that give the same color, ordered by key; None if color is None. Collective.
-
-        color: not negative
-        """
-        if color is not None and color < 0:
-            raise ArgumentError(f"color should be a natural number or None, is {color}")
-        limit, made = TimeLimit(self.timeout), c_void_p()
-        # The new handle is written when this returns.
-        self._run_first("ncclCommSplit", NO_COLOR if color is None else color, key, byref(made), None)
-        if color is None:
-            return None
-        child = NcclCommunicator(self.nccl, made, self.rank, self.size, self.timeout)  # its own are asked below
-        try:
-            child._settle("ncclCommSplit", IN_PROGRESS, limit)
-            child.rank, child.size = child._number("ncclCommUserRank"), child._number("ncclCommCount")
-        except BaseException as error:
-            child.abort(error)
-            raise
-        return child
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -304,8 +212,7 @@ class NcclCommunicator:
         if reason is not None and not self._stopped:
             text = f"rank {self.rank}: the NCCL communicator was aborted: {reason!r}"
             self._end = reason if isinstance(reason, CollectivesError) else NcclError(text)
-        handle = self._take()
-        return handle is None or not handle or self._bounded("ncclCommAbort", handle, timeout)
+        return self._free("ncclCommAbort", timeout)
 
     def close(self, timeout: float = 10.0) -> bool:
         """Finishes what is under way, then frees the communicator; whatever it cannot finish it aborts. Repeatable.
@@ -314,36 +221,43 @@ class NcclCommunicator:
         timeout: s; for the waiting, and once more for the abort
         Returns: True if it finished within the limit, in good order.
         """
-        limit = TimeLimit(timeout)
         if self._handle is None:
             return True
-        try:
-            self._finalize(timeout, limit)
-        except (CollectivesError, StillRunning):
+        name, limit = "ncclCommFinalize", TimeLimit(timeout)
+        if not self._calling.acquire(timeout=timeout):  # a call in another thread
             self.abort(timeout=timeout)
             return False
-        handle = self._take()
-        return handle is None or self._bounded("ncclCommDestroy", handle, max(1.0, limit.remaining()))
-
-    def _finalize(self, timeout: float, limit: TimeLimit) -> None:
-        name = "ncclCommFinalize"
-        if not self._calling.acquire(timeout=timeout):
-            raise StillRunning("a call in another thread")
         try:
             handle = self._ready()
             # Blocks where NCCL_COMM_BLOCKING overrides the configuration.
-            result = run_within(timeout, lambda: int(self.nccl.call(name, handle)), f"{name}-{self.rank}")
-            self._settle(name, result, limit)
+            self._settle(name, run_within(timeout, lambda: int(self.nccl.call(name, handle)), name), limit)
+        except (CollectivesError, StillRunning):
+            self.abort(timeout=timeout)
+            return False
         finally:
             self._calling.release()
+        return self._free("ncclCommDestroy", max(1.0, limit.remaining()))
+
+    def _free(self, name: str, timeout: float) -> bool:
+        """Takes the handle away and frees it by that function. Returns: True if it is freed, or was already."""
+        self._stopped = True
+        # A call may be stuck, and only the abort frees it.
+        waited = self._calling.acquire(timeout=_GRACE)
+        with self._taking:
+            handle, self._handle = self._handle, None
+        if waited:
+            self._calling.release()
+        try:
+            return not handle or run_within(timeout, lambda: self.nccl.call(name, handle), name) == SUCCESS
+        except StillRunning:
+            return False
 
     # Shared parts ----------------------------------------------------------------------------------------------------
 
-    def _typed(self, count: int, dtype: Dtype, op: Op | None = None) -> tuple[int, ...]:
-        """Count, dtype and op as NCCL takes them."""
+    def _typed(self, count: int, dtype: Dtype) -> tuple[int, int]:
+        """Count and dtype as NCCL takes them."""
         assert count >= 0, count  # ctypes would make a huge one of it
-        typed = (count, self.nccl.dtype_code(dtype))
-        return typed if op is None else (*typed, op if isinstance(op, int) else OPS[op])
+        return count, self.nccl.dtype_code(dtype)
 
     def _run(self, name: str, *arguments: Any, stream: int) -> None:
         with self._calling:
@@ -351,16 +265,10 @@ class NcclCommunicator:
             limit = TimeLimit(self.timeout)
             result = self.nccl.call(name, *arguments, handle, stream)
             self._ready()  # an abort may have ended this very call, with any result
-            if self._depth:
+            if self._grouped:
                 self._check(name, SUCCESS if result == IN_PROGRESS else result)
             else:
                 self._settle(name, result, limit)
-
-    def _run_first(self, name: str, *arguments: Any) -> None:
-        """Makes a call whose first argument is the communicator."""
-        with self._calling:
-            limit = TimeLimit(self.timeout)
-            self._settle(name, self.nccl.call(name, self._ready(), *arguments), limit)
 
     def _ready(self) -> c_void_p:
         handle = self._handle
@@ -384,34 +292,10 @@ class NcclCommunicator:
             if time.monotonic() > spin:
                 time.sleep(_PAUSE)
             with self._taking:
-                ask, state = "ncclCommGetAsyncError", c_int()
-                self._check(ask, self.nccl.call(ask, self._ready(), byref(state)))
+                poll, state = "ncclCommGetAsyncError", c_int()
+                self._check(poll, self.nccl.call(poll, self._ready(), byref(state)))
             result = state.value
         self._check(name, result)
-
-    def _number(self, name: str) -> int:
-        number = c_int()
-        self._check(name, self.nccl.call(name, self._ready(), byref(number)))
-        return number.value
-
-    def _take(self) -> c_void_p | None:
-        """The handle, for the one who frees it; None if another thread was first."""
-        self._stopped = True
-        # A call may be stuck, and only the abort frees it.
-        waited = self._calling.acquire(timeout=_GRACE)
-        try:
-            with self._taking:
-                handle, self._handle = self._handle, None
-                return handle
-        finally:
-            if waited:
-                self._calling.release()
-
-    def _bounded(self, name: str, handle: c_void_p, timeout: float) -> bool:
-        try:
-            return bool(run_within(timeout, lambda: self.nccl.call(name, handle), f"{name}-{self.rank}") == SUCCESS)
-        except StillRunning:
-            return False
 
     def _timed_out(self, name: str) -> CollectiveTimeout:
         return CollectiveTimeout(

@@ -49,7 +49,7 @@ class Rig:
         monkeypatch.setattr(negotiation.library, "load", load_library)
         monkeypatch.setattr(negotiation, "unique_id", self.hub.unique_id)
         monkeypatch.setattr(negotiation.NcclCommunicator, "connect", connect)
-        monkeypatch.setattr(issuer, "_threads", {})
+        monkeypatch.setattr(issuer, "_issuers", {})
         monkeypatch.setattr(negotiation, "_logged", set())
 
     def make_cupy(self, monkeypatch: pytest.MonkeyPatch) -> Cupy:

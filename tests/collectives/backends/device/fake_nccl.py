@@ -9,40 +9,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from collectives.backends.nccl.nccl_communicator import Registered
+from collectives.backends.nccl.library import DTYPES
 from collectives.errors import CollectivesError, NcclError
-from collectives.reduction import COMBINE, ReduceOp
-from tests.collectives.backends.device.machine import GARBAGE, Machine, Meeting
+from collectives.reduction import COMBINE, ReduceOp, wire_op
+from tests.collectives.backends.device.machine import Machine, Meeting
 
 
 class FakeLibrary:
-    """`Nccl`. lacks: functions that an older one has not"""
+    """`Nccl`."""
 
-    def __init__(self, version: tuple[int, int, int] = (2, 32, 3), lacks: tuple[str, ...] = ()) -> None:
-        self.version = version
-        self.lacks = lacks
-        self.memory: dict[int, Any] = {}
-        self.freed: list[int] = []
-
-    def has(self, name: str) -> bool:
-        return name not in self.lacks
-
-    def checked(self, name: str, *arguments: Any) -> None:
-        """Memory of NCCL's own: kept until the end, so that a stray pointer hits garbage and no other process."""
-        if name == "ncclMemAlloc":
-            made, nbytes = arguments
-            raw = np.full(nbytes, GARBAGE, np.uint8)
-            self.memory[raw.ctypes.data] = raw
-            made._obj.value = raw.ctypes.data
-        else:
-            assert name == "ncclMemFree"
-            self.memory[arguments[0]].fill(GARBAGE)
-            self.freed.append(arguments[0])
+    version = (2, 32, 3)
 
 
 class Hub:
@@ -56,8 +37,6 @@ class Hub:
         self.calls: list[tuple[int, str]] = []  # (rank, what NCCL was asked for)
         self.ids = 0
         self.ends: list[FakeNccl] = []
-        self.changed = threading.Condition()
-        self.splits: dict[tuple[bytes, int], dict[int, tuple[int | None, int]]] = {}
 
     def unique_id(self, nccl: Any) -> bytes:
         with self.lock:
@@ -69,25 +48,13 @@ class Hub:
             return self.meetings.setdefault(key, Meeting(size, carry_out))
 
 
-class PreMul:
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-        self.open = True
-
-    def __enter__(self) -> PreMul:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.open = False
-
-
 class FakeNccl:
     """`NcclCommunicator`."""
 
     def __init__(self, hub: Hub, nccl: Any, unique_id: bytes, rank: int, size: int, timeout: float) -> None:
         self.hub, self.nccl, self.id = hub, nccl, unique_id
         self.rank, self.size, self.timeout = rank, size, timeout
-        self.number = self.split_number = 0
+        self.number = 0
         hub.ends.append(self)
         self.group_of: list[tuple[Any, ...]] | None = None
         self.stream: int | None = None
@@ -123,36 +90,8 @@ class FakeNccl:
         self.group_of = []
         yield
         grouped, self.group_of = self.group_of, None
-        assert all(not isinstance(each[5], PreMul) or each[5].open for each in grouped), "closed within its group"
         if self.stream is not None:
             self._start(self.stream, grouped)
-
-    def pre_mul_sum(self, factor: float, dtype: Any) -> PreMul:
-        assert self.group_of is None, "made and closed around the group"
-        return PreMul(factor)
-
-    def split(self, color: int | None, key: int) -> FakeNccl | None:
-        assert self.group_of is None
-        self.hub.calls.append((self.rank, "split"))
-        with self.hub.changed:
-            asked = self.hub.splits.setdefault((self.id, self.split_number), {})
-            asked[self.rank] = color, key
-            self.hub.changed.notify_all()
-            assert self.hub.changed.wait_for(lambda: len(asked) == self.size, 20), f"only {sorted(asked)} split"
-        self.split_number += 1
-        if color is None:
-            return None
-        members = sorted((key, rank) for rank, (other, key) in asked.items() if other == color)
-        name = self.id[:32] + bytes([self.split_number, color + 1]).ljust(96, b"s")
-        return FakeNccl(self.hub, self.nccl, name, members.index((key, self.rank)), len(members), self.timeout)
-
-    def register(self, pointer: int, nbytes: int) -> Registered:
-        self.hub.calls.append((self.rank, "register"))
-        assert pointer in self.nccl.memory
-        return Registered(True, ctypes.c_void_p(pointer))
-
-    def deregister(self, what: Registered) -> None:
-        self.hub.calls.append((self.rank, "deregister"))
 
     def async_error(self) -> Exception | None:
         return self.trouble
@@ -173,8 +112,7 @@ class FakeNccl:
         self.threads.add(threading.current_thread().name)
         padded = (*operation, *[None] * (7 - len(operation)))
         name, op = padded[0], padded[5]
-        said = "premul" if isinstance(op, PreMul) else op.value if isinstance(op, ReduceOp) else ""
-        self.hub.calls.append((self.rank, f"{name} {said}".strip()))
+        self.hub.calls.append((self.rank, f"{name} {op.value if isinstance(op, ReduceOp) else ''}".strip()))
         self.stream = stream
         if self.group_of is None:
             self._start(stream, [padded])
@@ -238,7 +176,9 @@ def collective(each: list[tuple[Any, ...]]) -> None:
             at(one[2], count * size, dtype)[:] = whole
         return
     length = count * size if name == "reduce_scatter" else count
-    total = reduced([at(one[1], length, dtype) for one in each], [one[5] for one in each])
+    assert dtype in DTYPES, f"NCCL has no {dtype}"
+    assert dtype.kind != "f" or each[0][5] not in (ReduceOp.MAX, ReduceOp.MIN), "numbers win over a NaN there"
+    total = reduced([at(one[1], length, dtype) for one in each], each[0][5])
     for rank, one in enumerate(each):
         if name == "reduce_scatter":
             at(one[2], count, dtype)[:] = total[rank * count : (rank + 1) * count]
@@ -246,18 +186,9 @@ def collective(each: list[tuple[Any, ...]]) -> None:
             at(one[2], count, dtype)[:] = total
 
 
-def reduced(arrays: list[Any], ops: list[Any]) -> Any:
-    """The reduction as NCCL does it: numbers win over NaN, which is why nobody may lean on it."""
+def reduced(arrays: list[Any], op: ReduceOp) -> Any:
     with np.errstate(all="ignore"):
-        if isinstance(ops[0], PreMul):
-            arrays = [array * array.dtype.type(op.factor) for array, op in zip(arrays, ops, strict=True)]
-            combine: Callable[..., Any] = np.add
-        else:
-            numbers_win = {ReduceOp.MAX: np.fmax, ReduceOp.MIN: np.fmin, ReduceOp.MEAN: np.add}
-            combine = numbers_win.get(ops[0]) or COMBINE[ops[0]]
         total = arrays[0].copy()
         for array in arrays[1:]:
-            combine(total, array, out=total)
-        if ops[0] is ReduceOp.MEAN:
-            total = total / total.dtype.type(len(arrays))
-        return total
+            COMBINE[wire_op(op)](total, array, out=total)
+        return total / total.dtype.type(len(arrays)) if op is ReduceOp.MEAN else total

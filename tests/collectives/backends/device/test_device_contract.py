@@ -43,7 +43,6 @@ class Ranks:
 def ranks(request: pytest.FixtureRequest, rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Ranks:
     transport, size = request.param
     monkeypatch.setattr(host_staged, "CHUNK", 64)  # bytes: several chunks, of different numbers of elements
-    monkeypatch.setattr(host_staged, "_LEAST", 16)
     return Ranks(rig(size, TRANSPORTS[transport], seed=size), exact=not isinstance(TRANSPORTS[transport], FakeLibrary))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import collectives
 from collectives.backends.device import cuda
+from collectives.backends.device.nccl_transport import NcclTransport
 from collectives.flight.reader import FlightReader
 from collectives.flight.report import read
 from tests.collectives.backends.device.conftest import Rig
@@ -52,7 +53,7 @@ def test_an_error_of_nccl_after_the_launch_is_raised_by_the_next_call(rig: Calla
         for call in (work.wait, lambda: comm.all_reduce(x), lambda: comm.all_reduce(np.ones(4))):
             with pytest.raises(collectives.NcclError, match="the network is down"):
                 call()
-        assert comm._device_communicator.watchdog._heard.is_set()
+        assert comm._device_communicator.watchdog._received.is_set()
 
     made.run(rank)
     assert all(end.aborted for end in made.ends)
@@ -70,7 +71,7 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
         end_of(made, comm.rank).timeout = 0.5
         if comm.rank == 0:
             # The headers met, and then rank 1 never launches its part.
-            monkeypatch.setattr(type(transport), "_submit", lambda self, job: launch(self, job))
+            monkeypatch.setattr(type(transport), "_issue", lambda self, job: launch(self, job))
         comm.barrier()
         work = comm.all_reduce(x, async_op=True)
         while not work.done():
@@ -81,13 +82,10 @@ def test_a_rank_that_never_comes_is_a_timeout(rig: Callable[..., Rig], monkeypat
         with pytest.raises(collectives.CollectiveTimeout, match=r"all_reduce #\d+ .* was not complete on the device"):
             work.wait()
 
+    issue = NcclTransport._issue
+
     def launch(transport: Any, job: Callable[[], None]) -> Any:
-        if transport._nccl.rank == 1:
-            yield lambda: True
-            return
-        issued = transport.issuer.submit(job)
-        yield issued.done
-        issued.result()
+        return iter(()) if transport._nccl.rank == 1 else issue(transport, job)
 
     made.run(rank)
 
@@ -175,7 +173,7 @@ def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[...,
         with pytest.raises(collectives.NcclError, match="the network is down"):
             comm.all_reduce(np.ones(4)) if comm.rank == 0 else comm.barrier()
         assert time.monotonic() - begun < 5
-        assert comm._device_communicator.watchdog._heard.is_set()
+        assert comm._device_communicator.watchdog._received.is_set()
         # Rank 0's own watchdog may be the later one, and a rank that leaves ends the other's wait, too.
         heard.set() if comm.rank == 0 else heard.wait(5)
 

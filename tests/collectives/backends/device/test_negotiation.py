@@ -11,14 +11,9 @@ import pytest
 
 import collectives
 from collectives.backends.device import negotiation
-from collectives.backends.device.device_transport import Remainder
-from collectives.backends.device.nccl_transport import NativeReduction, plan_native
 from collectives.backends.device.negotiation import Capability, decide
-from collectives.reduction import ReduceOp
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
-
-SUM, MEAN, MAX = ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX
 
 
 def caps(*fields: dict[str, Any]) -> list[Capability]:
@@ -55,7 +50,7 @@ def test_the_decision(cast: list[Capability], use_nccl: bool, reason: str) -> No
 
 
 def test_a_capability_travels_whatever_its_length() -> None:
-    mine = Capability(reason="é" * 2000, node=3, gpu="x", nccl=(2, 30, 4), shares=True)
+    mine = Capability(reason='é"\n' * 2000, config="é" * 2000, node=3, gpu="x", nccl=(2, 30, 4), shares=True)
     came = Capability.decode(mine.encode())
     assert came.reason
     assert mine.reason.startswith(came.reason)
@@ -124,22 +119,6 @@ def test_init_by_name_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(collectives.init.__globals__["__name__"] + "._world", None)
     with pytest.raises(collectives.BackendError, match="rank 0: CuPy is not installed"):
         collectives.init("nccl")
-
-
-@pytest.mark.parametrize(
-    ("op", "factor", "real", "expected"),
-    [
-        (SUM, None, True, NativeReduction(SUM, None, Remainder(SUM, None))),
-        (SUM, 0.5, True, NativeReduction(SUM, 0.5, Remainder(SUM, None))),
-        (SUM, 1.0, True, NativeReduction(SUM, None, Remainder(SUM, 1.0))),
-        (MEAN, None, True, NativeReduction(MEAN, None, Remainder(SUM, None))),
-        (MEAN, 0.5, True, NativeReduction(SUM, 0.125, Remainder(SUM, None))),
-        (MAX, 0.5, True, NativeReduction(MAX, None, Remainder(MAX, 0.5))),
-        (MEAN, None, False, NativeReduction(SUM, None, Remainder(MEAN, None))),  # divided by our own rule
-    ],
-)
-def test_what_nccl_does_by_itself(op: ReduceOp, factor: Any, real: bool, expected: NativeReduction) -> None:
-    assert plan_native(op, factor, 4, real=real) == expected
 
 
 def test_ranks_that_cannot_meet_in_nccl_fall_back_together(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives.backends.device import cuda, host_staged, stream_handoff
+from collectives.backends.device import cuda, device_work, host_staged
 from collectives.backends.nccl import watchdog
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
@@ -106,7 +106,6 @@ def program(comm: Any, cupy: Any, seed: int) -> None:
 
 def simulate(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, nccl: Any, seed: int) -> None:
     monkeypatch.setattr(host_staged, "CHUNK", 128)
-    monkeypatch.setattr(host_staged, "_LEAST", 64)
     rig(2 + seed % 2, nccl, seed).run(lambda comm, cupy: program(comm, cupy, seed))
 
 
@@ -137,7 +136,7 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
 
         monkeypatch.setattr(cuda.Cuda, "mark", mark)
     elif edge == "wait":  # communication before compute
-        monkeypatch.setattr(stream_handoff.StreamHandoff, "wait", lambda self: None)
+        monkeypatch.setattr(device_work.StreamHandoff, "wait", lambda self: None)
     elif edge == "watch":  # what keeps the buffers
         monkeypatch.setattr(watchdog.Watchdog, "watch", lambda self, event, buffers, *_: None)
     elif edge in ("down", "up"):  # the host sees a copy done before it goes on with the slot

@@ -175,23 +175,3 @@ def test_what_needs_the_host_cannot_be_captured(rig: Callable[..., Rig]) -> None
         stream.end_capture()
 
     rig(2).run(rank)
-
-
-def test_duplicates_and_splits_are_split_from_the_nccl_communicator_that_is_there(rig: Callable[..., Rig]) -> None:
-    def rank(comm: Any, cupy: Any) -> None:
-        early = comm.duplicate()
-        x = cupy.asarray(np.full(2, comm.rank + 1.0))
-        comm.all_reduce(x)
-        twin, part = comm.duplicate(), comm.split(comm.rank % 2 if comm.rank < 3 else None, -comm.rank)
-        assert early._device_communicator is None
-        assert twin.all_reduce(x).get().tolist() == [10, 10]
-        if part is not None:
-            assert part.all_gather(x).get().tolist() == ([3, 3, 1, 1] if comm.rank % 2 == 0 else [2, 2])
-            assert part._device_communicator._device_transport.name == ("NCCL" if comm.rank % 2 == 0 else "single")
-            part.close()
-        twin.close()
-
-    made = rig(4, FakeLibrary())
-    made.run(rank)
-    assert made.hub.ids == 1
-    assert made.hub.calls.count((3, "split")) == 2

@@ -12,11 +12,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from collectives.backends.nccl.nccl_communicator import NcclCommunicator, allocate, free, unique_id
-from collectives.backends.nccl.table import DTYPES, Nccl
+from collectives.backends.nccl.library import DTYPES, Nccl
+from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import (
     BackendError,
@@ -123,8 +122,7 @@ def ring(r: Rank) -> None:
     received = [np.zeros(r.rank, dtype) for _ in range(r.size)]
     total = np.ones(1, dtype)
     with comm.group():
-        with comm.group():
-            comm.all_reduce(at(total), at(total), 1, dtype, ReduceOp.SUM, STREAM)
+        comm.all_reduce(at(total), at(total), 1, dtype, ReduceOp.SUM, STREAM)
         for peer in range(r.size):
             comm.send(at(sent[peer]), len(sent[peer]), dtype, peer, STREAM)
             comm.recv(at(received[peer]), r.rank, dtype, peer, STREAM)
@@ -141,63 +139,6 @@ def ring(r: Rank) -> None:
             comm.recv(at(one), 1, one.dtype, 0, STREAM)
         r.wait()
         assert one[0] == 3.5
-    r.close(comm)
-
-
-def scaled(r: Rank) -> None:
-    comm = r.connect()
-    for dtype in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32):
-        dtype = np.dtype(dtype)
-        factor = 3 if dtype.kind == "i" else 0.5
-        for _ in range(20):  # more than fit at once
-            x = np.array([1.0, 2.0, 4.0]).astype(dtype)
-            with comm.pre_mul_sum(factor, dtype) as op:
-                comm.all_reduce(at(x), at(x), 3, dtype, op, STREAM)
-            r.wait()
-            np.testing.assert_array_equal(x, (np.array([1.0, 2.0, 4.0]) * factor * r.size).astype(dtype))
-    with raises(NcclError, "ncclInvalidArgument"):  # given back
-        comm.all_reduce(at(x), at(x), 3, dtype, op, STREAM)
-    with comm.pre_mul_sum(1.0, np.dtype(np.float64)) as other:
-        with raises(NcclError, "ncclInvalidArgument"):  # of another dtype
-            comm.all_reduce(at(x), at(x), 3, dtype, other, STREAM)
-        comm.close()  # and the sum went with its communicator
-
-
-def splits(r: Rank) -> None:
-    comm = r.connect()
-    child = comm.split(r.rank % 2, -r.rank)
-    assert child is not None
-    mine = [each for each in range(r.size) if each % 2 == r.rank % 2][::-1]
-    assert (child.rank, child.size) == (mine.index(r.rank), len(mine))
-    x = np.array([float(r.rank)])
-    child.all_reduce(at(x), at(x), 1, x.dtype, ReduceOp.SUM, STREAM)
-    r.wait()
-    assert x[0] == sum(mine)
-    assert child.close()
-    lonely = comm.split(None if r.rank else 5, 0)
-    assert (lonely is None) == (r.rank > 0)
-    if lonely is not None:
-        assert lonely.size == 1
-        assert lonely.close()
-    r.close(comm)
-
-
-def registered(r: Rank) -> None:
-    """Memory of NCCL's own, as a window or alone; windows are made and taken back by all ranks together."""
-    comm = r.connect()
-    before = r.stub.memories()
-    pointer = allocate(r.nccl, 8192)
-    made = comm.register(pointer, 8192)
-    assert made.window == (r.nccl.version >= (2, 27))
-    assert [now - then for now, then in zip(r.stub.memories(), before, strict=True)] == [1, 1]
-    x = np.frombuffer((ctypes.c_char * 8192).from_address(pointer), np.float32)
-    x[:] = r.rank + 1
-    comm.all_reduce(pointer, pointer, x.size, x.dtype, ReduceOp.SUM, STREAM)
-    r.wait()
-    assert set(x) == {r.size * (r.size + 1) / 2}
-    comm.deregister(made)
-    free(r.nccl, pointer)
-    assert r.stub.memories() == before
     r.close(comm)
 
 
@@ -257,11 +198,6 @@ def told_to_fail(r: Rank) -> None:
             comm.all_reduce(at(x), at(x), 4, x.dtype, ReduceOp.SUM, STREAM)
             with comm.group():
                 comm.broadcast(at(x), at(x), 4, x.dtype, 0, STREAM)
-            child = comm.split(0, 0)
-            assert child is not None
-            child.close()
-            with comm.pre_mul_sum(2.0, x.dtype) as op:
-                comm.all_reduce(at(x), at(x), 4, x.dtype, op, STREAM)
             r.wait()
         except CollectivesError as error:
             comm.abort(error)
@@ -355,7 +291,7 @@ def close_fails(r: Rank) -> None:
     comm = r.connect()
     assert not comm.close()
     with raises(CommunicatorClosed, "closed"):
-        comm.split(None, 0)
+        comm.broadcast(0, 0, 0, np.dtype(np.uint8), 0, STREAM)
     assert r.stub.live() == 0
 
 

@@ -1,20 +1,27 @@
-"""Each way to the library is shown to load it: the real one where its packages are installed, and the stub."""
+"""Each way to the library loads it, the real one where its packages are installed and the stub; and its functions."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from collectives.backends.nccl import library
-from collectives.backends.nccl.library import load, wheel
-from collectives.errors import ArgumentError, BackendError
+from collectives.backends.nccl.library import DTYPES, FUNCTIONS, OPS, RESULTS, Nccl, UniqueId, load, wheel
+from collectives.errors import ArgumentError, BackendError, DtypeError
+from collectives.nccl_config import SINCE, Config, NcclConfig, configuration
+from collectives.reduction import ReduceOp
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -71,21 +78,6 @@ def test_the_stub_is_loaded(run_job: Run, stub: Callable[..., Path], source: str
     assert source != "pynccl" or Path(done.stdout.split()[0]).samefile(mine)
 
 
-def test_a_named_file_is_loaded_and_nothing_else(stub: Callable[..., Path], tmp_path: Path) -> None:
-    for source in ("auto", "path"):
-        nccl = load(source, stub(19))
-        assert nccl.version == (2, 19, 3)
-        assert Path(nccl.path).samefile(stub(19))
-    with pytest.raises(BackendError, match=rf"{tmp_path}/none.so could not be loaded. Tried path: OSError: "):
-        load(path=tmp_path / "none.so")
-    with pytest.raises(BackendError, match=r"Tried path: BackendError: libm.so.6 is not NCCL"):
-        load(path="libm.so.6")
-    with pytest.raises(ArgumentError, match='goes with source="path"'):
-        load("pynccl", stub())
-    with pytest.raises(ArgumentError, match="pynccl, cupy, path, is 'conda'"):
-        load("conda")
-
-
 def test_auto_tries_them_in_order_and_says_why_each_failed(
     monkeypatch: pytest.MonkeyPatch, stub: Callable[..., Path]
 ) -> None:
@@ -96,27 +88,166 @@ def test_auto_tries_them_in_order_and_says_why_each_failed(
         return way
 
     monkeypatch.setattr(
-        library, "_WAYS", {"pynccl": fails("no numba"), "cupy": fails("no\n cupy"), "path": fails("no file")}
+        library, "_LOADERS", {"pynccl": fails("no numba"), "cupy": fails("no\n cupy"), "path": fails("no file")}
     )
     tried = r"Tried pynccl: ImportError: no numba; cupy: ImportError: no cupy; path: ImportError: no file$"
     with pytest.raises(BackendError, match=tried):
         load()
     with pytest.raises(BackendError, match=r"Tried cupy: ImportError: no cupy$"):
         load("cupy")
+    with pytest.raises(ArgumentError, match="pynccl, cupy, path, is 'conda'"):
+        load("conda")
     ways = {"pynccl": fails("no numba"), "cupy": lambda: ctypes.CDLL(str(stub(19))), "path": fails("never asked")}
-    monkeypatch.setattr(library, "_WAYS", ways)
+    monkeypatch.setattr(library, "_LOADERS", ways)
     assert load().version == (2, 19, 3)
 
 
 def test_pynccl_is_shown_the_package_and_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = Path("/somewhere/nvidia/nccl/lib/libnccl.so.2")
-    monkeypatch.delenv("NUMBA_NCCLLIB", raising=False)
-    seen = {}
-    with pytest.raises(KeyError), library._shown_to_pynccl(file):
-        raise KeyError(seen.setdefault("while", os.environ["NUMBA_NCCLLIB"]))
-    assert seen == {"while": "/somewhere/nvidia/nccl/lib"}
-    assert "NUMBA_NCCLLIB" not in os.environ
-    monkeypatch.setenv("NUMBA_NCCLLIB", "/my/own")
-    with library._shown_to_pynccl(file):
-        assert os.environ["NUMBA_NCCLLIB"] == "/my/own"
-    assert os.environ["NUMBA_NCCLLIB"] == "/my/own"
+    seen = []
+
+    class Binding:
+        @staticmethod
+        def libnccl() -> Any:
+            seen.append(os.environ.get("NUMBA_NCCLLIB"))
+            raise KeyError
+
+    monkeypatch.setitem(sys.modules, "pynccl", types.SimpleNamespace(binding=Binding))
+    monkeypatch.setattr(library, "wheel", lambda: Path("/somewhere/nvidia/nccl/lib/libnccl.so.2"))
+    for mine in (None, "/my/own"):
+        monkeypatch.delenv("NUMBA_NCCLLIB", raising=False)
+        if mine is not None:
+            monkeypatch.setenv("NUMBA_NCCLLIB", mine)
+        with pytest.raises(KeyError):
+            library._from_pynccl()
+        assert os.environ.get("NUMBA_NCCLLIB") == mine
+    assert seen == ["/somewhere/nvidia/nccl/lib", "/my/own"]
+
+
+# The functions, against NVIDIA's own header and against libraries that lack some of them ------------------------------
+
+C_TYPES: dict[str, Any] = {
+    "void*": c_void_p,
+    "char*": c_char_p,
+    "void": None,
+    "int": c_int,
+    "int*": POINTER(c_int),
+    "size_t": c_size_t,
+    "unsigned int": c_uint,
+    "ncclResult_t": c_int,
+    "ncclResult_t*": POINTER(c_int),
+    "ncclDataType_t": c_int,
+    "ncclRedOp_t": c_int,
+    "ncclComm_t": c_void_p,
+    "ncclComm_t*": POINTER(c_void_p),
+    "cudaStream_t": c_void_p,
+    "ncclUniqueId": UniqueId,
+    "ncclUniqueId*": POINTER(UniqueId),
+    "ncclConfig_t*": POINTER(Config),
+}
+
+
+@pytest.fixture(scope="module")
+def header() -> str:
+    """nccl.h of the installed package, without comments."""
+    library = wheel()
+    if library is None:
+        pytest.skip("nvidia-nccl-cu12 or -cu13 is not installed")
+    text = (library.parent.parent / "include" / "nccl.h").read_text()
+    return re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+
+
+def c_type(declared: str) -> str:
+    """A parameter's type: `const void* sendbuff` is `void*`."""
+    words = re.sub(r"\bconst\b", "", declared.replace("*", " * ")).split()
+    stars = words.count("*")
+    names = [word for word in words if word != "*"]
+    if len(names) > 1 and names[-1] not in ("int",):
+        names.pop()  # the parameter's own name
+    return " ".join(names) + "*" * stars
+
+
+def test_every_function_is_declared_as_in_the_header(header: str) -> None:
+    for name, arguments in FUNCTIONS.items():
+        found = re.search(rf"^\s*((?:const\s+)?\w+\s*\*?)\s*\b{name}\s*\(([^)]*)\)\s*;", header, re.MULTILINE)
+        assert found, f"nccl.h has no {name}"
+        result, parameters = found.groups()
+        declared = tuple(C_TYPES[c_type(each)] for each in parameters.split(",") if each.strip() not in ("", "void"))
+        assert arguments == declared, name
+        assert (C_TYPES[c_type(result + " x")] == c_char_p) == (name in library._TEXTS)
+
+
+def enum(header: str, name: str) -> dict[str, int]:
+    body = re.search(rf"typedef\s+enum\s*\{{([^}}]*)\}}\s*{name}\s*;", header)
+    assert body, name
+    return {key: int(value) for key, value in re.findall(r"(\w+)\s*=\s*(\d+)\s*(?=,|$)", body[1].strip())}
+
+
+def test_the_numbers_are_those_of_the_header(header: str) -> None:
+    results = enum(header, "ncclResult_t")
+    assert {code: text.split(",")[0] for code, text in RESULTS.items()} == {
+        code: name for name, code in results.items() if name != "ncclNumResults"
+    }
+    types = enum(header, "ncclDataType_t")
+    for dtype, code in DTYPES.items():
+        name = {"int": "Int", "uint": "Uint", "float": "Float", "bfloat": "Bfloat"}[dtype.name.rstrip("0123456789")]
+        assert types[f"nccl{name}{dtype.itemsize * 8}"] == code
+    ops = enum(header, "ncclRedOp_t")
+    names = {ReduceOp.SUM: "Sum", ReduceOp.PROD: "Prod", ReduceOp.MAX: "Max", ReduceOp.MIN: "Min", ReduceOp.MEAN: "Avg"}
+    assert {op: ops[f"nccl{name}"] for op, name in names.items()} == OPS
+    assert f"#define NCCL_UNIQUE_ID_BYTES {library.UNIQUE_ID_BYTES}" in header
+
+
+def test_the_configuration_begins_as_the_headers_does(header: str) -> None:
+    body = re.search(r"typedef\s+struct\s+ncclConfig_v\d+\s*\{([^}]*)\}\s*ncclConfig_t\s*;", header)
+    assert body
+    declared = [line.strip() for line in body[1].split(";") if line.strip()]
+    for (name, kind), line in zip(Config._fields_, declared, strict=False):
+        assert re.split(r"[\s*]+", line)[-1] == name
+        assert {**C_TYPES, "char*": c_char_p}[c_type(line)] == kind
+    assert {name for name, _ in Config._fields_[3:]} == set(SINCE)
+    config = configuration(None, (2, 18, 3))
+    assert int(re.search(r"#define NCCL_API_MAGIC (0x\w+)", header)[1], 16) == config.magic  # type: ignore[index]
+    assert "#define NCCL_CONFIG_UNDEF_INT INT_MIN" in header
+
+
+def test_a_configuration_is_as_old_as_what_is_set_allows() -> None:
+    def made(*version: int, **wanted: Any) -> tuple[int, int]:
+        config = configuration(NcclConfig(**wanted), version)
+        return config.size, config.version
+
+    assert made(2, 18, 3, max_ctas=8) == made(2, 32, 3) == (48, 21800)
+    assert made(2, 26, 2, max_ctas=8, traffic_class=3) == (48, 22600)
+    assert made(2, 32, 3, nvls_ctas=4) == (ctypes.sizeof(Config), 22700)
+    config = configuration(NcclConfig(min_ctas=2, max_ctas=8, net_name="IB"), (2, 32, 3))
+    assert (config.blocking, config.minCTAs, config.maxCTAs, config.netName) == (0, 2, 8, b"IB")
+    assert (config.cgaClusterSize, config.trafficClass, config.commName) == (-(2**31), -(2**31), None)
+    with pytest.raises(BackendError, match=r"traffic_class needs NCCL 2\.26 or newer, and this is 2\.18\.5"):
+        configuration(NcclConfig(traffic_class=8), (2, 18, 5))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"min_ctas": 0}, {"max_ctas": -1}, {"min_ctas": 9, "max_ctas": 8}, {"net_name": ""}, {"cga_cluster_size": 9}],
+)
+def test_what_nccl_would_refuse_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match="NcclConfig"):
+        NcclConfig(**wrong)
+
+
+def test_whoever_loaded_the_library_keeps_his_declarations(stub: Callable[..., Path]) -> None:
+    dll = ctypes.CDLL(str(stub()))
+    dll.ncclAllReduce.argtypes = (c_int,)
+    Nccl(dll)
+    assert dll.ncclAllReduce.argtypes == (c_int,)
+
+
+def test_what_a_library_lacks_is_named(stub: Callable[..., Path]) -> None:
+    nccl = Nccl(ctypes.CDLL(str(stub(18))), "the stub")
+    with pytest.raises(BackendError, match=r"<NCCL 2\.18\.3 of the stub> has no ncclNew: it is too old"):
+        nccl.call("ncclNew")
+    with pytest.raises(DtypeError, match="NCCL has no int16; it has int8"):
+        nccl.dtype_code(np.dtype(np.int16))
+    with pytest.raises(BackendError, match=r"<NCCL 2\.12\.3 of the stub> is too old: NCCL 2\.18 or newer is needed"):
+        Nccl(ctypes.CDLL(str(stub(12))), "the stub")
+    with pytest.raises(BackendError, match="libm is not NCCL, and not linked to it: it has no ncclGetVersion"):
+        Nccl(ctypes.CDLL("libm.so.6"), "libm")

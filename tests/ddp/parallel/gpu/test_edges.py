@@ -142,7 +142,7 @@ def test_a_bucket_is_reduced_beside_backward_between_one_event_before_and_one_af
     made.run(rank)
     assert by_kernels(streams_of([*between(made, BEGINS, ENDS)][-1])) == {
         "user 0.": BACKWARD,
-        "comm 0.": ["wait", "nccl all_reduce", "record"] * 4,
+        "comm 0.": ["wait", "nccl all_reduce", "multiply", "record"] * 4,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import collectives
-from collectives.backends.device import device_base, stream_handoff
+from collectives.backends.device import device_work
 from ddp.errors import ParallelError
 from ddp.parallel import comm_hooks
 from ddp.parallel.comm_hooks import hook_exchange
@@ -101,15 +101,15 @@ def test_layers_with_kernels_and_statistics_over_ranks(
 def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
     """Takes one edge out of the code under test."""
     if edge == "made":  # a bucket is reduced after the kernels that made it, and after its zeros were filled in
-        monkeypatch.setattr(stream_handoff.StreamHandoff, "begin", lambda self, stream: setattr(self, "_comm", stream))
+        monkeypatch.setattr(device_work.StreamHandoff, "begin", lambda self, stream: setattr(self, "_comm", stream))
     elif edge in ("finish", "step"):  # what backward, or a sharded step, launched is used after it is there
-        whole = device_base.DeviceWork.wait
+        whole = device_work.DeviceWork.wait
 
         def wait(self: Any, timeout: float | None = None) -> Any:
             asked = sys._getframe(1).f_code.co_name == edge
             return collectives.Work.wait(self, timeout) if asked else whole(self, timeout)
 
-        monkeypatch.setattr(device_base.DeviceWork, "wait", wait)
+        monkeypatch.setattr(device_work.DeviceWork, "wait", wait)
     else:  # "after", "join": a hook's own stream, between backward's kernels and those that read the bucket
         assert hasattr(hook_exchange.HookStream, edge)
         monkeypatch.setattr(hook_exchange.HookStream, edge, lambda self, *mark: None)

@@ -1,22 +1,27 @@
-r"""A collective's way between streams: what orders it after the caller's kernels and before those that use its result.
+r"""A collective under way on a GPU: what orders it after the caller's kernels and before those that use its result.
 
     the caller's stream   ── kernels ── ready ──────────────────────── wait(done) ── kernels ──
                                            \                          /
     communication stream   ───────────── wait(ready) ── collective ── done
 
-The host waits for neither edge. CuPy's memory pool keeps one arena a stream and gives freed memory out again at once,
-in that stream's order, which knows nothing of the communication stream. So a result lies in the arena of the caller's
-stream and `ready` stands behind its allocation; everything that the communication stream touches is kept by the
-watchdog until `done` has passed; and what it makes for itself lies in its own arena and is used by no other stream.
+The host waits for neither edge. CuPy's memory pool keeps one arena a stream and reuses freed memory at once, in that
+stream's order, which knows nothing of the communication stream. So a result lies in the arena of the caller's stream
+and `ready` is recorded after its allocation; everything that the communication stream touches is kept by the watchdog
+until `done` has passed; and what it makes for itself lies in its own arena and is used by no other stream.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.nccl.watchdog import Watchdog
+from collectives.engine.call import CollectiveOp, Work
 from collectives.errors import ArgumentError
+from collectives.reduction import Array
+
+T = TypeVar("T")
 
 
 class StreamHandoff:
@@ -50,6 +55,21 @@ class StreamHandoff:
         self.keep(array)
         return array
 
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A new array for the communication stream alone; after `begin`."""
+        with self._cuda.on(self._comm):
+            array = self._cuda.empty(shape, dtype)
+        self.keep(array)
+        return array
+
+    def contiguous(self, source: Any, dtype: Any) -> Any:
+        """source itself, or a contiguous copy of it in this dtype, made on the communication stream; after `begin`."""
+        if dtype == source.dtype and source.flags.c_contiguous:
+            return source
+        array = self.scratch(source.shape, dtype)
+        self._cuda.copy(array, source, self._comm)
+        return array
+
     def keep(self, *buffers: Any) -> None:
         """Keeps these until the collective is done."""
         self._buffers.extend(buffers)
@@ -79,4 +99,49 @@ class StreamHandoff:
 
     def wait(self) -> None:
         """Communication before compute: what the calling thread's current stream does next may use the result."""
+        self._watchdog.check()
         self._cuda.current_stream().wait_event(self._done)
+
+
+class DeviceWork(Work[T]):
+    """A collective on a GPU under way.
+
+    `wait` makes what the calling thread's current stream does next come after the collective; the host waits only until
+    the collective has been put on its stream. `done` says that it has been put there, not that it is over.
+    """
+
+    __slots__ = ("_handoff",)
+
+    def __init__(self, call: CollectiveOp[T], handoff: StreamHandoff) -> None:
+        super().__init__(call)
+        self._handoff = handoff
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The collective's result, which the current stream may use; may be called again, on other streams too.
+
+        Raises: as `Work.wait`; what has gone wrong on the device since.
+        """
+        result = super().wait(timeout)
+        self._handoff.wait()
+        return result
+
+
+class DeviceReceiveWork(Work[Any]):
+    """A receive into an array on a GPU: it is copied there by the stream that first waits for it.
+
+    deliver: copies what `recv` returned to the device
+    """
+
+    __slots__ = ("_deliver", "_result")
+
+    def __init__(self, work: Work[Array], deliver: Callable[[Any], Any]) -> None:
+        super().__init__(work._call)
+        self._deliver = deliver
+        self._result: Any = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """`out`, which the current stream may use; with the sender's rank if any could send."""
+        received = super().wait(timeout)
+        if self._result is None:
+            self._result = self._deliver(received)
+        return self._result
