@@ -1,17 +1,19 @@
 """Hang detector: follows the heartbeats, warns at half the limit, and ends a job that makes no progress.
 
 `launcher.diagnosis.liveness` decides what counts as progress, `launcher.diagnosis.hang_diagnosis` which ranks are to
-blame; here is when to say so, and how the ranks' stacks are collected before they end.
+blame; here is when to report it, and how the ranks' stacks are collected before they end.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from launcher.diagnosis.failures import Failure, HeartbeatLost, Hung, duration, may_follow_a_loss, name_rank, name_ranks
-from launcher.diagnosis.liveness import SILENCE, Liveness, RankSnapshot
+from launcher.diagnosis.failures import Failure, HeartbeatLost, Hung, duration, may_follow_a_loss, name_ranks
+from launcher.diagnosis.job_clock import JobClock
+from launcher.diagnosis.liveness import SILENCE, Liveness, RankState
 from launcher.diagnosis.observer import Observer
 from launcher.protocol import Message, to_bytes
 
@@ -33,7 +35,7 @@ class ConsoleLike(Protocol):
         """The launcher reads nothing from ranks, because its own output is not read."""
 
     def say(self, text: str) -> None:
-        """Prints the launcher's own words."""
+        """Prints the launcher's own lines."""
 
 
 class AttemptLike(Protocol):
@@ -47,10 +49,10 @@ class AttemptLike(Protocol):
 class HangDetector(Observer):
     """Watches over a job of `n` ranks.
 
-    limit: seconds without motion after which the job hangs
-    heartbeat: seconds without a word of a rank's agent after which that rank is lost
-    folder: says where stacks are written; None: the culprits' go to the console, shortened
-    attempt: that which runs now
+    limit: seconds without progress after which the job hangs
+    heartbeat: seconds without a message of a rank's agent after which that rank is lost
+    folder: returns where stacks are written; None: those of the culprits go to the console, shortened
+    attempt: returns that which runs now; clock: monotonic, s
     """
 
     def __init__(
@@ -61,56 +63,59 @@ class HangDetector(Observer):
         console: ConsoleLike,
         folder: Callable[[], Path | None],
         attempt: Callable[[], AttemptLike],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limit, self._heartbeat = limit, heartbeat
         self._console = console
         self._folder = folder
         self._attempt = attempt
-        self._now: float | None = None  # of the last turn
-        self._standstill = 0.0  # s that did not count
+        self._clock = clock
+        self._job_clock = JobClock()
         self._debugging = False
         self._begin(n)
 
     def _begin(self, n: int) -> None:
-        self._liveness = Liveness(n, self._at(self._now or 0.0))
+        self._liveness = Liveness(n, self._at)
         self._over = False
-        self._news: list[Callable[[float], None]] = []  # of this turn; the next one knows what time it is
-        self._spoken: set[int] = set()
         self._next = 0.0  # when to look again
-        self._warned: float | None = None  # since when nothing moved, once that has been said
-        self._missed: set[int] = set()  # ranks whose silence has been mentioned
-        self._asked: float | None = None  # when the ranks were asked for their stacks, after
-        self._quiet = 0.0  # seconds without motion
-        self._snapshots: list[RankSnapshot] = []
+        self._warned: float | None = None  # since when nothing moved, once that has been reported
+        self._hung: list[RankState] = []  # the ranks when the job was found to hang
+        self._hung_for = 0.0  # s
+        self._asked_at = 0.0  # when they were asked for their stacks
         self._stacks: dict[int, str] = {}
 
-    # -- what happens
+    @property
+    def _at(self) -> float:
+        """The time without that in which the job stood still."""
+        return self._job_clock.at(self._clock())
+
+    # -- events
 
     def attempt_started(self, number: int, n: int) -> None:
         self._debugging = False
         self._begin(n)
 
     def rank_started(self, rank: int, hello: Message) -> None:
-        self._news.append(lambda at: self._liveness.rank_started(rank, hello, at))
+        self._liveness.rank_started(rank, hello, self._at)
 
     def rank_ended(self, rank: int, status: int) -> None:
-        self._news.append(lambda at: self._liveness.rank_ended(rank, at))
+        self._liveness.rank_ended(rank, self._at)
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        self._spoken.add(rank)
+        self._liveness.output(rank, self._at)
 
     def heartbeat(self, rank: int, beat: Message, now: float) -> None:
-        self._news.append(lambda at: self._liveness.heartbeat(rank, beat, at))
+        self._liveness.heartbeat(rank, beat, self._at)
 
     def joining(self, rank: int, waits: bool) -> None:
-        self._news.append(lambda at: self._liveness.joining(rank, waits, at))
+        self._liveness.joining(rank, waits, self._at)
 
     def stacks(self, rank: int, text: str) -> None:
         self._stacks[rank] = text
 
     def failed(self, failure: Failure) -> None:
-        if not self._over and self._now is not None and may_follow_a_loss(failure):
-            self._lose(0.0, self._at(self._now))
+        if not self._over and may_follow_a_loss(failure):
+            self._report_lost(SILENCE)
         self._over = True  # it will be ended
 
     def ending(self) -> None:
@@ -123,53 +128,36 @@ class HangDetector(Observer):
         self._debugging = bool(ranks)
 
     def resumed(self, by: float) -> None:
-        if not self._still():  # else it is counted already
-            self._standstill += by
-
-    # -- the clock
-
-    def _at(self, now: float) -> float:
-        return now - self._standstill
-
-    def _still(self) -> bool:
-        """True while time does not count: in a debugger, and while the launcher reads nothing from ranks."""
-        return self._debugging or self._console.backlogged
+        self._job_clock.skip(by)
 
     def tick(self, now: float) -> float:
-        if self._now is not None and self._still():
-            self._standstill += now - self._now
-        self._now = now
+        if self._debugging or self._console.backlogged:
+            self._job_clock.hold(now)
+        else:
+            self._job_clock.release(now)
         if self._over:
             return _NEVER
-        at = self._at(now)
-        news, self._news = self._news, []
-        for tell in news:
-            tell(at)
-        for rank in self._spoken:
-            self._liveness.output(rank, at)
-        self._spoken.clear()
-        if self._asked is not None:
-            return self._gather(now)
+        if self._hung:
+            return self._gather_stacks(now)
         if now >= self._next:
-            self._next = now + self._look(at)
+            self._next = now + self._look()
         return self._next
 
-    # -- what is made of it
+    # -- what is made of them
 
-    def _look(self, at: float) -> float:
-        """Judges; returns in how many seconds to look again."""
-        self._mention_silence(at)
-        self._lose(self._heartbeat, at)
+    def _look(self) -> float:
+        """Looks for lost ranks and for a hang; returns in how many seconds to look again."""
+        self._report_lost(self._heartbeat)
         if self._over:
             return _NEVER
-        quiet = self._liveness.quiet(at)
+        at = self._at
+        quiet, half = self._liveness.quiet(at), self._limit / 2
         if quiet >= self._limit:
             # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
-            self._asked, self._quiet, self._snapshots = self._now, quiet, self._liveness.snapshots(at)
+            self._hung, self._hung_for, self._asked_at = self._liveness.ranks(at), quiet, self._clock()
             self._say(f"nothing has moved for {duration(quiet)}")
             self._attempt().ask_stacks()
             return 0.0
-        half = self._limit / 2
         if quiet < half:
             if self._warned is not None:
                 self._say(f"it moves again, after {duration(at - quiet - self._warned)}")
@@ -179,78 +167,67 @@ class HangDetector(Observer):
             from launcher.diagnosis.hang_diagnosis import diagnose_hang  # here, because few jobs come to this
 
             self._warned = at - quiet
-            text = diagnose_hang(self._liveness.snapshots(at), self._attempt().stopped_engine()).text
+            text = diagnose_hang(self._liveness.ranks(at), self._attempt().stopped_engine()).text
             left = duration(self._limit - quiet)
             self._say(f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)")
         return min(self._limit - quiet, 1.0)
 
-    def _mention_silence(self, at: float) -> None:
-        snapshots = self._liveness.snapshots(at)
-        several_hosts = len({snapshot.host for snapshot in snapshots}) > 1
-        for snapshot in snapshots:
-            if not snapshot.silent:
-                self._missed.discard(snapshot.rank)
-            elif snapshot.rank not in self._missed:
-                self._missed.add(snapshot.rank)
-                who = name_rank(snapshot.rank, snapshot.pid, snapshot.host if several_hosts else "")
-                self._say(f"{who}: its agent (pid {snapshot.agent}) has said nothing for {SILENCE:g} s; is it stopped?")
-
-    def _lose(self, limit: float, at: float) -> None:
-        """Ends the job if agents have been silent for `limit` seconds, 0: for long enough to be mentioned."""
-        snapshots = self._liveness.snapshots(at)
-        silent = [snapshot for snapshot in snapshots if snapshot.silent and snapshot.silence >= limit]
+    def _report_lost(self, limit: float) -> None:
+        """Ends the job if agents have been silent for `limit` seconds."""
+        ranks = self._liveness.ranks(self._at)
+        silent = [each for each in ranks if each.silent and each.silence >= limit]
         if not silent:
             return
         self._over = True
-        alive = {snapshot.host for snapshot in snapshots if not snapshot.silent}
-        lost = [snapshot for snapshot in silent if snapshot.host not in alive]
-        several_hosts = len({snapshot.host for snapshot in snapshots}) > 1
-        hosts = tuple(dict.fromkeys(snapshot.host for snapshot in lost)) if several_hosts else ()
+        alive = {each.host for each in ranks if not each.silent}
+        lost = [each for each in silent if each.host not in alive]
+        several_hosts = len({each.host for each in ranks}) > 1
+        hosts = tuple(dict.fromkeys(each.host for each in lost)) if several_hosts else ()
         named = lost if hosts else silent
-        ranks, seconds = tuple(snapshot.rank for snapshot in named), max(snapshot.silence for snapshot in named)
-        assert self._now is not None
-        self._attempt().fail(HeartbeatLost(at=self._now, ranks=ranks, hosts=hosts, seconds=seconds, limit=limit > 0.0))
+        self._attempt().fail(
+            HeartbeatLost(
+                at=self._clock(),
+                ranks=tuple(each.rank for each in named),
+                hosts=hosts,
+                seconds=max(each.silence for each in named),
+                limit=limit > SILENCE,
+            )
+        )
 
-    def _gather(self, now: float) -> float:
-        """Waits for the ranks' stacks, for a while."""
-        assert self._asked is not None
-        left = {snapshot.rank for snapshot in self._liveness.snapshots(self._at(now))}
-        snapshots, until = self._snapshots, self._asked + _STACKS_LIMIT
-        able = {snapshot.rank for snapshot in snapshots if not (snapshot.stopped or snapshot.silent)} & left
-        if now < until and not able <= self._stacks.keys():
-            return until
+    def _gather_stacks(self, now: float) -> float:
+        """Waits for the ranks' stacks, for a while, and ends the job; returns when to look again."""
+        left = {each.rank for each in self._liveness.ranks(self._at)}
+        able = {each.rank for each in self._hung if not (each.stopped or each.silent)} & left
+        if now < self._asked_at + _STACKS_LIMIT and not able <= self._stacks.keys():
+            return self._asked_at + _STACKS_LIMIT
         self._over = True
         if not left:
             return _NEVER  # no rank is left to report on
         from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
 
-        diagnosis = diagnose_hang(snapshots, self._attempt().stopped_engine())
-        self._console.say(table(snapshots, diagnosis.ranks or diagnosis.samples))
-        if not self._written():
-            self._show(diagnosis.samples)
-        message = f"nothing has moved for {duration(self._quiet)}: {diagnosis.text}"
+        diagnosis = diagnose_hang(self._hung, self._attempt().stopped_engine())
+        self._console.say(table(self._hung, diagnosis.ranks or diagnosis.samples))
+        if not self._write_stacks():
+            for rank in diagnosis.samples:
+                if rank in self._stacks:
+                    self._say(f"rank {rank} stands here, innermost first:\n{innermost(self._stacks[rank])}")
+        message = f"nothing has moved for {duration(self._hung_for)}: {diagnosis.text}"
         self._attempt().fail(Hung(at=now, ranks=diagnosis.ranks, message=message))
         return _NEVER
 
-    def _written(self) -> bool:
-        """Puts all stacks into the log folder, if there is one."""
+    def _write_stacks(self) -> bool:
+        """Writes all stacks to the log folder, if there is one."""
         folder = self._folder()
         if folder is None or not self._stacks:
             return False
         try:
             for rank, text in self._stacks.items():
-                path = folder / f"stacks-rank-{rank}.txt"
-                path.write_bytes(to_bytes(text))
+                (folder / f"stacks-rank-{rank}.txt").write_bytes(to_bytes(text))
         except OSError as error:
             self._say(f"the stacks cannot be written: {error}")
             return False
         self._say(f"the stacks of {name_ranks(sorted(self._stacks))} are in {folder}/stacks-rank-*.txt")
         return True
-
-    def _show(self, ranks: tuple[int, ...]) -> None:
-        for rank in ranks:
-            if rank in self._stacks:
-                self._say(f"rank {rank} stands here, innermost first:\n{innermost(self._stacks[rank])}")
 
     def _say(self, text: str) -> None:
         self._console.say(f"ddp-launch: {text}")

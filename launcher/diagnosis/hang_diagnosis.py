@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from launcher.diagnosis.failures import duration, name_rank, name_ranks
-from launcher.diagnosis.liveness import INIT, RankSnapshot
+from launcher.diagnosis.liveness import INIT, RankState
 
 _SHOWN = 3  # ranks in a sentence
 _ROWS = 40
@@ -29,7 +29,6 @@ _STATES = {
 }
 # "all_reduce #416 (train.py:88) sum float32 (512, 10)": what must agree is all but the line and the shape.
 _CALL = re.compile(r"(?P<call>\S+ #\d+) \(.*?:\d+\) ?(?P<how>.*?)(?: ?\([^()]*\))?$")
-_PAIRS = ("send", "recv")
 
 
 class HangDiagnosis(NamedTuple):
@@ -45,31 +44,31 @@ class HangDiagnosis(NamedTuple):
     samples: tuple[int, ...]
 
 
-def diagnose_hang(snapshots: Sequence[RankSnapshot], engine: str = "") -> HangDiagnosis:
+def diagnose_hang(ranks: Sequence[RankState], engine: str = "") -> HangDiagnosis:
     """Who holds the others up.
 
-    snapshots: of all ranks that run, at least one
+    ranks: of all ranks that run, at least one
     engine: name and pid of a process of the MPI that is stopped, without which no rank can leave `collectives.init`
     """
-    hosts = len({snapshot.host for snapshot in snapshots}) > 1
-    waiting = [snapshot for snapshot in snapshots if snapshot.waits and not snapshot.stopped and not snapshot.silent]
-    out = [snapshot for snapshot in snapshots if snapshot not in waiting]
-    if engine and any(snapshot.call == INIT for snapshot in waiting):
+    hosts = len({each.host for each in ranks}) > 1
+    halted = [each for each in ranks if each.stopped or each.silent]
+    waiting = [each for each in ranks if each.waits and not (each.stopped or each.silent)]
+    free = [each for each in ranks if not (each.waits or each.stopped or each.silent)]
+    if engine and any(each.call == INIT for each in waiting):
         return HangDiagnosis((), f"{engine} is stopped, while {_who_waits_where(waiting)}", (waiting[0].rank,))
-    if not out:
+    if len(waiting) == len(ranks):
         return _all_wait(waiting, hosts)
-    halted = [snapshot for snapshot in out if snapshot.stopped or snapshot.silent]
-    free = [snapshot for snapshot in out if snapshot not in halted]
     if waiting:
-        most = max(snapshot.calls for snapshot in waiting)
+        most = max(each.calls for each in waiting)
         # A root may be through with the call in which the others wait for another rank.
-        behind = [snapshot for snapshot in free if snapshot.calls < most] or ([] if halted else free)
+        behind = [each for each in free if each.calls < most] or ([] if halted else free)
         culprits = [*halted, *behind]
         return _accuse(culprits, f", while {_who_waits_where(waiting)}", hosts)
     if halted:
         return _accuse(halted, "", hosts)
-    stuck = [snapshot for snapshot in free if snapshot.state == "D"]
-    fewest = [snapshot for snapshot in free if snapshot.calls == min(each.calls for each in free)]
+    stuck = [each for each in free if each.state == "D"]
+    least = min(each.calls for each in free)
+    fewest = [each for each in free if each.calls == least]
     culprits = stuck or (fewest if len(fewest) < len(free) else [])
     if culprits:
         return _accuse(culprits, ", and no rank computes", hosts)
@@ -77,21 +76,19 @@ def diagnose_hang(snapshots: Sequence[RankSnapshot], engine: str = "") -> HangDi
     return HangDiagnosis((), f"no rank computes, and none waits in a collective: {shown.text}", shown.samples)
 
 
-def _accuse(culprits: Sequence[RankSnapshot], rest: str, hosts: bool) -> HangDiagnosis:
+def _accuse(culprits: Sequence[RankState], rest: str, hosts: bool) -> HangDiagnosis:
     shown = culprits[:_SHOWN]
     left = len(culprits) - _SHOWN
     more = f"; and {left} more rank{'s' if left > 1 else ''}" if left > 0 else ""
-    ranks = tuple(snapshot.rank for snapshot in culprits)
-    return HangDiagnosis(
-        ranks, "; ".join(_account(snapshot, hosts) for snapshot in shown) + more + rest, ranks[:_SHOWN]
-    )
+    ranks = tuple(each.rank for each in culprits)
+    return HangDiagnosis(ranks, "; ".join(_account(each, hosts) for each in shown) + more + rest, ranks[:_SHOWN])
 
 
-def _all_wait(waiting: Sequence[RankSnapshot], hosts: bool) -> HangDiagnosis:
-    groups: dict[tuple[str | None, str], list[RankSnapshot]] = {}
-    for snapshot in waiting:
-        groups.setdefault(_identity(snapshot), []).append(snapshot)
-    several = len({snapshot.on for snapshot in waiting}) > 1
+def _all_wait(waiting: Sequence[RankState], hosts: bool) -> HangDiagnosis:
+    groups: dict[tuple[str | None, str], list[RankState]] = {}
+    for each in waiting:
+        groups.setdefault(_identity(each), []).append(each)
+    several = len({each.on for each in waiting}) > 1
     samples = tuple(group[0].rank for group in groups.values())[:_SHOWN]
     if len(waiting) == 1:
         return _accuse(waiting, "", hosts)
@@ -101,97 +98,83 @@ def _all_wait(waiting: Sequence[RankSnapshot], hosts: bool) -> HangDiagnosis:
     parts = []
     for group in groups.values():
         on = f" of {group[0].on}" if several else ""
-        parts.append(f"{name_ranks([snapshot.rank for snapshot in group])} in {group[0].call}{on}")
+        parts.append(f"{name_ranks([each.rank for each in group])} in {group[0].call}{on}")
     more = f", {len(parts) - _SHOWN} more calls" if len(parts) > _SHOWN else ""
     text = f"the ranks wait in different calls: {', '.join(parts[:_SHOWN])}{more}"
-    fewest = min(snapshot.calls for snapshot in waiting)
-    behind = tuple(snapshot.rank for snapshot in waiting if snapshot.calls == fewest)
+    fewest = min(each.calls for each in waiting)
+    behind = tuple(each.rank for each in waiting if each.calls == fewest)
     if len(behind) < len(waiting):
         is_ = "is" if len(behind) == 1 else "are"
         text += f"; {name_ranks(behind)} {is_} behind ({fewest} calls so far)"
     else:
         behind = ()
-    if all((snapshot.call or "").startswith(_PAIRS) for snapshot in waiting):
-        return HangDiagnosis(behind, f"{text}; a recv ends only when the other rank sends", samples)
     return HangDiagnosis(behind, f"{text}; every rank must make the same calls in the same order", samples)
 
 
-def _identity(snapshot: RankSnapshot) -> tuple[str | None, str]:
+def _identity(each: RankState) -> tuple[str | None, str]:
     """What must agree on all ranks: communicator, name, number, op or root, dtype; not the line, nor the shape."""
-    call = snapshot.call or ""
+    call = each.call or ""
     found = _CALL.fullmatch(call)
-    return snapshot.on, f"{found['call']} {found['how']}" if found else call
+    return each.on, f"{found['call']} {found['how']}" if found else call
 
 
-def _who_waits_where(waiting: Sequence[RankSnapshot]) -> str:
-    calls = {_identity(snapshot) for snapshot in waiting}
+def _who_waits_where(waiting: Sequence[RankState]) -> str:
+    calls = {_identity(each) for each in waiting}
     verb = "waits" if len(waiting) == 1 else "wait"
     more = {1: "", 2: " and another call"}.get(len(calls), f" and {len(calls) - 1} other calls")
-    return f"{name_ranks([snapshot.rank for snapshot in waiting])} {verb} in {waiting[0].call}{more}"
+    return f"{name_ranks([each.rank for each in waiting])} {verb} in {waiting[0].call}{more}"
 
 
-def _account(snapshot: RankSnapshot, hosts: bool) -> str:
+def _account(each: RankState, hosts: bool) -> str:
     """`rank 1 (pid 4712) sleeps at data.py:31 in load`"""
-    who = name_rank(snapshot.rank, snapshot.pid, snapshot.host if hosts else "")
-    if snapshot.silent:
-        return (
-            f"{who} is not heard of: its agent (pid {snapshot.agent}) has said nothing for {duration(snapshot.silence)}"
-        )
-    return f"{who} {_does(snapshot)}{_at(snapshot)}"
+    who = name_rank(each.rank, each.pid, each.host if hosts else "")
+    if each.silent:
+        return f"{who} is not heard of: its agent (pid {each.agent}) has said nothing for {duration(each.silence)}"
+    return f"{who} {_does(each)}{_at(each)}"
 
 
-def _does(snapshot: RankSnapshot) -> str:
-    if snapshot.stopped:
+def _does(each: RankState) -> str:
+    if each.stopped:
         return "is stopped"
-    if snapshot.state == "D":
+    if each.state == "D":
         return "is stuck in the kernel (a disk, a network file system, a driver)"
-    if snapshot.waits:
-        return f"waits in {snapshot.call}"
-    return "computes" if _computes(snapshot) else "sleeps"
+    if each.waits:
+        return f"waits in {each.call}"
+    return "computes" if _computes(each) else "sleeps"
 
 
-def _computes(snapshot: RankSnapshot) -> bool:
-    # Who wants to run does so in most of its beats even where others leave it little of a core; who is woken now and
-    # then, in few. Or its main thread waits for others of its own.
-    return snapshot.ran > 0.5 or (snapshot.cpu is not None and snapshot.cpu > 0.3)
+def _computes(each: RankState) -> bool:
+    return each.state == "R" or (each.cpu is not None and each.cpu > 0.3)
 
 
-def _at(snapshot: RankSnapshot) -> str:
-    if snapshot.where is None or snapshot.waits:
+def _at(each: RankState) -> str:
+    if each.where is None or each.waits:
         return ""
-    if snapshot.where_age <= _FRESH and not snapshot.stopped:
-        return f" at {snapshot.where}"
-    reason = ", in C code that keeps the GIL" if _computes(snapshot) and not snapshot.stopped else ""
-    return f"; its Python was last seen at {snapshot.where}, {duration(snapshot.where_age)} ago{reason}"
+    if each.where_age <= _FRESH and not each.stopped:
+        return f" at {each.where}"
+    reason = ", in C code that keeps the GIL" if _computes(each) and not each.stopped else ""
+    return f"; its Python was last seen at {each.where}, {duration(each.where_age)} ago{reason}"
 
 
 _HEADINGS = ("rank", "host", "pid", "last collective", "", "Python", "seen", "CPU", "state")
 
 
-def table(snapshots: Sequence[RankSnapshot], first: Sequence[int] = (), rows: int = _ROWS) -> str:
+def table(ranks: Sequence[RankState], first: Sequence[int] = (), rows: int = _ROWS) -> str:
     """One row a rank; of more than `rows` ranks the culprits, named in `first`, and as many others as there is room."""
-    shown = list(snapshots)
-    if len(shown) > rows:
-        kept = {*list(first)[:rows]}
-        for snapshot in snapshots:
-            if len(kept) == rows:
-                break
-            kept.add(snapshot.rank)
-        shown = [snapshot for snapshot in snapshots if snapshot.rank in kept]
+    chosen = sorted(ranks, key=lambda each: (each.rank not in first, each.rank))[:rows]
+    shown = sorted(chosen, key=lambda each: each.rank)
     cells = [_HEADINGS, *map(_row, shown)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
-    return "\n".join(lines + ([f"and {len(snapshots) - len(shown)} more ranks"] if len(shown) < len(snapshots) else []))
+    return "\n".join(lines + ([f"and {len(ranks) - len(shown)} more ranks"] if len(shown) < len(ranks) else []))
 
 
-def _row(snapshot: RankSnapshot) -> tuple[str, ...]:
-    call = snapshot.call or "none yet"
-    age = duration(snapshot.call_age)
+def _row(each: RankState) -> tuple[str, ...]:
+    call = each.call or "none yet"
+    age = duration(each.call_age)
     since = {"queued": f"queued {age} ago", "started": f"for {age}", None: ""}
-    how = since.get(snapshot.call_state, f"{snapshot.call_state} {age} ago")
-    seen = f"{duration(snapshot.where_age)} ago" if snapshot.where is not None else ""
-    cpu = f"{100 * snapshot.cpu:.0f} %" if snapshot.cpu is not None else "?"
-    state = (
-        f"no news for {duration(snapshot.silence)}" if snapshot.silent else _STATES.get(snapshot.state, snapshot.state)
-    )
-    return (str(snapshot.rank), snapshot.host, str(snapshot.pid), call, how, snapshot.where or "?", seen, cpu, state)
+    how = since.get(each.call_state, f"{each.call_state} {age} ago")
+    seen = f"{duration(each.where_age)} ago" if each.where is not None else ""
+    cpu = f"{100 * each.cpu:.0f} %" if each.cpu is not None else "?"
+    state = f"no news for {duration(each.silence)}" if each.silent else _STATES.get(each.state, each.state)
+    return (str(each.rank), each.host, str(each.pid), call, how, each.where or "?", seen, cpu, state)

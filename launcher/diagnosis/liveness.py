@@ -15,7 +15,8 @@ they count as hanging only if none of their agents sends anything. The detector 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher.protocol import Message
 
@@ -30,33 +31,43 @@ _IDLE_BURST = 0.05  # s of CPU
 INIT = "collectives.init()"
 
 
-class RankSnapshot(NamedTuple):
-    """A rank as it was last seen. Ages are in s.
+@dataclass(kw_only=True)
+class RankState:
+    """A rank as it was last seen. All times are in s, on one clock that stands still whenever the job does.
 
-    agent: pid of its agent
+    agent: pid of its agent; now: when it is looked at; heard_at: when its agent last sent something
     state: of the process, as /proc has it ("R", "S", "D", "T", "Z"); "?" before the first heartbeat
-    calls: collectives begun; call: the last of them, on communicator `on`; call_state: "queued", "started", "done",
-    "failed", and for how long it is that; None if there was none
-    where, where_age: where its Python stood, and when that was seen; None if that is not known
-    cpu: share of a core in use at last, None if not known; ran: share of its beats since its last progress in which it
-    was running, or wanted to; silence: since the last message of its agent
+    calls: collectives begun; call: the last of them, on communicator `on`; call_state: "queued", "started", "done" or
+    "failed", since call_at; None if there was none; joining: it waits in `collectives.init`, which `call` says then
+    where, where_at: where its Python stood, and when that was seen; None if that is not known
+    cpu: share of a core in use at last, None if not known
     """
 
     rank: int
     pid: int
     agent: int
     host: str
-    state: str
-    calls: int
-    call: str | None
-    on: str | None
-    call_state: str | None
-    call_age: float
-    where: str | None
-    where_age: float
-    cpu: float | None
-    ran: float
-    silence: float
+    now: float
+    heard_at: float
+    state: str = "?"
+    calls: int = 0
+    call: str | None = None
+    on: str | None = None
+    call_state: str | None = None
+    call_at: float = 0.0
+    joining: bool = False
+    step: int | None = None
+    where: str | None = None
+    where_at: float = 0.0
+    cpu: float | None = None
+    beat_at: float | None = None  # the last heartbeat, and the CPU seconds in it
+    cpu_seconds: float = 0.0
+    active_at: float = 0.0  # the last sign of activity, and the CPU seconds then, with those of child processes
+    active_seconds: float = 0.0
+
+    @property
+    def silence(self) -> float:
+        return self.now - self.heard_at
 
     @property
     def silent(self) -> bool:
@@ -70,128 +81,100 @@ class RankSnapshot(NamedTuple):
     def waits(self) -> bool:
         return self.call_state in ("queued", "started")
 
-
-class _TrackedRank:
-    """What is known of a rank that runs. at: when it started"""
-
-    def __init__(self, hello: Message, at: float) -> None:
-        self.pid = int(hello["pid"])
-        self.agent = int(hello["agent"])
-        self.host = str(hello.get("host", ""))
-        self.beat: Message = {}
-        self.beat_at = at
-        self.heard_at = at  # a beat or anything else
-        self.cpu: float | None = None
-        self.mark = 0.0, at  # CPU seconds and time of the last sign of activity
-        self.joining: float | None = None  # since when it waits in `collectives.init`
-        self.beats = self.running = 0  # since its last progress, and those of them that found it running
+    @property
+    def call_age(self) -> float:
+        return self.now - self.call_at
 
     @property
-    def in_call(self) -> bool:
-        return self.beat.get("call_state") in ("queued", "started")
-
-    @property
-    def waits(self) -> bool:
-        return self.in_call or self.joining is not None
-
-    def snapshot(self, rank: int, at: float) -> RankSnapshot:
-        beat, since = self.beat, at - self.beat_at
-        call, state, age = beat.get("call"), beat.get("call_state"), float(beat.get("call_age") or 0.0) + since
-        if self.joining is not None:
-            call, state, age = INIT, "started", at - self.joining
-        return RankSnapshot(
-            rank=rank,
-            pid=self.pid,
-            agent=self.agent,
-            host=self.host,
-            state=str(beat.get("state") or "?"),
-            calls=int(beat.get("calls") or 0),
-            call=call,
-            on=beat.get("call_on"),
-            call_state=state,
-            call_age=age,
-            where=beat.get("where"),
-            where_age=float(beat.get("where_age") or 0.0) + since,
-            cpu=self.cpu,
-            ran=self.running / self.beats if self.beats else 0.0,
-            silence=at - self.heard_at,
-        )
+    def where_age(self) -> float:
+        return self.now - self.where_at
 
 
 class Liveness:
-    """Follows a job of `n` ranks. All times are in s, on one clock that stands still whenever the job is made to."""
+    """Follows a job of `n` ranks."""
 
     def __init__(self, n: int, at: float = 0.0) -> None:
         self._missing = n
-        self._tracked: dict[int, _TrackedRank] = {}
+        self._ranks: dict[int, RankState] = {}
         self._progress_at = at  # the last of each
         self._active_at = at
 
     def rank_started(self, rank: int, hello: Message, at: float) -> None:
         """A rank has started."""
         self._missing -= 1
-        self._tracked[rank] = _TrackedRank(hello, at)
+        pid, agent, host = int(hello["pid"]), int(hello["agent"]), str(hello.get("host", ""))
+        self._ranks[rank] = RankState(rank=rank, pid=pid, agent=agent, host=host, now=at, heard_at=at, active_at=at)
         self._progress_at = at
 
     def rank_ended(self, rank: int, at: float) -> None:
         """A rank has ended."""
-        if self._tracked.pop(rank, None) is not None:
+        if self._ranks.pop(rank, None) is not None:
             self._progress_at = at
 
     def joining(self, rank: int, waits: bool, at: float) -> None:
         """A rank waits in `collectives.init` from now on, or no longer."""
-        tracked = self._tracked.get(rank)
-        if tracked is not None:
-            tracked.joining = at if waits else None
+        if (state := self._ranks.get(rank)) is not None:
+            call = (INIT, "started") if waits else (None, None)
+            state.joining, (state.call, state.call_state), state.call_at = waits, call, at
             self._progress_at = at
 
     def output(self, rank: int, at: float) -> None:
         """A rank has written something."""
-        tracked = self._tracked.get(rank)
-        if tracked is not None:
-            tracked.heard_at = at
-            if not tracked.waits:
+        if (state := self._ranks.get(rank)) is not None:
+            state.heard_at = at
+            if not state.waits:
                 self._progress_at = at
 
     def heartbeat(self, rank: int, beat: Message, at: float) -> None:
-        """An agent says how its rank does."""
-        tracked = self._tracked.get(rank)
-        if tracked is None:
+        """A heartbeat of a rank's agent has come."""
+        state = self._ranks.get(rank)
+        if state is None:
             return
-        before, tracked.beat = tracked.beat, beat
-        own, passed = float(beat.get("cpu") or 0.0), at - tracked.beat_at
-        # Beats that come at once, after the launcher was held up, say nothing about a rate.
-        if "cpu" in before and passed >= 0.2:
-            tracked.cpu = max(0.0, own - float(before["cpu"] or 0.0)) / passed
-        used = own + float(beat.get("below") or 0.0)
-        tracked.heard_at = tracked.beat_at = at
-        changed = any(before.get(name) != beat.get(name) for name in ("calls", "call", "call_state", "step"))
-        cpu, since = tracked.mark
-        if changed:
-            tracked.beats = tracked.running = 0
-        tracked.beats += 1
-        tracked.running += beat.get("state") == "R"
-        if changed:
+        progress = _update(state, beat, at)
+        if progress:
             self._progress_at = at
-        elif not tracked.waits and used - cpu > _IDLE_BURST + _IDLE_SHARE * (at - since):
+        used = state.cpu_seconds + float(beat.get("below") or 0.0)
+        grown = used - state.active_seconds
+        active = not state.waits and grown > _IDLE_BURST + _IDLE_SHARE * (at - state.active_at)
+        if active:
             self._active_at = at
-        elif used >= cpu:
-            return
-        # Else what a child had used has gone with it, since no process waited for its end.
-        tracked.mark = used, at
+        # It shrinks when a child that nothing waited for has ended, and its CPU time has gone with it.
+        if active or progress or grown < 0.0:
+            state.active_at, state.active_seconds = at, used
 
     def quiet(self, at: float) -> float:
-        """For how many seconds nothing has moved, 0.0 where there is nothing to judge."""
-        all_tracked = self._tracked.values()
-        if self._missing > 0 or not all_tracked:
+        """For how many seconds nothing has moved; 0.0 before all ranks have started."""
+        states = self._ranks.values()
+        if self._missing > 0 or not states:
             return 0.0
-        if any(tracked.in_call for tracked in all_tracked):
+        if any(state.waits and not state.joining for state in states):
             return at - self._progress_at
-        if any(tracked.beat.get("calls") or tracked.waits for tracked in all_tracked):
+        if any(state.calls or state.waits for state in states):
             return at - max(self._progress_at, self._active_at)
-        latest = max(tracked.heard_at for tracked in all_tracked)
+        latest = max(state.heard_at for state in states)
         return at - latest if at - latest > SILENCE else 0.0
 
-    def snapshots(self, at: float) -> list[RankSnapshot]:
-        """The ranks that run, in order."""
-        return [tracked.snapshot(rank, at) for rank, tracked in sorted(self._tracked.items())]
+    def ranks(self, at: float) -> list[RankState]:
+        """The ranks that run, in order, as they are at this moment."""
+        return [replace(state, now=at) for _, state in sorted(self._ranks.items())]
+
+
+def _update(state: RankState, beat: Message, at: float) -> bool:
+    """Takes over what a heartbeat says of a rank; returns whether the rank has made progress since the last one."""
+
+    def progress() -> tuple[Any, ...]:
+        return state.calls, state.call, state.call_state, state.step
+
+    before = progress()
+    cpu = float(beat.get("cpu") or 0.0)
+    # Beats that come at once, after the launcher was held up, say nothing about a rate.
+    if state.beat_at is not None and at - state.beat_at >= 0.2:
+        state.cpu = max(0.0, cpu - state.cpu_seconds) / (at - state.beat_at)
+    state.heard_at = state.beat_at = at
+    state.cpu_seconds = cpu
+    state.state, state.calls, state.step = str(beat.get("state") or "?"), int(beat.get("calls") or 0), beat.get("step")
+    state.where, state.where_at = beat.get("where"), at - float(beat.get("where_age") or 0.0)
+    if not state.joining:
+        state.call, state.call_state, state.on = beat.get("call"), beat.get("call_state"), beat.get("call_on")
+        state.call_at = at - float(beat.get("call_age") or 0.0)
+    return progress() != before

@@ -46,7 +46,7 @@ class Harness:
         self.failures: list[Any] = []
         self.now = 1_000.0
         self.beats: dict[int, dict[str, Any]] = {0: dict(WAITS), 1: dict(SLEEPS)}
-        self.detector = HangDetector(2, limit, heartbeat, self.console, lambda: folder, lambda: self)  # type: ignore[arg-type]
+        self.detector = HangDetector(2, limit, heartbeat, self.console, lambda: folder, lambda: self, lambda: self.now)
         self.start()
 
     def fail(self, failure: Any) -> None:
@@ -173,17 +173,6 @@ def test_it_moves_again() -> None:
     assert harness.console.said[2].startswith("ddp-launch: nothing has moved for 300 s")
 
 
-def test_output_of_a_rank_that_does_not_wait_is_motion() -> None:
-    harness = Harness()
-    harness.run(250.0)
-    harness.detector.output(1, "out", b"still here\n")
-    harness.run(250.0)
-    assert harness.output == ""
-    harness.detector.output(0, "out", b"still waiting\n")
-    harness.run(51.0)
-    assert "nothing has moved for 300 s" in harness.output
-
-
 def test_clocks_stand_still_in_a_debugger_while_the_launcher_is_stopped_and_while_nobody_reads() -> None:
     harness = Harness()
     harness.run(200.0)
@@ -195,41 +184,20 @@ def test_clocks_stand_still_in_a_debugger_while_the_launcher_is_stopped_and_whil
     harness.detector.resumed(1_000.0)
     harness.run(40.0)
     harness.console.backlogged = True
+    harness.detector.tick(harness.now)
     harness.now += 1_000.0  # no beats are read meanwhile
     harness.detector.tick(harness.now)
     harness.console.backlogged = False
     assert harness.output == ""
-    harness.run(11.0)
-    assert "nothing has moved for 300 s" in harness.output
-
-    # The launcher is stopped while somebody debugs: that is one time, not two.
-    harness = Harness()
-    harness.detector.debugging(frozenset({1}))
-    harness.detector.tick(harness.now)
-    harness.now += 1_000.0
-    harness.detector.resumed(1_000.0)
-    harness.detector.tick(harness.now)
-    harness.detector.debugging(frozenset())
-    harness.run(300.0)
-    assert harness.output == ""
-    harness.run(1.0)
+    harness.run(12.0)
     assert "nothing has moved for 300 s" in harness.output
 
 
-def test_a_agent_that_says_nothing_is_mentioned_once() -> None:
+def test_a_rank_whose_agent_is_silent_is_blamed() -> None:
     harness = Harness(limit=60.0)
     harness.run(2.0)
-    harness.run(5.0, 1)
-    assert harness.output == ""
-    harness.run(10.0, 1)
-    assert harness.output == (
-        "ddp-launch: rank 1 (pid 101): its agent (pid 201) has said nothing for 5 s; is it stopped?"
-    )
-    harness.run(1.0)
-    harness.run(10.0, 1)
-    assert len(harness.console.said) == 2
-    harness.run(30.0, 1)
-    assert "rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for" in harness.console.said[2]
+    harness.run(40.0, 1)
+    assert "rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for" in harness.output
     harness.run(20.0, 1)
     harness.detector.stacks(0, STACKS)
     harness.detector.tick(harness.now)
