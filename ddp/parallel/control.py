@@ -57,7 +57,7 @@ class ControlMessage:
         self.array: Array = np.zeros(self._rows + comm.size * (1 + width))
         self._table = self.array[self._rows :].reshape(comm.size, 1 + width)
         self._work: Work[Any] | None = None
-        self._weight_given = False  # by this rank
+        self._part = ""  # what this rank did
 
     def send(
         self,
@@ -78,7 +78,9 @@ class ControlMessage:
         array[self._rows :] = 0
         counted = 1.0 if weight is None else weight
         array[_WEIGHT], array[_JOINED_WEIGHT] = (0.0, counted) if joined else (counted, 0.0)
-        array[_WEIGHTED] = self._weight_given = weight is not None and not joined
+        array[_WEIGHTED] = weight is not None and not joined
+        called = "called loss.backward()" if weight is None else "called model.backward(loss, weight=...)"
+        self._part = "is out of data, inside join" if joined else called
         array[_JOINED] = joined
         array[_REQUESTS:_USED] = requests
         array[_USED : self._rows] = used
@@ -127,10 +129,9 @@ class ControlMessage:
         """Raises: ParallelError, on every rank, if some ranks with data gave a weight and others did not."""
         active, weighted = self._comm.size - int(self.array[_JOINED]), self.weighted_ranks()
         if weighted not in (0, active):
-            call = "model.backward(loss, weight=...)" if self._weight_given else "loss.backward()"
             raise ParallelError(
-                f"rank {self._comm.rank} called {call}, but {weighted} of {active} ranks gave a weight: all ranks must "
-                "call the same one"
+                f"rank {self._comm.rank} {self._part}; {weighted} of {active} ranks with data gave a weight: all of "
+                "these must call the same, model.backward(loss, weight=...) or loss.backward()"
             )
 
     def requests(self) -> list[int]:

@@ -2,8 +2,8 @@
 
 The first plan guesses that gradients come in reversed model order. The first backwards show their real order and times,
 and what an all-reduce costs between these ranks is measured. From that the plan is made once, after the third
-backward. Later it changes only with the parameters that are reduced: a frozen one gets a bucket when some rank first
-uses it, and one that no rank has used for a while loses its place.
+backward. Later it changes only where some rank uses a parameter that has no bucket, since it was frozen before: it gets
+one at the end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from ddp.parallel.bucket_plan import Link, Plan, choose_cap, forecast, plan_buck
 Array = np.ndarray[Any, Any]
 _FIRST_CAP = 4 << 20  # bytes; of the plan before anything was measured
 WARM = 3  # backwards after which the plan is made, from the times of all but the first
-_IDLE = 10  # backwards in a row, of others, without a gradient on any rank, after which a parameter loses its place
-_NEVER_IDLE = -(1 << 60)
 # How much slower than it was alone the wire is thought to be when buckets are chosen: it shares the core with backward,
 # and a plan that leaves the wire idle at first cannot catch up.
 _SLOWER = 1.25
@@ -63,7 +61,6 @@ class Planner:
         self._numbers = {name: number for number, name in enumerate(names)}
         self._cap, self._first, self._pinned, self._xp = cap, first, pinned, xp
         self._steps = 0
-        self._idle = [0] * len(names)
         self._ready: Array = np.full(len(names), np.nan)  # s after backward began; nan: never complete
         self._backward = np.nan
 
@@ -83,8 +80,7 @@ class Planner:
 
     def state(self) -> dict[str, Any]:
         """The plan, and how far planning has come, as a JSON value: see `restore`."""
-        idle = {name: count for name, count in zip(self._names, self._idle, strict=True) if count}
-        return {"plan": self.plan.state(), "backwards": self._steps, "idle": idle}
+        return {"plan": self.plan.state(), "backwards": self._steps}
 
     def restore(self, state: Mapping[str, Any]) -> Plan:
         """Continues from a `state` of a planner of the same parameters: later plans change when they would have.
@@ -93,44 +89,27 @@ class Planner:
         """
         plan = Plan.from_state(state["plan"])
         self._check(plan)
-        steps, idle = int(state["backwards"]), [int(state["idle"].get(name, 0)) for name in self._names]
-        self.plan, self._steps, self._idle = plan, steps, idle
+        self.plan, self._steps = plan, int(state["backwards"])
         listed = {name for bucket in plan.buckets for name in bucket}
         self.assigned = [name in listed for name in self._names]
         return plan
 
-    def after_backward(self, ready: Array, backward: float, used: Sequence[bool]) -> Plan | None:
+    def after_backward(self, timer: ArrivalTimer, used: Sequence[bool]) -> Plan | None:
         """Learns from a synchronized backward: the plan from now on, None if it stays. Collective if it changes.
 
-        ready: (parameters,) seconds after backward began when each gradient was complete on this rank, nan: never
-        backward: seconds that it took on this rank, without what was waited for; used: by any rank
+        timer: of this backward, on this rank; used: by any rank
         """
         self._steps += 1
         if 1 < self._steps <= WARM:  # the first one met cold caches and untouched memory
+            ready, backward = timer.seconds()
             self._ready, self._backward = np.fmin(self._ready, ready), np.fmin(self._backward, backward)
-        before, changed = self.plan, self._assignments_changed(used)
+        before, assigned = self.plan, [any(pair) for pair in zip(self.assigned, used, strict=True)]
+        changed, self.assigned = assigned != self.assigned, assigned
         if self._steps == WARM and self._pinned is None and self._comm.size > 1:
             self.plan = self._measured()
         elif changed:
             self.plan = self._complete(before)
         return None if self.plan.buckets == before.buckets else self.plan
-
-    def _assignments_changed(self, used: Sequence[bool]) -> bool:
-        """Counts who was used; whether a parameter gets or loses its place by that."""
-        if not any(used):  # says nothing about any one of them
-            return False
-        changed = False
-        for index, by_any in enumerate(used):
-            if by_any and not self.assigned[index]:
-                self.assigned[index], changed = True, True
-                self._idle[index] = _NEVER_IDLE  # it is used now and then, and would come back again and again
-            elif by_any:
-                self._idle[index] = min(self._idle[index], 0)
-            else:
-                self._idle[index] += 1
-                if self._idle[index] == _IDLE and self.assigned[index] and self._pinned is None:
-                    self.assigned[index], changed = False, True
-        return changed
 
     def _measured(self) -> Plan:
         """The plan from the times of the first backwards, the same on all ranks, bit for bit. Collective."""
@@ -244,10 +223,14 @@ def _seconds(comm: Communicator, array: Any) -> float:
 
 
 class ArrivalTimer:
-    """When gradients are complete in the backwards that a plan is made from: when the engine says so."""
+    """When gradients are complete in the backwards that a plan is made from, for so many gradients on a device.
 
-    def __init__(self, count: int) -> None:
+    On a GPU, where the host is far ahead, moments are events in the stream. Reading them waits for the device.
+    """
+
+    def __init__(self, count: int, where: device) -> None:
         self._count = count
+        self._cuda = None if where.type == "cpu" else where.xp.cuda
         self._left = WARM
         self._moments: dict[int, Any] = {}
         self._begun: Any = None
@@ -270,41 +253,22 @@ class ArrivalTimer:
         if self._begun is not None:
             self._ended = self._now()
 
-    def backward(self) -> float:
-        """Seconds from begin to end, nan if this backward was not timed."""
-        return np.nan if self._ended is None else self._since_begin(self._ended)
-
-    def seconds(self) -> Array:
-        """(count,) seconds from begin to each gradient, nan for those that did not come or were not timed."""
+    def seconds(self) -> tuple[Array, float]:
+        """(count,) seconds from begin to each gradient, and to the end; nan for what did not come or was not timed."""
         seconds = np.full(self._count, np.nan)
         for index, moment in self._moments.items():
             seconds[index] = self._since_begin(moment)
-        return seconds
+        return seconds, np.nan if self._ended is None else self._since_begin(self._ended)
 
     def _now(self) -> Any:
-        return time.perf_counter()
-
-    def _since_begin(self, moment: Any) -> float:
-        return float(moment - self._begun)
-
-
-class _DeviceArrivalTimer(ArrivalTimer):
-    """For a GPU, where the host is far ahead: records events in the stream. Reading them waits for the device."""
-
-    def __init__(self, count: int, cuda: Any) -> None:
-        super().__init__(count)
-        self._cuda = cuda  # the module cupy.cuda
-
-    def _now(self) -> Any:
+        if self._cuda is None:
+            return time.perf_counter()
         event = self._cuda.Event()
         event.record()
         return event
 
     def _since_begin(self, moment: Any) -> float:
+        if self._cuda is None:
+            return float(moment - self._begun)
         moment.synchronize()
         return 1e-3 * float(self._cuda.get_elapsed_time(self._begun, moment))
-
-
-def arrival_timer(count: int, where: device) -> ArrivalTimer:
-    """The timer for so many gradients on a device."""
-    return ArrivalTimer(count) if where.type == "cpu" else _DeviceArrivalTimer(count, where.xp.cuda)

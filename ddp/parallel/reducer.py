@@ -33,7 +33,7 @@ from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import AllReduce, Exchange, SingleRank
 from ddp.parallel.gradient_state import GradientState, WeightSum
 from ddp.parallel.graph_replay import GraphReplays
-from ddp.parallel.planner import Planner, arrival_timer
+from ddp.parallel.planner import ArrivalTimer, Planner
 from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
@@ -83,7 +83,7 @@ class Reducer:
         self._consistency = consistency
         self._finite = finite
         self._xp = tensors[0].device.xp
-        self._timer = arrival_timer(len(names), tensors[0].device)
+        self._timer = ArrivalTimer(len(names), tensors[0].device)
         self._replays = GraphReplays(self)
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
         self._snapshot: tuple[WeightSum, list[bool]] | None = None  # of `gradients`, before the backward that runs now
@@ -171,7 +171,7 @@ class Reducer:
         self._finish_gradients(used)
         if not self._replays.end(weight):
             self.count_step()
-            plan = self.planner.after_backward(self._timer.seconds(), self._timer.backward(), used)
+            plan = self.planner.after_backward(self._timer, used)
             if plan is not None:
                 self._set_plan(plan)
         self.in_flight = False

@@ -283,7 +283,7 @@ def test_weights_and_no_weights_do_not_mix() -> None:
 
     def across_ranks(model: DataParallel, comm: Communicator) -> None:
         loss = loss_sum(model, x, t)
-        with pytest.raises(ParallelError, match="1 of 2 ranks gave a weight"):
+        with pytest.raises(ParallelError, match=rf"rank {comm.rank} called .*1 of 2 ranks with data gave a weight"):
             model.backward(loss, weight=4) if comm.rank == 0 else loss.backward()
 
     def across_passes(model: DataParallel, comm: Communicator) -> None:
@@ -430,7 +430,7 @@ def test_what_a_frozen_parameter_has_for_a_gradient_stays(frozen_when: str) -> N
             net[0].requires_grad_(False)
             clear(net[2], net[4])
         model = DataParallel(net, comm)
-        for step in range(13 + len(found)):  # it loses its place in the plan meanwhile
+        for step in range(4 + len(found)):  # the plan changes meanwhile
             if step > 0:
                 net[0].requires_grad_(False)
                 clear(net[2], net[4])

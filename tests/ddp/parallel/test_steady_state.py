@@ -81,15 +81,13 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
 @pytest.mark.parametrize("cap", [1e-5, "auto"])
 def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, cap: float | str) -> None:
     def rank(comm: Communicator) -> None:
-        found, _ = steps(comm, 16, lambda net, comm: DataParallel(net, comm, bucket_cap_mb=cap, check_every=3))
+        found, _ = steps(comm, 6, lambda net, comm: DataParallel(net, comm, bucket_cap_mb=cap, check_every=3))
         for number, (calls, planned) in enumerate(found):
             if number == WARM - 1 and size > 1:  # the plan is made from measured times
                 assert calls[: len(planned)] == planned
                 assert len(calls) > len(planned)
             else:
                 assert calls == planned, number
-        if cap == 1e-5 and size > 1:
-            assert [len(planned) for _, planned in found] == [1 + 8] * 10 + [1 + 6] * 6
 
     collectives.run_threads(rank, size, timeout=20)
 
@@ -98,7 +96,7 @@ def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, ca
 def test_buffers_cost_one_call_more_a_kind(mode: bool | str) -> None:
     def rank(comm: Communicator) -> None:
         found, _ = steps(
-            comm, 14, lambda net, comm: DataParallel(net, comm, broadcast_buffers=mode, check_every=1), buffers=True
+            comm, 5, lambda net, comm: DataParallel(net, comm, broadcast_buffers=mode, check_every=1), buffers=True
         )
         mean_and_var = 2 * 40 * 4
         count = 16  # a whole number, and the room up to where the next would begin
@@ -107,7 +105,7 @@ def test_buffers_cost_one_call_more_a_kind(mode: bool | str) -> None:
             "mean": [("all_reduce", mean_and_var), ("broadcast", count)],
             False: [],
         }[mode]
-        for calls, planned in found[12:]:
+        for calls, planned in found[3:]:
             assert calls == exchange + planned
 
     collectives.run_threads(rank, 2, timeout=20)
@@ -115,7 +113,7 @@ def test_buffers_cost_one_call_more_a_kind(mode: bool | str) -> None:
 
 def test_check_finite_costs_the_one_small_call_that_it_says() -> None:
     def rank(comm: Communicator) -> None:
-        found, _ = steps(comm, 13, lambda net, comm: DataParallel(net, comm, check_finite=True))
+        found, _ = steps(comm, 5, lambda net, comm: DataParallel(net, comm, check_finite=True))
         calls, planned = found[-1]
         assert calls == [*planned, ("all_gather", 8)]
 
