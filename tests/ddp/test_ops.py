@@ -119,13 +119,6 @@ def test_dropout(p: float, shape: tuple[int, ...]) -> None:
     assert ddp.autograd.gradcheck(fn, x)
 
 
-def test_dropout_keeps_the_expectation() -> None:
-    ddp.manual_seed(0)
-    y = ddp.nn.functional.dropout(ddp.ones(200, 200), 0.25)
-    assert sorted(set(y.flatten().tolist())) == [0.0, pytest.approx(4 / 3)]
-    assert y.mean().item() == pytest.approx(1.0, abs=0.02)
-
-
 def test_transfer_passes_gradients() -> None:
     from ddp._tensor.conversion import transfer
 
@@ -133,35 +126,6 @@ def test_transfer_passes_gradients() -> None:
         x = ddp.from_numpy(array).requires_grad_()
         assert ops_below(transfer(x, ddp.device("cpu"))) == {"transfer"}
         assert ddp.autograd.gradcheck(lambda x: transfer(x, ddp.device("cpu")), x)
-
-
-class TestHalf:
-    """float16 sums and multiplies in float32, and rounds once."""
-
-    def test_sum(self) -> None:
-        x = ddp.full((4096,), 1.0, dtype=ddp.float16)
-        assert x.sum().item() == 4096.0
-        assert x.sum().dtype == ddp.float16
-        assert ddp.ones(100_000, dtype=ddp.float16).mean().item() == 1.0  # though the sum would overflow
-
-    def test_matmul(self) -> None:
-        a = draw(3, 50).astype(np.float16)
-        b = draw(50, 2, seed=1).astype(np.float16)
-        y = ddp.from_numpy(a) @ ddp.from_numpy(b)
-        assert y.dtype == ddp.float16
-        exact = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.float16)
-        np.testing.assert_allclose(y.numpy(), exact, rtol=1e-3)
-
-    def test_training_step(self) -> None:
-        model = ddp.nn.Sequential(
-            ddp.nn.Conv2d(1, 2, 3), ddp.nn.ReLU(), ddp.nn.MaxPool2d(2), ddp.nn.Flatten(), ddp.nn.Linear(8, 3)
-        ).half()
-        loss = ddp.nn.functional.cross_entropy(
-            model(ddp.randn(4, 1, 6, 6, dtype=ddp.float16)), ddp.tensor([0, 1, 2, 0])
-        )
-        loss.backward()
-        assert loss.dtype == ddp.float16
-        assert all(p.grad is not None and p.grad.dtype == ddp.float16 for p in model.parameters())
 
 
 def test_nodes_go_by_reference_counting() -> None:

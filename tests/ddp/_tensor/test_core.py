@@ -76,13 +76,6 @@ class TestValues:
             with pytest.raises((DtypeError, RuntimeError)):
                 assert "text" in x
 
-    def test_integers_are_outside_the_graph(self) -> None:
-        x = ddp.ones(2, requires_grad=True)
-        for y in (x.long(), x.bool(), x.argmax(), x > 0):
-            assert not y.requires_grad
-        with pytest.raises(TypeError, match="integer"):
-            [1, 2][ddp.tensor(1.0)]
-
     def test_iteration(self) -> None:
         assert [row.tolist() for row in ddp.tensor([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
         with pytest.raises(DtypeError, match="0-d"):
@@ -111,12 +104,6 @@ class TestInPlace:
         x.uniform_()
         x.copy_(x * 2)
         assert x.version.count == 6
-
-    def test_random_fills(self) -> None:
-        ddp.manual_seed(1)
-        x = ddp.empty(5000)
-        assert x.normal_(3.0, 0.5).mean().item() == pytest.approx(3.0, abs=0.05)
-        assert -2 <= x.uniform_(-2, -1).amin().item() <= x.amax().item() < -1
 
     def test_bounds_and_dtypes_of_random_fills(self) -> None:
         for call in (lambda x: x.uniform_(3, 2), lambda x: x.normal_(0, -1)):

@@ -64,12 +64,6 @@ class TestSizes:
         assert make(2).dtype == ddp.int32
         assert make(2, dtype=ddp.float64, requires_grad=True).requires_grad
 
-    def test_new_values(self) -> None:
-        x, y = ddp.ones(2, dtype=ddp.float64), torch.ones(2, dtype=torch.float64)
-        assert_same(x.new_full((2, 2), 7), y.new_full((2, 2), 7))
-        assert_same(x.new_tensor([1, 2]), y.new_tensor([1, 2]))
-        assert_same(x.new_tensor([1, 2], dtype=ddp.int8), y.new_tensor([1, 2], dtype=torch.int8))
-
 
 class TestConstants:
     @pytest.mark.parametrize("value", [True, 3, 3.5, math.inf])
@@ -130,10 +124,3 @@ class TestRanges:
         kind = None if dtype is None else theirs(dtype)
         assert_same(ddp.linspace(*args, dtype=dtype), torch.linspace(*args, dtype=kind), rel=1e-6)
         assert_same(ddp.logspace(*args, base=2, dtype=dtype), torch.logspace(*args, base=2, dtype=kind), rel=1e-5)
-
-    def test_linspace_ends_are_exact(self) -> None:
-        x = ddp.linspace(0.1, 0.7, 1001, dtype=ddp.float64)
-        assert (x[0].item(), x[-1].item()) == (0.1, 0.7)
-        assert ddp.logspace(0, 2, 3).tolist() == [1.0, 10.0, 100.0]
-        with pytest.raises(ArgumentError, match="negative"):
-            ddp.linspace(0, 1, -1)

@@ -18,10 +18,11 @@ torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 NAMES = """
     neg negative abs absolute square exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan arcsin
     arctan sinh cosh tanh asinh atanh erf erfc erfinv floor ceil trunc fix round sign frac reciprocal sigmoid relu logit
-    nan_to_num
+    nan_to_num logical_not
 """
 WITH_TENSOR = """
     add sub subtract mul multiply div divide true_divide pow fmod atan2 hypot xlogy clamp_min clamp_max floor_divide
+    eq ne lt le gt ge not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
 """
 FORMS: dict[str, Callable[[Any, Any], Any]] = {
     **{f"{name}_": lambda x, y, name=name: getattr(x, f"{name}_")() for name in NAMES.split()},
@@ -73,8 +74,9 @@ def assigned(x: Any, index: Any, value: Any) -> Any:
     return x
 
 
-# PyTorch has no gradients of these in place.
-UNTRACKED = {"asinh_", "atanh_", "acosh_", "arccosh_", "floor_divide_ tensor"}
+# PyTorch has no gradients of these in place, or wrong ones.
+UNTRACKED = {"asinh_", "atanh_", "acosh_", "arccosh_", "floor_divide_ tensor", "logical_not_"}
+UNTRACKED |= {f"logical_{name}_ tensor" for name in ("and", "or", "xor")}
 VIEWS = {"squeeze_", "squeeze_ dim", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "t_"}
 
 
@@ -131,53 +133,12 @@ def test_operators() -> None:
     assert results[0][2] == results[1][2]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "logical_and_",
-        "logical_or_",
-        "logical_xor_",
-        "bitwise_and_",
-        "bitwise_or_",
-        "bitwise_xor_",
-        "logical_not_",
-        "bitwise_not_",
-    ],
-)
-def test_logic(name: str) -> None:
-    found = []
-    for t in (ddp, torch):
-        x = t.tensor([0, 1, 2, 3])
-        assert getattr(x, name)(*([] if "not" in name else [t.tensor([1, 0, 2, 1])])) is x
-        found.append(x.tolist())
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["eq_", "ne_", "lt_", "le_", "gt_", "ge_", "not_equal_", "less_", "less_equal_", "greater_", "greater_equal_"],
-)
-def test_comparisons(name: str) -> None:
-    for dtype in ("float32", "int64", "bool"):
-        for other in (2, [2.0, 0.0, 1.0, 4.0]):
-            x, y = (t.tensor([1, 2, 0, 4]).to(getattr(t, dtype)) for t in (ddp, torch))
-            a, b = (t.tensor(other) if isinstance(other, list) else other for t in (ddp, torch))
-            assert getattr(x, name)(a) is x
-            assert x.tolist() == getattr(y, name)(b).tolist()
-            assert x.dtype.name == dtype
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_other_floats(dtype: str) -> None:
     x = ddp.tensor([0.5, 2.0]).to(dtype)
     x.exp_().mul_(2).clamp_(max=4.0).sqrt_()
     assert x.dtype == getattr(ddp, dtype)
     assert x.float().tolist() == pytest.approx([(2 * 2.718281828**0.5) ** 0.5, 2.0], rel=1e-2)
-
-
-def test_no_warning_of_special_values() -> None:
-    assert ddp.zeros(1).log_().tolist() == [-float("inf")]
-    assert str(ddp.tensor([-1.0]).sqrt_().item()) == "nan"
 
 
 @pytest.mark.parametrize(
@@ -189,6 +150,7 @@ def test_no_warning_of_special_values() -> None:
         (lambda: ddp.tensor([True]).bitwise_left_shift_(ddp.tensor([1])), DtypeError, "does not fit a tensor of bool"),
         (lambda: ddp.ones(1).addcmul_(ddp.ones(3), ddp.ones(3)), ShapeError, r"\(3,\) does not fit .* \(1,\)"),
         (lambda: ddp.ones(2).clamp_(), ArgumentError, "min, max"),
+        (lambda: ddp.ones(2).fill_diagonal_(1), ShapeError, r"fill_diagonal_: expected a matrix, got shape \(2,\)"),
         (lambda: ddp.ones(2, requires_grad=True).exp_(), InplaceError, "exp_ .* leaf"),
         (lambda: ddp.ones(2, requires_grad=True).clamp_(0, 1), InplaceError, "clamp_ .* leaf"),
         (lambda: ddp.ones(2, requires_grad=True).sigmoid_(), InplaceError, "sigmoid_ .* leaf"),
@@ -199,32 +161,12 @@ def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
         wrong()
 
 
-def test_a_leaf_under_no_grad() -> None:
-    x = ddp.ones(2, requires_grad=True)
-    with ddp.no_grad():
-        x.mul_(3).clamp_(max=2).neg_()
-    assert x.tolist() == [-2.0, -2.0]
-    assert x.is_leaf
-
-
-def test_memory_stays_shared() -> None:
-    x = ddp.zeros(2, 1)
-    row = x[0]
-    x.squeeze_().fill_(1)
-    assert row.tolist() == [1]
-
-
 def test_leaves_keep_their_shape() -> None:
     x = ddp.zeros(2, requires_grad=True)
     with pytest.raises(InplaceError, match=r"unsqueeze_: a tensor of shape \(2,\) that requires grad"):
         x.unsqueeze_(0)
     with ddp.no_grad(), pytest.raises(InplaceError, match="unsqueeze_"):
         x.unsqueeze_(0)
-
-
-def test_diagonals_of_matrices_alone() -> None:
-    with pytest.raises(ShapeError, match=r"fill_diagonal_: expected a matrix, got shape \(2,\)"):
-        ddp.zeros(2).fill_diagonal_(1)
 
 
 def leaf(*values: float) -> ddp.Tensor:
@@ -418,12 +360,6 @@ def test_a_checkpointed_region_computes_its_result_again() -> None:
     np.testing.assert_allclose(x.grad.numpy(), np.exp([0.5, 1.0]), rtol=1e-6)
 
 
-def test_a_sorted_number_is_no_view() -> None:
-    x = ddp.tensor(2.0)
-    x.sort()[0].add_(1)
-    assert x.item() == 2.0
-
-
 # --- what backward reads stays what forward saw ---
 
 
@@ -468,14 +404,6 @@ def test_a_later_write_does_not_reach_backward(made: Callable[[ddp.Tensor], Any]
         loss.backward()
         grads.append(x.grad.tolist())
     assert grads[0] == grads[1]
-
-
-def test_without_a_graph_nothing_is_copied() -> None:
-    array = np.ones(2, np.float32)
-    x = ddp.ones(2, requires_grad=True)
-    with ddp.no_grad():
-        assert ddp._tensor.base.copy_if_needed(array, x) is array
-    assert ddp._tensor.base.copy_if_needed(array, x.detach(), 2.0) is array
 
 
 @pytest.mark.parametrize(

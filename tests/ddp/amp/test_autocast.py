@@ -119,15 +119,6 @@ def test_training_in_mixed_precision() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_two_graphs_share_a_cast_parameter() -> None:
-    layer = ddp.nn.Linear(2, 2)
-    with amp.autocast("cpu"):
-        first, second = (layer(ddp.full((1, 2), x)).float().sum() for x in (1.0, 2.0))
-    first.backward()
-    second.backward()
-    assert layer.weight.grad.tolist() == [[3.0, 3.0], [3.0, 3.0]]
-
-
 def test_a_parameter_on_other_memory_is_cast_again() -> None:
     layer = ddp.nn.Linear(2, 2, bias=False)
     with amp.autocast("cpu"):

@@ -114,15 +114,6 @@ def test_what_json_cannot_hold(step: Any, value: Any, says: str, tmp_path: Path)
     assert not (tmp_path / "x").exists()
 
 
-def test_behind_a_link_the_file_is_changed(tmp_path: Path) -> None:
-    (tmp_path / "real").write_text('{"step": 7}\n')
-    (tmp_path / "link").symlink_to("real")
-    with JsonLines(tmp_path / "link", rank=0) as lines:
-        lines.log(step=3)
-    assert (tmp_path / "link").is_symlink()
-    assert read(tmp_path / "real") == [{"step": 3}]
-
-
 def fail_within(lines: JsonLines) -> None:
     with lines:
         lines.log(step=0)

@@ -86,12 +86,6 @@ class TestForward:
         net(7)
         assert seen == [7]
 
-    def test_as_a_context(self) -> None:
-        net = nn.Identity()
-        with net.register_forward_hook(lambda m, args, out: out + 1):
-            assert net(1) == 2
-        assert net(1) == 1
-
     def test_a_hook_may_remove_itself(self) -> None:
         net = nn.Identity()
         handles: list[Any] = []
@@ -157,13 +151,6 @@ class TestBackward:
         layer.register_full_backward_hook(lambda m, gi, go: go)
         with pytest.raises(ArgumentError, match="nothing to replace"):
             layer(ddp.ones(1, 2)).sum().backward()
-
-    def test_no_grad_sets_no_gate(self) -> None:
-        layer = nn.Identity()
-        layer.register_full_backward_hook(lambda m, gi, go: None)
-        x = ddp.ones(1, requires_grad=True)
-        with ddp.no_grad():
-            assert layer(x) is x
 
     def test_a_hook_owns_what_it_gets(self) -> None:
         layer = nn.Identity()

@@ -45,14 +45,6 @@ def test_distributions_are_pytorchs(name: str, options: Any) -> None:
     assert a[-1] == pytest.approx(b[-1], rel=0.25, abs=0.01)
 
 
-def test_conv_fans() -> None:
-    weight = ddp.empty(8, 4, 3, 3)
-    assert init.fans(weight) == (36, 72)
-    bound = math.sqrt(6.0 / (36 + 72))
-    init.xavier_uniform_(weight)
-    assert 0.95 * bound < weight.abs().max().item() < bound
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [

@@ -55,19 +55,8 @@ class TestWalks:
             with pytest.raises(AttributeError, match=text):
                 call()
 
-    def test_a_memo_is_left_out(self) -> None:
-        net = Net()
-        memo: set[Any] = {net.block}
-        assert [name for name, _ in net.named_modules(memo, prefix="m")] == ["m", "m.drop", "m.last"]
-        assert memo == set(net.modules()) - {net.block.first}
-
 
 class TestAttributes:
-    def test_dir_lists_parts(self) -> None:
-        names = dir(Net())
-        assert {"block", "tied", "drop", "forward", "training"} <= set(names)
-        assert "0" not in dir(nn.Sequential(nn.ReLU()))
-
     def test_buffers_by_assignment(self) -> None:
         net = nn.Module()
         net.kept = nn.Buffer(ddp.ones(2))
@@ -234,11 +223,6 @@ class TestConversions:
         assert net.eval() is net
         assert not any(m.training for m in net.modules())
         assert all(m.training for m in net.train().modules())
-
-    def test_freezing(self) -> None:
-        net = Net().requires_grad_(False)
-        assert not net(ddp.ones(1, 2)).requires_grad
-        assert net.requires_grad_()(ddp.ones(1, 2)).requires_grad
 
     def test_zero_grad_that_keeps_zeros(self) -> None:
         net = Net()

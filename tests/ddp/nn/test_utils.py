@@ -49,14 +49,6 @@ def test_clip_grad_norm(norm_type: Any, max_norm: float) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_a_norm_below_the_bound_changes_no_bit() -> None:
-    ours = parameters(ddp)
-    before = [None if g is None else g.copy() for g in gradients(ours)]
-    utils.clip_grad_norm_(ours, 1e6)
-    for a, b in zip(gradients(ours), before, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_clip_one_tensor_and_none() -> None:
     p = nn.Parameter(ddp.zeros(2))
     assert utils.clip_grad_norm_(p, 1.0).item() == 0.0
@@ -77,15 +69,6 @@ def test_clip_what_is_not_finite(bad: float) -> None:
     assert q.grad.item() == 1.0
     assert not math.isfinite(utils.clip_grad_norm_([p, q], 1.0).item())
     assert math.isnan(q.grad.item()) if math.isnan(bad) else q.grad.item() == 0
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_gradients_are_added_up_in_float32(dtype: str) -> None:
-    p = nn.Parameter(ddp.zeros(5000, dtype=dtype))
-    p.grad = ddp.full((5000,), 200.0, dtype=dtype)
-    assert utils.clip_grad_norm_(p, 1.0).item() == pytest.approx(200 * math.sqrt(5000), rel=1e-3)
-    assert p.grad.dtype == dtype
-    assert p.grad[0].item() == pytest.approx(1 / math.sqrt(5000), rel=1e-2)
 
 
 def test_clip_in_flat_buckets() -> None:
