@@ -104,30 +104,6 @@ def test_a_script_with_two_names_for_mixed_precision() -> None:
     assert ddp.cuda.amp.autocast().device == "cuda"
 
 
-def test_a_script_that_looks_for_a_device() -> None:
-    def device(t: Any) -> str:
-        accelerator = t.accelerator
-        found = accelerator.current_accelerator() if accelerator.is_available() else t.device("cpu")
-        if t.backends.mps.is_available() and t.backends.mps.is_built():
-            found = t.device("mps")
-        kinds = ("is_cuda", "is_meta", "is_mps", "is_quantized", "is_sparse", "is_xpu")
-        assert not any(getattr(t.zeros(1), kind) for kind in kinds)
-        assert accelerator.device_count() == t.cuda.device_count()
-        return str(found)
-
-    assert device(ddp).partition(":")[0] == device(torch).partition(":")[0]
-
-
-def test_a_script_that_recomputes() -> None:
-    array = np.random.default_rng(0).standard_normal((3, 4))
-    gradients = []
-    for t in (ddp, torch):
-        x = t.from_numpy(array.copy()).requires_grad_()
-        t.utils.checkpoint.checkpoint(lambda x, t=t: t.tanh(x).exp(), x, use_reentrant=False).sum().backward()
-        gradients.append(x.grad.numpy())
-    np.testing.assert_allclose(*gradients, rtol=1e-12)
-
-
 def rearranged(t: Any, x: Any) -> list[Any]:
     patches = einops.rearrange(x, "b c (h p) (w q) -> b (h w) (p q c)", p=2, q=2)
     packed, shapes = einops.pack([patches[:, 0], patches[:, 1:]], "b * d")

@@ -48,12 +48,6 @@ class TestGradcheck:
     def test_several_outputs(self) -> None:
         assert ddp.autograd.gradcheck(lambda x: (x * 2, x.exp(), x.argmax()), leaf(1.0, 2.0))
 
-    def test_inputs_are_left_as_they_were(self) -> None:
-        x = leaf(1.0, 2.0)
-        ddp.autograd.gradcheck(lambda x: x * x, x)
-        assert x.tolist() == [1.0, 2.0]
-        assert x.grad is None
-
     def test_refusals(self) -> None:
         with pytest.raises(DtypeError, match="float32"):
             ddp.autograd.gradcheck(lambda x: x * 2, ddp.ones(2, requires_grad=True))
@@ -96,11 +90,6 @@ class TestGradRunsOnlyWhatLeadsToTheInputs:
         assert dh.tolist() == again.tolist() == [6.0, 12.0]
         assert dx.tolist() == [19.0, 37.0]
 
-    def test_an_output_as_input(self) -> None:
-        y = leaf(1.0).exp()
-        assert ddp.autograd.grad(y, y)[0].tolist() == [1.0]
-        y.backward()
-
     def test_freed_beside_and_freed_in_between(self) -> None:
         x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
         h = x.exp()
@@ -124,11 +113,6 @@ class TestGrad:
         gx, gy = ddp.autograd.grad((x + y).sum(), (x, y))
         gx.add_(1)
         assert gy.tolist() == [1.0, 1.0]
-
-    def test_several_outputs_with_weights(self) -> None:
-        x = leaf(2.0)
-        (g,) = ddp.autograd.grad([x * 3, x * x], x, [leaf(1.0).detach(), leaf(10.0).detach()])
-        assert g.tolist() == [43.0]
 
     def test_unused(self) -> None:
         x, y = leaf(1.0), leaf(1.0)
@@ -157,21 +141,10 @@ class TestGrad:
 
 
 class TestBackward:
-    def test_several_roots_one_below_the_other(self) -> None:
-        x = leaf(2.0)
-        y = x * x
-        ddp.autograd.backward([y, y * 3])
-        assert x.grad.tolist() == [16.0]
-
     def test_numbers_must_match(self) -> None:
         x = leaf(2.0)
         with pytest.raises(ArgumentError, match="2 gradients were given for 1"):
             ddp.autograd.backward([x * 2], [leaf(1.0), leaf(1.0)])
-
-
-def test_gradcheck_leaves_out_what_has_no_gradient() -> None:
-    x = ddp.ones(2, dtype=ddp.float64, requires_grad=True)
-    assert ddp.autograd.gradcheck(lambda x: (x.detach() * 2, x * x, x.argmax(), 5), x)
 
 
 @pytest.mark.parametrize("scope", [ddp.no_grad, ddp.inference_mode, ddp.no_grad(), ddp.inference_mode()])

@@ -6,7 +6,6 @@ import copy
 import pickle
 import threading
 
-import numpy as np
 import pytest
 
 import ddp
@@ -50,11 +49,6 @@ def test_a_missing_gpu_is_named_when_it_is_computed_on() -> None:
         pass
     with pytest.raises(DeviceError, match="device cuda:1: CuPy"):
         ddp.zeros(2, device="cuda:1")
-
-
-def test_place_on_its_own_device_is_the_same_array() -> None:
-    x = np.ones(3)
-    assert _device.place(x, _device.CPU) is x
 
 
 def test_seed_repeats() -> None:

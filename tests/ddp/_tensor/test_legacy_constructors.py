@@ -36,10 +36,6 @@ def test_sizes_make_memory(name: str, sizes: Any) -> None:
     assert getattr(ddp, name)(*sizes).shape == tuple(getattr(torch, name)(*sizes).shape)
 
 
-def test_a_shape_is_sizes() -> None:
-    assert ddp.Tensor(ddp.zeros(2, 3).shape).shape == (2, 3)
-
-
 def test_a_tensor_shares_its_memory() -> None:
     x = ddp.zeros(2)
     ddp.FloatTensor(x).fill_(1)
@@ -80,12 +76,6 @@ def test_annotations_as_models_have_them() -> None:
     x = ddp.zeros(2, dtype=ddp.int64)
     assert isinstance(x, ddp.LongTensor | None)
     assert not isinstance(x, ddp.FloatTensor | ddp.BoolTensor)
-
-
-def test_those_of_a_gpu_are_named_without_one() -> None:
-    assert repr(ddp.cuda.FloatTensor) == "ddp.cuda.FloatTensor"
-    kind = ddp.cuda.FloatTensor if ddp.cuda.is_available() else ddp.FloatTensor
-    assert kind([1, 2]).dtype == ddp.float32
 
 
 def test_parameters_of_uninitialised_memory() -> None:

@@ -27,42 +27,29 @@ def defaults() -> Iterator[None]:
 RANDOM = np.random.default_rng(0)
 VALUES: dict[str, Any] = {
     "fractions": [1.0, 2.5],
-    "whole": [1.0, -2.0, 30.0],
     "zeros": [0.0, 0.0],
     "negative zero": [-0.0, 1.5],
     "0-d": 3.0,
     "0-d fraction": 3.14159,
-    "0-d integer": 7,
-    "0-d bool": True,
     "small": [1e-5, 1.0],
     "large": [1e9, 1.0],
-    "large alone": [123456789.0],
     "wide range": [0.001, 12.5],
-    "tiny alone": 1e-30,
     "nan": [1.0, math.nan],
-    "nan alone": [math.nan],
     "infinite": [math.inf, -math.inf, 0.5],
-    "infinite alone": [[math.inf], [0.0]],
     "integers": [[1, -20], [300, 4]],
     "bools": [True, False],
     "matrix": RANDOM.standard_normal((3, 4)),
     "cube": RANDOM.standard_normal((2, 3, 2)),
     "four": np.arange(16).reshape(2, 2, 2, 2),
     "wraps": RANDOM.standard_normal(40) * 10,
-    "integers wrap": np.arange(60),
     "wide rows": np.arange(100.0).reshape(2, 50),
     "long": np.arange(1001),
     "long floats": RANDOM.standard_normal(2000),
     "large matrix": RANDOM.standard_normal((50, 40)),
     "large cube": np.arange(4000).reshape(10, 20, 20),
-    "tall": np.arange(2000).reshape(500, 4),
-    "flat": np.arange(2000).reshape(4, 500),
     "thousand": np.arange(1000).reshape(40, 25),
     "empty": [],
     "empty matrix": np.zeros((0, 3)),
-    "empty integers": np.zeros((2, 0), np.int64),
-    "one column": RANDOM.standard_normal((4, 1)),
-    "bools in rows": RANDOM.random((3, 4)) > 0.5,
     "mixed magnitudes": [[1e-4, 1.0], [999.0, 3.0]],
     "exponents": [[1e-12, 1e12], [0.0, math.nan]],
 }
@@ -186,12 +173,6 @@ def test_slices_and_sums(name: str) -> None:
     assert type(ours).__name__ == type(theirs).__name__
     if name != "s[0]":
         assert ours.numel() == theirs.numel()
-
-
-def test_a_list_is_no_shape() -> None:
-    for wrong in (lambda s: s + [1], lambda s: [1] + s):
-        with pytest.raises(TypeError):
-            wrong(ddp.Size([2]))
 
 
 def test_formats() -> None:

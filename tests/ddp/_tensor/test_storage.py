@@ -164,13 +164,6 @@ class Named(ddp.Tensor):
     names: list[str]
 
 
-def test_functions() -> None:
-    x = ddp.ones(2, requires_grad=True)
-    assert ddp.clone(x).requires_grad
-    ddp.detach(x)[0] = 5
-    assert x.tolist() == [5, 1]
-
-
 def test_a_variable_is_outside_the_graph_over_the_same_memory() -> None:
     x = ddp.ones(2, requires_grad=True) * 2
     v = ddp.autograd.Variable(x)

@@ -94,12 +94,6 @@ def test_setup_context_and_a_saved_output() -> None:
     assert Exp.apply(leaf(2)).edge.op.name == "Exp"
 
 
-def test_without_grad_nothing_is_recorded() -> None:
-    with ddp.no_grad():
-        assert not Exp.apply(leaf(2)).requires_grad
-    assert not Exp.apply(ddp.ones(2)).requires_grad
-
-
 def test_needs_and_materialized_gradients() -> None:
     seen: list[Any] = []
 

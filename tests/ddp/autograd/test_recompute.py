@@ -77,16 +77,6 @@ def test_the_second_run_happens_once_and_backward_is_not_nested() -> None:
     assert sorted(events) == sorted(name for name, _ in model.named_parameters())
 
 
-def test_a_graph_that_is_retained() -> None:
-    x = ddp.randn(5, 4, requires_grad=True)
-    y = checkpoint(net(), x).sum()
-    y.backward(retain_graph=True)
-    first = x.grad.tolist()
-    x.grad = None
-    y.backward()
-    assert x.grad.tolist() == first
-
-
 def test_inside_another_region() -> None:
     x = ddp.randn(5, 4, requires_grad=True)
     model = net()

@@ -86,14 +86,6 @@ class TestForward:
         net(7)
         assert seen == [7]
 
-    def test_a_hook_may_remove_itself(self) -> None:
-        net = nn.Identity()
-        handles: list[Any] = []
-        handles.append(net.register_forward_hook(lambda m, args, out: handles[0].remove()))
-        net.register_forward_hook(lambda m, args, out: out + 1)
-        assert net(1) == 2
-        assert net(1) == 2
-
 
 def passes(t: Any, edit: Any) -> tuple[list[Any], list[Any]]:
     """What the hooks that `edit(module, log)` registers have seen, and the gradients, for a module of t.nn."""
@@ -151,13 +143,6 @@ class TestBackward:
         layer.register_full_backward_hook(lambda m, gi, go: go)
         with pytest.raises(ArgumentError, match="nothing to replace"):
             layer(ddp.ones(1, 2)).sum().backward()
-
-    def test_a_hook_owns_what_it_gets(self) -> None:
-        layer = nn.Identity()
-        layer.register_full_backward_hook(lambda m, gi, go: (gi[0].mul_(0),))
-        x = ddp.ones(3, requires_grad=True)
-        (x * 2 + layer(x)).sum().backward()
-        assert x.grad.tolist() == [2.0] * 3
 
     def test_refusals(self) -> None:
         x = ddp.ones(3, requires_grad=True)

@@ -36,11 +36,6 @@ class TestWalks:
         assert [name for name, _ in net.named_parameters()] == ["0.weight", "0.bias"]
         assert [name for name in net.state_dict() if name.endswith("bias")] == ["0.bias", "2.bias"]
 
-    def test_apply_goes_children_first(self) -> None:
-        seen: list[str] = []
-        Net().apply(lambda m: seen.append(type(m).__name__))
-        assert seen == ["Linear", "Block", "Dropout", "Linear", "Net"]
-
     def test_paths_lead_to_parts(self) -> None:
         net = Net()
         assert net.get_submodule("") is net
@@ -185,16 +180,6 @@ class TestConversions:
         assert net.to("cpu", ddp.float32, non_blocking=True).weight.dtype == ddp.float32
         assert net.to(ddp.ones(1, dtype=ddp.float16)).weight.dtype == ddp.float16
         assert net.cpu() is net
-
-    def test_train_of_children_is_called(self) -> None:
-        class Frozen(nn.BatchNorm1d):
-            def train(self, mode: bool = True) -> Any:
-                return super().train(False)
-
-        net = nn.Sequential(Frozen(2), nn.ReLU()).train()
-        assert [m.training for m in net.modules()] == [True, False, True]
-        with pytest.raises(DtypeError, match="mode is True or False"):
-            net.train(1)
 
     def test_to_keeps_the_objects(self) -> None:
         net = Net()

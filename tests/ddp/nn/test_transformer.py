@@ -60,16 +60,6 @@ def test_attention(options: Any, how: Any, batch: int | None, weights: Any) -> N
     assert len(found) == (2 if weights else 1)
 
 
-@pytest.mark.parametrize("shared", ["all", "key and value"])
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_shared_inputs_take_fewer_products(shared: str, batch_first: bool) -> None:
-    for layer in (pair := twins("MultiheadAttention", 8, 2, batch_first=batch_first)):
-        attend = layer.forward
-        layer.forward = lambda x, y, attend=attend, **how: attend(x if shared == "all" else y, x, x, **how)[0]
-    how = {"attn_mask": np.triu(np.ones((4, 4), bool), 1), "need_weights": False, "is_causal": True}
-    agree(*pair, numbers(4, 4, 8), numbers(4, 4, 8, seed=1), **how)
-
-
 def test_attention_dropout_and_the_empty_batch() -> None:
     layer = nn.MultiheadAttention(8, 2, dropout=0.5)
     x = ddp.randn(4, 3, 8)
