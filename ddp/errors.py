@@ -138,7 +138,7 @@ class WorkerError(DdpError):
 
 
 class DataFileError(DdpError, ValueError):
-    """A file of samples that is truncated, too long, or not of its format; the message names the file and the byte."""
+    """A file of samples that is truncated, too long, or not of its format; the message names the file."""
 
 
 class CheckpointError(DdpError):

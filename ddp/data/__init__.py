@@ -1,6 +1,7 @@
 """Datasets, samplers and loaders, under PyTorch's names; the order of samples is the same at any world size."""
 
 from ddp.data.collate import default_collate, default_convert
+from ddp.data.data_files import CIFAR10, CIFAR100, MNIST, NpyDataset, TokenFile, read_cifar, read_idx
 from ddp.data.dataloader import DataLoader
 from ddp.data.datasets import (
     ChainDataset,
@@ -14,8 +15,6 @@ from ddp.data.datasets import (
 )
 from ddp.data.distributed_sampler import DistributedSampler
 from ddp.data.fetching import get_worker_info
-from ddp.data.image_files import CIFAR10, CIFAR100, MNIST, read_cifar, read_idx
-from ddp.data.mapped_files import NpyDataset, TokenFile
 from ddp.data.rank0 import rank0_first
 from ddp.data.samplers import (
     BatchSampler,
