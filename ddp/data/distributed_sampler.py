@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import collectives
-from ddp.data.samplers import Order, PositionedSampler, State, check_count
+from ddp.data.samplers import IndexSampler, Order, State, check_count
 from ddp.errors import ArgumentError, StateDictError
 
 _TAILS = ("pad", "drop", "exact")
@@ -29,7 +29,7 @@ def count(left: int, rank: int, size: int, tail: str) -> int:
     return left // size if tail == "drop" else -(-left // size)
 
 
-class DistributedSampler(PositionedSampler):
+class DistributedSampler(IndexSampler):
     """The samples of this rank, of an order that all ranks share.
 
     dataset: anything with a length, the same on every rank

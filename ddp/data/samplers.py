@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -21,10 +22,8 @@ T_co = TypeVar("T_co", covariant=True)
 State = dict[str, Any]  # of JSON values
 Order = np.ndarray[Any, Any]  # of int64
 
-_AT_ONCE = (
-    4096  # indices made Python integers together: those of a whole epoch would take four times the order's memory
-)
-
+# Indices made Python integers together: those of a whole epoch would take four times the order's memory.
+_AT_ONCE = 4096
 _PART = 1 << 16  # indices drawn together: a pass may have more than fit into memory
 
 
@@ -39,11 +38,6 @@ class Sampler(Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} has no __iter__()")
 
 
-def has_position(sampler: Any) -> bool:
-    """True for a sampler that is resumed at its position."""
-    return all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "state_after"))
-
-
 def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) -> int:
     """A count from 0 to `most` out of a state. Raises: StateDictError if it is none."""
     value = state.get(name)
@@ -52,7 +46,7 @@ def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) ->
     return value
 
 
-class PositionedSampler(Sampler[int]):
+class PositionedSampler(Sampler[T_co]):
     """A sampler that knows where it is. Every `iter` begins one pass; after `load_state_dict`, where that state was.
 
     A pass that is left early is not gone on with: the next `iter` begins anew, unless a state is loaded first.
@@ -61,45 +55,55 @@ class PositionedSampler(Sampler[int]):
     def __init__(self) -> None:
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
         self._began: State = {}  # where the pass last begun has begun
-        self._read: tuple[int, Iterator[int]] = 0, iter(())  # indices up to the end of the chunk, and what it has left
-        self._pass: object | None = None  # the one under way: an abandoned one must not move the position
+        # A number is taken out of it for each item of the pass under way; an abandoned pass has another one.
+        self._numbers: Iterator[int] | None = None
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[T_co]:
         began, self._loaded = self._loaded, None
         self._began = self._next(draw=True) if began is None else began
-        self._read = 0, iter(())
-        self._pass = this = object()
-        return itertools.chain.from_iterable(self._chunks(this, self._began))
+        self._numbers = numbers = iter(range(1, sys.maxsize))
+        # Counted in C: a generator around each index would double what a pass over them costs.
+        items = itertools.compress(self._items(self._began), numbers)
+        return itertools.chain(items, self._over(numbers, self._began))
 
-    def _chunks(self, this: object, began: State) -> Iterator[Iterator[int]]:
-        end = 0
-        for part in self._indices(began):
-            for start in range(0, len(part), _AT_ONCE):
-                indices = part[start : start + _AT_ONCE].tolist()
-                end += len(indices)
-                chunk = iter(indices)
-                if self._pass is this:
-                    self._read = end, chunk
-                yield chunk
-        if self._pass is this:
-            self._pass = None
+    def _over(self, numbers: Iterator[int], began: State) -> Iterator[T_co]:
+        if self._numbers is numbers:
+            self._numbers = None
             self._end(began)
+        yield from ()
 
     def state_dict(self) -> State:
-        """The position, as JSON values: after the indices that the pass under way has yielded, or before the next one.
+        """The position, as JSON values: after what the pass under way has yielded, or before the next one.
 
         A reader ahead of what is consumed takes this right after `iter(sampler)`, and counts on with `state_after`.
         """
         if self._loaded is not None:
             return dict(self._loaded)
-        if self._pass is None:
+        if self._numbers is None:
             return self._next(draw=False)
-        end, chunk = self._read
-        return self.state_after(self._began, end - operator.length_hint(chunk))
+        return self.state_after(self._began, sys.maxsize - 1 - operator.length_hint(self._numbers))
 
-    def state_after(self, state: State, indices: int) -> State:
-        """The position so many indices after `state` in the same pass; more than it has left is its end."""
-        return {**state, "cursor": min(state["cursor"] + indices * self._stride(), self._span())}
+    def state_after(self, state: State, count: int) -> State:
+        """The position `count` items after `state` in the same pass; more than it has left is its end."""
+        raise NotImplementedError
+
+    def _next(self, draw: bool) -> State:
+        """Where a new pass begins. draw: it begins now, so draw what it needs."""
+        raise NotImplementedError
+
+    def _items(self, began: State) -> Iterator[T_co]:
+        """What is yielded from this position to the end of the pass."""
+        raise NotImplementedError
+
+    def _end(self, began: State) -> None:
+        """Called when the pass that began here is over."""
+
+
+class IndexSampler(PositionedSampler[int]):
+    """A sampler of indices, whose position is a cursor in an order."""
+
+    def state_after(self, state: State, count: int) -> State:
+        return {**state, "cursor": min(state["cursor"] + count * self._stride(), self._span())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter` goes on at this position. Raises: StateDictError for one of another dataset or sampler."""
@@ -110,14 +114,17 @@ class PositionedSampler(Sampler[int]):
                 )
         check_count(self, state_dict, "cursor", self._span())
         self._loaded = {name: state_dict[name] for name in self._next(draw=False)}
-        self._pass = None
+        self._numbers = None
+
+    def _items(self, began: State) -> Iterator[int]:
+        return itertools.chain.from_iterable(
+            part[start : start + _AT_ONCE].tolist()
+            for part in self._indices(began)
+            for start in range(0, len(part), _AT_ONCE)
+        )
 
     def _fixed(self) -> State:
         """What a state must share with this sampler to be one of it."""
-        raise NotImplementedError
-
-    def _next(self, draw: bool) -> State:
-        """Where a new pass begins. draw: it begins now, so draw what it needs."""
         raise NotImplementedError
 
     def _indices(self, began: State) -> Iterable[Order]:
@@ -132,16 +139,13 @@ class PositionedSampler(Sampler[int]):
         """How far the cursor goes for each index."""
         return 1
 
-    def _end(self, began: State) -> None:
-        """The pass that began here is over."""
-
 
 def _parts(wanted: int) -> Iterator[int]:
     """The sizes in which that many indices are drawn; together they are those of a single draw."""
     return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 
-class SequentialSampler(PositionedSampler):
+class SequentialSampler(IndexSampler):
     """0, 1, 2 and so on."""
 
     def __init__(self, data_source: Any) -> None:
@@ -165,7 +169,7 @@ class SequentialSampler(PositionedSampler):
         return len(self)
 
 
-class _Drawn(PositionedSampler):
+class _Drawn(IndexSampler):
     """A sampler whose pass follows from a seed that it draws when the pass begins.
 
     Raises: DeviceError for a generator of a GPU.
@@ -350,7 +354,7 @@ class WeightedRandomSampler(_Drawn):
             yield rng.choice(len(shares), size, replace=self.replacement, p=shares)
 
 
-class BatchSampler(Sampler[list[int]]):
+class BatchSampler(PositionedSampler[list[int]]):
     """Lists of `batch_size` indices of a sampler, in its order.
 
     sampler: a Sampler, or any iterable of indices
@@ -366,17 +370,15 @@ class BatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
+        super().__init__()
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise ArgumentError(f"batch_size should be a number above 0, is {batch_size!r}")
         self.sampler: Any = sampler
         self.batch_size = int(batch_size)
         self.drop_last = bool(drop_last)
-        self._positioned = has_position(sampler)
+        self._positioned = all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "state_after"))
         self._shared = hasattr(sampler, "most_after")  # a DistributedSampler: ranks make as many lists
-        self._skipped = 0  # lists that the next pass leaves out
-        self._began: State = {}
-        self._yielded = 0
-        self._pass: object | None = None  # the one under way: an abandoned one must not move the position
+        self._indices: Iterator[int] = iter(())  # of the pass last begun
 
     def __len__(self) -> int:
         return self._lists(self.sampler.num_samples if self._shared else len(self.sampler))
@@ -384,21 +386,15 @@ class BatchSampler(Sampler[list[int]]):
     def _lists(self, indices: int) -> int:
         return indices // self.batch_size if self.drop_last else -(-indices // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        indices = iter(self.sampler)
-        self._began, skipped, self._skipped = self._now(), self._skipped, 0
-        self._yielded = 0
-        self._pass = this = object()
-        least = self._lists(self.sampler.most_after(self._began["sampler"])) if self._shared else 0
-        return self._walk(this, itertools.islice(self._batches(indices, least), skipped, None))
+    def _next(self, draw: bool) -> State:
+        if draw and self._positioned:
+            self._indices = iter(self.sampler)  # which draws what its pass needs
+        return {"sampler": self.sampler.state_dict()} if self._positioned else {"batches": 0}
 
-    def _walk(self, this: object, batches: Iterator[list[int]]) -> Iterator[list[int]]:
-        for batch in batches:
-            if self._pass is this:
-                self._yielded += 1
-            yield batch
-        if self._pass is this:
-            self._pass = None
+    def _items(self, began: State) -> Iterator[list[int]]:
+        least = self._lists(self.sampler.most_after(began["sampler"])) if self._shared else 0
+        indices = self._indices if self._positioned else iter(self.sampler)
+        return itertools.islice(self._batches(indices, least), began.get("batches", 0), None)
 
     def _batches(self, indices: Iterator[int], least: int) -> Iterator[list[int]]:
         for made in itertools.count():
@@ -409,31 +405,20 @@ class BatchSampler(Sampler[list[int]]):
                 batch = []
             yield batch
 
-    def _now(self) -> State:
-        return {"sampler": self.sampler.state_dict()} if self._positioned else {"batches": self._skipped}
-
-    def state_dict(self) -> State:
-        """The position, as JSON values: after the lists that the pass under way has yielded, or before the next one.
-
-        A reader ahead of what is consumed takes this right after `iter(sampler)`, and counts on with `state_after`.
-        """
-        return self._now() if self._pass is None else self.state_after(self._began, self._yielded)
-
-    def state_after(self, state: State, batches: int) -> State:
-        """The position so many lists after `state` in the same pass; more than it has left is its end."""
+    def state_after(self, state: State, count: int) -> State:
         if self._positioned:
-            return {"sampler": self.sampler.state_after(state["sampler"], batches * self.batch_size)}
-        return {"batches": state["batches"] + batches}
+            return {"sampler": self.sampler.state_after(state["sampler"], count * self.batch_size)}
+        return {"batches": state["batches"] + count}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter` goes on at this position. Raises: StateDictError for one of another sampler."""
         kind = "sampler" if self._positioned else "batches"
         if not isinstance(state_dict, Mapping) or list(state_dict) != [kind]:
             raise StateDictError(f"BatchSampler: expected a state of {kind!r} alone, got {state_dict!r}")
-        if self._positioned:
-            if not isinstance(state_dict[kind], Mapping):
-                raise StateDictError(f"BatchSampler: expected the state of a sampler, got {state_dict[kind]!r}")
+        if not self._positioned:
+            self._loaded = {kind: check_count(self, state_dict, kind, 2**63 - 1)}
+        elif isinstance(state_dict[kind], Mapping):
             self.sampler.load_state_dict(state_dict[kind])
         else:
-            self._skipped = check_count(self, state_dict, kind, 2**63 - 1)
-        self._pass = None
+            raise StateDictError(f"BatchSampler: expected the state of a sampler, got {state_dict[kind]!r}")
+        self._numbers = None
