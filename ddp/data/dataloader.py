@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,16 +13,8 @@ from ddp._device import CPU, BaseGenerator, generator
 from ddp.data import device_prefetcher
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.datasets import IterableDataset
-from ddp.data.fetching import FetchConfig
-from ddp.data.passes import (
-    IndexedBatches,
-    IndexIterator,
-    LocalPool,
-    PassSeeds,
-    State,
-    StreamBatches,
-    StreamPositions,
-)
+from ddp.data.fetching import FetchConfig, mix_seed
+from ddp.data.passes import BatchSource, IndexTasks, LocalPool, State, StreamTasks, check_streams
 from ddp.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from ddp.errors import ArgumentError, StateDictError
 
@@ -110,7 +103,13 @@ class DataLoader:
         self._pool: WorkerPool | None = None  # of persistent workers
         self._payload: Payload | None = None
         self._modules: set[str] = set()  # that the fork server imports
-        self._position = _Position(self._order(), max(1, num_workers))
+        self.epoch = 0  # passes completed, those before a state that was loaded among them
+        self._batches = 0  # handed out in the pass under way
+        self._seed: int | None = None  # what random numbers of batches come from
+        self._streams: Any = None  # where the next pass over a stream goes on
+        self._current: BatchSource | None = None  # of the pass that counts now
+        self._left: Any = None  # the state of a pass that was left early
+        self._loaded = False
         if num_workers:
             self._start_server()
 
@@ -137,11 +136,6 @@ class DataLoader:
         }
         fork_server.fork_server(self._modules, script)
 
-    @property
-    def epoch(self) -> int:
-        """How many passes were completed, those before a state that was loaded among them."""
-        return self._position.epoch
-
     def __len__(self) -> int:
         """Batches of a whole pass. Raises: TypeError if the sampler, or an IterableDataset, has no length."""
         if self._stream:
@@ -152,7 +146,11 @@ class DataLoader:
         return len(self._order())
 
     def __iter__(self) -> Iterator[Any]:
-        self._position.start_pass()
+        if self._current is not None:
+            self._leave(self._current)
+        if not self._loaded:
+            self._batches, self._streams = 0, None
+        self._loaded, self._left = False, None
         try:
             return _Pass(self)
         except BaseException:
@@ -165,32 +163,68 @@ class DataLoader:
         epoch: passes completed; batches: handed out in the pass under way; seed: what random numbers of batches come
         from; sampler: the state of sampler or batch_sampler, None if it has none; streams: of an IterableDataset
         """
-        return self._position.state_dict()
+        state: State = {"epoch": self.epoch, "batches": self._batches, "seed": self._seed}
+        inner = self._current.tasks.state() if self._current is not None else self._left
+        if self._stream:
+            return {**state, "streams": self._streams if inner is None else inner}
+        if inner is None and hasattr(self._order(), "state_dict"):
+            inner = self._order().state_dict()
+        return {**state, "sampler": inner}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter` goes on with the batch after that position.
 
         Raises: StateDictError for a state of another kind of loader, or of another sampler or dataset.
         """
-        self._position.load_state_dict(state_dict)
+        state, wanted = state_dict, "streams" if self._stream else "sampler"
+        if not isinstance(state, Mapping) or wanted not in state:
+            found = sorted(state) if isinstance(state, Mapping) else state
+            raise StateDictError(f"DataLoader: the state has {found!r}, expected {wanted!r} among them")
+        for name in ("epoch", "batches", "seed"):
+            value = state.get(name)
+            if (type(value) is not int or value < 0) and not (name == "seed" and value is None):
+                raise StateDictError(f"DataLoader: the state has {name} {value!r}, expected a number of at least 0")
+        inner = state[wanted]
+        if self._stream:
+            if inner is not None:
+                check_streams(inner, max(1, self.num_workers))
+            self._streams = inner
+        elif (inner is None) == hasattr(self._order(), "state_dict"):
+            has = ("none", "one") if inner is None else ("one", "none")
+            raise StateDictError(f"DataLoader: the state has {has[0]} of a sampler, this loader's sampler has {has[1]}")
+        elif inner is not None:
+            self._order().load_state_dict(inner)
+        self.epoch, self._batches, self._seed = state["epoch"], state["batches"], state.get("seed")
+        self._loaded, self._current, self._left = True, None, None
 
-    def _start_pass(self) -> IndexedBatches | StreamBatches:
+    def _complete(self, source: BatchSource) -> None:
+        """Counts a pass that came to its end."""
+        if self._current is source:
+            self.epoch += 1
+            self._batches, self._current = 0, None
+
+    def _leave(self, source: BatchSource, failed: bool = False) -> None:
+        """Ends a pass early. It counts as complete if all of it was handed out."""
+        if self._current is not source:
+            return
+        if source.tasks.leave(failed):
+            self._complete(source)
+        else:
+            self._left, self._current = source.tasks.state(), None
+
+    def _start_pass(self) -> BatchSource:
         """The batches of a pass that begins where a loaded state says."""
-        position = self._position
-        if position.seed is None:
-            position.seed = int(generator(CPU, self.generator).integers(2**63))
+        if self._seed is None:
+            self._seed = int(generator(CPU, self.generator).integers(2**63))
         # Ranks that were seeded alike draw for different batches: their position in the world tells these apart.
         holder = self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
-        seeds = PassSeeds(position.seed, position.epoch, int(getattr(holder, "rank", 0)))
+        seed = functools.partial(mix_seed, self._seed, self.epoch, int(getattr(holder, "rank", 0)))
         size = None if not self._batched else self.batch_size or 1
         config = FetchConfig(self.dataset, self.collate_fn, self.worker_init_fn, self._stream, size, self.drop_last)
         pool = self._workers(config) if self.num_workers else LocalPool(config)
-        ahead = self.prefetch_factor or 0
-        if not self._stream:
-            indices = IndexIterator(self._order(), position.batches)
-            return IndexedBatches(pool, indices, seeds, position.batches, ahead)
-        streams, position.streams = position.streams, None
-        return StreamBatches(pool, streams or StreamPositions.at_start(len(pool)), seeds, ahead)
+        tasks = StreamTasks(len(pool), self._streams) if self._stream else IndexTasks(self._order(), self._batches)
+        self._current = BatchSource(pool, tasks, seed, self.prefetch_factor or 0)
+        return self._current
 
     def _workers(self, config: FetchConfig) -> WorkerPool:
         """The workers of a pass."""
@@ -211,37 +245,35 @@ class _Pass(Iterator[Any]):
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._position = loader._position
-        self._source: IndexedBatches | StreamBatches | None = None
-        source = loader._start_pass()
-        self._source = self._position.source = source
+        self._source: BatchSource | None = None
+        self._source = source = loader._start_pass()
         self._batches = device_prefetcher.prefetch_to_device(source, loader.pin_memory, loader.pin_memory_device)
 
     def __next__(self) -> Any:
-        source = self._source
+        source, loader = self._source, self._loader
         if source is None:
             raise StopIteration
-        if self._loader._pool is not None and self._position.source is not source:
+        if loader._pool is not None and loader._current is not source:
             raise ArgumentError("another iteration of this loader has begun since, and has its persistent workers")
         try:
             batch = next(self._batches)
         except StopIteration:
-            self._position.complete(source)
+            loader._complete(source)
             self._end(source, keep=True)
             raise
         except BaseException:
-            self._position.leave(source, failed=True)
+            loader._leave(source, failed=True)
             self._end(source, keep=False)
             raise
-        source.progress.advance()
-        if self._position.source is source:
-            self._position.batches += 1
+        source.tasks.advance()
+        if loader._current is source:
+            loader._batches += 1
         return batch
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def _end(self, source: IndexedBatches | StreamBatches, keep: bool) -> None:
+    def _end(self, source: BatchSource, keep: bool) -> None:
         self._source = None
         self._batches = iter(())
         if not keep:
@@ -252,83 +284,8 @@ class _Pass(Iterator[Any]):
     def __del__(self) -> None:
         source = self._source
         if source is not None:
-            self._position.leave(source)
+            self._loader._leave(source)
             self._end(source, keep=True)
-
-
-class _Position:
-    """Where a loader is, and the pass under way.
-
-    order: what yields indices, None for a stream; readers: processes that read the dataset
-    """
-
-    def __init__(self, order: Any, readers: int) -> None:
-        self.epoch = 0
-        self.batches = 0  # handed out in this pass
-        self.seed: int | None = None
-        self.streams: StreamPositions | None = None  # where the next pass over a stream goes on
-        self._order, self._readers = order, readers
-        self.source: IndexedBatches | StreamBatches | None = None  # of the pass that counts now
-        self._left: Any = None  # the state of a pass that was left early
-        self._loaded = False
-
-    def start_pass(self) -> None:
-        """Begins a pass: where a loaded state says, else anew."""
-        if self.source is not None:
-            self.leave(self.source)
-        if not self._loaded:
-            self.batches, self.streams = 0, None
-        self._loaded, self.source, self._left = False, None, None
-
-    def complete(self, source: IndexedBatches | StreamBatches) -> None:
-        """Counts a pass that came to its end."""
-        if self.source is source:
-            self.epoch += 1
-            self.batches, self.source = 0, None
-
-    def leave(self, source: IndexedBatches | StreamBatches, failed: bool = False) -> None:
-        """Ends a pass early. It counts as complete if all of it was handed out."""
-        if self.source is not source:
-            return
-        progress = source.progress
-        if isinstance(progress, IndexIterator) and progress.leave(failed):
-            self.complete(source)
-        else:
-            self._left, self.source = progress.state(), None
-
-    def state_dict(self) -> State:
-        """See DataLoader.state_dict."""
-        state: State = {"epoch": self.epoch, "batches": self.batches, "seed": self.seed}
-        source = self.source.progress.state() if self.source is not None else self._left
-        if self._order is None:
-            if source is None and self.streams is not None:
-                source = self.streams.state()
-            return {**state, "streams": source}
-        if source is None and hasattr(self._order, "state_dict"):
-            source = self._order.state_dict()
-        return {**state, "sampler": source}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See DataLoader.load_state_dict."""
-        wanted = "streams" if self._order is None else "sampler"
-        if not isinstance(state, Mapping) or wanted not in state:
-            found = sorted(state) if isinstance(state, Mapping) else state
-            raise StateDictError(f"DataLoader: the state has {found!r}, expected {wanted!r} among them")
-        for name in ("epoch", "batches"):
-            if type(state.get(name)) is not int or state[name] < 0:
-                raise StateDictError(f"DataLoader: the state has {name} {state.get(name)!r}, expected a count")
-        seed, inner = state.get("seed"), state[wanted]
-        if seed is not None and (type(seed) is not int or seed < 0):
-            raise StateDictError(f"DataLoader: the state has seed {seed!r}, expected a number of at least 0")
-        if self._order is None:
-            self.streams = None if inner is None else StreamPositions.loaded(inner, self._readers)
-        elif (inner is None) == hasattr(self._order, "state_dict"):
-            has = ("none", "one") if inner is None else ("one", "none")
-            raise StateDictError(f"DataLoader: the state has {has[0]} of a sampler, this loader's sampler has {has[1]}")
-        elif inner is not None:
-            self._order.load_state_dict(inner)
-        self.epoch, self.batches, self.seed = state["epoch"], state["batches"], seed
-        self._loaded, self.source, self._left = True, None, None
 
 
 def check_sampling(

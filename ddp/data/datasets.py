@@ -71,7 +71,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
         return int(self.tensors[0].shape[0])
 
 
-def _fetched(dataset: Any, indices: Sequence[Any]) -> list[Any]:
+def fetch_samples(dataset: Any, indices: Sequence[Any]) -> list[Any]:
     """The samples at `indices`, in one call where the dataset offers that."""
     many = getattr(dataset, "__getitems__", None)
     if many is None:
@@ -114,7 +114,7 @@ class StackDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         if type(self).__getitem__ is not StackDataset.__getitem__:
             return [self[index] for index in indices]  # a subclass says what a sample is
-        columns = [_fetched(dataset, indices) for dataset in self._each()]
+        columns = [fetch_samples(dataset, indices) for dataset in self._each()]
         return [self._sample(parts) for parts in zip(*columns, strict=True)]
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ class Subset(Dataset[T_co]):
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         if type(self).__getitem__ is not Subset.__getitem__:
             return [self[index] for index in indices]  # a subclass says what a sample is
-        return _fetched(self.dataset, [self.indices[index] for index in indices])
+        return fetch_samples(self.dataset, [self.indices[index] for index in indices])
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -6,6 +6,7 @@ are the same whichever process fetches the batch, and when; the user's own gener
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import SUPPORTED
 from ddp.data.collate import Out, default_collate, mapping_like
-from ddp.data.datasets import Subset, TensorDataset
-from ddp.errors import ArgumentError, RangeError
+from ddp.data.datasets import Subset, TensorDataset, fetch_samples
+from ddp.errors import RangeError
 
 Array = np.ndarray[Any, Any]
 Collate = Callable[[Any], Any]
@@ -122,125 +123,73 @@ class FetchResult(NamedTuple):
 
 
 class BatchMaker:
-    """Makes the batches of passes over a dataset. out: where `default_collate` puts a batch's arrays"""
+    """Makes the batches of passes over a dataset.
+
+    out: where `default_collate` puts a batch's arrays; at: what is being read, which an error names: an index, or all
+    """
 
     def __init__(self, config: FetchConfig, out: Out = np.empty) -> None:
+        self.at: Any = None
         self._config, self._out = config, out
+        self._default = config.collate is default_collate
+        columns = self._default and not config.stream and config.size is not None
+        self._columns = ArrayColumns.of(config.dataset) if columns else None
         self._stateful = config.stream and hasattr(config.dataset, "state_dict")
-        self.fetcher: Any = None
+        self._stream: Iterator[Any] = iter(())
 
     def start_pass(self, state: Any, skipped: Sequence[int], seeded: Callable[[int], Any]) -> None:
-        """Prepares a pass.
+        """Prepares a pass over a stream.
 
-        state: of a stream's dataset, to go on from; skipped: where it has none, the seeds of batches that are left out
+        state: of its dataset, to go on from; skipped: where it has none, the seeds of batches that are left out
         seeded: a context in which generators begin at a seed
         """
-        dataset, collate, _, stream, size, drop_last = self._config
+        dataset, _, _, stream, size, _ = self._config
         if not stream:
-            self.fetcher = Fetcher(dataset, collate, size is not None, self._out)
             return
         if state is not None:
             dataset.load_state_dict(state)
-        self.fetcher = StreamFetcher(dataset, collate, size, drop_last, self._out)
-        try:
-            for seed in skipped:
-                with seeded(seed):
-                    self.fetcher.skip()
-        except StopIteration:
-            pass  # the stream is shorter than it was: its end comes when a batch is asked for
+        self._stream = iter(dataset)
+        for seed in skipped:
+            with seeded(seed):
+                for _ in itertools.islice(self._stream, size or 1):
+                    pass
 
     def make(self, indices: Any) -> FetchResult:
-        """The batch of these indices; None: the next one of a stream."""
-        if not self._config.stream:
-            return FetchResult(self.fetcher.fetch(indices))
-        try:
-            batch = self.fetcher.fetch()
-        except StopIteration:
+        """The batch of a list of indices, or of one index; None: the next one of a stream."""
+        dataset, _, _, stream, size, drop_last = self._config
+        if not stream:
+            return FetchResult(self._indexed(indices))
+        self.at = "the next of the stream"
+        samples = list(itertools.islice(self._stream, size or 1))
+        last = len(samples) < (size or 1)
+        if not samples or (last and drop_last):
             return FetchResult(None, end=True)
-        return FetchResult(batch, self._config.dataset.state_dict() if self._stateful else None, self.fetcher.over)
+        batch = self._config.collate(samples[0]) if size is None else self._collated(samples)
+        return FetchResult(batch, dataset.state_dict() if self._stateful else None, last)
 
-
-class Fetcher:
-    """Makes batches of a dataset with an index.
-
-    batched: what is fetched is a list of indices; False: one index, and the sample goes through `collate` by itself
-    out: where `default_collate` puts a batch's arrays
-    """
-
-    def __init__(self, dataset: Any, collate: Collate, batched: bool, out: Out = np.empty) -> None:
-        self.at: Any = None  # the index that is being read, or all of them, which an error names
-        self._dataset, self._collate, self._out = dataset, collate, out
-        self._default = collate is default_collate
-        self._batched = batched
-        self._columns = ArrayColumns.of(dataset) if self._default and batched else None
-        self._many = getattr(dataset, "__getitems__", None)
-
-    def fetch(self, indices: Any) -> Any:
-        """The batch of a list of indices, or of one index; of an empty list, a batch without samples."""
-        if not self._batched:
+    def _indexed(self, indices: Any) -> Any:
+        dataset = self._config.dataset
+        if self._config.size is None:
             self.at = indices
-            return self._collate(self._dataset[indices])
-        if not indices:
+            return self._config.collate(dataset[indices])
+        if not indices:  # this rank has run out of samples
             self.at = 0
-            return empty_like_batch(self._collate([self._dataset[0]]))
+            return empty_like_batch(self._config.collate([dataset[0]]))
         if self._columns is not None:
             self.at = indices
-            return self._columns.taken(indices, self._out)
-        samples = self._samples(indices)
-        self.at = indices
-        return default_collate(samples, out=self._out) if self._default else self._collate(samples)
-
-    def _samples(self, indices: Sequence[Any]) -> Any:
-        if self._many is not None:
+            return self._columns.rows(indices, self._out)
+        if hasattr(dataset, "__getitems__"):
             self.at = indices
-            samples = self._many(indices)
-            if len(samples) != len(indices):
-                raise ArgumentError(
-                    f"{type(self._dataset).__name__}.__getitems__: asked for {len(indices)} samples, it returned"
-                    f" {len(samples)}"
-                )
-            return samples
-        dataset, samples = self._dataset, []
-        for self.at in indices:
-            samples.append(dataset[self.at])
-        return samples
+            samples = fetch_samples(dataset, indices)
+        else:
+            samples = []
+            for self.at in indices:
+                samples.append(dataset[self.at])
+            self.at = indices
+        return self._collated(samples)
 
-
-class StreamFetcher:
-    """Makes batches of a dataset without an index, in the order in which samples come.
-
-    size: samples a batch; None: each sample goes through `collate` by itself
-    """
-
-    def __init__(self, dataset: Any, collate: Collate, size: int | None, drop_last: bool, out: Out = np.empty) -> None:
-        self.at: Any = None
-        self.over = False  # whether the last batch is known to have been the last one
-        self._samples: Iterator[Any] = iter(dataset)
-        self._collate, self._out = collate, out
-        self._default = collate is default_collate
-        self._size, self._drop_last = size, drop_last
-
-    def fetch(self) -> Any:
-        """The next batch. Raises: StopIteration after the last one."""
-        self.at = "the next of the stream"
-        if self._size is None:
-            return self._collate(next(self._samples))
-        samples = self.skip()
-        return default_collate(samples, out=self._out) if self._default else self._collate(samples)
-
-    def skip(self) -> list[Any]:
-        """The samples of the next batch, which is not made of them. Raises: StopIteration after the last one."""
-        if self._size is None:
-            return [next(self._samples)]
-        samples = []
-        for sample in self._samples:
-            samples.append(sample)
-            if len(samples) == self._size:
-                return samples
-        self.over = True
-        if not samples or self._drop_last:
-            raise StopIteration
-        return samples
+    def _collated(self, samples: Any) -> Any:
+        return default_collate(samples, out=self._out) if self._default else self._config.collate(samples)
 
 
 def _within(chosen: Array | None, length: int) -> bool:
@@ -272,20 +221,20 @@ class ArrayColumns:
         wanted = any(isinstance(each, TensorBase) and each.requires_grad for each in dataset.tensors)
         return cls(arrays, chosen) if plain and not wanted and _within(chosen, len(dataset)) else None
 
-    def taken(self, indices: Sequence[Any], out: Out) -> list[Any]:
+    def rows(self, indices: Sequence[Any], out: Out) -> list[Any]:
         """The batch: what `default_collate` makes of the samples. Raises: RangeError."""
-        rows = np.asarray(indices)
-        if rows.dtype.kind not in "iu" or rows.ndim != 1:
+        picked = np.asarray(indices)
+        if picked.dtype.kind not in "iu" or picked.ndim != 1:
             raise RangeError(f"expected indices that are integers, got {list(indices[:3])} …")
-        for index in (rows.min(), rows.max()):
+        for index in (picked.min(), picked.max()):
             if not -self._length <= index < self._length:
                 raise RangeError(f"index {index} of a dataset of {self._length} samples")
         if self._chosen is not None:
-            rows = self._chosen[rows]
+            picked = self._chosen[picked]
         batch = []
         for array in self._arrays:
-            into = out((len(rows), *array.shape[1:]), array.dtype)
-            np.take(array, rows, 0, into, "wrap")  # all are within: the mode "raise" would go through a buffer
+            into = out((len(picked), *array.shape[1:]), array.dtype)
+            np.take(array, picked, 0, into, "wrap")  # all are within: the mode "raise" would go through a buffer
             batch.append(wrap(into, CPU))
         return batch
 

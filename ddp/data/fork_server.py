@@ -1,8 +1,8 @@
 """Fork servers of worker processes: the standard library's, started without what would make a worker act as a rank.
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
-imported what they need (`ddp.data.preload`) by the time that they are wanted. It is replaced if it has ended, if a
-loader needs other modules, or if a module was loaded again; worker pools keep the server that forked them.
+imported what they need (`ddp.data.preload`) by the time that they are wanted. It is replaced if it has ended, or if a
+loader needs other modules, or one of them was loaded again; worker pools keep the server that forked them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
-from types import ModuleType
 from typing import Any
 
 from collectives.start import child_environment, joined
 from collectives.world import promised
-from ddp.data import preload, worker
+from ddp.data import preload
 from ddp.errors import ArgumentError, WorkerError
 
 _GRACE = 2.0  # s that workers have for what they are doing when their pool is closed
@@ -66,71 +65,67 @@ def refuse_while_imported() -> None:
         )
 
 
-def loaded_modules() -> dict[str, object]:
-    """The spec of each module of this process: `importlib.reload` and a new import give a module another one."""
-    modules = list(sys.modules.items())
-    # Something else than a module may run code when it is asked.
-    return {name: vars(module).get("__spec__") for name, module in modules if issubclass(type(module), ModuleType)}
+def _specs(modules: Iterable[str]) -> dict[str, Any]:
+    """The spec of each module, of which `importlib.reload` makes a new one."""
+    return {name: getattr(sys.modules.get(name), "__spec__", None) for name in modules}
 
 
 class ForkServer:
-    """A fork server that has imported `modules` and the user's script, {} for none. It ends when this is forgotten."""
+    """A fork server that has imported `modules` and the user's script, {} for none. It ends when this is forgotten.
+
+    Raises: WorkerError if it cannot be started.
+    """
 
     def __init__(self, modules: frozenset[str], script: dict[str, str]) -> None:
         self.owner = os.getpid()
-        self.modules, self.script = modules, script
-        self._loaded = loaded_modules()
+        self.modules, self.script = _specs(modules), script
         path = [each for each in sys.path if isinstance(each, str)]
         settings = {"argv": sys.argv, "path": path, "main": script, "modules": sorted(modules), "parent": self.owner}
+        self._server: Any = forkserver.ForkServer()
+        self._server.set_forkserver_preload(["ddp.data.preload"])
         self._settings = os.memfd_create("ddp-preload")  # a variable of the environment holds 128 KiB at most
         with open(self._settings, "wb", closefd=False) as file:
             file.write(json.dumps(settings).encode())
-        self._server = forkserver.ForkServer()
-        self._server.set_forkserver_preload(["ddp.data.preload"])
-        with self._environment():
+        wanted = worker_environment() | {preload.SETTINGS: f"/proc/{self.owner}/fd/{self._settings}"}
+        changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
+        _put_environment(changed, wanted)  # the process's own, not `os.environ`, which other threads read
+        try:
             self._server.ensure_running()
+        except OSError as error:
+            raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
+        finally:
+            _put_environment(changed, os.environ)
+        # It would be started again, with the environment of a rank: `fits` says that it has ended.
+        vars(self._server)["ensure_running"] = lambda: None
         weakref.finalize(self, _stop, self._server, self._settings, self.owner).atexit = False
 
     @property
     def pid(self) -> int:
         """The server's process."""
-        pid: int = self._server._forkserver_pid  # type: ignore[attr-defined]  # no public name
+        pid: int = self._server._forkserver_pid
         return pid
 
     def fits(self, modules: frozenset[str], script: dict[str, str]) -> bool:
         """Whether new workers that need these can be forked of it."""
-        if self.owner != os.getpid() or not modules <= self.modules or (script and script != self.script):
+        if self.owner != os.getpid() or not modules <= self.modules.keys() or (script and script != self.script):
+            return False
+        if any(spec is not self.modules[name] for name, spec in _specs(self.modules).items()):
             return False
         try:
-            running = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
-            running = False
-        # The server has the old code of modules that were loaded again. A file that was merely edited does not count:
-        # as long as this process has not loaded it anew, it runs the old code, too.
-        now = loaded_modules()
-        return running and all(now.get(name, spec) is spec for name, spec in self._loaded.items())
+            return False
 
     def connect(self, fds: list[int]) -> tuple[int, int]:
         """Forks a worker that inherits `fds`: where its pid and exit code are read, and where its start is written."""
-        with self._environment():  # the standard library starts the server again if it was killed
-            return self._server.connect_to_new_process(fds)
-
-    @contextlib.contextmanager
-    def _environment(self) -> Iterator[None]:
-        """What a server inherits if it is started now: not `os.environ`, which other threads see, is changed."""
-        wanted = worker_environment()
-        wanted[preload.SETTINGS] = f"/proc/{self.owner}/fd/{self._settings}"
-        changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
-        _put_environment(changed, wanted)
         try:
-            yield
+            ends: tuple[int, int] = self._server.connect_to_new_process(fds)
         except OSError as error:
-            raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
-        finally:
-            _put_environment(changed, os.environ)
+            raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
+        return ends
 
 
-def _put_environment(names: Iterable[str], values: Any) -> None:
+def _put_environment(names: Iterable[str], values: Mapping[str, str]) -> None:
     for name in names:
         if name in values:
             os.putenv(name, values[name])
@@ -141,18 +136,18 @@ def _put_environment(names: Iterable[str], values: Any) -> None:
 def _stop(server: Any, settings: int, owner: int) -> None:
     os.close(settings)
     if os.getpid() == owner:  # else this is a forked child, whose server it is not
-        _in_background(_wait_for_server, server)
-
-
-def _wait_for_server(server: Any) -> None:
-    with contextlib.suppress(OSError):  # it has been waited for already
-        server._stop()
+        _in_background(server._stop)
 
 
 def _in_background(work: Any, *args: Any) -> None:
     """Runs something that waits for processes. Does nothing where the interpreter ends: the server ends with it."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):  # it has been waited for already
+            work(*args)
+
     with contextlib.suppress(RuntimeError):
-        threading.Thread(target=work, args=args, name="ddp-data-reaper", daemon=True).start()
+        threading.Thread(target=run, name="ddp-data-reaper", daemon=True).start()
 
 
 _server: ForkServer | None = None
@@ -165,9 +160,8 @@ def fork_server(modules: Iterable[str], script: dict[str, str]) -> ForkServer:
     wanted = frozenset(modules)
     with _lock:
         if _server is None or not _server.fits(wanted, script):
-            known = _server
-            if known is not None and known.owner == os.getpid():
-                wanted, script = wanted | known.modules, script or known.script
+            if _server is not None:
+                wanted, script = wanted | _server.modules.keys(), script or _server.script
             _server = ForkServer(wanted, script)
         return _server
 
@@ -175,20 +169,19 @@ def fork_server(modules: Iterable[str], script: dict[str, str]) -> ForkServer:
 class WorkerProcess(popen_forkserver.Popen):
     """A worker process that serves the other end of a socket. `wait`, `kill` and `poll` are the standard library's.
 
-    `pid` is known after `wait_for_start`.
+    `pid` is known after `wait_for_start`, so that several are forked at once.
     """
 
     pid: int
 
-    def __init__(self, server: ForkServer, end: Any, needs_script: bool) -> None:
+    def __init__(self, server: ForkServer, *args: Any) -> None:
         self._server = server
-        super().__init__(context.ForkServerProcess(target=worker.run, args=(end, needs_script)))
+        super().__init__(context.ForkServerProcess(target=preload.run_worker, args=args))
 
     def _launch(self, process_obj: Any) -> None:
         data = spawn.get_preparation_data(process_obj.name)
         for name in _SCRIPT:
             data.pop(name, None)  # the server has it if it is needed
-        data["environment"] = preload.WorkerEnvironment(worker_environment())
         file = io.BytesIO()
         context.set_spawning_popen(self)
         try:

@@ -1,69 +1,60 @@
 """One pass over a dataset: its batches, fetched by this process or by workers, and how far the consumer has come.
 
-What counts is what was handed out, not what was read ahead. Each pass has a `progress`, an IndexIterator or the
-StreamPositions of an IterableDataset: `advance()` is called for each batch that the consumer gets, and `state()` is
-where another pass goes on.
+What counts is what was handed out, not what was read ahead. A pass has its `tasks`, an IndexTasks or, for an
+IterableDataset, a StreamTasks: `advance()` is called for each batch that the consumer gets, and `state()` is where
+another pass goes on.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ddp.data.fetching import BatchMaker, FetchConfig, FetchResult, SeededGenerators, mix_seed
+from ddp.data.fetching import BatchMaker, FetchConfig, FetchResult, SeededGenerators
 from ddp.errors import StateDictError
 
-State = dict[str, Any]  # of JSON values
+if TYPE_CHECKING:
+    from ddp.data.worker_pool import WorkerPool
 
-# Seeds are drawn from (loader's seed, pass, what, number): what a worker begins with is apart from batches.
+State = dict[str, Any]  # of JSON values
+Seed = Callable[[int, int], int]  # (_OF_BATCH or _OF_WORKER, number) -> seed
+
 _OF_BATCH, _OF_WORKER = 0, 1
 
 
-class PassSeeds:
-    """The seeds of one pass. key: the loader's own, the number of the pass, and what tells ranks apart."""
-
-    def __init__(self, *key: int) -> None:
-        self._key = key
-
-    def of_batch(self, number: int) -> int:
-        """While that batch is fetched."""
-        return mix_seed(*self._key, _OF_BATCH, number)
-
-    def of_worker(self, worker: int) -> int:
-        """While that worker begins."""
-        return mix_seed(*self._key, _OF_WORKER, worker)
-
-
-class IndexIterator:
+class IndexTasks:
     """The indices of each batch of a pass that begins now. sampler: of batches, or of indices without batches
 
-    skipped: batches to leave out, where the sampler has no position to be set to
+    first: the number of the first batch, which is how many to leave out where the sampler has no position to be set to
     """
 
-    def __init__(self, sampler: Any, skipped: int) -> None:
+    def __init__(self, sampler: Any, first: int) -> None:
         self._sampler = sampler
         self._counts = hasattr(sampler, "state_after")
         self._stateful = hasattr(sampler, "state_dict")
         self._states: deque[State] = deque()  # after each batch that was read ahead, where the sampler keeps no count
         indices = iter(sampler)
         self._began = sampler.state_dict() if self._stateful else None
-        if not self._stateful:
-            indices = itertools.islice(indices, skipped, None)
-        self._indices: Iterator[Any] = indices
-        self._read = self._advanced = 0
+        self._indices: Iterator[Any] = indices if self._stateful else itertools.islice(indices, first, None)
+        self._first, self._read, self._advanced = first, 0, 0
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
+    def starts(self, workers: int, seed: Seed) -> list[tuple[Any, list[int]]]:
+        """What each worker begins with: the state of a stream, and the seeds of batches that it leaves out."""
+        return [(None, [])] * workers
 
-    def __next__(self) -> Any:
-        """The indices of the next batch."""
-        indices = next(self._indices)
-        self._read += 1
-        if self._stateful and not self._counts:
-            self._states.append(self._sampler.state_dict())
-        return indices
+    def next_task(self, worker: int) -> tuple[int, Any] | None:
+        """The number and the indices of the next batch; None: there is no more."""
+        for indices in self._indices:
+            self._read += 1
+            if self._stateful and not self._counts:
+                self._states.append(self._sampler.state_dict())
+            return self._first + self._read - 1, indices
+        return None
+
+    def received(self, worker: int, result: FetchResult) -> None:
+        """Called for each result, in order."""
 
     def advance(self) -> None:
         """Counts one more batch that the consumer has got."""
@@ -83,9 +74,7 @@ class IndexIterator:
             return True
         # A batch sampler of the user's own holds the sampler of this rank as ours does.
         for each in (self._sampler, getattr(self._sampler, "sampler", None)):
-            begin_again: Any = getattr(each, "begin_again", None)
-            if begin_again is not None:
-                begin_again()
+            getattr(each, "begin_again", lambda: None)()
         return False
 
     def _at_end(self) -> bool:
@@ -104,91 +93,83 @@ class IndexIterator:
         return self._began
 
 
-class StreamPositions:
-    """Where the streams of a dataset without an index are, one for each worker.
+class StreamTasks:
+    """The batches of a dataset without an index, of which each worker reads its copy; a batch of each in turn.
 
-    states: the dataset's own, None where it has none; handed: batches so far; turns: whose batch comes next, and then
+    state: where another pass was left, {"states": the dataset's own, None where it has none; "handed": batches so far,
+    both of each worker; "turns": whose batch comes next, and then}; None: at the beginning
+
+    Raises: StateDictError for a state of something else, or of another number of workers.
     """
 
-    def __init__(self, states: Sequence[Any], handed: Sequence[int], turns: Sequence[int]) -> None:
-        self.states, self.handed, self.turns = list(states), list(handed), deque(turns)
-        self._read: deque[tuple[int, Any, bool]] = deque()  # what has not been handed out: worker, state, its end
+    def __init__(self, workers: int, state: Any = None) -> None:
+        if state is None:
+            state = {"states": [None] * workers, "handed": [0] * workers, "turns": list(range(workers))}
+        check_streams(state, workers)
+        self._state: State = state  # after what was handed out
+        self._ahead: deque[State] = deque()  # after each batch that was read and not yet handed out
+        self._states, self._handed, self._turns = list(state["states"]), list(state["handed"]), list(state["turns"])
+        self._numbers = [itertools.count(worker + workers * self._handed[worker], workers) for worker in range(workers)]
 
-    @classmethod
-    def at_start(cls, workers: int) -> StreamPositions:
-        """At the beginning."""
-        return cls([None] * workers, [0] * workers, range(workers))
+    def starts(self, workers: int, seed: Seed) -> list[tuple[Any, list[int]]]:
+        """See IndexTasks. A dataset that has no state is read again, and its first batches are left out."""
+        skipped = [range(worker, worker + workers * self._handed[worker], workers) for worker in range(workers)]
+        return [
+            (state, [] if state is not None else [seed(_OF_BATCH, number) for number in skipped[worker]])
+            for worker, state in enumerate(self._states)
+        ]
 
-    @classmethod
-    def loaded(cls, state: Any, workers: int) -> StreamPositions:
-        """Where a state says that they are. Raises: StateDictError if it is none of so many workers."""
-        try:
-            states, handed, turns = state["states"], state["handed"], state["turns"]
-            count = len(states)
-            whole = len(handed) == count and all(type(each) is int and each >= 0 for each in handed)
-            whole = whole and len(set(turns)) == len(turns) and set(turns) <= set(range(count))
-        except (KeyError, TypeError):
-            whole = False
-        if not whole:
-            raise StateDictError(f"DataLoader: the state has streams {state!r}, which are none of an IterableDataset")
-        if count != workers:
-            raise StateDictError(
-                f"DataLoader: the state is of an IterableDataset that {count} processes read, and each has a position"
-                f" of its own; this loader's is read by {workers}: num_workers must be what it was"
-            )
-        return cls(states, handed, turns)
+    def next_task(self, worker: int) -> tuple[int, None] | None:
+        """See IndexTasks: there is always a next one until the worker has none, which its result says."""
+        return (next(self._numbers[worker]), None) if worker in self._turns else None
 
-    def skipped(self, worker: int) -> list[int]:
-        """Numbers of the batches that a worker reads and leaves out, as its dataset has no position to be set to."""
-        if self.states[worker] is not None:
-            return []
-        return [worker + len(self.states) * batch for batch in range(self.handed[worker])]
-
-    def read(self, worker: int, state: Any) -> None:
-        """Notes that a batch was read from the worker whose turn it was."""
-        self._read.append((worker, state, False))
-
-    def end(self, worker: int) -> None:
-        """Notes that a worker has no more batches."""
-        if self._read:
-            self._read.append((worker, None, True))
+    def received(self, worker: int, result: FetchResult) -> None:
+        """Called for each result, in order: notes what the state is after it."""
+        if worker not in self._turns:
+            return  # it was at its end before
+        self._turns.remove(worker)
+        if not result.end:
+            self._states[worker] = result.state
+            self._handed[worker] += 1
+            if not result.last:
+                self._turns.append(worker)
+        after = {"states": list(self._states), "handed": list(self._handed), "turns": list(self._turns)}
+        if not result.end:
+            self._ahead.append(after)
+        elif self._ahead:
+            self._ahead[-1] = after
         else:
-            self.turns.remove(worker)
+            self._state = after
 
     def advance(self) -> None:
         """Counts one more of the batches that were read, which the consumer has got."""
-        worker, state, over = self._read.popleft()
-        assert not over
-        self.states[worker] = state
-        self.handed[worker] += 1
-        self.turns.rotate(-1)
-        while self._read and self._read[0][2]:  # a worker at its end has no turn in a state, either
-            self.turns.remove(self._read.popleft()[0])
+        self._state = self._ahead.popleft()
+
+    def leave(self, failed: bool) -> bool:
+        """See IndexTasks."""
+        return False
 
     def state(self) -> State:
         """All of it, as JSON values if the dataset's own are."""
-        return {"states": list(self.states), "handed": list(self.handed), "turns": list(self.turns)}
+        return self._state
 
 
-class BatchWorkers(Protocol):
-    """Who makes the batches: worker processes (`ddp.data.worker_pool`), or this process."""
-
-    def __len__(self) -> int: ...
-
-    def start_pass(self, seeds: Sequence[int], states: Sequence[Any], skipped: Sequence[list[int]]) -> None:
-        """Begins a pass. seeds: of each worker; states, skipped: where a stream goes on, see `BatchMaker`"""
-
-    def request(self, worker: int, seed: int, indices: Any) -> None:
-        """Gives a worker a task. indices: None for the next batch of a stream."""
-
-    def receive(self, worker: int, number: int) -> FetchResult:
-        """The result of a worker's oldest task, whose batch has that number. Raises: what the task raised."""
-
-    def ready(self, worker: int) -> bool:
-        """Whether `receive` need not wait."""
-
-    def close(self) -> None:
-        """Ends the workers."""
+def check_streams(state: Any, workers: int) -> None:
+    """Raises: StateDictError if it is no state of so many workers' streams."""
+    try:
+        states, handed, turns = state["states"], state["handed"], state["turns"]
+        count = len(states)
+        whole = len(handed) == count and all(type(each) is int and each >= 0 for each in handed)
+        whole = whole and len(set(turns)) == len(turns) and set(turns) <= set(range(count))
+    except (KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise StateDictError(f"DataLoader: the state has streams {state!r}, which are none of an IterableDataset")
+    if count != workers:
+        raise StateDictError(
+            f"DataLoader: the state is of an IterableDataset that {count} processes read, and each has a position"
+            f" of its own; this loader's is read by {workers}: num_workers must be what it was"
+        )
 
 
 class LocalPool:
@@ -201,9 +182,9 @@ class LocalPool:
     def __len__(self) -> int:
         return 1
 
-    def start_pass(self, seeds: Sequence[int], states: Sequence[Any], skipped: Sequence[list[int]]) -> None:
+    def start_pass(self, seeds: Sequence[int], starts: Sequence[tuple[Any, list[int]]]) -> None:
         with SeededGenerators(seeds[0]):
-            self._maker.start_pass(states[0], skipped[0], SeededGenerators)
+            self._maker.start_pass(*starts[0], SeededGenerators)
 
     def request(self, worker: int, seed: int, indices: Any) -> None:
         self._task = seed, indices  # of which there is one at a time
@@ -223,89 +204,45 @@ class LocalPool:
         pass
 
 
-class IndexedBatches:
-    """Batches of a dataset with an index. first: the number of the first one in its pass
+class BatchSource(Iterator[Any]):
+    """The batches of one pass, from the workers in turn.
 
     ahead: tasks that each worker has while the consumer has a batch; 0: indices are read when their batch is asked for
-    Batch k is made by worker k mod n. So it is known whose batch is next, and the wait for it is for one connection.
+    So it is known whose batch is next, and the wait for it is for one connection.
     """
 
-    def __init__(self, pool: BatchWorkers, indices: IndexIterator, seeds: PassSeeds, first: int, ahead: int) -> None:
-        self.pool, self.progress, self._seeds, self._ahead = pool, indices, seeds, ahead
+    def __init__(self, pool: WorkerPool | LocalPool, tasks: IndexTasks | StreamTasks, seed: Seed, ahead: int) -> None:
+        self.pool, self.tasks, self._seed, self._ahead = pool, tasks, seed, ahead
         n = len(pool)
-        pool.start_pass([seeds.of_worker(worker) for worker in range(n)], [None] * n, [[] for _ in range(n)])
-        self._tasks = enumerate(indices, first)
+        pool.start_pass([seed(_OF_WORKER, worker) for worker in range(n)], tasks.starts(n, seed))
         self._requested: deque[tuple[int, int]] = deque()  # worker and number of what is to come, in order
-        self._workers = itertools.cycle(range(n))
-        for _ in range(n * ahead):
-            self._request()
+        turns = tasks.state()["turns"] if isinstance(tasks, StreamTasks) else range(n)
+        for _ in range(ahead):
+            for worker in turns:
+                self._request(worker)
 
-    def _request(self) -> None:
-        task = next(self._tasks, None)
+    def _request(self, worker: int) -> None:
+        task = self.tasks.next_task(worker)
         if task is not None:
-            worker, (number, indices) = next(self._workers), task
+            number, indices = task
             self._requested.append((worker, number))
-            self.pool.request(worker, self._seeds.of_batch(number), indices)
+            self.pool.request(worker, self._seed(_OF_BATCH, number), indices)
 
     def __next__(self) -> Any:
-        if not self._ahead:
-            self._request()
-        if not self._requested:
-            raise StopIteration
-        result = self.pool.receive(*self._requested.popleft())
-        if self._ahead:
-            self._request()
-        return result.batch
+        while True:
+            if not self._ahead:
+                self._request(0)
+            if not self._requested:
+                raise StopIteration
+            worker, number = self._requested.popleft()
+            result = self.pool.receive(worker, number)
+            self.tasks.received(worker, result)
+            if result.end:
+                continue  # of this worker; other requests to it have the same result
+            if self._ahead:
+                self._request(worker)
+            return result.batch
 
     def ready(self) -> bool:
         """Whether the next batch can be had without waiting for others."""
         return not self._requested or self.pool.ready(self._requested[0][0])
-
-
-class StreamBatches:
-    """Batches of a dataset without an index, of which each worker reads its copy; a batch of each in turn."""
-
-    def __init__(self, pool: BatchWorkers, positions: StreamPositions, seeds: PassSeeds, ahead: int) -> None:
-        self.pool, self.progress, self._seeds, self._ahead = pool, positions, seeds, ahead
-        n = len(pool)
-        pool.start_pass(
-            [seeds.of_worker(worker) for worker in range(n)],
-            positions.states,
-            [[seeds.of_batch(number) for number in positions.skipped(worker)] for worker in range(n)],
-        )
-        self._numbers = [itertools.count(worker + n * positions.handed[worker], n) for worker in range(n)]
-        self._requested: list[deque[int]] = [deque() for _ in range(n)]
-        self._turns = deque(positions.turns)
-        for _ in range(ahead):
-            for worker in positions.turns:
-                self._request(worker)
-
-    def _request(self, worker: int) -> None:
-        number = next(self._numbers[worker])
-        self._requested[worker].append(number)
-        self.pool.request(worker, self._seeds.of_batch(number), None)
-
-    def __next__(self) -> Any:
-        turns = self._turns
-        while turns:
-            worker = turns[0]
-            if not self._ahead:
-                self._request(worker)
-            result = self.pool.receive(worker, self._requested[worker].popleft())
-            if result.end:
-                self.progress.end(turns.popleft())  # its other requests have the same result
-                continue
-            self.progress.read(worker, result.state)
-            turns.popleft()
-            if result.last:
-                self.progress.end(worker)
-            else:
-                turns.append(worker)
-                if self._ahead:
-                    self._request(worker)
-            return result.batch
-        raise StopIteration
-
-    def ready(self) -> bool:
-        """Whether the next batch can be had without waiting for others."""
-        return not self._turns or self.pool.ready(self._turns[0])

@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import time
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, popen_forkserver, spawn  # with what no worker shall import  # noqa: F401
 from typing import Any
 
 import numpy.random  # so that no worker imports it  # noqa: F401
@@ -84,18 +84,11 @@ def _end_server(parent: int) -> None:
         shutil.rmtree(os.path.dirname(address), ignore_errors=True)
 
 
-class WorkerEnvironment:
-    """The training process's environment. Unpickling it in a new worker makes the process a worker of that server."""
+def run_worker(connection: Any, needs_script: bool, environ: dict[str, str]) -> None:
+    """The main function of a worker, which is tied to the server's life, and gets the training process's environment.
 
-    def __init__(self, environ: dict[str, str]) -> None:
-        self._environ = environ
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _enter_worker, (self._environ,)
-
-
-def _enter_worker(environ: dict[str, str]) -> None:
-    """Ties the worker to the server's life, and gives it the environment; what modules added to that stays."""
+    What modules in the server have added to the environment stays.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != _server_pid:
         os._exit(1)
@@ -109,6 +102,7 @@ def _enter_worker(environ: dict[str, str]) -> None:
     for name, value in environ.items():
         if _environ.get(name) != value:
             os.environ[name] = value
+    worker.run(connection, needs_script)
 
 
 if SETTINGS in os.environ:

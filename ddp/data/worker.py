@@ -170,4 +170,4 @@ class _Worker:
             return result
         except BaseException as error:
             self._writer.abandon()
-            return FetchResult(None, failure=describe_failure(error, maker.fetcher.at))
+            return FetchResult(None, failure=describe_failure(error, maker.at))

@@ -15,7 +15,7 @@ from typing import Any
 
 from ddp._block import Block
 from ddp.data.fetching import FetchResult
-from ddp.data.fork_server import WorkerProcess, current_script, end_workers, fork_server
+from ddp.data.fork_server import WorkerProcess, current_script, end_workers, fork_server, worker_environment
 from ddp.data.payload import Payload
 from ddp.data.shared_batches import BatchReader, PackedBatch
 from ddp.data.worker import FetchTask, StartPass, WorkerFailure
@@ -42,7 +42,7 @@ class WorkerPool:
         timeout: float,
     ) -> None:
         script = current_script() if payload.needs_script else {}
-        server = fork_server(modules, script)
+        server, environ = fork_server(modules, script), worker_environment()
         self._layout = payload.layout
         self._timeout = timeout
         self._connections: list[SharingConnection] = []
@@ -52,7 +52,7 @@ class WorkerPool:
             ours, theirs = make_pipe()
             self._connections.append(ours)
             with theirs:
-                self._processes.append(WorkerProcess(server, theirs, payload.needs_script))
+                self._processes.append(WorkerProcess(server, theirs, payload.needs_script, environ))
         self._block: Block | None = payload.write(previous)  # while they are forked; until the workers have it
         for process in self._processes:
             process.wait_for_start()
@@ -62,16 +62,16 @@ class WorkerPool:
     def __len__(self) -> int:
         return len(self._processes)
 
-    def start_pass(self, seeds: Sequence[int], states: Sequence[Any], skipped: Sequence[list[int]]) -> None:
+    def start_pass(self, seeds: Sequence[int], starts: Sequence[tuple[Any, list[int]]]) -> None:
         """Begins a pass; what is left of the one before is discarded.
 
-        seeds: of each worker. states, skipped: where a stream goes on, see `StartPass`
+        seeds, starts: of each worker: what its generators begin with, and where a stream goes on, see `BatchMaker`
         """
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
                 self._take(worker)  # a batch that is dropped gives its block back
         for worker in range(len(self)):
-            start = StartPass(worker, len(self), seeds[worker], self._layout, states[worker], skipped[worker])
+            start = StartPass(worker, len(self), seeds[worker], self._layout, *starts[worker])
             self._send(worker, start, [] if self._block is None else [self._block.fileno()])
         self._block = None
 

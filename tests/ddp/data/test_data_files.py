@@ -205,8 +205,8 @@ def test_npy_files_are_mapped(tmp_path: Path) -> None:
         assert number == 7
         assert on_a_mapping(row)
         assert not row.flags.writeable
+    np.save(tmp_path / "z.npy", np.zeros(4))
     with pytest.raises(DataFileError, match="expected arrays of one length in dimension 0, found shapes"):
-        np.save(tmp_path / "z.npy", np.zeros(4))
         NpyDataset(tmp_path / "x.npy", tmp_path / "z.npy")
     with pytest.raises(ArgumentError, match="NpyDataset: expected one path or more"):
         NpyDataset()
