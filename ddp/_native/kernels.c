@@ -129,6 +129,15 @@ typedef struct {
 
 #define QUERIES 64 /* that attention works on at a time */
 
+/* One pass of a formula: registers, or scalar i as -1 - i; b is not read by functions of one operand. */
+typedef struct {
+    int32_t function, out, a, b;
+} formula_pass;
+
+enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
+
+#define REGISTERS 16
+
 void gelu_f64(size n, const double *restrict x, double *restrict out, double *restrict slope)
 {
     for (size i = 0; i < n; i++) {
@@ -443,6 +452,67 @@ void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const REAL *
         } else
             SIMD for (size i = 0; i < n; i++) out[i] = x[i] * factor + summand;
     }
+}
+
+/* --- updates ------------------------------------------------------------------------------------------------------ */
+
+#define BLOCK (2048 / (size)sizeof(REAL)) /* elements that all passes work on before the next: they stay in L1 */
+
+#define BINARY(...)                                                                                                    \
+    if (pass->a < 0)                                                                                                   \
+        SIMD for (size i = 0; i < n; i++)                                                                              \
+        {                                                                                                              \
+            const REAL x = scalar_a, y = b[i];                                                                         \
+            out[i] = __VA_ARGS__;                                                                                      \
+        }                                                                                                              \
+    else if (pass->b < 0)                                                                                              \
+        SIMD for (size i = 0; i < n; i++)                                                                              \
+        {                                                                                                              \
+            const REAL x = a[i], y = scalar_b;                                                                         \
+            out[i] = __VA_ARGS__;                                                                                      \
+        }                                                                                                              \
+    else                                                                                                               \
+        SIMD for (size i = 0; i < n; i++)                                                                              \
+        {                                                                                                              \
+            const REAL x = a[i], y = b[i];                                                                             \
+            out[i] = __VA_ARGS__;                                                                                      \
+        }
+
+#define UNARY(...)                                                                                                     \
+    SIMD for (size i = 0; i < n; i++)                                                                                  \
+    {                                                                                                                  \
+        const REAL x = a[i];                                                                                           \
+        out[i] = __VA_ARGS__;                                                                                          \
+    }
+
+/* Runs the passes over `rows` rows of `arrays` vectors of sizes[row] elements, each rounded by itself.
+ * scalars: those of the formula; at: (rows, arrays), where the vectors are */
+void NAME(run_program)(size count, const formula_pass *passes, const REAL *scalars, size rows, size arrays,
+                       const int64_t *sizes, REAL *const *at)
+{
+    REAL scratch[REGISTERS][BLOCK], *registers[REGISTERS];
+    for (size row = 0; row < rows; row++, at += arrays)
+        for (size start = 0; start < sizes[row]; start += BLOCK) {
+            const size n = sizes[row] - start < BLOCK ? sizes[row] - start : BLOCK;
+            for (size k = 0; k < REGISTERS; k++)
+                registers[k] = k < arrays ? at[k] + start : scratch[k];
+            for (const formula_pass *pass = passes; pass < passes + count; pass++) {
+                REAL *out = registers[pass->out], *a = pass->a < 0 ? NULL : registers[pass->a];
+                REAL *b = pass->b < 0 ? NULL : registers[pass->b];
+                const REAL scalar_a = pass->a < 0 ? scalars[-1 - pass->a] : 0;
+                const REAL scalar_b = pass->b < 0 ? scalars[-1 - pass->b] : 0;
+                switch (pass->function) {
+                case ADD: BINARY(x + y) break;
+                case SUBTRACT: BINARY(x - y) break;
+                case MULTIPLY: BINARY(x * y) break;
+                case DIVIDE: BINARY(x / y) break;
+                case MAXIMUM: BINARY(x > y || x != x ? x : y) break;
+                case SQRT: UNARY(sizeof(REAL) == sizeof(float) ? sqrtf((float)x) : (REAL)sqrt(x)) break;
+                case SIGN: UNARY(x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x) break;
+                case NEGATIVE: UNARY(-x) break;
+                }
+            }
+        }
 }
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */

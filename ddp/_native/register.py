@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp._native import library
-from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops, special
+from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops, special, update
 from ddp.ops import op as ops
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
 
@@ -273,6 +273,32 @@ def _add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
         indexing.add_rows_into.__wrapped__(xp, where, g, out)
 
 
+# --- updates
+
+# In the order of kernels.c.
+_FUNCTIONS = ("add", "subtract", "multiply", "divide", "maximum", "sqrt", "sign", "negative")
+_REGISTERS = 16
+
+
+@lru_cache(maxsize=64)
+def _encode(program: update.Program) -> Array:
+    """The passes as kernels.c reads them: (passes, 4) of int32."""
+    rows = [(_FUNCTIONS.index(function), out, inputs[0], inputs[-1]) for function, inputs, out in program.passes]
+    return np.array(rows, np.int32)
+
+
+def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.Rows) -> None:
+    kernel = RUN_PROGRAM.get(scalars.dtype.char)
+    if kernel is None or program.registers > _REGISTERS:
+        update.run_program.__wrapped__(xp, program, scalars, rows)
+        return
+    if rows.addresses is None:
+        sizes = np.array([row[0].size for row in rows.arrays], np.int64)
+        rows.addresses = sizes, np.array([[address(each) for each in row] for row in rows.arrays], np.int64)
+    (sizes, at), passes = rows.addresses, _encode(program)
+    kernel(len(passes), address(passes), address(scalars), *at.shape, address(sizes), address(at))
+
+
 # --- attention
 
 
@@ -379,6 +405,7 @@ CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REA
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
 ATTENTION = kernels("attention", P, P, P, P, P, P, P)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 11)
+RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 ERF, ERFC = kernels("erf", N, P, P), kernels("erfc", N, P, P)
 
 activation.sigmoid.attach_native_form(_sigmoid)
@@ -395,4 +422,5 @@ _attach_softmax(softmax_ops.softmax, False)
 _attach_softmax(softmax_ops.log_softmax, True)
 losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)
 indexing.add_rows_into.attach_native_form(_add_rows_into)
+update.run_program.attach_native_form(_run_program)
 attention.attention.attach_native_form(_attention, _attention_backward)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ddp.errors import ArgumentError
-from ddp.optim.flat_update import FlatOptimizer, descent
+from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check
 
 
-class Adadelta(FlatOptimizer):
+class Adadelta(FormulaOptimizer):
     """v = rho*v + (1 - rho)*d²;  u = d * sqrt(a + eps)/sqrt(v + eps);  a = rho*a + (1 - rho)*u²;  p -= lr*u.
 
     d = grad + weight_decay*p.  maximize: d = -grad + ...  foreach and capturable change nothing.

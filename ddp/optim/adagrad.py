@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddp.optim.flat_update import FlatOptimizer, descent
+from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check
 
 
-class Adagrad(FlatOptimizer):
+class Adagrad(FormulaOptimizer):
     """s += d²;  p -= lr/(1 + (step - 1)*lr_decay) * d / (sqrt(s) + eps);  s starts as initial_accumulator_value.
 
     d = grad + weight_decay*p.  maximize: d = -grad + ...  foreach and fused change nothing.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ddp.errors import ArgumentError
-from ddp.optim.flat_update import FlatOptimizer, descent
+from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check, number
 
 
-class Adam(FlatOptimizer):
+class Adam(FormulaOptimizer):
     """m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * m/c1 / (sqrt(v/c2) + eps).
 
     d = grad + weight_decay*p;  c = 1 - beta^step.  amsgrad: the largest v so far takes the place of v.

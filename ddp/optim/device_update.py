@@ -1,4 +1,4 @@
-"""The update of a parameter group on a GPU: flat state, and tables by which one launch updates all parameters.
+"""The update of a parameter group on a GPU: tables by which one launch updates all parameters.
 
 Nothing here makes the host wait, and nothing is sent in a step like the one before: addresses are in tables that are
 made when an array is another one, steps are counted on the device, settings are arguments of a launch. Captured into a
@@ -8,7 +8,6 @@ CUDA graph, settings lie in device memory, and what changed is brought there bef
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,10 +20,11 @@ from ddp._device import capturing, on
 from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp.errors import CaptureError
-from ddp.optim.flat_update import KEPT, LINE, FlatUpdate, Gradient, Segment, arrange, settings
 from ddp.optim.formula import Formula
+from ddp.optim.group_update import GroupUpdate, settings
 
 Array = Any
+KEPT = 8  # sets of tables, one for each set of gradients' addresses
 Copies = list[tuple[Array, Array]]  # (target, source)
 
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
     after: Copies
 
 
-class DeviceUpdate(FlatUpdate):
+class DeviceUpdate(GroupUpdate):
     """The parameters of one group on one GPU."""
 
     def __init__(self, *args: Any) -> None:
@@ -51,7 +51,7 @@ class DeviceUpdate(FlatUpdate):
         with on(self._where):
             super().step(params)
 
-    def _update(self, formula: Formula, full: list[bool], changed: list[Tensor]) -> None:
+    def _update(self, formula: Formula, full: list[int]) -> None:
         xp, graph, found = self._xp, capturing.now, self._optimizer.found_inf
         source = optimizer_kernels.kernels(
             tuple(formula.device_lines), tuple(formula.scalars), formula.settings, formula.states
@@ -78,6 +78,7 @@ class DeviceUpdate(FlatUpdate):
             for target, origin in batch.after:
                 target[...] = origin
         if graph is not None:
+            changed = [self._params[index] for index in full]
             graph.after(lambda: _touch(changed))
 
     def _values(self, formula: Formula) -> tuple[Sequence[float], Array | None]:
@@ -87,13 +88,14 @@ class DeviceUpdate(FlatUpdate):
             return settings(formula, {**self.group, "lr": 0.0}), rate.array
         return settings(formula, self.group), None
 
-    def _bind_to(self, graph: Any, formula: Formula, batches: list[Batch], full: list[bool]) -> Array:
+    def _bind_to(self, graph: Any, formula: Formula, batches: list[Batch], full: list[int]) -> Array:
         """The settings in device memory for a graph, which brings there what has changed before each replay."""
         xp, group = self._xp, self.group
         optimizer = self._optimizer.formula.__self__  # not the weak proxy: a graph keeps the optimizer that it runs
         with graph.lasting(xp):
             held = xp.empty(optimizer_kernels.SETTINGS, np.float64)
         params, state, sent = self._params, None, None
+        wanted = range(len(params)) if optimizer.eager else full
 
         def bring() -> None:
             nonlocal state, sent
@@ -102,47 +104,47 @@ class DeviceUpdate(FlatUpdate):
                     batch.table.fill(xp)
             if optimizer.state is not state:  # at first, and when one was loaded
                 state = optimizer.state
-                super(DeviceUpdate, self)._hold_state([True] * len(full) if optimizer.eager else full)
+                super(DeviceUpdate, self)._hold_state(wanted)
             values = self._values(formula)[0]
             if values != sent:
                 optimizer_kernels.store_settings(xp, held, values)
                 sent = values
 
         graph.before(bring)
-        graph.keep(held, batches, self._steps, self._flats, self._arrays)
+        graph.keep(held, batches, self._steps, self._states, self._arrays)
         # The arrays are kept, so that no other one gets their numbers.
         graph.fix(lambda: (optimizer.formula(group), len(group["params"]), [id(p.array) for p in params]))
         return held
 
-    def _hold_state(self, wanted: list[bool]) -> None:
+    def _hold_state(self, wanted: Sequence[int]) -> None:
         if capturing.now is None:  # a graph does it before its replays
             super()._hold_state(wanted)
+        elif any(not self._states[index] for index in wanted):
+            raise self._begins_in_capture()
 
-    def _describe(self, array: Array, buffer: Array) -> Gradient:
-        # Tables find gradients by their addresses: it does not matter where they lie.
-        line = max(1, LINE // array.itemsize)
-        return Gradient(size=array.size, line=line, dtype=str(array.dtype), form=(array.shape, dense_order(array)))
-
-    def _shape(self, flat: Array, index: int) -> Array:
-        return _lying(flat, *self._gradients[index].form)
-
-    def _arrange(self) -> list[Segment]:
-        return arrange(self._gradients, pack=sys.maxsize, cap=sys.maxsize)
-
-    def _lay_out(self) -> None:
+    def _lay_out(self, params: Sequence[Tensor]) -> None:
         if capturing.now is not None:
-            raise CaptureError(
-                f"{type(self._optimizer).__name__}: state that begins within a capture would begin anew with every "
-                "replay; make a step with these parameters before"
-            )
-        super()._lay_out()
+            raise self._begins_in_capture()
+        super()._lay_out(params)
 
-    def _find_batches(self, formula: Formula, full: Sequence[bool]) -> list[Batch]:
+    def _begins_in_capture(self) -> CaptureError:
+        return CaptureError(
+            f"{type(self._optimizer).__name__}: state that begins within a capture would begin anew with every "
+            "replay; make a step with these parameters before"
+        )
+
+    def _fits(self, array: Array, param: Array) -> bool:
+        return array.dtype == param.dtype and dense_order(array) == (dense_order(param) or tuple(range(param.ndim)))
+
+    def _empty_like(self, param: Array) -> Array:
+        return _lying(self._xp.empty(param.size, param.dtype), param.shape, dense_order(param))
+
+    def _find_batches(self, formula: Formula, full: Sequence[int]) -> list[Batch]:
         """The batches of the gradients that are there. They are kept, one set for each set of addresses."""
         xp, graph = self._xp, capturing.now
-        gradients = [
-            p.leaf.grad_buffer.array if is_full else None for p, is_full in zip(self._params, full, strict=True)
-        ]
+        gradients: list[Array | None] = [None] * len(self._params)
+        for index in full:
+            gradients[index] = self._params[index].leaf.grad_buffer.array
         here = array_table.stream_key(xp), formula
         last = self._plans.get(None)
         if graph is None and last is not None and last[0] == here and last[1].are(gradients):
@@ -152,7 +154,7 @@ class DeviceUpdate(FlatUpdate):
         if batches is None:
             batches = []
             for dtype in dict.fromkeys(array.dtype for array in self._arrays):
-                members = [i for i, is_full in enumerate(full) if is_full and self._arrays[i].dtype == dtype]
+                members = [i for i in full if self._arrays[i].dtype == dtype]
                 if members:
                     batches.append(self._batch(formula, dtype, members, gradients))
         if graph is not None:
@@ -173,7 +175,8 @@ class DeviceUpdate(FlatUpdate):
         after: Copies = []
         rows = []
         for index in members:
-            param, grad, (shape, axes) = self._arrays[index], gradients[index], self._gradients[index].form
+            param, grad = self._arrays[index], gradients[index]
+            shape, axes = param.shape, dense_order(param)
             if axes is None:
                 lying = _lying(xp.empty(param.size, param.dtype), shape, None)
                 before.append((lying, param))
@@ -183,7 +186,7 @@ class DeviceUpdate(FlatUpdate):
                 lying = _lying(xp.empty(param.size, grad.dtype), shape, axes)
                 before.append((lying, grad))
                 grad = lying
-            rows.append((param, grad, [self._views[index][name] for name in formula.states]))
+            rows.append((param, grad, [self._states[index][name] for name in formula.states]))
         with contextlib.nullcontext() if capturing.now is None else capturing.now.lasting(xp):
             table = ArrayTable(xp, dtype, rows, members)
         return Batch(dtype, table, xp.empty(len(members) * len(formula.scalars), wide(dtype)), before, after)

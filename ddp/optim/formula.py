@@ -1,4 +1,4 @@
-"""The formula of an update, written once: NumPy's passes on the CPU and a CUDA kernel are both compiled from it.
+"""The formula of an update, written once: a program for the CPU and a CUDA kernel are both compiled from it.
 
 A formula is a few lines of arithmetic. SGD with momentum:
 
@@ -18,25 +18,19 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
+
+from ddp.ops.update import Pass, Program
 
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
 _ON_SCALARS = {"sqrt": math.sqrt, "pow": pow}
 
 
-class Pass(NamedTuple):
-    """One NumPy function over arrays. Operands: an array by name, or the position of a scalar."""
-
-    function: str
-    inputs: tuple[str | int, ...]
-    out: str
-
-
 class Formula:
     """A compiled formula.
 
-    passes: for NumPy; scratch: names of the arrays that they need besides `p`, `grad` and the states
+    program: the passes for the CPU, over rows of p, grad and the states
     scalars: expressions of `settings` and `step`, valid in Python and in C; counts: whether one of them reads `step`
     evaluate: the scalars of (step, *settings), in double precision
     device_lines: the formula in C, where n[i] is a scalar
@@ -44,8 +38,8 @@ class Formula:
 
     def __init__(self, lines: tuple[str, ...], states: tuple[str, ...]) -> None:
         self.states = states
-        self.passes: list[Pass] = []
-        self.scratch: list[str] = []
+        self._passes: list[tuple[str, tuple[str | int, ...], str]] = []
+        self._scratch: list[str] = []
         self.scalars: list[str] = []
         self.device_lines: list[str] = []
         written = ("p", *states)
@@ -61,6 +55,16 @@ class Formula:
             # Within the expression, its target may be overwritten once nothing else there reads it.
             early = out if Counter(_names(expression))[target] == 1 else None
             self._registers[target] = self._emit(expression, out, early)
+        order = ["p", "grad", *states, *self._scratch]
+        self.program = Program(
+            tuple(
+                Pass(
+                    function, tuple(-1 - x if isinstance(x, int) else order.index(x) for x in inputs), order.index(out)
+                )
+                for function, inputs, out in self._passes
+            ),
+            len(order),
+        )
         names = {name for each in self.scalars for name in _names(ast.parse(each))}
         self.counts = "step" in names
         self.settings = tuple(sorted(names - {"step"} - set(_ON_SCALARS)))
@@ -98,15 +102,15 @@ class Formula:
             assert function in _ON_ARRAYS, function
         inputs = tuple(self._emit(each, early=early) for each in operands)
         held = {register for name, register in self._registers.items() if self._reads[name] > 0}
-        self._free += [each for each in dict.fromkeys(inputs) if each in self.scratch and each not in held]
+        self._free += [each for each in dict.fromkeys(inputs) if each in self._scratch and each not in held]
         if out is None and early in inputs:
             out = early
         elif out is None and self._free:
             out = self._free.pop()
         elif out is None:
-            out = f"scratch{len(self.scratch)}"
-            self.scratch.append(out)
-        self.passes.append(Pass(function, inputs, out))
+            out = f"scratch{len(self._scratch)}"
+            self._scratch.append(out)
+        self._passes.append((function, inputs, out))
         return out
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ddp.optim.adam import check_betas
-from ddp.optim.flat_update import FlatOptimizer, descent
+from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check, number
 
 
-class Lion(FlatOptimizer):
+class Lion(FormulaOptimizer):
     """p *= 1 - lr*weight_decay;  p -= lr * sign(beta1*m + (1 - beta1)*d);  m = beta2*m + (1 - beta2)*d.
 
     d = grad, or -grad to maximize. Steps are larger than AdamW's: take a third to a tenth of its lr.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ddp.optim.flat_update import FlatOptimizer, descent
+from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check
 
 
-class RMSprop(FlatOptimizer):
+class RMSprop(FormulaOptimizer):
     """v = alpha*v + (1 - alpha)*d²;  u = d / (sqrt(v) + eps);  p -= lr*u, or b = momentum*b + u and p -= lr*b.
 
     d = grad + weight_decay*p.  centered: a = alpha*a + (1 - alpha)*d, and v - a² under the root.

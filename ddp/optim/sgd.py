@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ddp.errors import ArgumentError
-from ddp.optim.flat_update import FlatOptimizer, descent
+from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, check
 
 
-class SGD(FlatOptimizer):
+class SGD(FormulaOptimizer):
     """d = grad + weight_decay*p;  v = momentum*v + (1 - dampening)*d, at first v = d;  p -= lr*v.
 
     With nesterov, p -= lr*(d + momentum*v). A parameter whose grad is None is not touched. maximize: d = -grad + ...

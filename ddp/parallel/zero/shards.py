@@ -31,7 +31,6 @@ from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
-from ddp.optim.flat_update import FlatOptimizer
 from ddp.optim.optimizer import Group
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.error_context import error_context
@@ -290,8 +289,6 @@ class ShardedExchange(Exchange):
                 # What had no place was reduced as a whole, and stands in the bucket.
                 whole: Array = gradients.get(piece.number, buckets.memory.views[inside[piece.number]])
                 piece.of(shard.grad)[...] = whole.reshape(-1)[piece.start : piece.stop]
-            if self.shards and isinstance(shard.optimizer, FlatOptimizer) and self.shards[0].optimizer is not None:
-                shard.optimizer.scratch = self.shards[0].optimizer.scratch  # only one of them updates at a time
             self.shards.append(shard)
         self.put_state(state, _kept)
         if not first:  # gradients of a backward of this exchange have moved

@@ -45,7 +45,7 @@ class ZeroOptimizer(Optimizer):
 
     in_parts = True  # for `join`: all ranks made all steps together, and none has the whole state
     _sealed = False  # the groups are complete
-    found_inf: Any = None  # see `ddp.optim.flat_update.FlatOptimizer`
+    found_inf: Any = None  # see `ddp.optim.group_update.FormulaOptimizer`
 
     def __init__(
         self, model: DataParallel, optimizer_class: type[Optimizer], params: Params | None = None, **defaults: Any

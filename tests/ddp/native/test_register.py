@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ddp
 from ddp import _native
 from ddp.backends import native
-from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops
+from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops, update
 from ddp.ops.op import OPS, Op
+from ddp.optim.formula import compile_formula
+from ddp.optim.group_update import settings as group_settings
 
 ROOT = Path(__file__).parents[3]
 needs_kernels = pytest.mark.skipif(not native.is_available(), reason=native.why_not())
@@ -128,6 +131,27 @@ class TestNumbers:
         for weight in (None, np.abs(normal(shape[1], dtype=dtype))):
             settings = {"target": target, "weight": weight, "smoothing": smoothing, "reduction": reduction}
             compare(losses.cross_entropy, dtype, [x], saved, (True,), keep=keep, **settings)
+
+    @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Lion"])
+    def test_updates_have_the_bits_of_the_passes(self, name: str, dtype: str) -> None:
+        settings = {
+            "SGD": {"momentum": 0.9, "nesterov": True},
+            "AdamW": {"amsgrad": True},
+            "RMSprop": {"centered": True},
+        }
+        optimizer = getattr(ddp.optim, name)([ddp.zeros(1)], weight_decay=0.1, **settings.get(name, {}))
+        [group] = optimizer.param_groups
+        formula = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group))
+        scalars = np.array(formula.evaluate(3.0, *group_settings(formula, group)), dtype)
+        rows = [[np.abs(normal(n, dtype=dtype, seed=i)) for i in range(2 + len(formula.states))] for n in (0, 1, 5000)]
+        rows[2][1][:4] = np.inf, -np.inf, np.nan, -0.0
+        copies = [[each.copy() for each in row] for row in rows]
+        with np.errstate(all="ignore"):
+            update.run_program.__wrapped__(np, formula.program, scalars, update.Rows([tuple(row) for row in rows]))
+            update.run_program(np, formula.program, scalars, update.Rows([tuple(row) for row in copies]))
+        for a, b in zip(rows, copies, strict=True):
+            for expected, got in zip(a, b, strict=True):
+                np.testing.assert_array_equal(got, expected)
 
     def test_embedding_gradient(self, dtype: str) -> None:
         where = np.random.default_rng(0).integers(0, 9, 200)

@@ -10,7 +10,6 @@ import pytest
 
 import ddp
 from ddp._tensor import dtypes
-from ddp.optim import flat_update
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
@@ -76,11 +75,8 @@ def assert_same(ours: Any, theirs: Any, dtype: str = "float32") -> None:
         np.testing.assert_allclose(p.array, q.detach().numpy(), **tolerance)
 
 
-@pytest.mark.parametrize(("tile", "pack"), [(100, 0), (1 << 20, 1 << 20)])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
-def test_ten_steps(name: str, options: Any, tile: int, pack: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat_update, "_TILE", tile)
-    monkeypatch.setattr(flat_update, "_PACK", pack)
+def test_ten_steps(name: str, options: Any) -> None:
     ours, theirs, optimizer, oracle = pair(name, options)
     for given in gradients(10, SHAPES):
         assign(ours, theirs, given)

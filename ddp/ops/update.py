@@ -1,0 +1,48 @@
+"""The update of parameters by a formula: a short program of elementwise passes over rows of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ddp.ops.op import Array, array_function
+
+TILE = 1 << 15  # elements that the array formulas take at once, so that what one pass wrote is in cache for the next
+
+
+class Pass(NamedTuple):
+    """One function of NumPy's over arrays. inputs, out: registers; an input may be scalar i as -1 - i."""
+
+    function: str
+    inputs: tuple[int, ...]
+    out: int
+
+
+class Program(NamedTuple):
+    """Passes over registers: the arrays of a row in order, and behind them those that nothing outlives."""
+
+    passes: tuple[Pass, ...]
+    registers: int
+
+
+class Rows:
+    """Arrays that are updated by one program: each row holds vectors of one length and of one dtype, in one piece.
+
+    addresses: what a native form remembers of them
+    """
+
+    def __init__(self, rows: Sequence[tuple[Array, ...]]) -> None:
+        self.arrays = [tuple([each.reshape(-1) for each in row]) for row in rows]
+        self.addresses: Any = None
+
+
+@array_function
+def run_program(xp: Any, program: Program, scalars: Array, rows: Rows) -> None:
+    """Runs the passes over every row, each of them rounded by itself. scalars: of the dtype of the arrays."""
+    for row in rows.arrays:
+        for start in range(0, row[0].size, TILE):
+            registers = [each[start : start + TILE] for each in row]
+            registers += [xp.empty_like(registers[0]) for _ in range(program.registers - len(row))]
+            for function, inputs, out in program.passes:
+                operands = [registers[each] if each >= 0 else scalars[-1 - each] for each in inputs]
+                getattr(xp, function)(*operands, out=registers[out])
