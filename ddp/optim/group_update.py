@@ -165,7 +165,7 @@ class GroupUpdate:
             ]
             batch = self._plans.get(tuple(numbers))
             if batch is None or not batch.holds(rows):
-                batch = self._plans[tuple(numbers)] = Batch(rows)
+                batch = self._plans[tuple(numbers)] = ParameterRows(rows)
             batch.run(formula.program, formula.evaluate(age + 1, *values))
 
     def _follow(self, params: Sequence[Tensor]) -> None:
@@ -232,7 +232,7 @@ class GroupUpdate:
         return np.empty(param.shape, param.dtype)
 
 
-class Batch:
+class ParameterRows:
     """Parameters with their gradients and states, which are updated together.
 
     rows: (p, grad, state, ...) of each
