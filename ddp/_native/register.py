@@ -287,7 +287,7 @@ def _encode(program: update.Program) -> Array:
     return np.array(rows, np.int32)
 
 
-def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.Rows) -> None:
+def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.UpdateRows) -> None:
     kernel = RUN_PROGRAM.get(scalars.dtype.char)
     if kernel is None or program.registers > _REGISTERS:
         update.run_program.__wrapped__(xp, program, scalars, rows)

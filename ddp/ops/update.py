@@ -25,7 +25,7 @@ class Program(NamedTuple):
     registers: int
 
 
-class Rows:
+class UpdateRows:
     """Arrays that are updated by one program: each row holds vectors of one length and of one dtype, in one piece.
 
     addresses: what a native form remembers of them
@@ -37,7 +37,7 @@ class Rows:
 
 
 @array_function
-def run_program(xp: Any, program: Program, scalars: Array, rows: Rows) -> None:
+def run_program(xp: Any, program: Program, scalars: Array, rows: UpdateRows) -> None:
     """Runs the passes over every row, each of them rounded by itself. scalars: of the dtype of the arrays."""
     for row in rows.arrays:
         for start in range(0, row[0].size, TILE):

@@ -18,7 +18,7 @@ from ddp._engine import enable_grad
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, StateDictError
-from ddp.ops.update import Program, Rows, run_program
+from ddp.ops.update import Program, UpdateRows, run_program
 from ddp.optim.formula import Formula, compile_formula
 from ddp.optim.optimizer import Closure, Group, Optimizer, Params, number
 
@@ -248,7 +248,7 @@ class ParameterRows:
                 plain.setdefault(dtype, []).append(row)
             else:
                 self._others.append(row)
-        self._plain = [(dtype, Rows(of_dtype)) for dtype, of_dtype in plain.items()]
+        self._plain = [(dtype, UpdateRows(of_dtype)) for dtype, of_dtype in plain.items()]
 
     def holds(self, rows: Sequence[tuple[Array, ...]]) -> bool:
         """Whether it was made of these arrays."""
@@ -263,6 +263,6 @@ class ParameterRows:
             # 16-bit numbers are computed with in float32, and rounded once.
             wide = np.dtype(np.float32) if row[0].dtype.itemsize == 2 else row[0].dtype
             copies = [np.array(each, wide, order="C") for each in row]
-            run_program(np, program, np.array(scalars, wide), Rows([tuple(copies)]))
+            run_program(np, program, np.array(scalars, wide), UpdateRows([tuple(copies)]))
             for target, source in zip((row[0], *row[2:]), (copies[0], *copies[2:]), strict=True):
                 target[...] = source

@@ -147,8 +147,10 @@ class TestNumbers:
         rows[2][1][:4] = np.inf, -np.inf, np.nan, -0.0
         copies = [[each.copy() for each in row] for row in rows]
         with np.errstate(all="ignore"):
-            update.run_program.__wrapped__(np, formula.program, scalars, update.Rows([tuple(row) for row in rows]))
-            update.run_program(np, formula.program, scalars, update.Rows([tuple(row) for row in copies]))
+            update.run_program.__wrapped__(
+                np, formula.program, scalars, update.UpdateRows([tuple(row) for row in rows])
+            )
+            update.run_program(np, formula.program, scalars, update.UpdateRows([tuple(row) for row in copies]))
         for a, b in zip(rows, copies, strict=True):
             for expected, got in zip(a, b, strict=True):
                 np.testing.assert_array_equal(got, expected)
