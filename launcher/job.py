@@ -49,7 +49,6 @@ class Job:
     hosts are those above, or those of Slurm
     log_dir: folder for a folder of log files, one a rank; None: none
     ranks: whose lines the console shows; None: everybody's
-    status: a line at the bottom says how the job goes; None: on a terminal
     events: file for what happens, one JSON object a line; None: none
     trace: folder for a trace of what all ranks did, made if it is not there; None: none
     debug_rank: the rank that has the standard input, and the terminal in a debugger
@@ -76,7 +75,6 @@ class Job:
     min_ranks: int | None = None
     log_dir: str | None = None
     ranks: tuple[int, ...] | None = None
-    status: bool | None = None
     events: str | None = None
     trace: str | None = None
     debug_rank: int = 0

@@ -103,8 +103,6 @@ def parser() -> ArgumentParser:
 
     add = options("What you see")
     add("--ranks", metavar="LIST", type=_RANKS, help="show only the lines of these ranks: 0,3")
-    add("--status", help="a line at the bottom says how the job goes; else on a terminal only")
-    add("--no-status", dest="status", action="store_false", help="no status line, on a terminal either")
     add("--debug-rank", metavar="K", type=_WHOLE, help="the rank that has stdin and answers breakpoint() (0)")
 
     add = options("What is kept")

@@ -243,7 +243,7 @@ def process_recorder() -> Recorder:
 
 
 def mark_step(n: int | None = None) -> None:
-    """Says how far this rank is, for who watches the job: `ddp-launch` in its status line, `ddp-doctor calls`.
+    """Records how far this rank is, which hang reports and `ddp-doctor calls` show.
 
     n: the step that it has just finished, by the program's own count (0 or more); None: one more than before, 1 first
     A model in `ddp.DataParallel` counts its synchronized backwards by itself; this goes before it, which is of use

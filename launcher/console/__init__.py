@@ -1,1 +1,1 @@
-"""What is shown and kept of a job: the console, log files, JSON events, the status line."""
+"""What is shown and kept of a job: the console, log files and JSON events."""

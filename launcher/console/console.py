@@ -20,7 +20,7 @@ _COLOURS = (36, 33, 32, 35, 34, 31)
 # An unfinished line of a rank that a user may answer is shown after so long (s): most likely it is a prompt.
 _PROMPT = 0.05
 #: A line longer than this (a binary dump) is passed on in parts, so that memory stays bounded.
-LINE_LIMIT = 1 << 23
+LINE_LIMIT = 1 << 20
 #: Bytes waiting for a slow reader, from which on ranks are made to wait.
 BACKLOG = 1 << 20
 
@@ -46,86 +46,59 @@ class LineSplitter:
 
     def __init__(self, limit: int = LINE_LIMIT) -> None:
         self._limit = limit
-        self._parts: list[bytes] = []  # of the line that is being written
-        self._length = 0
-        self._state: bytes | None = None  # what stood in this line before the last `\r`
+        self._rest = b""  # of the line that is being written; after a `\r`, its last state alone
         self._shown: bytes | None = None
 
     def feed(self, data: bytes) -> list[Lines | Repaint]:
         """What `data` finishes: whole lines, and the newest state of a repainted one."""
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n")
-        finished, newline, rest = data.rpartition(b"\n")
-        if b"\r" in finished or self._state is not None:
-            text = self._repainted(finished) if newline else b""
-        elif newline:
-            text = b"".join((*self._parts, finished, newline))
-            self._parts, self._length = [], 0
-        else:
-            text = b""
-        self._write(rest)
-        if self._length > self._limit:
-            text += self._finish()
-        pieces: list[Lines | Repaint] = [Lines(text)] if text else []
-        if self._state is not None:
-            shown = b"".join(self._parts) or self._state
-            if shown != self._shown:
-                self._shown = shown
-                pieces.append(Repaint(shown))
+        finished, newline, self._rest = (self._rest + data).replace(b"\r\n", b"\n").rpartition(b"\n")
+        text = finished + newline
+        if b"\r" in text:
+            text = b"".join(_last_state(line) + b"\n" for line in finished.split(b"\n"))
+        state = None
+        if b"\r" in self._rest:
+            state = _last_state(self._rest)
+            self._rest = state + b"\r" if self._rest.endswith(b"\r") else b"\r" + state
+        if len(self._rest) > self._limit:
+            text += _last_state(self.take()) + b"\n"
+            state = None
+        pieces: list[Lines | Repaint] = []
+        if text:
+            pieces.append(Lines(text))
+            self._shown = None
+        if state and state != self._shown:
+            pieces.append(Repaint(state))
+            self._shown = state
         return pieces
 
     @property
     def unfinished(self) -> bool:
         """A line has been begun that neither a newline nor a repainting has shown yet."""
-        return self._length > 0 and self._state is None
+        return bool(self._rest) and b"\r" not in self._rest
 
     def take(self) -> bytes:
-        """What has been written of an unfinished line, as a prompt is; its rest will come as a line of its own."""
-        assert self.unfinished
-        text = b"".join(self._parts)
-        self._parts, self._length = [], 0
+        """What has been written of an unfinished line, as a prompt is; its rest will be a line of its own."""
+        text, self._rest = self._rest, b""
         return text
 
-    def close(self) -> list[Lines | Repaint]:
+    def close(self) -> list[Lines]:
         """The last line, if the stream does not end with a newline."""
-        if not self._length and not (self._state or b"").strip():
-            return []
-        return [Lines(self._finish())]
+        state = _last_state(self.take())
+        return [Lines(state + b"\n")] if state.strip() else []
 
-    def _repainted(self, finished: bytes) -> bytes:
-        """Lines of which at least one was repainted, in its last state each."""
-        done = []
-        for line in finished.split(b"\n"):
-            self._write(line)
-            done.append(self._finish())
-        return b"".join(done)
 
-    def _write(self, data: bytes) -> None:
-        *past, last = data.split(b"\r")
-        if past:
-            states = [b"".join(self._parts) + past[0], *past[1:]]
-            self._state = next((state for state in reversed(states) if state), self._state or b"")
-            self._parts, self._length = [], 0
-        if last:
-            self._parts.append(last)
-            self._length += len(last)
-
-    def _finish(self) -> bytes:
-        text = b"".join(self._parts)
-        if not text and (self._state or b"").strip():
-            text = self._state or b""
-        self._parts, self._length, self._state, self._shown = [], 0, None, None
-        return text + b"\n"
+def _last_state(line: bytes) -> bytes:
+    """What a line shows after its last `\r`, or before it while nothing follows."""
+    return next((state for state in reversed(line.split(b"\r")) if state), b"")
 
 
 class Console(Observer):
-    """What ranks say, on the launcher's two output streams.
+    """The ranks' output, on the launcher's two streams.
 
     n: number of ranks
-    prefix: lines bear their rank in front, and a rank that is alone has the terminal to itself; without it only whole
-    lines and one bar are shown, of a world of one too
-    ranks: whose lines are shown; None: everybody's
-    status: a status line is wanted; None: where it fits
+    prefix: lines have their rank in front, and a rank that is alone writes to the terminal directly; without it only
+    whole lines and one bar are shown, of a world of one too
+    ranks: whose lines are shown; None: all
     hosts: names of the machines that ranks run on, as far as they are known beforehand
     asking: ranks whose unfinished lines are prompts that a user may answer
     out, err: file descriptors; clock: seconds, as `time.monotonic`
@@ -140,7 +113,6 @@ class Console(Observer):
         *,
         prefix: bool = True,
         ranks: Sequence[int] | None = None,
-        status: bool | None = None,
         hosts: Iterable[str] = (),
         asking: Iterable[int] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -149,12 +121,7 @@ class Console(Observer):
         self._fds = {"out": out, "err": err}
         self._clock = clock
         self._prefixed = prefix and n > 1
-        both = self._terminal.paints(out) and self._terminal.paints(err)
-        #: Whether a status line belongs on it. `ddp-launch ... | tee log` writes to a terminal behind our back.
-        self.shows_status = status if status is not None else self._prefixed and both
-        #: Whether the status line can be repainted, or must be printed anew.
-        self.repaints = self._terminal.paints(out) or self._terminal.paints(err)
-        self._alone = prefix and n == 1 and not self.shows_status
+        self._alone = prefix and n == 1
         self.choose(ranks, asking)
         self._debugging: frozenset[int] = frozenset()
         self._labels = Labels(n, hosts)
@@ -162,8 +129,8 @@ class Console(Observer):
         self._begun: set[tuple[int, str]] = set()  # whose current line has been shown in part
         self._talker: tuple[int, str] | None = None  # whose line stands open on the screen, if one does
         self._due: dict[tuple[int, str], float] = {}
-        self._told = False  # that it is unwritable
-        #: Hears what the launcher itself says.
+        self._reported = False  # it is unwritable, and has said so
+        #: Called with the launcher's own lines.
         self.witness: Callable[[str], None] = lambda text: None
 
     def choose(self, ranks: Sequence[int] | None, asking: Iterable[int]) -> None:
@@ -213,7 +180,7 @@ class Console(Observer):
         self.leave(rank)
 
     def leave(self, rank: int) -> None:
-        """`rank` says no more: shows the lines that it left unfinished."""
+        """`rank` writes no more: shows the lines that it left unfinished."""
         for stream in self._fds:
             key = rank, stream
             self._due.pop(key, None)
@@ -230,25 +197,15 @@ class Console(Observer):
 
     def typed(self, data: bytes) -> None:
         """This was typed in at a terminal that shows what is typed."""
-        if newlines := data.count(b"\n"):
-            self._terminal.typed(newlines)
+        if b"\n" in data:
+            self._terminal.typed()
             self._talker = None
 
     def say(self, text: str) -> None:
-        """Prints the launcher's own words to stderr, below all lines taken so far."""
+        """Prints the launcher's own lines to stderr, below all lines so far."""
         self._talker = None
         self._terminal.lines(self._fds["err"], to_bytes(text.rstrip("\n")) + b"\n")
         self.witness(text)
-
-    def status(self, text: str) -> None:
-        """Shows the status line, in place of the one before; "" removes it. Off a terminal it is printed."""
-        err = self._fds["err"]
-        if self.repaints:
-            fd = err if self._terminal.paints(err) else self._fds["out"]
-            self._terminal.status(fd, text.encode("utf-8", "replace"))
-        elif text:
-            self._talker = None
-            self._terminal.lines(err, text.encode("utf-8", "replace") + b"\n")
 
     def tick(self, now: float) -> float:
         """Shows what has waited long enough; when to come again."""
@@ -261,7 +218,6 @@ class Console(Observer):
     def finish(self) -> None:
         """The job has ended: nothing is repainted any more."""
         self._terminal.bar(-1, b"")
-        self._terminal.status(-1, b"")
 
     def close(self) -> None:
         self.finish()
@@ -298,8 +254,8 @@ class Console(Observer):
     def flush(self) -> None:
         """Writes what can be written without blocking; says, once, if that fails."""
         self._terminal.flush()
-        if self.unwritable and not self._told:
-            self._told = True
+        if self.unwritable and not self._reported:
+            self._reported = True
             self.say(f"ddp-launch: {self.unwritable}")
             self._terminal.flush()
 
@@ -411,22 +367,3 @@ def short(host: str) -> str:
     """
     first, _, rest = host.partition(".")
     return host if first.isdigit() or ":" in host or not rest else first
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Ranks in few words.
-
-    >>> ranges([0, 1, 2, 5, 7, 8])
-    '0-2,5,7,8'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(_run(run) for run in runs)
-
-
-def _run(run: Sequence[int]) -> str:
-    return f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run))

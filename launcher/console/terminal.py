@@ -1,7 +1,6 @@
-"""The launcher's two output streams as one terminal: lines above, repainted lines below, never a write that blocks.
+"""The launcher's two output streams as one terminal: lines above, rank 0's progress bar below, no write that blocks.
 
-On a terminal the lowest lines are rank 0's progress bar and the status line under it. They are erased before anything
-else is written, and painted again once everything has been.
+The bar is erased before anything else is written, and painted again once everything has been.
 """
 
 from __future__ import annotations
@@ -13,23 +12,13 @@ import select
 import stat
 from collections import deque
 from collections.abc import Mapping
-from typing import NamedTuple
 
 # A pipe that select calls writable takes this much at once.
 _PIPE_BUF = 4096
 # A write fails with one of these where the terminal was closed, or `head` has had enough.
-_NOBODY = (errno.EPIPE, errno.EIO, errno.ECONNRESET)
-_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
+_NO_READER = (errno.EPIPE, errno.EIO, errno.ECONNRESET)
+_ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ERASE_LINE = b"\r\x1b[K"
-_ERASE_LINE_ABOVE = b"\x1b[A\x1b[K"
-
-
-class _Floor(NamedTuple):
-    """What is painted below all lines."""
-
-    fd: int
-    text: bytes
-    rows: int
 
 
 class Terminal:
@@ -46,11 +35,10 @@ class Terminal:
         self._paints = environ.get("TERM") != "dumb"
         self._writers = {fd: _Writer(fd) for fd in (out, err)}
         self._queue: deque[tuple[int, list[bytes]]] = deque()
-        self._lost: dict[int, OSError] = {}  # what can be written to no more, and why
+        self._lost: dict[int, OSError] = {}  # streams that fail, and why
         self._open = -1  # where a line has been begun and not ended
         self._bar: tuple[int, bytes] | None = None
-        self._status: tuple[int, bytes] | None = None
-        self._painted: _Floor | None = None
+        self._painted: tuple[int, bytes] | None = None
 
     def paints(self, fd: int) -> bool:
         """True if lines of `fd` can be repainted."""
@@ -90,16 +78,13 @@ class Terminal:
             self._put(self._open, b"\n")
             self._open = -1
 
-    def typed(self, lines: int) -> None:
-        """So many newlines were typed in, and the terminal has shown them: the cursor stands in another line."""
-        if not lines:
-            return
+    def typed(self) -> None:
+        """A newline was typed in, and the terminal has shown it: the cursor stands in another line."""
         self._open = -1
-        if self._painted is not None:
-            self._painted = self._painted._replace(rows=self._painted.rows + lines)
+        self._painted = None
 
     def bar(self, fd: int, text: bytes) -> None:
-        """The progress bar that is shown from now on; empty: none."""
+        """The progress bar that is shown from now on, cut to the terminal's width; empty: none."""
         self._bar = (fd, text) if text and self.paints(fd) else None
 
     @property
@@ -107,53 +92,33 @@ class Terminal:
         """Where the bar is shown that is now, -1 if none is."""
         return -1 if self._bar is None else self._bar[0]
 
-    def status(self, fd: int, text: bytes) -> None:
-        """The lowest line from now on, cut to the terminal's width; empty: none."""
-        self._status = (fd, text) if text and self.paints(fd) else None
-
     def hide(self) -> None:
-        """Erases the floor until the next `flush`."""
+        """Erases the bar until the next `flush`."""
         self._erase()
         self._write()
 
-    # -- the floor
-
-    def _floor(self) -> _Floor | None:
-        if self._open >= 0 or (self._bar is None and self._status is None):
-            return None
-        width = (self.size() or (80, 24))[0]
-        rows = []
-        count = 0
-        if self._bar is not None:
-            fd, bar = self._bar
-            rows.append(bar + b"\x1b[0m" if self._status is not None and b"\x1b" in bar else bar)
-            count += max(1, -(-_columns(bar) // width))
-        if self._status is not None:
-            fd = self._status[0] if self._bar is None else fd
-            # One column less: a cursor behind the last one is in this line on some terminals, in the next on others.
-            rows.append(self._status[1][: width - 1])
-            count += 1
-        return _Floor(fd, b"\n".join(rows), count)
-
     def _erase(self) -> None:
         if self._painted is not None:
-            self._put(self._painted.fd, _ERASE_LINE + (self._painted.rows - 1) * _ERASE_LINE_ABOVE)
+            self._put(self._painted[0], _ERASE_LINE)
             self._painted = None
 
     def _paint(self) -> None:
-        floor = self._floor()
-        if self._painted is None or floor is None or self._painted.text != floor.text:
+        bar = self._bar if self._open < 0 else None
+        if self._painted is None or self._painted != bar:
             self._erase()
-            if floor is not None:
-                self._put(floor.fd, floor.text)
-            self._painted = floor
+            if bar is not None:
+                width = (self.size() or (80, 24))[0]
+                plain = _ESCAPES.sub("", bar[1].decode("utf-8", "replace"))
+                # In the last column the cursor is in this line on some terminals, in the next on others.
+                self._put(bar[0], bar[1] if len(plain) < width else plain[: width - 1].encode())
+            self._painted = bar
 
     # -- writing
 
     def close(self) -> None:
-        """Lets go of what was opened here; `out` and `err` themselves stay open."""
-        for pen in self._writers.values():
-            pen.close()
+        """Closes what was opened here; `out` and `err` themselves stay open."""
+        for writer in self._writers.values():
+            writer.close()
 
     @property
     def broken(self) -> bool:
@@ -163,7 +128,7 @@ class Terminal:
     @property
     def reason(self) -> str:
         """Why one of the two cannot be written to, though it has a reader; "" if it is not so."""
-        return next((str(error.strerror) for error in self._lost.values() if error.errno not in _NOBODY), "")
+        return next((str(error.strerror) for error in self._lost.values() if error.errno not in _NO_READER), "")
 
     def _put(self, fd: int, data: bytes) -> None:
         if fd in self._lost:
@@ -251,18 +216,3 @@ class _Writer:
     def close(self) -> None:
         if self._own:
             os.close(self.fd)
-
-
-def _columns(text: bytes) -> int:
-    """How many columns a line takes on a terminal.
-
-    >>> _columns(b"\\x1b[36m0: \\x1b[0m50%")
-    6
-    """
-    plain = _ESCAPES.sub(b"", text)
-    if plain.isascii():
-        return len(plain)
-    from unicodedata import combining, east_asian_width
-
-    letters = plain.decode("utf-8", "replace")
-    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in letters)

@@ -1,4 +1,4 @@
-"""Observers of a job: log files, events, the status line, the hang detector.
+"""Observers of a job: log files, events, the hang detector.
 
 The event loop tells every observer the same events in the same order. Observers never wait, and do not know each other.
 """
@@ -53,9 +53,6 @@ class Observer:
 
     def resumed(self, by: float) -> None:
         """The launcher itself stood still for `by` seconds, and with it the job: they do not count."""
-
-    def restart_pending(self, until: float) -> None:
-        """The attempt has failed; the next one starts at `until` (monotonic, s)."""
 
     def tick(self, now: float) -> float:
         """Called whenever the loop turns; returns by when it wants to be called again (monotonic, s; inf: never)."""

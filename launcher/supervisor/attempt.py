@@ -173,7 +173,6 @@ class Attempt:
         self.now = time.monotonic()
         self.failures = []
         self._deadlines = {"restart": self._after(seconds), "limit": self._until}
-        self._observers.restart_pending(self.now + seconds)
         while not (self.stopped or self.failures or "restart" in self._due()):
             self._turn()
 

@@ -84,7 +84,6 @@ class _Supervisor:
             job.size,
             prefix=job.prefix,
             ranks=job.ranks,
-            status=job.status,
             hosts=[host.name for host in job.hosts],
             asking=_asking(job),
         )
@@ -96,7 +95,7 @@ class _Supervisor:
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
     def _optional_observers(self) -> list[Observer]:
-        """Log files, events, the status line and the hang detector; imported by the jobs that want them alone."""
+        """Log files, events and the hang detector; imported by the jobs that want them alone."""
         job, console = self.job, self.console
         found: list[Observer] = []
         logs: Logs | None = None
@@ -108,10 +107,6 @@ class _Supervisor:
             from launcher.console.events import Events
 
             found.append(Events(job, console, sys.argv))
-        if console.shows_status:
-            from launcher.console.status import StatusLine
-
-            found.append(StatusLine(console))
         hang, heartbeat = (math.inf if each is None else each for each in (job.hang_timeout, job.heartbeat_timeout))
         if min(hang, heartbeat) < math.inf:
             from launcher.diagnosis.hang_detector import HangDetector

@@ -57,7 +57,6 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         max_restarts = 3
         min_ranks = 1
         ranks = [0, 1]
-        status = false
         debug_rank = 1
         log_dir = "logs"
         events = "events.jsonl"
@@ -85,7 +84,6 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         max_restarts=3,
         min_ranks=1,
         ranks=(0, 1),
-        status=False,
         debug_rank=1,
         log_dir=str(tmp_path / "logs"),
         events=str(tmp_path / "events.jsonl"),
@@ -100,7 +98,6 @@ def test_every_key(job_file: Any, tmp_path: Path) -> None:
         ('hosts = ["a:2", "[::1]:4"]', {"hosts": (Host("a", 2), Host("::1", 4))}),
         ("n = 4\nranks = 3", {"n": 4, "ranks": (3,)}),
         ('n = 4\nranks = "0,3"', {"n": 4, "ranks": (0, 3)}),
-        ("status = true", {"status": True}),
     ],
 )
 def test_values_that_can_be_written_in_several_ways(job_file: Any, launch: str, fields: dict[str, Any]) -> None:

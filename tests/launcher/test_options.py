@@ -58,7 +58,6 @@ def test_command_line(line: str, options: dict[str, object], rest: str) -> None:
         ("--timeout 3 --timeout 0 --hang-timeout off", {"timeout": None, "hang_timeout": None}),
         ("--hosts a:2 --min-ranks 1 --max-restarts 3", {"hosts": (Host("a", 2),), "min_ranks": 1, "max_restarts": 3}),
         ("--ranks 0,3 -n 4 --debug-rank 1", {"ranks": (0, 3), "n": 4, "debug_rank": 1}),
-        ("--status --no-status", {"status": False}),
         ("--log-dir /tmp/a/b --events e --trace t", {"log_dir": "/tmp/a/b", "events": "e", "trace": "t"}),
     ],
 )

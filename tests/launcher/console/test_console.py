@@ -1,4 +1,4 @@
-"""What is shown of what ranks say, on a terminal and elsewhere: whole lines, prompts, one bar, a status line below."""
+"""What is shown of the ranks' output, on a terminal and elsewhere: whole lines, prompts, one bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLAIN = {"TERM": "xterm", "NO_COLOR": "1"}
 
 
 class Clock:
-    """A clock that stands still until it is told otherwise."""
+    """A clock that stands still until it is set."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -66,7 +66,7 @@ def see(terminal: Terminal, console: Console) -> list[str]:
 # -- lines
 
 
-def test_lines_are_whole_and_bear_their_rank() -> None:
+def test_lines_are_whole_and_have_their_rank() -> None:
     piped = Piped(12)
     piped.console.output(0, "out", b"a\nb\nc")
     piped.console.output(11, "err", b"x\n")
@@ -133,7 +133,7 @@ def test_a_prompt_shows_after_50_ms() -> None:
     assert piped.read() == "\n1: mine stays unfinished\n"
 
 
-def test_another_rank_does_not_speak_into_a_prompt() -> None:
+def test_another_rank_does_not_write_into_a_prompt() -> None:
     piped = Piped(2, asking=[0])
     piped.console.output(0, "out", b"name? ")
     piped.later(0.05)
@@ -160,7 +160,7 @@ def test_what_is_typed_ends_the_line_of_a_prompt(terminal: Terminal) -> None:
     assert see(terminal, console) == ["0: name? Ann", "0: hello", "0: all"]
 
 
-def test_a_rank_in_a_debugger_has_the_terminal(terminal: Terminal) -> None:
+def test_a_rank_in_a_debugger_writes_to_the_terminal(terminal: Terminal) -> None:
     console = on(terminal, 2)
     console.output(0, "out", b"unfinished ")
     console.debugging(frozenset({0}))
@@ -174,89 +174,46 @@ def test_a_rank_in_a_debugger_has_the_terminal(terminal: Terminal) -> None:
     assert see(terminal, console)[-3:] == ["7", "(Pdb)", "0: going on"]
 
 
-# -- the floor: a bar, and the status line below it
+# -- the bar
 
 
-def test_a_bar_and_the_status_line_live_together(terminal: Terminal) -> None:
+def test_a_bar_stays_below_all_lines(terminal: Terminal) -> None:
     console = on(terminal, 2)
-    assert console.shows_status
     console.output(0, "err", b"\r10%")
     assert see(terminal, console) == ["0: 10%"]
-    console.status("ddp-launch: 2/2 ranks up")
-    assert see(terminal, console) == ["0: 10%", "ddp-launch: 2/2 ranks up"]
     console.output(0, "err", b"\r20%")
+    console.output(1, "err", b"\rshown only when it is finished")
     console.output(1, "out", b"a line\n")
-    assert see(terminal, console) == ["1: a line", "0: 20%", "ddp-launch: 2/2 ranks up"]
+    assert see(terminal, console) == ["1: a line", "0: 20%"]
     console.output(0, "err", b"\r30%\n")
-    assert see(terminal, console) == ["1: a line", "0: 30%", "ddp-launch: 2/2 ranks up"]
-    console.output(0, "err", b"\r" + 100 * b"#")  # two rows of this terminal
-    assert see(terminal, console)[2:] == ["0: " + 57 * "#", 43 * "#", "ddp-launch: 2/2 ranks up"]
+    assert see(terminal, console) == ["1: a line", "0: 30%"]
+    console.output(0, "err", b"\r\x1b[32m" + 100 * "\u2588".encode())  # cut to the terminal's width
+    assert see(terminal, console)[2:] == ["0: " + 56 * "\u2588"]
     console.output(0, "err", b"\rshort")
-    console.status(80 * "s")  # cut: one row is what it may have
-    assert see(terminal, console)[2:] == ["0: short", 59 * "s"]
     console.leave(0)
     console.finish()
     assert see(terminal, console) == ["1: a line", "0: 30%", "0: short"]
 
 
-def test_the_status_line_gives_way_to_a_prompt(terminal: Terminal) -> None:
+def test_a_bar_gives_way_to_a_prompt_and_to_another_program(terminal: Terminal) -> None:
     console = on(terminal, 2, asking=[0])
-    console.status("ddp-launch: fine")
-    assert see(terminal, console) == ["ddp-launch: fine"]
+    console.output(0, "err", b"\r10%")
+    assert see(terminal, console) == ["0: 10%"]
+    console.hide()  # the launcher is stopped
+    assert terminal.look() == []
+    assert see(terminal, console) == ["0: 10%"]
     console.output(0, "out", b"name? ")
     console.tick(200.0)
     assert see(terminal, console) == ["0: name?"]
-    console.status("ddp-launch: still fine")
-    assert see(terminal, console) == ["0: name?"]
     os.write(terminal.fd, b"Ann\n")
     console.typed(b"Ann\n")
-    assert see(terminal, console) == ["0: name? Ann", "ddp-launch: still fine"]
-    os.write(terminal.fd, b"\n")  # somebody leans on Enter
-    console.typed(b"\n")
-    console.output(1, "out", b"a\n")
-    assert see(terminal, console) == ["0: name? Ann", "1: a", "ddp-launch: still fine"]
-
-
-def test_the_floor_makes_room_while_the_launcher_is_stopped(terminal: Terminal) -> None:
-    console = on(terminal, 2)
-    console.output(0, "err", b"\r10%")
-    console.status("ddp-launch: fine")
-    assert len(see(terminal, console)) == 2
-    console.hide()
-    assert terminal.look() == []
-    assert see(terminal, console) == ["0: 10%", "ddp-launch: fine"]
-
-
-def test_where_a_status_line_belongs(terminal: Terminal) -> None:
-    reader, writer = os.pipe()
-    fd = terminal.fd
-    both = [
-        (Console(2, fd, fd, PLAIN), True),
-        (Console(2, fd, fd, {"TERM": "dumb"}), False),
-        (Console(1, fd, fd, PLAIN), False),  # a script alone has the terminal to itself
-        (Console(1, fd, fd, PLAIN, status=True), True),
-        (Console(2, fd, fd, PLAIN, status=False), False),
-        (Console(2, fd, fd, PLAIN, prefix=False), False),
-        (Console(2, writer, fd, PLAIN), False),  # ... | tee log: who knows where that writes
-        (Console(2, writer, writer, PLAIN), False),
-        (Console(2, writer, writer, PLAIN, status=True), True),
-    ]
-    assert [console.shows_status for console, _ in both] == [shows for _, shows in both]
-    for end in (reader, writer):
-        os.close(end)
-
-
-def test_off_a_terminal_the_status_is_printed() -> None:
-    piped = Piped(2, status=True)
-    piped.console.status("ddp-launch: fine")
-    piped.console.status("")
-    assert piped.read() == "ddp-launch: fine\n"
+    assert see(terminal, console) == ["0: name? Ann", "0: 10%"]
 
 
 # -- writing
 
 
-def test_a_slow_reader_blocks_nobody_and_gets_everything() -> None:
+def test_a_slow_reader_does_not_block_and_gets_everything() -> None:
     piped = Piped(2)
     line = b"x" * 99 + b"\n"
     for _ in range(100):
@@ -276,8 +233,8 @@ def test_a_full_disk_behind_one_stream_does_not_silence_the_other() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     reader, writer = os.pipe()
     console = Console(2, full, writer, PLAIN)
-    heard: list[str] = []
-    console.witness = heard.append
+    witnessed: list[str] = []
+    console.witness = witnessed.append
     try:
         console.output(0, "err", b"before\n")
         console.output(0, "out", b"lost\n")
@@ -285,19 +242,19 @@ def test_a_full_disk_behind_one_stream_does_not_silence_the_other() -> None:
         console.flush()
         assert console.broken
         assert console.backlog == 0
-        said = f"ddp-launch: {console.unwritable}"
-        assert said == "ddp-launch: the output cannot be written: No space left on device"
+        text = f"ddp-launch: {console.unwritable}"
+        assert text == "ddp-launch: the output cannot be written: No space left on device"
         console.output(1, "out", b"lost\n")
         console.output(1, "err", b"more\n")
         console.close()
-        assert os.read(reader, 1000).decode() == f"0: before\n0: after\n{said}\n1: more\n"
-        assert heard == [said]
+        assert os.read(reader, 1000).decode() == f"0: before\n0: after\n{text}\n1: more\n"
+        assert witnessed == [text]
     finally:
         for fd in (full, reader, writer):
             os.close(fd)
 
 
-def test_that_nobody_reads_is_not_told() -> None:
+def test_a_reader_that_has_gone_is_not_reported() -> None:
     reader, writer = os.pipe()
     other, err = os.pipe()
     console = Console(2, writer, err, PLAIN)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import re
 import signal
 import struct
 import sys
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 
 from launcher.console.terminal import Terminal
-from tests.launcher.conftest import wait_for
 from tests.launcher.console.terminal_emulator import Glass
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -86,7 +84,7 @@ def test_a_progress_bar_repaints_one_line(start_job: Any, script: Any) -> None:
         print(os.environ["COLUMNS"], os.environ["LINES"])
         """
     )
-    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", "2", "--no-status", path])
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", "2", path])
     assert status == 0
     zero, one = "\x1b[36m0: \x1b[0m", "\x1b[33m1: \x1b[0m"
     erase = "\r\x1b[K"
@@ -123,33 +121,12 @@ def test_a_prompt_of_rank_0_shows_and_its_answer_arrives(start_job: Any, script:
     assert as_seen(seen) == ["0: name? Ann", "0: hello Ann"]
 
 
-def test_the_status_line_stays_below_all_and_goes_at_the_end(start_job: Any, script: Any) -> None:
-    path = script(
-        """
-        for i in range(30):
-            if rank == 0:
-                print(f"\\r{i} of 30", end="", file=sys.stderr)
-            elif i == 25:
-                print("from another rank")
-            time.sleep(0.1)
-        """
-    )
-    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", "2", path])
-    assert status == 0
-    assert as_seen(seen) == ["1: from another rank", "0: 29 of 30"]
-    until = seen.index("from another rank") + 100
-    bar, below = as_seen(seen[: seen.index("ranks up", until) + len("ranks up, 0:03")])[-2:]
-    assert bar.endswith("of 30")
-    assert re.fullmatch(r"ddp-launch: 2/2 ranks up, 0:0\d", below)
-    assert seen.count("ranks up") < 80  # painted again with the bar, and twice a second
-
-
 def test_when_the_terminal_goes_away_ranks_are_asked_to_end(start_job: Any, script: Any, tmp_path: Path) -> None:
     path = script(
         """
         from pathlib import Path
         def save(number, frame):
-            time.sleep(0.7)  # the status line changes meanwhile
+            print("\\rbar", end="")
             Path(sys.argv[1], f"saved-{rank}").touch()
             sys.exit(1)
         for number in (signal.SIGHUP, signal.SIGTERM):
@@ -159,9 +136,8 @@ def test_when_the_terminal_goes_away_ranks_are_asked_to_end(start_job: Any, scri
             time.sleep(0.1)
         """
     )
-    command = [sys.executable, "-m", "launcher", "-n", "2", "--grace", "30", "--status", path, str(tmp_path)]
+    command = [sys.executable, "-m", "launcher", "-n", "2", "--grace", "30", path, str(tmp_path)]
     job, master = start_on_a_terminal(start_job, command)
-    wait_for(master, "2/2 ranks up", 1)
     deadline = time.monotonic() + 30
     while len(list(tmp_path.glob("up-*"))) < 2:
         assert time.monotonic() < deadline
@@ -180,7 +156,7 @@ def test_a_terminal_that_has_gone_has_no_size() -> None:
         assert screen.size() == (60, 24)
         os.close(master)
         assert screen.size() is None
-        screen.status(slave, b"0/2 ranks up")
+        screen.bar(slave, b"10%")
         screen.flush()
         assert screen.broken
     finally:
