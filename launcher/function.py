@@ -7,7 +7,6 @@ forked nor have its signals or standard streams changed; and when the caller die
 from __future__ import annotations
 
 import codecs
-import io
 import os
 import pickle
 import select
@@ -17,8 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from launcher.diagnosis.failures import Failure, NotStarted, RankFailed, TimeLimit, root_cause
 from launcher.diagnosis.observer import Observer
@@ -38,8 +36,8 @@ _START = (
 )
 _CHUNK = 1 << 16
 _NEEDS_CLOUDPICKLE = (
-    "{what} cannot be taken to the ranks by pickle: pip install cloudpickle, or define it in a module that they can "
-    "import (and at its top level)"
+    "pickle cannot take {what} to the ranks: pip install cloudpickle, or define it in a module that they can import "
+    "(and at its top level)"
 )
 
 
@@ -67,46 +65,34 @@ def run(
         raise UsageError(f"the number of ranks must be at least 1, not {nproc}")
     if timeout is not None and not 0 < timeout < float("inf"):
         raise UsageError(f"the time limit must be a number of seconds above zero, not {timeout}")
-    # A folder that only this user can look into (0700): what lies in it is run.
+    # A folder that only this user can look into (0700): its content is run.
     with tempfile.TemporaryDirectory(prefix="ddp-run-", ignore_cleanup_errors=True) as folder:
         with open(os.path.join(folder, CALL), "wb") as file:
-            _write_call(file, fn, tuple(args), dict(kwargs or {}))
+            pickle.dump((sys.path, _module_of(fn), _pickled(fn, tuple(args), dict(kwargs or {}))), file)
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         limit = "" if timeout is None else repr(float(timeout))
-        _follow([sys.executable, "-c", _START, root, folder, str(os.getpid()), str(nproc), limit])
+        _run_driver([sys.executable, "-c", _START, root, folder, str(os.getpid()), str(nproc), limit])
         return _results(folder, nproc)
 
 
-# -- what travels
-
-
-def _write_call(file: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     by = pickler()
-    call = io.BytesIO()
+    what = f"{getattr(fn, '__qualname__', fn)} with its arguments"
+    # A rank's `__main__` is another one, in which plain pickle would look for it in vain.
+    if by is pickle and getattr(fn, "__module__", None) == "__main__":
+        raise UsageError(_NEEDS_CLOUDPICKLE.format(what=what))
     try:
-        (_Plain(call, protocol=5) if by is pickle else by.CloudPickler(call, protocol=5)).dump((fn, args, kwargs))
-    except UsageError:
-        raise
+        call: bytes = by.dumps((fn, args, kwargs))
     except Exception as error:
-        what = f"{getattr(fn, '__qualname__', fn)} with its arguments"
         if by is pickle:
             raise UsageError(_NEEDS_CLOUDPICKLE.format(what=what)) from error
         raise UsageError(f"{what} cannot be taken to the ranks: {error}") from error
-    home = sys.modules.get(getattr(fn, "__module__", None) or "")
-    pickle.dump((sys.path, _found_at(home), call.getvalue()), file, protocol=5)
+    return call
 
 
-class _Plain(pickle.Pickler):
-    """Refuses what a rank would look for in vain: its `__main__` is another."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, (type, type(_found_at))) and thing.__module__ == "__main__":
-            raise UsageError(_NEEDS_CLOUDPICKLE.format(what=f"{thing.__qualname__}, which is defined in __main__,"))
-        return NotImplemented
-
-
-def _found_at(module: ModuleType | None) -> tuple[str, str] | None:
-    """Name and file of a module that is not `__main__`: a test's module may be on no path."""
+def _module_of(fn: Callable[..., Any]) -> tuple[str, str] | None:
+    """Name and file of its module, if that is not `__main__`: a test's module may be on no path."""
+    module = sys.modules.get(getattr(fn, "__module__", None) or "__main__")
     file = getattr(module, "__file__", None)
     return (module.__name__, file) if module is not None and file and module.__name__ != "__main__" else None
 
@@ -114,17 +100,13 @@ def _found_at(module: ModuleType | None) -> tuple[str, str] | None:
 def _results(folder: str, nproc: int) -> list[Any]:
     try:
         with open(os.path.join(folder, ENDING), "rb") as file:
-            kind, rank, text = pickle.load(file)
+            rank, error = pickle.load(file)
     except FileNotFoundError:
-        kind, rank, text = "failed", None, "the launcher died"
-    if kind == "wrong use":
-        raise UsageError(text)
-    if kind == "late":
-        raise TimeoutError(text)
+        rank, error = None, RankError("the launcher died")
     if rank is not None and os.path.exists(path := os.path.join(folder, ERROR.format(rank))):
         _raise(path, rank, nproc)
-    if kind == "failed":
-        raise RankError(text)
+    if error is not None:
+        raise error
     results = []
     for rank in range(nproc):
         try:
@@ -137,104 +119,62 @@ def _results(folder: str, nproc: int) -> list[Any]:
 
 def _raise(path: str, rank: int, nproc: int) -> NoReturn:
     with open(path, "rb") as file:
-        words, trace, pickled = pickle.load(file)
+        summary, trace, pickled = pickle.load(file)
     cause = RankError(f"rank {rank} of {nproc}:\n\n{trace}")
     try:
         error = pickle.loads(pickled)
     except Exception:  # none was sent, or what it is made of is not here
         error = None
     if not isinstance(error, BaseException):
-        raise RankError(f"rank {rank} raised {words}") from cause
+        raise RankError(f"rank {rank} raised {summary}") from cause
     if sys.version_info >= (3, 11):
         error.add_note(f"raised on rank {rank} of {nproc}; its own traceback is above")
     raise error from cause
 
 
-# -- the launcher's process, and what ranks print
+# -- the driver, seen from its caller
 
 
-def _follow(command: Sequence[str]) -> None:
-    """Runs the command to its end, passing on what it prints. Raises: KeyboardInterrupt, when it has ended."""
-    streams = [
-        (_own(sys.stdout, sys.__stdout__, 1), sys.stdout),
-        (_own(sys.stderr, sys.__stderr__, 2), sys.stderr),
-    ]
-    for own, stream in streams:
-        if own:
-            stream.flush()  # what was printed before comes before
+def _run_driver(command: Sequence[str]) -> None:
+    """Runs the command to its end, and prints what it prints. Raises: KeyboardInterrupt, when it has ended."""
     # In a session of its own: a Ctrl-C on the terminal comes to this process alone, which passes it on.
-    process = subprocess.Popen(
-        command,
-        # A debugger in a rank reads from the terminal, if there is one.
-        stdin=None if _at_a_terminal() else subprocess.DEVNULL,
-        stdout=None if streams[0][0] else subprocess.PIPE,
-        stderr=None if streams[1][0] else subprocess.PIPE,
-        start_new_session=True,
-    )
-    pipes = {pipe.fileno(): _Printer(stream) for pipe, (_, stream) in _pipes(process, streams)}
-    interrupt: BaseException | None = None
-    while True:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         try:
-            _pass_on(process, pipes)
-            break
-        except BaseException as error:  # Ctrl-C, or sys.stdout.write has raised: the second time it is killed at once
-            if interrupt is not None and isinstance(error, Exception):
-                process.kill()  # it cannot be followed any more; its reaper ends the ranks
-                process.wait()
-                break
-            interrupt = interrupt or error
+            _copy_output(process)
+        except BaseException:  # Ctrl-C, or sys.stdout cannot be written to
             process.send_signal(signal.SIGINT)
-    for pipe, _ in _pipes(process, streams):
-        pipe.close()
-    if interrupt is not None:
-        raise interrupt
+            try:
+                _copy_output(process)
+            except KeyboardInterrupt:
+                process.kill()  # its reaper ends the ranks
+            except Exception:
+                process.communicate()
+            raise
 
 
-def _pipes(process: subprocess.Popen[bytes], streams: Sequence[tuple[bool, TextIO]]) -> list[tuple[Any, Any]]:
-    return [(pipe, each) for pipe, each in zip((process.stdout, process.stderr), streams, strict=True) if pipe]
-
-
-def _pass_on(process: subprocess.Popen[bytes], pipes: dict[int, _Printer]) -> None:
-    while pipes:
-        poll = select.poll()  # and not `select`, which takes no file descriptor above 1023
-        for fd in pipes:
-            poll.register(fd, select.POLLIN)
+def _copy_output(process: subprocess.Popen[bytes]) -> None:
+    """Copies stdout and stderr of a process to `sys.stdout` and `sys.stderr`, perhaps a notebook's, until both end."""
+    poll = select.poll()  # and not `select`, which takes no file descriptor above 1023
+    copies = {}
+    for pipe, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+        assert pipe is not None
+        poll.register(pipe, select.POLLIN)
+        copies[pipe.fileno()] = stream, codecs.getincrementaldecoder("utf-8")("replace")
+    while copies:
         for fd, _ in poll.poll():
             data = os.read(fd, _CHUNK)
-            (pipes[fd] if data else pipes.pop(fd)).print(data)
-    process.wait()
+            stream, decoder = copies[fd]
+            if stream is not None:
+                stream.write(decoder.decode(data, final=not data))
+                stream.flush()
+            if not data:
+                poll.unregister(fd)
+                del copies[fd]
 
 
-class _Printer:
-    """Writes bytes that are UTF-8, cut anywhere, to a stream of text."""
-
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-
-    def print(self, data: bytes) -> None:
-        """data: b"" at the end"""
-        text = self._decode(data, final=not data)
-        if self._stream is not None:
-            try:
-                self._stream.write(text)
-                self._stream.flush()
-            except Exception:
-                self._stream = None  # once is enough
-                raise
-
-
-def _own(stream: TextIO | None, original: TextIO | None, fd: int) -> bool:
-    """True if that file descriptor is where the stream goes; not so in a notebook, or under pytest."""
-    try:
-        return stream is not None and stream is original and stream.fileno() == fd
-    except (OSError, ValueError):  # closed, or not a file
-        return False
-
-
-def _at_a_terminal() -> bool:
-    return _own(sys.stdin, sys.__stdin__, 0) and _own(sys.stdout, sys.__stdout__, 1) and os.isatty(0)
-
+# -- the driver
 
 # A caller that ends the call does not wait long (s).
 _GRACE = 2.0
@@ -248,13 +188,14 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background job's child ignores it, and could not be ended by it
     die_with_parent(parent, signal.SIGTERM)
     become_subreaper()
-    listener = _Listener()
+    observer = _FailureObserver()
+    ending: tuple[int | None, Exception | None]
     try:
         job = Job(module="launcher.function_worker", args=(folder,), n=nproc, timeout=limit, grace=_GRACE)
-        code = launch(job, observers=[listener], explain=False)
-        ending = listener.outcome(code)
+        code = launch(job, observers=[observer], explain=False)
+        ending = observer.outcome(code)
     except UsageError as error:
-        code, ending = 2, ("wrong use", None, str(error))
+        code, ending = 2, (None, error)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
         sweep(_SWEEP_LIMIT)
@@ -266,8 +207,8 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-class _Listener(Observer):
-    """Hears what went wrong, and on which rank."""
+class _FailureObserver(Observer):
+    """Records what went wrong, and on which rank."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -279,14 +220,16 @@ class _Listener(Observer):
     def job_ended(self, code: int, text: str) -> None:
         self._text = text
 
-    def outcome(self, code: int) -> tuple[str, int | None, str]:
-        """How it ended ("well", "late", "wrong use" or "failed"), the rank to blame if one is, and a sentence."""
+    def outcome(self, code: int) -> tuple[int | None, Exception | None]:
+        """The rank that failed first, if one did, and the error of the call; None if all went well."""
         if code == 0:
-            return "well", None, ""
+            return None, None
         if not self._failures:
-            return "failed", None, self._text or f"the launcher ended with code {code}"
+            return None, RankError(self._text or f"the launcher ended with code {code}")
         first = root_cause(self._failures)
-        kind = "late" if isinstance(first, TimeLimit) else "failed"
+        text = self._text or str(first)
+        if isinstance(first, TimeLimit):
+            return None, TimeoutError(text)
         if isinstance(first, NotStarted) and first.code == 2:
-            kind = "wrong use"
-        return kind, first.rank if isinstance(first, RankFailed) else None, self._text or str(first)
+            return None, UsageError(text)
+        return first.rank if isinstance(first, RankFailed) else None, RankError(text)

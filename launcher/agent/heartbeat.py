@@ -33,7 +33,8 @@ class Heartbeat:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._descendants = Descendants(pid)
+        self._cpu = 0.0
+        self._below = 0.0
         self._record: FlightReader | None = None
 
     def found(self, fd: int) -> None:
@@ -53,8 +54,12 @@ class Heartbeat:
     def take(self) -> Message:
         """The beat: state, cpu (s since the start), below (of its descendants), rss (bytes), `FlightReader.newest`."""
         stat = stat_of(self._pid)
-        below = self._descendants.cpu()
-        return {"state": stat.state, "cpu": stat.cpu, "below": below, "rss": stat.rss, **self._glance()}
+        # A rank with a GPU has a hundred threads, each of which may have children: to ask them all takes a millisecond,
+        # and matters only where the rank itself does nothing.
+        if stat.cpu - self._cpu < _IDLE:
+            self._below = descendants_cpu(self._pid)
+        self._cpu = stat.cpu
+        return {"state": stat.state, "cpu": stat.cpu, "below": self._below, "rss": stat.rss, **self._glance()}
 
     def stood(self) -> str:
         """Where the rank's Python stood last, in words."""
@@ -74,55 +79,25 @@ class Heartbeat:
         return _NO_RECORD
 
 
-# The kernel names children by the thread that started them, and a rank with a GPU has a hundred threads: to ask them
-# all costs more than all else that an agent does. So it is done once in so many looks; and so is reading the machine's
-# counter of out-of-memory kills.
-_RARELY = 10
+_IDLE = 0.05  # s of CPU between two beats
 
 
-class Descendants:
-    """The descendants of one process, seen every now and then.
+def descendants_cpu(pid: int) -> float:
+    """CPU time of all descendants of a process in s, of those that have ended and were waited for too.
 
-    Those of a thread that started its first child between two thorough looks are missing until the next; the main
-    thread is asked always.
+    0.0 for a process that has gone, and where the kernel names no children (CONFIG_PROC_CHILDREN).
     """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._looks = 0
-        self._parents: dict[int, list[str]] = {}  # threads that have children, by process
-
-    def cpu(self) -> float:
-        """CPU time of all descendants in s, of those that have ended and were waited for too.
-
-        0.0 for a process that has gone; less than all where the kernel names no children (CONFIG_PROC_CHILDREN).
-        """
-        thorough = self._looks % _RARELY == 0
-        self._looks += 1
-        cpu = stat_of(self._pid).waited
-        found = self._children(self._pid, thorough)
-        for child in found:  # grows
-            stat = stat_of(child)
-            cpu += stat.cpu + stat.waited
-            found += self._children(child, thorough or child not in self._parents)
-        if thorough:
-            self._parents = {pid: self._parents[pid] for pid in (self._pid, *found) if pid in self._parents}
-        return cpu
-
-    def _children(self, pid: int, thorough: bool) -> list[int]:
-        found: list[int] = []
-        parents = []
+    cpu = stat_of(pid).waited
+    found = [pid]
+    for each in found:  # grows
         try:
-            for thread in os.listdir(f"/proc/{pid}/task") if thorough else self._parents[pid]:
-                children = read(f"/proc/{pid}/task/{thread}/children").split()
-                if children or thread == str(pid):
-                    parents.append(thread)
-                found += map(int, children)
+            threads = os.listdir(f"/proc/{each}/task")
         except OSError:
-            pass  # a thread, or the process, has ended meanwhile
-        if thorough:
-            self._parents[pid] = parents
-        return found
+            continue  # it has ended meanwhile
+        children = [int(child) for thread in threads for child in read(f"/proc/{each}/task/{thread}/children").split()]
+        cpu += sum(stat.cpu + stat.waited for stat in map(stat_of, children))
+        found += children
+    return cpu
 
 
 _CGROUPS = "/sys/fs/cgroup"
@@ -132,56 +107,33 @@ class MemoryWatch:
     """What is known of the memory of one rank, noted now and then, so that the last note is from before its end."""
 
     def __init__(self, pid: int) -> None:
-        self._folders = cgroup_folders(read_text(f"/proc/{pid}/cgroup"))
-        # Counts what any out-of-memory killer took from this cgroup; where there is none, from the machine.
-        events = self._folders[0] + "/memory.events" if self._folders else ""
-        self._events = events if os.path.exists(events) else "/proc/vmstat"
-        self._notes = 0
+        # The kernel counts what its out-of-memory killer took, by cgroup (version 2); else on the whole machine.
+        _, _, group = read_text(f"/proc/{pid}/cgroup").partition("0::")
+        events = f"{_CGROUPS}{group.strip()}/memory.events"
+        self._events = events if group and os.path.exists(events) else "/proc/vmstat"
         self.note()
 
     def note(self) -> None:
         """Takes down what must be known from before the end."""
-        if self._notes % _RARELY == 0:
-            self._kills = count_kills(read_text(self._events))
-        self._notes += 1
+        self._kills = count_kills(read_text(self._events))
         self._available = field(read_text("/proc/meminfo"), "MemAvailable")
 
     def words(self, peak: int) -> str:
         """About a rank that SIGKILL has ended. peak: the most memory that it had, in bytes"""
-        limits = [read_text(folder + "/memory.max") for folder in self._folders]
-        limit = min((int(text) for text in limits if text.strip().isdigit()), default=None)
-        return explain(peak, limit, self._available, count_kills(read_text(self._events)) > self._kills)
+        return explain(peak, self._available, count_kills(read_text(self._events)) > self._kills)
 
 
-def explain(peak: int, limit: int | None, available: int | None, taken: bool) -> str:
-    """What the figures say, in bytes. limit: of the cgroup; available: on the machine, shortly before
+def explain(peak: int, available: int | None, taken: bool) -> str:
+    """What the figures say, in bytes. available: on the machine, shortly before
 
     taken: the out-of-memory killer has taken a process meanwhile
 
-    >>> explain(2 << 30, None, 5 << 29, False)
+    >>> explain(2 << 30, 5 << 29, False)
     'it had 2.0 GiB at most; the machine had 2.5 GiB free'
     """
-    about = []
-    if limit is not None:
-        about.append(f"the limit of its cgroup is {amount(limit)}")
-    if available is not None and (limit is None or not taken):
-        about.append(f"the machine had {amount(available)} free")
     begin = "the kernel's out-of-memory killer ended it: it had" if taken else "it had"
-    return f"{begin} {'; '.join([f'{amount(peak)} at most', *about])}"
-
-
-def cgroup_folders(text: str, root: str = _CGROUPS) -> list[str]:
-    """The folders of a process's cgroup and of those above it, by its /proc/PID/cgroup; only version 2 has them.
-
-    >>> cgroup_folders("4:memory:/x\\n0::/job/step\\n", "/r")
-    ['/r/job/step', '/r/job', '/r']
-    """
-    for line in text.splitlines():
-        if line.startswith("0::/"):
-            path = line[3:].rstrip("/")
-            parts = path.split("/")
-            return [root + "/".join(parts[:end]) for end in range(len(parts), 0, -1)]
-    return []
+    free = f"; the machine had {amount(available)} free" if available is not None else ""
+    return f"{begin} {amount(peak)} at most{free}"
 
 
 def count_kills(text: str) -> int:
@@ -197,7 +149,7 @@ def field(meminfo: str, name: str) -> int | None:
 
 
 def amount(size: int) -> str:
-    """Bytes as people say them.
+    """Bytes in a unit that suits them.
 
     >>> [amount(size) for size in (5 << 20, 3 << 29)]
     ['5 MiB', '1.5 GiB']

@@ -330,8 +330,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "debugging": bool,
     "quit": str,
 }
-_RAISED = {"type", "message", "traceback"}
-# Longer than any report: `launcher.rank` shortens what an exception says.
+# Bytes; longer than any report: `launcher.agent.rank` shortens what an exception says.
 _LONGEST = 1 << 20
 
 
@@ -358,13 +357,7 @@ def parse(line: bytes) -> Message | None:
         found = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or len(found) != 1:
+    if not isinstance(found, dict):
         return None
-    ((name, value),) = found.items()
-    if name not in _TYPES or not isinstance(value, _TYPES[name]):
-        return None
-    if isinstance(value, dict) and (
-        value.keys() != _RAISED or not all(isinstance(text, str) for text in value.values())
-    ):
-        return None
-    return found
+    kind, value = type_and_value(found)
+    return found if kind in _TYPES and isinstance(value, _TYPES[kind]) else None

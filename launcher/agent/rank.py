@@ -142,23 +142,10 @@ def _working_folder() -> str | None:
 
 def load_module(name: str, main: ModuleType) -> CodeType:
     """The code that `python -m name` runs in `main`. Raises: StartError if there is none."""
-    import importlib.util
+    import runpy
 
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # what a package above it imports is missing
-        spec = None
-    if spec is None:
-        raise StartError(f"there is no module {name}")
-    if spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
-        if spec is None:
-            raise StartError(f"{name} is a package without a module __main__, and cannot be run")
-    code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
-    if code is None:
-        raise StartError(f"the module {name} has no Python code to run")
+    # What `python -m` itself asks; the public functions of runpy take the module away again before exit handlers run.
+    _, spec, code = runpy._get_module_details(name, StartError)  # type: ignore[attr-defined]
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
         main.__file__ = sys.argv[0] = spec.origin

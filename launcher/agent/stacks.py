@@ -1,7 +1,7 @@
 """Python stacks of a rank that may not respond: a signal has `faulthandler` write them, in C, wherever the rank is.
 
 The text goes to memory that rank and agent share (a pipe could be full, and would block the rank). Nothing marks its
-end: it is complete when the rank's outermost frame is reached, or when it has not grown for a moment.
+end: it is complete when it has not grown for a moment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAME = "ddp-stacks"
 #: How often to look (s) while a text is awaited.
 LOOK = 0.01
 _LIMIT = 1.0  # s; the rank's threads may all be kept from their cores for a while
-_QUIET = 0.1  # s without growth, after which a text that lacks its usual end is taken for whole
+_QUIET = 0.1  # s without growth
 _MOST = 1 << 22  # bytes; more than faulthandler writes of a hundred threads
 _FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in .*')
 
@@ -26,7 +26,7 @@ class Stacks:
     """Collects the stacks of one rank on request.
 
     fd: of the shared memory, None where the system has none to give
-    ours: files whose frames are not the user's; the last line of a text is of the last of them
+    ours: files whose frames are not the user's
     """
 
     def __init__(self, pid: int, fd: int | None, ours: tuple[str, ...], heartbeat: Heartbeat) -> None:
@@ -64,8 +64,7 @@ class Stacks:
         if size != self._size:
             self._size, self._grown = size, now
         data = os.pread(self._fd, _MOST, 0)
-        whole = self._ends(data) or (bool(data) and now - self._grown >= _QUIET)
-        if not whole and now < self._until:
+        if (not data or now - self._grown < _QUIET) and now < self._until:
             return None
         self._until = None
         if data:
@@ -73,11 +72,6 @@ class Stacks:
         state = self._heartbeat.state()
         how = f"within {_LIMIT:g} s" + (f" (its state is {state})" if state else ", it has ended")
         return f"it did not write its stacks {how}; {self._heartbeat.stood()}\n"
-
-    def _ends(self, data: bytes) -> bool:
-        last = data[data.rfind(b"\n", 0, -1) + 1 :] if data.endswith(b"\n") else b""
-        frame = _FRAME.match(last.decode(errors="replace"))
-        return frame is not None and frame[1] == self._ours[-1]
 
     def _refusal(self) -> str | None:
         """Why the rank cannot write its stacks, None if nothing speaks against it."""

@@ -50,7 +50,7 @@ def test_what_is_no_report_is_left_out(keep: Any) -> None:
     pipe = int(os.environ[world.REPORT])
     for odd in (b"hello", b"\\xff\\x00", b"[1]", b"7", b"[" * 10_000, b'{"raised": 5}', b'{"end": 0}'):
         os.write(pipe, odd + b"\\n")
-    os.write(pipe, b'{"leaving": "x"}\\n{"flight": null}\\n{"raised": {"type": "x"}}\\n{"leaving": 1, "left": true}\\n')
+    os.write(pipe, b'{"leaving": "x"}\\n{"flight": null}\\n')
     for _ in range(40):
         os.write(pipe, bytes(1 << 16))  # and no end of a line
     world.report(leaving=3)
@@ -58,9 +58,8 @@ def test_what_is_no_report_is_left_out(keep: Any) -> None:
     """
     kept = keep(body)
     assert kept.end()["end"] == 3
-    assert [message for message in kept.heard if message.keys().isdisjoint(("heartbeat", "end"))] == [
-        {"leaving": 3}
-    ] * 2
+    reports = [message for message in kept.heard if message.keys().isdisjoint(("heartbeat", "end"))]
+    assert reports == [{"leaving": 3}] * 2
 
 
 def test_an_order_reaches_the_rank_alone(keep: Any) -> None:
