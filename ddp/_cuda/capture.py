@@ -150,7 +150,7 @@ def private_pool(xp: Any) -> Any:
     """A pool of device memory that nobody else allocates from; it may grow during a capture."""
     from ddp._cuda import memory_pool  # it asks here whether a graph is captured
 
-    return memory_pool.source(xp).new_pool()
+    return memory_pool.allocator(xp).private_pool()
 
 
 @contextlib.contextmanager

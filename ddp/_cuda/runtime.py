@@ -33,4 +33,4 @@ __all__ = [
 
 def prepare(cupy: Any) -> None:
     """Called before the first array of a process is made on a GPU."""
-    memory_pool.source(cupy)
+    memory_pool.allocator(cupy)

@@ -180,7 +180,7 @@ class graph:
         gc.collect()  # what it would free in the middle of the capture
         xp.cuda.Device().synchronize()
         # What a warm-up on this stream has freed: the graph allocates from a pool of its own, and replays not at all.
-        memory_pool.source(xp).release(self._inside.lane.stream)
+        memory_pool.allocator(xp).release(self._inside.lane.stream)
         self._inside.__enter__()
         try:
             self._graph.capture_begin(self._pool, self._mode)

@@ -28,20 +28,19 @@ __all__ = [
 ]
 
 
-def _source(cupy: Any) -> Any:
+def _allocator(cupy: Any) -> Any:
     from ddp._cuda import memory_pool  # only where there is a GPU
 
-    return memory_pool.source(cupy)
+    return memory_pool.allocator(cupy)
 
 
-def _asked(where: Where) -> tuple[Any, int] | None:
-    """Where memory comes from, and the device; None for one that nothing was ever asked of, so that it stays unused."""
+def _used(where: Where) -> tuple[Any, int] | None:
+    """The allocator and the device; None for a device that is not in use: asking must not create a context there."""
     cupy = found_cupy()
     if cupy is None:
         return None
-    index = _index(where)
-    found = _source(cupy)
-    return (found, index) if index in found.books else None
+    index, found = _index(where), _allocator(cupy)
+    return (found, index) if index in found.counts else None
 
 
 def use(which: str | Callable[[int], Any]) -> None:
@@ -67,8 +66,8 @@ def empty_cache() -> None:
     cupy = found_cupy()
     if cupy is None:
         return
-    found = _source(cupy)
-    for index in list(found.books):
+    found = _allocator(cupy)
+    for index in list(found.counts):
         with cupy.cuda.Device(index):
             found.release()
 
@@ -85,14 +84,14 @@ def ipc_collect() -> None:
 
 def memory_allocated(device: Where = None) -> int:
     """Bytes that arrays hold on the device, each rounded up to 512; 0 without a GPU."""
-    asked = _asked(device)
-    return 0 if asked is None else int(asked[0].figures(asked[1])[0])
+    used = _used(device)
+    return 0 if used is None else int(used[0].held(used[1])[0])
 
 
 def memory_reserved(device: Where = None) -> int:
     """Bytes that CUDA gave this process for arrays: what they hold, and what is kept for later; 0 without a GPU."""
-    asked = _asked(device)
-    return 0 if asked is None else int(asked[0].figures(asked[1])[1])
+    used = _used(device)
+    return 0 if used is None else int(used[0].held(used[1])[1])
 
 
 def max_memory_allocated(device: Where = None) -> int:
@@ -100,21 +99,21 @@ def max_memory_allocated(device: Where = None) -> int:
 
     Before that was called it is the most when the pool grew, which may be less: to follow each array has its cost.
     """
-    asked = _asked(device)
-    return 0 if asked is None else int(asked[0].peak(asked[1]))
+    used = _used(device)
+    return 0 if used is None else int(used[0].peak(used[1]))
 
 
 def max_memory_reserved(device: Where = None) -> int:
     """The most bytes that CUDA had given this process for arrays since `reset_peak_memory_stats`."""
-    asked = _asked(device)
-    return 0 if asked is None else int(asked[0].reserved_peak(asked[1]))
+    used = _used(device)
+    return 0 if used is None else int(used[0].of(used[1]).reserved_peak)
 
 
 def reset_peak_memory_stats(device: Where = None) -> None:
     """Peaks begin anew at what is held now; from here on every allocation is looked at, at 0.2 us each."""
     cupy = found_cupy()
     if cupy is not None:
-        _source(cupy).reset_peaks(_index(device))
+        _allocator(cupy).reset_peaks(_index(device))
 
 
 def memory_stats(device: Where = None) -> dict[str, int]:
@@ -122,11 +121,11 @@ def memory_stats(device: Where = None) -> dict[str, int]:
 
     num_device_alloc, num_device_free: calls of cudaMalloc and cudaFree: a training step makes none once it is warm;
     num_alloc_retries: tries again after the pool gave back what it kept; num_ooms: errors; allocated_bytes.all.* and
-    reserved_bytes.all.*: as memory_allocated and memory_reserved; segment.all.*: blocks of cudaMalloc. Under
-    "async", CUDA says neither, and the names are not there.
+    reserved_bytes.all.*: as memory_allocated and memory_reserved. Under "async" CUDA does not report num_device_*, and
+    the names are not there.
     """
     cupy = found_cupy()
-    return {} if cupy is None else _source(cupy).statistics(_index(device))
+    return {} if cupy is None else _allocator(cupy).statistics(_index(device))
 
 
 def mem_get_info(device: Where = None) -> tuple[int, int]:
@@ -146,7 +145,7 @@ def set_per_process_memory_limit(nbytes: int | None, device: Where = None) -> No
     if nbytes is not None and (type(nbytes) is not int or nbytes <= 0):
         raise ArgumentError(f"set_per_process_memory_limit({nbytes!r}): expected a positive number of bytes, or None")
     cupy = _needed()
-    _source(cupy).set_limit(_index(device), nbytes)
+    _allocator(cupy).set_limit(_index(device), nbytes)
 
 
 def set_per_process_memory_fraction(fraction: float, device: Where = None) -> None:
@@ -158,13 +157,13 @@ def set_per_process_memory_fraction(fraction: float, device: Where = None) -> No
         raise ArgumentError(f"set_per_process_memory_fraction({fraction}): expected a number in [0, 1]")
     total = mem_get_info(device)[1]
     cupy = _needed()
-    _source(cupy).set_limit(_index(device), None if fraction == 1 else int(fraction * total))
+    _allocator(cupy).set_limit(_index(device), None if fraction == 1 else int(fraction * total))
 
 
 def get_per_process_memory_fraction(device: Where = None) -> float:
     """The part of the device's memory that this process may have for arrays; 1 without a limit."""
-    asked = _asked(device)
-    limit = None if asked is None else asked[0].book(asked[1]).limit
+    used = _used(device)
+    limit = None if used is None else used[0].of(used[1]).limit
     return 1.0 if limit is None else limit / mem_get_info(device)[1]
 
 
@@ -176,12 +175,10 @@ def memory_summary(device: Where = None, abbreviated: bool = False) -> str:
     from ddp._cuda.memory_pool import human
 
     index = _index(device)
-    found, stats = _source(cupy), memory_stats(index)
+    found, stats = _allocator(cupy), memory_stats(index)
     free, total = mem_get_info(index)
     lines = [f"cuda:{index}, memory by {found.name!r}: {human(free)} of {human(total)} free"]
-    for name, words in (("allocated", "held by arrays"), ("reserved", "reserved for them")):
-        now, most = (human(stats[f"{name}_bytes.all.{which}"]) for which in ("current", "peak"))
-        lines.append(f"  {words:<18} {now:>12}   at most {most}")
+    lines += [f"  {name:<30} {human(stats[name]):>12}" for name in stats if "bytes" in name]
     if not abbreviated:
-        lines += [f"  {name:<18} {stats[name]:>12}" for name in stats if name.startswith("num_")]
+        lines += [f"  {name:<30} {stats[name]:>12}" for name in stats if name.startswith("num_")]
     return "\n".join(lines)

@@ -106,7 +106,7 @@ def forget() -> None:
         gradient_kernels._scratch,
         stream_order._held,
         stream_order._readers,
-        memory_pool._source,
+        memory_pool._installed,
     ):
         held.clear()
     for each in FORGETTING:

@@ -11,8 +11,7 @@ import pytest
 
 import ddp
 import ddp.multiprocessing as mp
-from ddp._cuda import ipc
-from ddp._cuda import memory_pool as sources
+from ddp._cuda import ipc, memory_pool
 from ddp.errors import SharingError
 from tests.ddp.multiprocessing import gpu_children
 from tests.ddp.multiprocessing.counting import all_descriptors
@@ -33,11 +32,11 @@ def nobody_looks() -> bool:
 
 @pytest.fixture
 def between(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
-    sources._source.clear()
+    memory_pool._installed.clear()
     found = Between(gpu, monkeypatch)
     yield found
     until(nobody_looks)
-    sources._source.clear()
+    memory_pool._installed.clear()
     ipc._uuid.cache_clear()
 
 
