@@ -11,7 +11,6 @@ Source: cublasLt.h and cublas_api.h of CUDA 12.9; what is used here is the same 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import threading
@@ -46,27 +45,13 @@ FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
 }
 
 # cublasStatus_t
-SUCCESS = 0
-STATUSES = {
-    1: "CUBLAS_STATUS_NOT_INITIALIZED",
-    3: "CUBLAS_STATUS_ALLOC_FAILED",
-    7: "CUBLAS_STATUS_INVALID_VALUE",
-    8: "CUBLAS_STATUS_ARCH_MISMATCH",
-    11: "CUBLAS_STATUS_MAPPING_ERROR",
-    13: "CUBLAS_STATUS_EXECUTION_FAILED",
-    14: "CUBLAS_STATUS_INTERNAL_ERROR",
-    15: "CUBLAS_STATUS_NOT_SUPPORTED",
-    16: "CUBLAS_STATUS_LICENSE_ERROR",
-}
-INVALID_VALUE, ARCH_MISMATCH, NOT_SUPPORTED = 7, 8, 15
+SUCCESS, INVALID_VALUE, NOT_SUPPORTED = 0, 7, 15
 
 # cudaDataType: CUDA_R_...
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 
 # cublasComputeType_t: CUBLAS_COMPUTE_...
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
-
-OP_N, OP_T = 0, 1  # cublasOperation_t
 
 # cublasLtMatmulDescAttributes_t: CUBLASLT_MATMUL_DESC_..., and the type of each value
 DESC = {
@@ -91,7 +76,7 @@ PREFERENCE = {
 # cublasLtReductionScheme_t: CUBLASLT_REDUCTION_SCHEME_...
 REDUCTION_COMPUTE_TYPE, REDUCTION_MASK = 2, 7
 
-# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_...
+# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_..., those that are used here
 EPILOGUES = {
     "DEFAULT": 1,
     "RELU": 2,
@@ -107,7 +92,6 @@ EPILOGUES = {
     "GELU_AUX_BIAS": 164,
     "DGELU": 192,
     "DGELU_BGRAD": 208,
-    "BGRADA": 256,
     "BGRADB": 512,
 }
 
@@ -160,11 +144,8 @@ class LtLibrary:
 
     def explain(self, status: int) -> str:
         """A status in words."""
-        name = STATUSES.get(status)
-        if name is None:
-            told = self._functions["cublasLtGetStatusString"](status)
-            name = told.decode(errors="replace") if told else "which this version does not explain"
-        return f"{name} ({status}) of {self!r}"
+        name = self._functions["cublasLtGetStatusString"](status)
+        return f"{name.decode(errors='replace') if name else 'an unknown status'} ({status}) of {self!r}"
 
     def create(self, name: str, *arguments: Any) -> int:
         """A new object of the library, by the function of this name, as its address. Raises: DeviceError."""
@@ -181,13 +162,10 @@ class LtLibrary:
 
     def handle(self, device: int) -> int:
         """The handle of a device, which is the current one; made on first use, and kept as long as the process."""
-        found = self._handles.get(device)
-        if found is None:
-            with self._lock:
-                found = self._handles.get(device)
-                if found is None:
-                    found = self._handles[device] = self.create("cublasLtCreate")
-        return found
+        with self._lock:
+            if device not in self._handles:
+                self._handles[device] = self.create("cublasLtCreate")
+            return self._handles[device]
 
 
 def wheels() -> list[Path]:
@@ -200,23 +178,17 @@ def wheels() -> list[Path]:
     return [found for home in homes for found in sorted(Path(home).glob("*/lib/libcublasLt.so.*"))]
 
 
-def _loaded() -> list[str]:
-    """What this process has mapped already: CuPy loads libcublas when it is imported, and that needs libcublasLt."""
-    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:  # no /proc: none is known to be loaded
-        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "libcublasLt.so" in line}
-        return sorted(path for path in paths if path.startswith("/"))
-    return []
-
-
 def candidates(xp: Any) -> Iterator[str]:
-    """Where the library may be, the best place first: loaded already, a wheel, CUDA's own directory, the system."""
-    major = xp.cuda.runtime.runtimeGetVersion() // 1000
-    yield from [path for path in _loaded() if f".so.{major}" in path]  # another library may have loaded another CUDA's
-    yield from [str(path) for path in wheels() if path.name == f"libcublasLt.so.{major}"]
+    """Where the library may be: by its name, which finds the one that CuPy's libcublas has loaded; a wheel; CUDA's own.
+
+    CuPy loads libcublas when it is imported, and that needs libcublasLt.
+    """
+    name = f"libcublasLt.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
+    yield name
+    yield from [str(path) for path in wheels() if path.name == name]
     home = xp.cuda.get_cuda_path()
     if home is not None:
-        yield from [str(path) for path in sorted(Path(home).glob(f"lib*/libcublasLt.so.{major}"))]
-    yield f"libcublasLt.so.{major}"
+        yield from [str(path) for path in sorted(Path(home).glob(f"lib*/{name}"))]
 
 
 def load(xp: Any) -> LtLibrary:
@@ -242,8 +214,7 @@ def library(xp: Any) -> LtLibrary | None:
 
     Raises: DeviceError if it is not to be found.
     """
-    if not _found:
-        with _lock:
-            if not _found:
-                _found.append(load(xp))
-    return _found[0]
+    with _lock:
+        if not _found:
+            _found.append(load(xp))
+        return _found[0]

@@ -1,378 +1,433 @@
-"""The one door of matrix products on a GPU: `gemm` for two arrays as they lie, `fused` with an epilogue.
+"""Matrix products on a GPU by cuBLASLt: `gemm`, for arrays as they lie, with an epilogue where the library has one.
 
-What a product needs (see gemm_plan) is found once for all that lie alike, and kept: from then on it is a look-up, an
-allocation and a call. Everything goes to the current stream and can be captured in a CUDA graph.
+The library is asked for its best algorithm when a combination of shapes, strides, dtypes and alignments first comes;
+from then on such a product is a look-up, an allocation and one call with prepared arguments. The library counts columns
+first, so a row-major `D = A @ B` is given to it as `D^T = B^T @ A^T`: nothing moves. Everything goes to the current
+stream and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from ctypes import c_double, c_float
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddp._cuda import capture, cublaslt
-from ddp._cuda.gemm_plan import (
-    ALIGNMENTS,
-    MOST,
-    LtMatmul,
-    MatmulSpec,
-    MatrixLayout,
-    MatrixSpec,
-    UnsupportedMatmul,
-    elements,
-    matrix_layout,
-    one_stride,
-    strided_batch,
-)
+from ddp._cuda.cublaslt import DESC, EPILOGUES, LAYOUT, PREFERENCE, SUCCESS, TYPES, Algorithm, LtLibrary
 from ddp._precision import matmul as precision
+from ddp.errors import DeviceError
 
 Array = Any
 
 KEPT = 4096  # plans; a network whose shapes change all the time forgets the oldest half
+MOST = (1 << 31) - 1  # rows, columns or matrices of one product
+#: The alignment in bytes that follows from an address's last byte, as far as the library distinguishes.
+ALIGNMENTS = tuple(next(size for size in (256, 128, 64, 32, 16, 8, 4, 2, 1) if byte % size == 0) for byte in range(256))
 
-_recipes: dict[Any, MatmulPlan] = {}
-
-
-def gemm(xp: Any, a: Array, b: Array, out: Array | None = None, accumulate: bool = False) -> Array | None:
-    """a @ b, as NumPy's matmul has it, into `out` if given; with `accumulate`, added to what is there.
-
-    None if cuBLASLt does not do it: for dtypes that it lacks, and where there is no cuBLASLt.
-    """
-    at_a, at_b = a.data, b.data
-    key: Any
-    if out is None:
-        key = (
-            *(a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, at_a.device_id, precision.tf32),
-            *(ALIGNMENTS[at_a.ptr & 255], ALIGNMENTS[at_b.ptr & 255]),
-        )
-    else:
-        key = (
-            *(a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, at_a.device_id, precision.tf32),
-            *(ALIGNMENTS[at_a.ptr & 255], ALIGNMENTS[at_b.ptr & 255], ALIGNMENTS[out.data.ptr & 255]),
-            *(out.shape, out.strides, out.dtype, accumulate),
-        )
-    recipe = _recipes.get(key)
-    if recipe is None:
-        recipe = _keep(key, _found(xp, a, b, out, accumulate))
-    launch = recipe.launch
-    if launch is None:
-        return None if recipe.made is None else recipe.made(xp, a, b, out, accumulate)
-    if out is None:
-        out = xp.ndarray(recipe.shape, recipe.dtype)
-    stream = xp.cuda.get_current_stream().ptr
-    space = workspace(xp, at_a.device_id, stream) if recipe.room else 0
-    if not recipe.starts:
-        launch(at_b.ptr, at_a.ptr, out.data.ptr, 0, 0, space, stream)
-        return out
-    first, second, third = at_a.ptr, at_b.ptr, out.data.ptr
-    for start_a, start_b, start_out in recipe.starts:
-        launch(second + start_b, first + start_a, third + start_out, 0, 0, space, stream)
-    return out
+_plans: dict[Any, Callable[..., Array | None]] = {}
 
 
-def fused(
+def gemm(
     xp: Any,
     a: Array,
     b: Array,
-    out: Array,
-    epilogue: str,
+    out: Array | None = None,
+    accumulate: bool = False,
+    epilogue: str = "DEFAULT",
     vector: Array | None = None,
     aux: Array | None = None,
     aux_lead: int = 0,
-    accumulate: bool = False,
-) -> bool:
-    """out = a @ b with one of cuBLASLt's epilogues, for matrices. False, and nothing done, if it cannot.
+) -> Array | None:
+    """a @ b by the rules of NumPy's matmul, into `out` if given; with `accumulate`, added to what is there.
 
-    vector: a bias of out.shape[1] elements, or where the bias gradient goes; aux: what the epilogue writes for its
-    backward, or reads there, with rows of `aux_lead` of its elements (bits for ReLU). accumulate: out is added to.
+    epilogue: a name of `cublaslt.EPILOGUES`, for matrices with `out`; vector: a bias of out.shape[1] elements, or where
+    the bias gradient goes; aux: what the epilogue writes for its backward, or reads there, with rows of `aux_lead`
+    elements (bits for ReLU). Returns None, and nothing was done, if cuBLASLt lacks the dtype or the epilogue.
     """
-    at_a = a.data
     key = (
-        *(epilogue, a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype, at_a.device_id, precision.tf32),
-        *(ALIGNMENTS[at_a.ptr & 255], ALIGNMENTS[b.data.ptr & 255], ALIGNMENTS[out.data.ptr & 255]),
-        *(out.shape, out.strides, out.dtype, 0 if vector is None else ALIGNMENTS[vector.data.ptr & 255], aux_lead),
-        accumulate,
+        *(a.shape, a.strides, a.dtype, ALIGNMENTS[a.data.ptr & 255], b.shape, b.strides, b.dtype),
+        *(ALIGNMENTS[b.data.ptr & 255], a.data.device_id, precision.tf32),
+        None if out is None else (out.shape, out.strides, out.dtype, ALIGNMENTS[out.data.ptr & 255], accumulate),
+        *(epilogue, 0 if vector is None else ALIGNMENTS[vector.data.ptr & 255], aux_lead),
     )
-    recipe = _recipes.get(key)
-    if recipe is None:
-        recipe = _keep(key, _found_fused(xp, a, b, out, epilogue, vector, aux_lead, accumulate))
-    if recipe.launch is None:
-        return False
-    stream = xp.cuda.get_current_stream().ptr
-    space = workspace(xp, at_a.device_id, stream) if recipe.room else 0
-    bias = 0 if vector is None else vector.data.ptr
-    recipe.launch(b.data.ptr, at_a.ptr, out.data.ptr, bias, 0 if aux is None else aux.data.ptr, space, stream)
-    return True
-
-
-def _keep(key: Any, recipe: MatmulPlan) -> MatmulPlan:
-    if len(_recipes) >= KEPT:
-        for old in list(_recipes)[: KEPT // 2]:
-            _recipes.pop(old, None)
-    _recipes[key] = recipe
-    return recipe
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= KEPT:
+            for old in list(_plans)[: KEPT // 2]:
+                _plans.pop(old, None)
+        plan = _plans[key] = _plan(xp, a, b, out, accumulate, epilogue, vector, aux_lead)
+    return plan(xp, a, b, out, accumulate, vector, aux)
 
 
 def forget() -> None:
-    """Drops every plan: another library is in the place of the one that made them."""
-    _recipes.clear()
+    """Drops plans and scratch memory: another library is in the place of the one that made them."""
+    _plans.clear()
+    _shared.clear()
 
 
-def _found(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool) -> MatmulPlan:
-    """The recipe for arrays that lie as these do."""
+def _plan(
+    xp: Any,
+    a: Array,
+    b: Array,
+    out: Array | None,
+    accumulate: bool,
+    epilogue: str,
+    vector: Array | None,
+    aux_lead: int,
+) -> Callable[..., Array | None]:
+    """How products of arrays that lie as these do are made."""
     if a.ndim == 1 or b.ndim == 1:
-        return MatmulPlan((), a.dtype, None, _of_vectors)
+        return _of_vectors
     library = cublaslt.library(xp)
     dtype = a.dtype if out is None else out.dtype
-    if library is None or not takes(a.dtype, b.dtype, dtype):
-        return MatmulPlan((), dtype, None)
+    if library is None or not _takes(a.dtype, b.dtype, dtype):
+        return _unsupported
     (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
     assert k == inner, (a.shape, b.shape)
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    shape = (*lead, m, n)
+    shape, fused = (*lead, m, n), epilogue != "DEFAULT"
     assert out is None or out.shape == shape, (out.shape, shape)
-    if not m or not n or not k or 0 in lead:
-        return MatmulPlan(shape, dtype, None, _of_nothing)
-    if max(m, n, k) > MOST:
-        return MatmulPlan(shape, dtype, None)
-    size = a.dtype.itemsize
-    a_strides, b_strides = broadcast_strides(a, len(lead)), broadcast_strides(b, len(lead))
-    out_strides = contiguous_strides(shape, dtype.itemsize) if out is None else out.strides
-    lies_a = matrix_layout_of(a, size)
-    lies_b = matrix_layout_of(b, size)
-    lies_out = MatrixLayout(False, n) if out is None else matrix_layout_of(out, dtype.itemsize)
-    if lies_out is not None and lies_out.across:
-        return MatmulPlan(shape, dtype, None, _turned)
-    sized = (a_strides, size), (b_strides, size), (out_strides, dtype.itemsize)
-    steps = [elements(strides[: len(lead)], each) for strides, each in sized]
-    whole = [each for each in steps if each is not None]
-    together = strided_batch(lead, whole) if len(whole) == 3 else None
-    if lies_a is None or lies_b is None or lies_out is None or together is None:
-        return MatmulPlan(shape, dtype, None, _by_copies(lies_a, lies_b, lies_out, lead, steps))
-    starts = [in_bytes(start, size, size, dtype.itemsize) for start in together.starts]
-    aligned = [alignment(x, [start[i] for start in starts]) for i, x in enumerate((a, b, out))]
+    if 0 in (*shape, k):
+        return _unsupported if fused else _of_nothing
+    if max(m, n, k, prod(lead)) > MOST:
+        return _unsupported
+    of_a, of_b = matrix_layout(a), matrix_layout(b)
+    of_out = MatrixLayout(False, n) if out is None else matrix_layout(out)
+    step_a, step_b = batch_step(lead, a), batch_step(lead, b)
+    step_out = m * n if out is None else batch_step(lead, out)
+    if of_out is None or step_out is None:
+        return _unsupported if fused else _into_copy
+    if of_out.turned:
+        return _unsupported if fused else _transposed
+    if of_a is None or of_b is None or step_a is None or step_b is None:
+        return _unsupported if fused else _copied(lead, (of_a, step_a), (of_b, step_b))
     spec = MatmulSpec(
-        *(n, m, k, together.many),
-        a=MatrixSpec(b.dtype.name, lies_b.across, lies_b.lead, together.steps[1], aligned[1]),
-        b=MatrixSpec(a.dtype.name, lies_a.across, lies_a.lead, together.steps[0], aligned[0]),
-        d=MatrixSpec(dtype.name, False, lies_out.lead, together.steps[2], aligned[2]),
-        tf32=precision.tf32,
-        added=accumulate,
-        room=workspace_size(xp, a.data.device_id),
-    )
-    try:
-        plan = LtMatmul(library, library.handle(a.data.device_id), spec)
-    except UnsupportedMatmul as error:
-        warnings.warn(f"a slow kernel multiplies instead: {error}", RuntimeWarning, stacklevel=3)
-        return MatmulPlan(shape, dtype, None)
-    recipe = MatmulPlan(shape, dtype, plan)
-    if len(starts) > 1:
-        recipe.starts = tuple(starts)
-    return recipe
-
-
-def _found_fused(
-    xp: Any, a: Array, b: Array, out: Array, epilogue: str, vector: Array | None, aux_lead: int, accumulate: bool
-) -> MatmulPlan:
-    library = cublaslt.library(xp)
-    none = MatmulPlan(out.shape, out.dtype, None)
-    if library is None or not takes(a.dtype, b.dtype, out.dtype) or not (out.size and a.size):
-        return none
-    (m, k), n = a.shape, b.shape[1]
-    assert b.shape[0] == k, (a.shape, b.shape)
-    assert out.shape == (m, n), (out.shape, m, n)
-    lies_a, lies_b, lies_out = (matrix_layout_of(x, x.dtype.itemsize) for x in (a, b, out))
-    if lies_a is None or lies_b is None or lies_out is None or lies_out.across or max(m, n, k) > MOST:
-        return none
-    spec = MatmulSpec(
-        *(n, m, k, 1),
-        a=MatrixSpec(b.dtype.name, lies_b.across, lies_b.lead, 0, alignment(b)),
-        b=MatrixSpec(a.dtype.name, lies_a.across, lies_a.lead, 0, alignment(a)),
-        d=MatrixSpec(out.dtype.name, False, lies_out.lead, 0, alignment(out)),
+        *(n, m, k, prod(lead)),
+        a=MatrixSpec(b.dtype.name, of_b.turned, of_b.lead, step_b, ALIGNMENTS[b.data.ptr & 255]),
+        b=MatrixSpec(a.dtype.name, of_a.turned, of_a.lead, step_a, ALIGNMENTS[a.data.ptr & 255]),
+        d=MatrixSpec(dtype.name, False, of_out.lead, step_out, 256 if out is None else ALIGNMENTS[out.data.ptr & 255]),
         tf32=precision.tf32,
         added=accumulate,
         epilogue=epilogue,
-        bias_aligned=0 if vector is None else alignment(vector),
+        bias_aligned=0 if vector is None else ALIGNMENTS[vector.data.ptr & 255],
         aux_lead=aux_lead,
-        room=workspace_size(xp, a.data.device_id),
+        workspace=workspace_size(xp, a.data.device_id),
     )
     try:
-        return MatmulPlan(out.shape, out.dtype, LtMatmul(library, library.handle(a.data.device_id), spec))
-    except UnsupportedMatmul:
-        return none  # not every epilogue exists for every dtype and layout: the parts do the same
+        return MatmulPlan(library, library.handle(a.data.device_id), spec, shape, dtype)
+    except UnsupportedMatmul as error:
+        if not fused:  # not every epilogue exists for every dtype and layout: the caller computes the parts
+            warnings.warn(f"a slow kernel multiplies instead: {error}", RuntimeWarning, stacklevel=3)
+        return _unsupported
 
 
-def _of_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool) -> Array | None:
+def _takes(a: Any, b: Any, out: Any) -> bool:
+    """Whether the library multiplies these dtypes; a product of 16 bits may also be added up in a float32 result."""
+    return bool(a == b and a.name in TYPES and (out == a or (out.name == "float32" and a.itemsize == 2)))
+
+
+# Other ways to make a product than one call of the library. vector, aux: not used; the signature is MatmulPlan's.
+
+
+def _unsupported(*_: Any) -> None:
+    return None
+
+
+def _of_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
     """A vector is a matrix of one row on the left, of one column on the right."""
     left, right = (a[None] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
-    lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    shape = (*lead, *(() if a.ndim == 1 else a.shape[-2:-1]), *(() if b.ndim == 1 else b.shape[-1:]))
-    if out is not None:
-        assert out.shape == shape, (out.shape, shape)
-        if a.ndim == 1 and b.ndim == 1:
-            into = out.reshape(1, 1)
-        else:
-            into = out[..., None, :] if a.ndim == 1 else out[..., None]
-        return None if gemm(xp, left, right, into, accumulate) is None else out
     made = gemm(xp, left, right)
-    return None if made is None else made.reshape(shape)
+    if made is None:
+        return None
+    shape = (*made.shape[:-2], *(made.shape[-2:-1] if a.ndim > 1 else ()), *(made.shape[-1:] if b.ndim > 1 else ()))
+    return _assign(made.reshape(shape), out, accumulate)
 
 
-def _of_nothing(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool) -> Array:
+def _of_nothing(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array:
     """A product without elements, or a sum of none."""
+    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return _assign(xp.zeros((*lead, a.shape[-2], b.shape[-1]), a.dtype), out, accumulate)
+
+
+def _into_copy(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:
+    """Into memory that the library cannot write to as it lies."""
+    made = gemm(xp, a, b)
+    return None if made is None else _assign(made, out, accumulate)
+
+
+def _transposed(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:
+    """Into an array whose columns lie in one piece: the transpose of all."""
+    made = gemm(xp, b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2), accumulate)
+    return None if made is None else out
+
+
+def _copied(lead: tuple[int, ...], *operands: tuple[MatrixLayout | None, int | None]) -> Callable[..., Array | None]:
+    """The product after a copy of each operand that the library cannot read as it lies. operands: layout and step"""
+
+    def run(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
+        factors = []
+        for x, (layout, step) in zip((a, b), operands, strict=True):
+            if step is None:  # broadcast along some of several axes, say
+                x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
+            factors.append(xp.array(x, order="C") if layout is None or step is None else x)
+        return gemm(xp, *factors, out, accumulate)
+
+    return run
+
+
+def _assign(made: Array, out: Array | None, accumulate: bool) -> Array:
     if out is None:
-        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        return xp.zeros((*lead, a.shape[-2], b.shape[-1]), a.dtype)
-    if not accumulate and out.size:
-        out.fill(0)
+        return made
+    if accumulate:
+        out += made
+    else:
+        out[...] = made
     return out
 
 
-def _turned(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool) -> Array | None:
-    """Into an array whose columns lie side by side: the transpose of all."""
-    assert out is not None
-    turned = gemm(xp, b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2), accumulate)
-    return None if turned is None else out
+# How matrices lie in memory: pure, so that the test is the table.
 
 
-def _by_copies(
-    lies_a: MatrixLayout | None,
-    lies_b: MatrixLayout | None,
-    lies_out: MatrixLayout | None,
-    lead: tuple[int, ...],
-    steps: list[Any],
-) -> Made:
-    """The product after what the library cannot take as it lies was copied."""
-    if lies_a is None or lies_b is None or lies_out is None:  # the rest is seen when these lie well
-        single = [True, True, True]
-    else:
-        single = [
-            each is not None and one_stride(lead, each) is not None and min(each, default=0) >= 0 for each in steps
-        ]
+class MatrixLayout(NamedTuple):
+    """turned: columns, not rows, lie in one piece; lead: elements from one row or column to the next."""
 
-    def copied(xp: Any, x: Array, lies: MatrixLayout | None, ok: bool) -> Array:
-        if not ok:  # a stride that is none, or a factor that is broadcast along some of several axes
-            x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
-            return xp.array(x, order="C")
-        return x if lies is not None else xp.array(x, order="C")
+    turned: bool
+    lead: int
 
-    def made(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool) -> Array | None:
-        a, b = copied(xp, a, lies_a, single[0]), copied(xp, b, lies_b, single[1])
-        if lies_out is not None and single[2]:
-            return gemm(xp, a, b, out, accumulate)
-        assert out is not None
-        found = gemm(xp, a, b)
-        if found is None:
+
+def matrix_layout(x: Array) -> MatrixLayout | None:
+    """How the matrices of x lie; None if they must be copied: elements have to be neighbours along one axis."""
+    (rows, columns), size = x.shape[-2:], x.dtype.itemsize
+    if any(stride % size for stride in x.strides):
+        return None
+    down, right = (stride // size for stride in x.strides[-2:])
+    if (right == 1 or columns == 1) and (down >= max(columns, 1) or rows == 1):
+        return MatrixLayout(False, down if rows > 1 else max(columns, 1))
+    if (down == 1 or rows == 1) and (right >= max(rows, 1) or columns == 1):
+        return MatrixLayout(True, right if columns > 1 else max(rows, 1))
+    return None
+
+
+def batch_step(lead: Sequence[int], x: Array) -> int | None:
+    """Elements from each matrix of x to the next, 0 where one serves all; None if there is no single stride.
+
+    lead: the leading axes of the product, of which x may lack some, or have 1
+    """
+    missing = len(lead) - (x.ndim - 2)
+    sizes, strides = (1,) * missing + x.shape[:-2], (0,) * missing + x.strides[:-2]
+    step, count = None, 1
+    for whole, own, stride in reversed(list(zip(lead, sizes, strides, strict=True))):
+        if whole == 1:
+            continue
+        stride = 0 if own == 1 else stride
+        if step is None:
+            step = stride
+        elif stride != step * count:
             return None
-        if accumulate:
-            out += found
-        else:
-            out[...] = found
-        return out
-
-    return made
+        count *= whole
+    step = step or 0
+    return None if step < 0 or step % x.dtype.itemsize else step // x.dtype.itemsize
 
 
-# How products of arrays that lie alike are made, and what is to be known of arrays for that.
+class MatrixSpec(NamedTuple):
+    """One matrix in the library's order. lead, step: elements to the next column, matrix; aligned: bytes."""
 
-Made = Callable[[Any, Array, Array, "Array | None", bool], "Array | None"]
+    dtype: str
+    turned: bool
+    lead: int
+    step: int
+    aligned: int
+
+
+class MatmulSpec(NamedTuple):
+    """A product (m, k) @ (k, n) in the library's order. epilogue: a name of `cublaslt.EPILOGUES`
+
+    added: D is added to what is there; bias_aligned: bytes; aux_lead: of the epilogue's second matrix, 0 for none
+    tf32: float32 factors may be rounded to 10 bits of mantissa; workspace: bytes that may be used
+    """
+
+    m: int
+    n: int
+    k: int
+    count: int
+    a: MatrixSpec
+    b: MatrixSpec
+    d: MatrixSpec
+    tf32: bool = False
+    added: bool = False
+    epilogue: str = "DEFAULT"
+    bias_aligned: int = 0
+    aux_lead: int = 0
+    workspace: int = 0
+
+
+class UnsupportedMatmul(Exception):
+    """The library has no algorithm for this."""
+
+
+# alpha and beta are read when the call is made, from memory that lives as long as the process: (0, 1) of each type.
+_FACTORS: dict[str, Any] = {"float32": (c_float * 2)(0.0, 1.0), "float64": (c_double * 2)(0.0, 1.0)}
 
 
 class MatmulPlan:
-    """How to make products of arrays that lie alike. launch: None where `made` has to do it in another way
+    """A product that the library was asked about: its description, layouts and algorithm, ready to be launched.
 
-    starts: where the operands of each product begin, in bytes; empty if there is but one, at the beginning
+    Raises: UnsupportedMatmul, DeviceError.
     """
 
-    __slots__ = ("dtype", "launch", "made", "plan", "room", "shape", "starts")
+    def __init__(self, library: LtLibrary, handle: int, spec: MatmulSpec, shape: tuple[int, ...], dtype: Any) -> None:
+        self._library, self._spec, self._shape, self._dtype = library, spec, shape, dtype
+        self._objects: list[tuple[str, int]] = []  # by the function that frees them
+        self._lock, self._pointers = threading.Lock(), [0, 0]  # the description holds them, and threads share it
+        self._computes_in = "float64" if spec.a.dtype == "float64" else "float32"
+        self._desc = self._description()
+        a = self._layout(spec.a, spec.m, spec.k)
+        b = self._layout(spec.b, spec.k, spec.n)
+        self._layouts = a, b, self._layout(spec.d, spec.m, spec.n)
+        self._algorithm = self._find_algorithm(handle)
+        factors = _FACTORS[self._computes_in]
+        self._handle, self._alpha = handle, ctypes.addressof(factors) + ctypes.sizeof(factors) // 2
+        self._beta = self._alpha if spec.added else ctypes.addressof(factors)
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, plan: LtMatmul | None, made: Made | None = None) -> None:
-        self.shape, self.dtype, self.plan, self.made = shape, dtype, plan, made
-        self.launch = None if plan is None else plan.launch
-        self.room = plan is not None and plan.room
-        self.starts: tuple[tuple[int, ...], ...] = ()
+    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        for name, target in () if _ending() else self._objects:
+            self._library.call(name, target)
+
+    def __call__(
+        self, xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, vector: Array | None, aux: Array | None
+    ) -> Array:
+        """Launches the product on the current stream."""
+        if out is None:
+            out = xp.ndarray(self._shape, self._dtype)
+        if vector is None and aux is None:
+            self._launch(xp, a, b, out)
+            return out
+        pointers = [0 if each is None else each.data.ptr for each in (vector, aux)]
+        with self._lock:
+            for i, name in enumerate(("BIAS_POINTER", "EPILOGUE_AUX_POINTER")):
+                if pointers[i] != self._pointers[i]:
+                    self._library.set("cublasLtMatmulDescSetAttribute", self._desc, DESC[name], pointers[i])
+            self._pointers = pointers
+            self._launch(xp, a, b, out)
+        return out
+
+    def _launch(self, xp: Any, a: Array, b: Array, out: Array) -> None:
+        stream, found = xp.cuda.get_current_stream().ptr, self._algorithm
+        scratch = workspace(xp, a.data.device_id, stream) if found.workspace else 0
+        of_a, of_b, of_d = self._layouts
+        at = out.data.ptr
+        status = self._library.matmul(
+            *(
+                self._handle,
+                self._desc,
+                self._alpha,
+                b.data.ptr,
+                of_a,
+                a.data.ptr,
+                of_b,
+                self._beta,
+                at,
+                of_d,
+                at,
+                of_d,
+            ),
+            *(ctypes.addressof(found), scratch, found.workspace, stream),
+        )
+        if status:
+            raise DeviceError(f"cublasLtMatmul: {self._library.explain(status)}; the product is {self._spec}")
+
+    def _make(self, kind: str, *arguments: Any) -> int:
+        made = self._library.create(f"{kind}Create", *arguments)
+        self._objects.append((f"{kind}Destroy", made))
+        return made
+
+    def _description(self) -> int:
+        spec = self._spec
+        compute = cublaslt.COMPUTE_64F if self._computes_in == "float64" else cublaslt.COMPUTE_32F
+        if spec.tf32 and spec.a.dtype == "float32":
+            compute = cublaslt.COMPUTE_32F_FAST_TF32
+        desc = self._make("cublasLtMatmulDesc", compute, TYPES[self._computes_in])
+        values = {"TRANSA": int(spec.a.turned), "TRANSB": int(spec.b.turned), "EPILOGUE": EPILOGUES[spec.epilogue]}
+        if spec.bias_aligned:  # only its alignment counts until something is launched
+            values["BIAS_POINTER"] = spec.bias_aligned
+        if spec.aux_lead:
+            values |= {"EPILOGUE_AUX_POINTER": 256, "EPILOGUE_AUX_LD": spec.aux_lead}
+        for name, value in values.items():
+            self._library.set("cublasLtMatmulDescSetAttribute", desc, DESC[name], value)
+        return desc
+
+    def _layout(self, side: MatrixSpec, rows: int, columns: int) -> int:
+        if side.turned:
+            rows, columns = columns, rows
+        made = self._make("cublasLtMatrixLayout", TYPES[side.dtype], rows, columns, side.lead)
+        if self._spec.count > 1:
+            for name, value in (("BATCH_COUNT", self._spec.count), ("STRIDED_BATCH_OFFSET", side.step)):
+                self._library.set("cublasLtMatrixLayoutSetAttribute", made, LAYOUT[name], value)
+        return made
+
+    def _find_algorithm(self, handle: int) -> Algorithm:
+        library, spec, (a, b, d) = self._library, self._spec, self._layouts
+        # Sums of parts of a 16-bit product are added up in float32.
+        narrow = spec.d.dtype in ("float16", "bfloat16")
+        wanted = {
+            "MAX_WORKSPACE_BYTES": spec.workspace,
+            "REDUCTION_SCHEME_MASK": cublaslt.REDUCTION_COMPUTE_TYPE if narrow else cublaslt.REDUCTION_MASK,
+            "MIN_ALIGNMENT_A_BYTES": spec.a.aligned,
+            "MIN_ALIGNMENT_B_BYTES": spec.b.aligned,
+            "MIN_ALIGNMENT_C_BYTES": spec.d.aligned,
+            "MIN_ALIGNMENT_D_BYTES": spec.d.aligned,
+        }
+        preference = library.create("cublasLtMatmulPreferenceCreate")
+        try:
+            for name, value in wanted.items():
+                library.set("cublasLtMatmulPreferenceSetAttribute", preference, PREFERENCE[name], value)
+            found, count = Algorithm(), ctypes.c_int()
+            results = ctypes.addressof(found), ctypes.addressof(count)
+            status = library.call(
+                "cublasLtMatmulAlgoGetHeuristic", handle, self._desc, a, b, d, d, preference, 1, *results
+            )
+        finally:
+            library.call("cublasLtMatmulPreferenceDestroy", preference)
+        status = status or found.state
+        if status != SUCCESS or not count.value:
+            reason = library.explain(status) if status else "it found none"
+            raise UnsupportedMatmul(f"{library!r} has no algorithm for {spec}: {reason}")
+        return found
 
 
-def takes(a: Any, b: Any, out: Any) -> bool:
-    """Whether the library multiplies these dtypes; what is of 16 bits may also be added up in a float32 result."""
-    return bool(a == b and a.name in cublaslt.TYPES and (out == a or (out.name == "float32" and a.itemsize == 2)))
-
-
-def matrix_layout_of(x: Array, size: int) -> MatrixLayout | None:
-    """How the matrices of x lie, None if they must be copied. size: bytes of an element"""
-    strides = elements(x.strides[-2:], size)
-    return None if strides is None else matrix_layout(x.shape[-2:], strides)
-
-
-def broadcast_strides(x: Array, lead: int) -> tuple[int, ...]:
-    """Strides in bytes of x with `lead` leading axes, 0 where it is broadcast."""
-    own = [0 if size == 1 else stride for size, stride in zip(x.shape[:-2], x.strides[:-2], strict=True)]
-    return (*(0,) * (lead - len(own)), *own)
-
-
-def contiguous_strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Strides in bytes of a new array."""
-    strides = []
-    for n in reversed(shape):
-        strides.append(size)
-        size *= n
-    return tuple(reversed(strides))
-
-
-def in_bytes(start: tuple[int, ...], *sizes: int) -> tuple[int, ...]:
-    """Where operands begin, by the sizes of their elements."""
-    return tuple([each * size for each, size in zip(start, sizes, strict=True)])
-
-
-def alignment(x: Array | None, starts: list[int] | None = None) -> int:
-    """The alignment in bytes that all of `starts` have; fresh memory has the best."""
-    at = 0 if x is None else x.data.ptr
-    return min(ALIGNMENTS[(at + start) & 255] for start in starts or [0])
-
-
-# Scratch memory for products: some algorithms of cuBLASLt add up parts, which need a place.
-#
-# Each stream has its own, since products of two streams may run at once. A CUDA graph gets some of its own as well: it
-# may be replayed on any stream, beside any other work.
+# Scratch memory: some algorithms add up parts. Each stream has its own, since products of two streams may run at once;
+# so has a CUDA graph, which may be replayed on any stream.
 
 PER_THREAD = 2  # the handle of CUDA's per-thread default stream: one number for as many streams as there are threads
 WORKSPACES = 16  # streams that have some; a program that makes ever new streams gives back the oldest's
 
-Rooms = dict[tuple[int, int, int], Any]
-_shared: Rooms = {}
-_captured: weakref.WeakKeyDictionary[capture.Capture, Rooms] = weakref.WeakKeyDictionary()
-_sizes: dict[int, int] = {}
+_shared: dict[tuple[int, int, int], Any] = {}
+_captured: weakref.WeakKeyDictionary[capture.Capture, dict[tuple[int, int, int], Any]] = weakref.WeakKeyDictionary()
 
 
 def workspace_size(xp: Any, device: int) -> int:
     """Bytes of scratch on a device: PyTorch's choice, 32 MiB from Hopper on, 8 MiB before."""
-    found = _sizes.get(device)
-    if found is None:
-        capability = int(xp.cuda.Device(device).compute_capability)
-        found = _sizes[device] = (32 if capability >= 90 else 8) << 20
-    return found
+    return (32 if int(xp.cuda.Device(device).compute_capability) >= 90 else 8) << 20
 
 
 def workspace(xp: Any, device: int, stream: int) -> int:
-    """The address of the scratch memory of a stream, from the pool when it is first asked for, and kept."""
+    """The address of the scratch memory of a stream, from the pool when it is first needed, and kept."""
     graph = capture.now()
-    rooms = _shared if graph is None else _captured.setdefault(graph, {})
+    spaces = _shared if graph is None else _captured.setdefault(graph, {})
     key = device, stream, threading.get_ident() if stream == PER_THREAD else 0
-    found = rooms.get(key)
+    found = spaces.get(key)
     if found is None:
-        if len(rooms) >= WORKSPACES:  # back to its stream's arena, in whose order it is used next
-            rooms.pop(next(iter(rooms)), None)
-        found = rooms[key] = xp.empty(workspace_size(xp, device), "uint8")
+        if len(spaces) >= WORKSPACES:  # back to its stream's arena, in whose order it is used next
+            spaces.pop(next(iter(spaces)), None)
+        found = spaces[key] = xp.empty(workspace_size(xp, device), "uint8")
         if graph is not None:
             graph.keep(found)
     return int(found.data.ptr)
-
-
-def free_workspaces() -> None:
-    """Lets go of all scratch memory: of tests whose devices are gone."""
-    _shared.clear()
-    _sizes.clear()

@@ -122,7 +122,7 @@ def _affine(xp: Any, x: Array, w: Array, b: Array | None) -> Array:
     if b is None:
         return product(xp, x, w.T)
     out = xp.ndarray((x.shape[0], w.shape[0]), x.dtype)
-    if not gemm.fused(xp, x, w.T, out, "BIAS", _in_one_piece(xp, b)):
+    if gemm.gemm(xp, x, w.T, out, False, "BIAS", _in_one_piece(xp, b)) is None:
         out = product(xp, x, w.T, out)
         out += b
     return out
@@ -139,7 +139,7 @@ def _parameters(
         if weight is None:
             weight = xp.ndarray((g.shape[1], x.shape[1]), g.dtype)
         bias = xp.ndarray(g.shape[1], g.dtype) if db is None else db
-        if gemm.fused(xp, g.T, x, weight, "BGRADB", bias, None, 0, added):
+        if gemm.gemm(xp, g.T, x, weight, added, "BGRADB", bias) is not None:
             return weight, bias
     return (
         _placed(xp, g.T, x, dw) if wants[0] else None,
@@ -197,7 +197,7 @@ def _activated(
         kept = xp.ndarray((x.shape[0], lead // 8), "uint8") if relu else xp.ndarray((x.shape[0], lead), x.dtype)
     epilogue = ("RELU" if relu else "GELU") + "_AUX" * keep + "_BIAS" * (b is not None)
     bias = None if b is None else _in_one_piece(xp, b)
-    if gemm.fused(xp, x, w.T, out, epilogue, bias, kept, lead if keep else 0):
+    if gemm.gemm(xp, x, w.T, out, False, epilogue, bias, kept, lead if keep else 0) is not None:
         return out, kept, lead, relu
     before = _affine(xp, x, w, b)
     if relu:
@@ -280,7 +280,7 @@ def _before(
         before = xp.ndarray((g.shape[0], w.shape[1]), g.dtype)
         sums = (xp.ndarray(w.shape[1], g.dtype) if out is None else out) if summed else None
         epilogue = ("DRELU" if activation == "relu" else "DGELU") + "_BGRAD" * summed
-        if lead % 8 == 0 and gemm.fused(xp, g, w, before, epilogue, sums, kept, lead):
+        if lead % 8 == 0 and gemm.gemm(xp, g, w, before, False, epilogue, sums, kept, lead) is not None:
             return before, sums
     before = _slope(xp, product(xp, g, w), hidden, kept, lead, activation)
     return before, column_sums(xp, before, out) if summed else None

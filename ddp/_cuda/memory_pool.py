@@ -1,8 +1,8 @@
 """Device memory: CuPy's pool over a cudaMalloc that is counted, a limit, and the error for a full device.
 
 CuPy's pool asks `Allocator._cuda_malloc` for a real cudaMalloc and for nothing else, so an array out of the pool costs
-what it costs in CuPy. The peak of what arrays hold is followed from the first `reset_peaks` on: one more Python call for
-each allocation.
+what it costs in CuPy. The peak of what arrays hold is followed from the first `reset_peaks` on, which costs one more
+Python call for each allocation.
 """
 
 from __future__ import annotations

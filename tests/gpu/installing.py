@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp import _device
-from ddp._cuda import copies, device_checks, gradient_kernels, memory_pool, raw_kernel, stream_order
+from ddp._cuda import copies, device_checks, gemm, gradient_kernels, memory_pool, raw_kernel, stream_order
 from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._engine import stream_sync
 from tests.collectives.backends.device.machine import Machine
@@ -117,7 +117,7 @@ def forget() -> None:
 MADE: list[Gpu] = []
 
 #: More to call when the module goes: what else keeps something of it.
-FORGETTING: list[Callable[[], None]] = [lt_fake.forget]
+FORGETTING: list[Callable[[], None]] = [gemm.forget]
 
 #: What puts the stand-in of a library in its place.
 LIBRARIES: list[Callable[[Gpu, pytest.MonkeyPatch], None]] = [lt_fake.install, capturing.install, dnn_fake.absent]

@@ -11,7 +11,6 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp._cuda import matmul_kernels
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import functional
 from tests.ddp.cases.table import draw
@@ -48,26 +47,6 @@ def test_a_linear_layer_is_one_launch_forward_and_two_backward(gpu: Any) -> None
         y.backward(ddp.ones_like(y))
         assert epilogues(gpu) == ["BIAS", "DEFAULT", "BGRADB"]
         assert gpu.synchronizations.total() == 0
-
-
-def test_gradients_are_computed_where_they_are_kept(gpu: Any) -> None:
-    layer, x = nn.Linear(6, 8).to("cuda"), made(5, 6)
-    bucket = gpu.cupy.zeros(1 + 48 + 8, "f4")  # which no gradient is aligned in
-    layer.weight.leaf.grad_buffer.bind(bucket[1:49].reshape(8, 6))
-    layer.bias.leaf.grad_buffer.bind(bucket[49:])
-    layer(x).sum().backward()
-    layer.zero_grad()
-    loss = layer(x).sum()
-    gpu.reset()
-    loss.backward()
-    assert gpu.launches["cublasLtMatmul"] == 2
-    assert sum(count for each, count in gpu.launches.items() if "copy" in each) == 1  # of the ones that sum() is given
-    here = nn.Linear(6, 8)
-    here.load_state_dict(layer.state_dict())
-    here(x.cpu()).sum().backward()
-    close(layer.weight.grad, here.weight.grad)
-    close(layer.bias.grad, here.bias.grad)
-    assert layer.weight.grad.array.data.ptr == bucket.data.ptr + 4
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -179,30 +158,6 @@ def encoder(activation: Any = functional.relu, dropout: float = 0.0) -> Any:
     return nn.TransformerEncoderLayer(8, 2, 16, dropout, activation, batch_first=True)
 
 
-@pytest.mark.parametrize(
-    ("activation", "expected"),
-    [
-        (functional.relu, "RELU_AUX_BIAS"),
-        (nn.ReLU(), "RELU_AUX_BIAS"),
-        (nn.GELU("tanh"), "GELU_AUX_BIAS"),
-        (functional.gelu, "BIAS"),
-        (nn.GELU(), "BIAS"),
-    ],
-    ids=["relu", "ReLU", "GELU tanh", "gelu", "GELU"],
-)
-def test_transformer_layers_fuse_what_can_be(gpu: Any, activation: Any, expected: str) -> None:
-    x = draw(2, 3, 8).astype(np.float32)
-    here, there = encoder(activation), encoder(activation).to("cuda")
-    y = there(ddp.from_numpy(x).to("cuda"))
-    assert expected in epilogues(gpu)
-    assert ("DRELU_BGRAD" in epilogues(gpu)) is False
-    close(y, here(ddp.from_numpy(x)), 1e-3)
-    y.sum().backward()
-    here(ddp.from_numpy(x)).sum().backward()
-    for one, other in zip(there.parameters(), here.parameters(), strict=True):
-        close(one.grad, other.grad, 1e-3)
-
-
 LOOKS_ON: dict[str, Callable[[Any], Any]] = {
     "a hook on linear1": lambda layer: layer.linear1.register_forward_hook(lambda *_: None),
     "a hook on linear2": lambda layer: layer.linear2.register_full_backward_hook(lambda *_: None),
@@ -218,51 +173,6 @@ def test_nothing_is_fused_where_somebody_looks_on(gpu: Any, who: str) -> None:
     assert not any("RELU" in each for each in epilogues(gpu))
 
 
-def test_dropout_stands_between(gpu: Any) -> None:
-    layer = encoder(dropout=0.5).to("cuda")
-    layer(made(2, 3, 8)).sum().backward()
-    assert "RELU_BIAS" in epilogues(gpu)
-    assert not any("AUX" in each for each in epilogues(gpu))
-    gpu.cublaslt.launched.clear()
-    layer.eval()(made(2, 3, 8))
-    assert "RELU_AUX_BIAS" in epilogues(gpu)
-
-
-@pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16], ids=str)
-def test_autocast_multiplies_in_sixteen_bits(gpu: Any, dtype: Any) -> None:
-    xs = [made(*shape, seed=i) for i, shape in enumerate(((5, 6), (8, 6), (8,), (3, 8), (3,)))]
-    with ddp.autocast("cuda", dtype):
-        y = functional.feed_forward(*xs, "relu")
-        z = functional.linear_act(*xs[:3])
-    assert y.dtype is z.dtype is dtype
-    (y.float().sum() + z.float().sum()).backward()
-    assert all(x.grad is not None and x.grad.dtype is ddp.float32 for x in xs)
-
-
-@pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16], ids=str)
-def test_stacks_of_sixteen_bits_are_neither_copied_nor_upcast(gpu: Any, dtype: Any) -> None:
-    x, y = made(2, 3, 4, 5, dtype=dtype), made(2, 3, 6, 5, dtype=dtype)
-    x @ y.transpose(-1, -2)
-    gpu.reset()
-    z = x @ y.transpose(-1, -2)
-    assert gpu.launches.total() == 1
-    g = ddp.ones_like(z)
-    gpu.reset()
-    z.backward(g)
-    assert gpu.launches["cublasLtMatmul"] == 2
-    assert z.dtype is dtype
-
-
-def test_sums_over_heads_are_not_laid_out_anew(gpu: Any) -> None:
-    q, k = made(2, 4, 3, 5), made(2, 6, 3, 5)
-    expected = ddp.einsum("bqhd,bkhd->bhqk", q, k)
-    gpu.reset()
-    got = ddp.einsum("bqhd,bkhd->bhqk", q, k)
-    assert set(gpu.launches) == {"cublasLtMatmul"}
-    close(got, expected)
-    close(got, ddp.einsum("bqhd,bkhd->bhqk", q.cpu(), k.cpu()))
-
-
 def test_integers_go_to_our_own_kernel(gpu: Any) -> None:
     for dtype in (ddp.int64, ddp.int32, ddp.uint8):
         x = ddp.arange(12, device="cuda", dtype=dtype).reshape(3, 4)
@@ -270,16 +180,6 @@ def test_integers_go_to_our_own_kernel(gpu: Any) -> None:
         assert y.dtype is dtype
         assert y.tolist() == (np.arange(12).reshape(3, 4) @ np.arange(12).reshape(3, 4).T).astype(dtype).tolist()
     assert gpu.cublaslt.launched == []
-
-
-def test_the_kernel_of_ours_multiplies_what_is_broadcast(gpu: Any) -> None:
-    xp = gpu.cupy
-    for a, b in (((2, 1, 3, 4), (5, 4, 2)), ((3,), (3,)), ((3,), (2, 3, 4)), ((2, 3, 4), (4,)), ((0, 3), (3, 2))):
-        x, y = draw(*a), draw(*b, seed=1)
-        got = matmul_kernels.product_by_kernel(xp, xp.asarray(x), xp.asarray(y))
-        np.testing.assert_allclose(got.get(), x @ y, rtol=1e-12)
-    flags = xp.asarray(np.eye(3, dtype=bool))
-    assert matmul_kernels.product_by_kernel(xp, flags, flags).get().tolist() == np.eye(3, dtype=bool).tolist()
 
 
 # What could be made of products; each elementwise op would be compiled.

@@ -19,6 +19,6 @@ def _no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> None:
         return None
 
-    monkeypatch.setattr(matmul_kernels, "gemm", SimpleNamespace(gemm=none, fused=none))
+    monkeypatch.setattr(matmul_kernels, "gemm", SimpleNamespace(gemm=none))
     flag = np.zeros(4, np.int64)  # the emulation has no pinned memory
     monkeypatch.setattr(device_checks, "flag_address", lambda xp: int(flag.ctypes.data))
