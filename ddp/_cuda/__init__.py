@@ -5,7 +5,7 @@ when CuPy is first used: a process without a GPU imports these few lines and no 
 
     stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   the CUDA runtime
     raw_kernel, array_table, *_kernels                                                            kernels of our own
-    gemm, gemm_plan, cublaslt; cudnn_graph, cudnn_convolution, cudnn_attention                    NVIDIA's libraries
+    gemm, cublaslt; cudnn_graph, cudnn_convolution, cudnn_attention                               NVIDIA's libraries
     array_forms, channels_last                                          forms made of CuPy's own functions
 """
 

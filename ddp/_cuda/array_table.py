@@ -1,7 +1,7 @@
 """Tables of arrays in device memory: by one launch, a kernel works on any number of arrays, wherever they lie.
 
-A row tells of one array, or of arrays that go together: addresses, length, how they lie. Blocks take chunks; a list of
-chunks says whose each one is. Tables are made where arrays change, and kept: a training step sends none.
+A row holds the addresses and the length of one array, or of arrays that go together. Blocks take chunks; a list of
+chunks says which row each one belongs to. Tables are made where arrays change, and kept: a training step sends none.
 """
 
 from __future__ import annotations
@@ -23,45 +23,14 @@ Together = tuple[Array | None, Array, Sequence[Array | None]]  # a parameter, it
 
 CHUNK = 8192  # elements that a block takes at once; a multiple of 4
 _VECTOR = 4  # elements that a thread takes at once, where all arrays of a row begin at a multiple of them
-_KINDS = {"float16": 1, "bfloat16": 2, "float32": 3, "float64": 4}
 _KEPT = 16  # tables
 
-# p: the parameter; g: the gradient; s: states; n: elements; first: the row's first chunk; step: a number of its own
-_PARAM, _GRAD, _STATE, _SIZE, _FIRST, _HOW, _STEP, _ROW = 0, 1, 2, 5, 6, 7, 8, 9
+# Addresses, elements, the row's first chunk, whether four elements can be taken at once, and a count of steps' index.
+_PARAM, _GRAD, _STATE, _SIZE, _FIRST, _VECTORS, _STEP, _ROW = 0, 1, 2, 5, 6, 7, 8, 9
 
-ROW_FIELDS = """
-enum { PARAM, GRAD, STATE, SIZE = 5, FIRST, HOW, STEP, ROW };  // of a row; there are three states
-"""
-
-TABLE_SOURCE = (
-    ROW_FIELDS
-    + """
-// How a row lies: the gradient's kind of number, and whether four elements can be taken at once.
-enum { OWN, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, KIND = 7, VECTOR = 8 };
-
+TABLE_SOURCE = """
+enum { PARAM, GRAD, STATE, SIZE = 5, FIRST, VECTORS, STEP, ROW };  // of a row; there are three states
 struct alignas(4 * sizeof(T)) Four { T x[4]; };
-
-static __device__ float from_bits(unsigned bits) {
-    union { unsigned bits; float x; } same;
-    same.bits = bits;
-    return same.x;
-}
-
-// The exponent of a float16 counts from 15, a float's from 127: 2^112 lies between. All ones stay so: inf and nan.
-static __device__ float from_float16(unsigned bits) {
-    unsigned wide = (bits & 0x7fffu) << 13;
-    float x = (bits & 0x7c00u) == 0x7c00u ? from_bits(wide | 0x7f800000u) : from_bits(wide) * from_bits(0x77800000u);
-    return bits & 0x8000u ? -x : x;
-}
-
-// Element i of what lies at an address.
-static __device__ A element(Index at, Index kind, Index i) {
-    if (kind == FLOAT16) return A(from_float16(((const unsigned short*)at)[i]));
-    if (kind == BFLOAT16) return A(from_bits((unsigned)((const unsigned short*)at)[i] << 16));
-    if (kind == FLOAT32) return A(((const float*)at)[i]);
-    if (kind == FLOAT64) return A(((const double*)at)[i]);
-    return A(((const T*)at)[i]);
-}
 
 // A row's elements that belong to chunk c of the table: begin to end.
 struct Part {
@@ -69,22 +38,21 @@ struct Part {
     __device__ Part(const Index* row, Index c, Index chunk) {
         begin = (c - row[FIRST]) * chunk;
         end = begin + chunk < row[SIZE] ? begin + chunk : row[SIZE];
-        whole = row[HOW] == VECTOR ? begin + (end - begin) / 4 * 4 : begin;
+        whole = row[VECTORS] ? begin + (end - begin) / 4 * 4 : begin;
     }
 };
 
-// Calls take(x) for each of the gradient's numbers.
+// Calls take(x) for each of the gradient's elements.
 template <class Take> static __device__ void each(const Index* row, Part part, Take take) {
     const T* own = (const T*)row[GRAD];
     for (Index i = part.begin + 4 * threadIdx.x; i < part.whole; i += 4 * blockDim.x) {
         Four four = *(const Four*)(own + i);
         for (int k = 0; k < 4; k++) take(A(four.x[k]));
     }
-    Index kind = row[HOW] & KIND;
-    for (Index i = part.whole + threadIdx.x; i < part.end; i += blockDim.x) take(element(row[GRAD], kind, i));
+    for (Index i = part.whole + threadIdx.x; i < part.end; i += blockDim.x) take(A(own[i]));
 }
 
-// Replaces each of the gradient's numbers, which are T, by turn(x).
+// Replaces each of the gradient's elements by turn(x).
 template <class Turn> static __device__ void replace(const Index* row, Part part, Turn turn) {
     T* own = (T*)row[GRAD];
     for (Index i = part.begin + 4 * threadIdx.x; i < part.whole; i += 4 * blockDim.x) {
@@ -95,13 +63,12 @@ template <class Turn> static __device__ void replace(const Index* row, Part part
     for (Index i = part.whole + threadIdx.x; i < part.end; i += blockDim.x) own[i] = T(turn(A(own[i])));
 }
 """
-)
 
 
 class ArrayTable:
     """rows: (length, 9) and chunks: (count,) int64 on the device; both are written by `fill`.
 
-    dtype: T of the kernels; arrays: of each row, without gaps, None for what there is not
+    dtype: T of the kernels, and of all arrays; arrays: of each row, without gaps, None for what there is not
     steps: of each row, the index of its count of steps
     """
 
@@ -118,17 +85,10 @@ class ArrayTable:
         counts = []
         first = 0
         for row, (param, grad, states) in zip(host, arrays, strict=True):
-            there = [a for a in (param, *states) if a is not None]
-            kind = 0 if grad.dtype == dtype else _KINDS[grad.dtype.name]
-            addresses = [address(a) for a in there]
-            row[_PARAM] = 0 if param is None else address(param)
-            row[_GRAD] = own = address(grad)
-            for at, state in enumerate(states, _STATE):
-                row[at] = 0 if state is None else address(state)
+            found = [0 if each is None else address(each) for each in (param, grad, *states)]
+            row[_PARAM : _PARAM + len(found)] = found
             row[_SIZE], row[_FIRST] = grad.size, first
-            if kind == 0 and not any(each % (_VECTOR * dtype.itemsize) for each in (own, *addresses)):
-                kind = 8
-            row[_HOW] = kind
+            row[_VECTORS] = not any(each % (_VECTOR * dtype.itemsize) for each in found)
             counts.append(-(-grad.size // CHUNK))
             first += counts[-1]
         if steps is not None:
@@ -164,10 +124,9 @@ def _nothing() -> None:
 
 
 class TableCache:
-    """The last tables that were asked for, by what is in them."""
+    """The last tables that were asked for, by the addresses in them."""
 
     def __init__(self) -> None:
-        self._last: dict[Any, tuple[SeenArrays, ArrayTable]] = {}  # of each stream and dtype
         self._kept: OrderedDict[Any, ArrayTable] = OrderedDict()
         self._lock = threading.Lock()  # ranks may be threads of one process
 
@@ -181,22 +140,18 @@ class TableCache:
             graph.before(functools.lru_cache(1)(lambda: table.fill(xp)))
             graph.keep(table, gradients)
             return table
-        place = stream_key(xp), dtype.char
-        last = self._last.get(place)
-        if last is not None and last[0].are(gradients):
-            return last[1]
-        key = (place, *[(address(g), g.size, g.dtype.char) for g in gradients])
+        key = stream_key(xp), dtype.char, *[(address(g), g.size) for g in gradients]
         with self._lock:
             found = self._kept.get(key)
-        if found is None:
-            found = ArrayTable(xp, dtype, [(None, g, ()) for g in gradients])
-            found.fill(xp)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        found = ArrayTable(xp, dtype, [(None, g, ()) for g in gradients])
+        found.fill(xp)
         with self._lock:
             self._kept[key] = found
-            self._kept.move_to_end(key)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        self._last[place] = SeenArrays(gradients), found
         return found
 
 

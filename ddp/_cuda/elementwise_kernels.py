@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp._cuda.raw_kernel import PACKS, PHILOX, KernelSource
+from ddp._cuda.raw_kernel import PHILOX, KernelSource
 from ddp.ops.attention import dropout_seed
-from ddp.ops.memory_formats import order_of
+from ddp.ops.memory_formats import as_format, order_of, prefers_channels_last
 from ddp.ops.op import Array, Gradients, Needs, Saved
 
 # The error function, its complement and its inverse by the functions that CUDA has.
@@ -34,92 +34,45 @@ def error_function(name: str) -> Callable[[Any, Array], Array]:
 
 
 # Dropout in one launch each way: what is dropped follows from a key and an element's number, and is never stored.
-
-# inner: how many neighbours share a draw, `period` of them in turn: element e has the number e / inner * period +
-# e % period; or 0: each element has its own, and four neighbours take one draw of Philox.
+# Four neighbours take one draw of Philox. shared: elements that share a draw (whole channels), 0 for none.
 DROPOUT = KernelSource(
     "dropping",
-    PACKS
-    + PHILOX
+    PHILOX
     + """
-// What four neighbours from element `first` on are multiplied by.
-template <class I> __device__ void factors(
-    const Index* key, Index first, I inner, I period, A p, A scale, A (&factor)[4]
-) {
-    if (!inner) {
-        Philox drawn(key, first / 4);
-        for (int i = 0; i < 4; i++) factor[i] = drawn.uniform(i) >= p ? scale : A(0);
-        return;
-    }
-    I last = 0;
-    A found = 0;
-    for (int i = 0; i < 4; i++) {
-        I e = (I)first + i, number = e / inner * period + (period > 1 ? e % period : 0);
-        if (i == 0 || number != last) found = Philox(key, number).uniform(0) >= p ? scale : A(0);
-        factor[i] = found;
-        last = number;
-    }
-}
-
 extern "C" __global__ void drop(
-    const T* x, T* out, const Index* key, Index n, Index inner, Index period, double p, double scale
+    const T* x, T* out, const Index* key, Index n, Index shared, double p, double scale
 ) {
-    bool aligned = fits<T, 4>(x) && fits<T, 4>(out), small = n <= 0xfffffff0;
+    A least = A(p), kept = A(scale);
     FOR_EACH(group, (n + 3) / 4) {
-        Index first = 4 * group;
-        A factor[4];
-        if (small) factors<unsigned>(key, first, (unsigned)inner, (unsigned)period, A(p), A(scale), factor);
-        else factors<Index>(key, first, inner, period, A(p), A(scale), factor);
-        if (aligned && first + 4 <= n) {
-            Pack<T, 4> t = *(const Pack<T, 4>*)(x + first);
-            for (int i = 0; i < 4; i++) t.at[i] = T(A(t.at[i]) * factor[i]);
-            *(Pack<T, 4>*)(out + first) = t;
-        } else {
-            for (int i = 0; i < 4 && first + i < n; i++) out[first + i] = T(A(x[first + i]) * factor[i]);
+        Philox drawn(key, shared ? 4 * group / shared : group);
+        for (Index i = 0, e = 4 * group; i < 4 && e < n; i++, e++) {
+            if (shared && i && e % shared == 0) drawn = Philox(key, e / shared);
+            out[e] = T(A(x[e]) * (drawn.uniform(shared ? 0 : i) >= least ? kept : A(0)));
         }
     }
 }
 """,
 )
 
-ElementOrder = tuple[int, ...]
 
-
-def element_order(x: Array, shape: tuple[int, ...]) -> ElementOrder:
-    """The axes of x in the order in which its elements are numbered: that of memory, if it can be."""
-    axes = tuple(range(x.ndim))
-    if x.flags.c_contiguous:
-        return axes
-    found = order_of(x)
-    # What is shared is numbered as images lie: with the axes that share one draw side by side.
-    if (shape == x.shape or (found == (0, 2, 3, 1) and shape[2:] == (1, 1))) and x.transpose(found).flags.c_contiguous:
-        return found
-    return axes
-
-
-def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order: ElementOrder) -> Array:
+def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
     """x where its number is kept, scaled; elsewhere 0. shape: of what is drawn, with ones for x's last axes.
 
-    key: (2,) of int64 in device memory
+    key: (2,) of int64 in device memory; order: the axes in the order in which elements are numbered
     """
     turned = x.transpose(order)
-    given = xp.ascontiguousarray(turned).reshape(turned.shape)  # of no axes it makes one
+    source = xp.ascontiguousarray(turned).reshape(turned.shape)  # of no axes it makes one
     out = xp.ndarray(turned.shape, x.dtype)
-    inner = period = 0
-    if shape != x.shape and x.size:
-        inner, period = x.size // math.prod(shape), 1
-        if order == (0, 2, 3, 1):
-            period = x.shape[1]
-            inner *= period
+    shared = 0 if shape == x.shape or not x.size else x.size // math.prod(shape)
     scale = 1 / (1 - p) if p < 1 else 0.0
-    numbers = x.size, inner, period, float(p), scale
-    DROPOUT.over(xp, "drop", x.dtype, -(-x.size // 4), given, out, key, *numbers)
-    back = sorted(range(x.ndim), key=order.__getitem__)
-    return out.transpose(back)
+    DROPOUT.over(xp, "drop", x.dtype, -(-x.size // 4), source, out, key, x.size, shared, float(p), scale)
+    out = out.transpose(sorted(range(x.ndim), key=order.__getitem__))
+    return as_format(xp, out, True) if prefers_channels_last(x) else out
 
 
 def dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
-    key, order = dropout_seed(xp, generator), element_order(x, shape)
+    key = dropout_seed(xp, generator)
+    order = order_of(x) if shape == x.shape else tuple(range(x.ndim))
     return drop(xp, x, key, p, shape, order), (key, p, shape, order)
 
 

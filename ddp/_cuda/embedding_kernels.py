@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._cuda.raw_kernel import PACKS, REAL, KernelSource
+from ddp._cuda.raw_kernel import REAL, KernelSource
 from ddp._engine.leaves import AccumulateInto
 from ddp.ops import indexing
 from ddp.ops.op import Array, Gradients, Needs, Saved
@@ -21,8 +21,7 @@ from ddp.ops.op import Array, Gradients, Needs, Saved
 # these is rounded in between, and goes on from there.
 EMBEDDING = KernelSource(
     "looking",
-    PACKS
-    + """
+    """
 extern "C" __global__ void count_rows(const Index* where, int* counts, Index n) {
     FOR_EACH(i, n) atomicAdd(counts + where[i], 1);
 }
@@ -51,20 +50,20 @@ __device__ inline void sort(Key* keys, unsigned count) {
     }
 }
 
-template <int V> __device__ void add(
+extern "C" __global__ void add_in_order(
     const T* g, const Index* where, const int* counts, T* out, Index n, Index length, Index width, Index lanes,
-    Index tiles, Index shift, Index room, Index skipped, Index onto, Key* keys, unsigned& count
+    Index tiles, Index shift, Index room, Index skipped, Index onto
 ) {
+    __shared__ Key keys[ROOM];
+    __shared__ unsigned count;
     if (lanes > blockDim.x) lanes = blockDim.x;
     int lines = blockDim.x / lanes, lane = threadIdx.x % lanes, line = threadIdx.x / lanes;
-    Index buckets = 1ll << shift, packs = width / V, span = blockDim.x * (room < 8 * blockDim.x ? 1 : 4);
+    Index buckets = 1ll << shift, span = blockDim.x * (room < 8 * blockDim.x ? 1 : 4);
     for (Index block = blockIdx.x; block < buckets * tiles; block += gridDim.x) {
         Index bucket = block & (buckets - 1), begin = (block >> shift) * lanes + lane;
         if (!onto && line < lines) {
-            Pack<T, V> zeros;
-            for (int v = 0; v < V; v++) zeros.at[v] = T(A(0));
             for (Index row = bucket + line * buckets; row < length; row += lines * buckets) {
-                for (Index k = begin; k < packs; k += tiles * lanes) *(Pack<T, V>*)(out + row * width + k * V) = zeros;
+                for (Index k = begin; k < width; k += tiles * lanes) out[row * width + k] = T(A(0));
             }
         }
         if (threadIdx.x == 0) count = 0;
@@ -80,25 +79,18 @@ template <int V> __device__ void add(
             unsigned found = count;
             __syncthreads();
             if (found == 0 || (found + span <= room && from + span < n)) continue;
-            sort(keys, found);  // so that it does not matter who came first
+            sort(keys, found);  // so that the order of atomic additions does not matter
             for (unsigned e = line; e < found && line < lines; e += lines) {
                 unsigned which = (unsigned)(keys[e] >> 32), stop = e + 1;
                 if (e && (unsigned)(keys[e - 1] >> 32) == which) continue;
                 while (stop < found && (unsigned)(keys[stop] >> 32) == which) stop++;
                 Index row = ((Index)which << shift) + bucket;
                 A part = counts ? 1 / A(counts[row]) : A(1);
-                for (Index k = begin; k < packs; k += tiles * lanes) {
-                    A sums[V];
-                    for (int v = 0; v < V; v++) sums[v] = 0;
+                for (Index k = begin; k < width; k += tiles * lanes) {
+                    A sum = 0;
 #pragma unroll 4
-                    for (unsigned i = e; i < stop; i++) {
-                        Pack<T, V> u = *(const Pack<T, V>*)(g + (Index)(unsigned)keys[i] * width + k * V);
-                        for (int v = 0; v < V; v++) sums[v] += A(u.at[v]);
-                    }
-                    Pack<T, V>* to = (Pack<T, V>*)(out + row * width + k * V);
-                    Pack<T, V> held = *to;
-                    for (int v = 0; v < V; v++) held.at[v] = T(A(held.at[v]) + sums[v] * part);
-                    *to = held;
+                    for (unsigned i = e; i < stop; i++) sum += A(g[(Index)(unsigned)keys[i] * width + k]);
+                    out[row * width + k] = T(A(out[row * width + k]) + sum * part);
                 }
             }
             __syncthreads();
@@ -107,34 +99,13 @@ template <int V> __device__ void add(
         }
     }
 }
-
-extern "C" __global__ void add_in_order(
-    const T* g, const Index* where, const int* counts, T* out, Index n, Index length, Index width, Index lanes,
-    Index tiles, Index shift, Index room, Index skipped, Index onto
-) {
-    constexpr int V = WIDEST;
-    __shared__ Key keys[ROOM];
-    __shared__ unsigned count;
-    if (width % V == 0 && fits<T, V>(g) && fits<T, V>(out)) {
-        add<V>(g, where, counts, out, n, length, width, lanes, tiles, shift, room, skipped, onto, keys, count);
-    } else {
-        add<1>(g, where, counts, out, n, length, width, lanes, tiles, shift, room, skipped, onto, keys, count);
-    }
-}
 """,
 )
 
 ROOM = 2048  # as in the source
 _BLOCKS = 1024  # at most: they look through all indices
 _LANES = 64  # threads at most that add up a row together
-
-
-def _lanes(x: Array, width: int) -> tuple[int, int]:
-    """How many threads share a row, a power of two, and how many times they go through it."""
-    pack = 16 // x.itemsize
-    packs = width // pack if width % pack == 0 else width
-    lanes = min(_LANES, 1 << max(0, packs - 1).bit_length())
-    return lanes, max(1, -(-packs // lanes))
+_CYCLES = 8  # columns of a row for each of them
 
 
 def takes(g: Array, size: int) -> bool:
@@ -154,7 +125,8 @@ def add_rows_in_order(
     if by_frequency:
         counts = xp.zeros(length, "int32")
         EMBEDDING.over(xp, "count_rows", g.dtype, n, where, counts, n)
-    lanes, tiles = _lanes(g, width)
+    lanes = min(_LANES, 1 << max(0, width - 1).bit_length())  # threads that share a row, and how often they take turns
+    tiles = max(1, -(-width // (_CYCLES * lanes)))
     shift = max(1, min(max(1, _BLOCKS // tiles), length)).bit_length() - 1
     numbers = n, length, width, lanes, tiles, shift, ROOM, -1 if skipped is None else skipped, onto
     blocks = (1 << shift) * tiles if out.size else 0

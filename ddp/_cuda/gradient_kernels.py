@@ -137,7 +137,8 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     """The norm of all gradients as one vector: 0-d, float32, or float64 if one of them is. root: else without it"""
     dtypes = {g.dtype for g in gradients}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64 if _DOUBLE in dtypes else np.float32)
-    dense = [_dense(xp, g) for g in gradients]  # copies live until the launch
+    # Copies live until the launch.
+    dense = [_dense(xp, g if g.dtype == dtype else g.astype(dtype)) for g in gradients]
     table = _tables.of(xp, dtype, dense)
     partials, arrived = _scratch_of(xp, wide(dtype))
     total = xp.empty((), wide(dtype))

@@ -61,7 +61,7 @@ extern "C" __global__ void update(
         for (Index i = part.whole + threadIdx.x; i < part.end; i += blockDim.x) {
             A x = A(p[i]), own[STATES + 1];
             for (int j = 0; j < STATES; j++) own[j] = A(s[j][i]);
-            rule(x, element(row[GRAD], row[HOW] & KIND, i), own, n);
+            rule(x, A(((const T*)row[GRAD])[i]), own, n);
             p[i] = T(x);
             for (int j = 0; j < STATES; j++) s[j][i] = T(own[j]);
         }

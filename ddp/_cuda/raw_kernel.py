@@ -10,8 +10,6 @@ A kernel is compiled before it is first launched, which takes NVRTC a few tenths
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,8 @@ from ddp.ops.op import BFLOAT16, Array
 THREADS = 256  # of a block
 BLOCKS = 1 << 16  # at most; every kernel strides over what is beyond them
 
-# T is what memory holds, A what is computed in. The values of a block meet within each warp first, from register to
-# register, and what the warps have come to meets in shared memory; a block may have any number of threads.
+# T is what memory holds, A what is computed in. A block is reduced within each warp first, from register to register,
+# then over warps in shared memory; it may have any number of threads.
 PRELUDE = """
 typedef long long Index;
 
@@ -39,8 +37,8 @@ typedef long long Index;
 #define WARP 32
 #endif
 
-// What the thread holds that is `apart` away in the warp, word by word.
-template <class V> __device__ V across(V value, unsigned apart) {
+// What the thread holds that is `distance` away in the warp, word by word.
+template <class V> __device__ V shuffle(V value, unsigned distance) {
     static_assert(sizeof(V) % 4 == 0, "words");
     union Words {
         unsigned word[sizeof(V) / 4];
@@ -48,46 +46,28 @@ template <class V> __device__ V across(V value, unsigned apart) {
         __device__ Words() {}
     } mine, theirs;
     mine.whole = value;
-    for (unsigned k = 0; k < sizeof(V) / 4; k++) theirs.word[k] = __shfl_xor_sync(~0u, mine.word[k], apart);
+    for (unsigned k = 0; k < sizeof(V) / 4; k++) theirs.word[k] = __shfl_xor_sync(~0u, mine.word[k], distance);
     return theirs.whole;
 }
 
-// A row belongs to a block, whose threads meet in each sum.
+// Reductions over the threads of a block, with the same bits for all of them.
 struct Block {
-    template <class V, class Join> static __device__ V meet(V value, Join join) {
+    template <class V, class Join> static __device__ V reduce(V value, Join join) {
         __shared__ V cells[32];
-        for (unsigned apart = WARP / 2; apart; apart /= 2) {
-            V other = across(value, apart);
-            if ((threadIdx.x ^ apart) < blockDim.x) value = join(value, other);  // the last warp may lack threads
+        for (unsigned distance = WARP / 2; distance; distance /= 2) {
+            V other = shuffle(value, distance);
+            if ((threadIdx.x ^ distance) < blockDim.x) value = join(value, other);  // the last warp may lack threads
         }
         if (threadIdx.x % WARP == 0) cells[threadIdx.x / WARP] = value;
         __syncthreads();
-        // In the same order everywhere: all threads go on with the same bits.
         V result = cells[0];
         for (unsigned warp = 1; warp * WARP < blockDim.x; warp++) result = join(result, cells[warp]);
         __syncthreads();  // before the cells are written to again
         return result;
     }
-    static __device__ A sum(A value) { return meet(value, [](A a, A b) { return a + b; }); }
+    static __device__ A sum(A value) { return reduce(value, [](A a, A b) { return a + b; }); }
     // A nan stays, as it does in a sum.
-    static __device__ A max(A value) { return meet(value, [](A a, A b) { return a > b || a != a ? a : b; }); }
-    static __device__ Index first() { return blockIdx.x; }
-    static __device__ Index rows() { return gridDim.x; }
-    static __device__ Index start() { return threadIdx.x; }
-    static __device__ Index step() { return blockDim.x; }
-    static __device__ bool leads() { return threadIdx.x == 0; }
-};
-
-// A row belongs to a thread, which meets nobody: for rows that lie side by side in memory.
-struct Thread {
-    template <class V, class Join> static __device__ V meet(V value, Join) { return value; }
-    static __device__ A sum(A value) { return value; }
-    static __device__ A max(A value) { return value; }
-    static __device__ Index first() { return (Index)blockIdx.x * blockDim.x + threadIdx.x; }
-    static __device__ Index rows() { return (Index)gridDim.x * blockDim.x; }
-    static __device__ Index start() { return 0; }
-    static __device__ Index step() { return 1; }
-    static __device__ bool leads() { return true; }
+    static __device__ A max(A value) { return reduce(value, [](A a, A b) { return a > b || a != a ? a : b; }); }
 };
 """
 
@@ -144,16 +124,12 @@ class KernelSource:
         if not blocks:
             return
         key = xp, entry, dtype
-        found = self._kernels.get(key)
-        if found is None:
-            found = self._kernels[key] = loaded(xp, self.text(dtype), entry, self.options), passes(xp)
-        kernel, passing = found
-        # An array passes as it is: it lies in one piece, as the emulator of the tests makes sure.
-        wrap = passing.get
-        passed = [each if (wrapped := wrap(type(each))) is None else wrapped(each) for each in arguments]
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            kernel = self._kernels[key] = loaded(xp, self.text(dtype), entry, self.options)
         if capturing.now is not None:
             loaded_here(kernel)
-        kernel((min(blocks, BLOCKS),), (threads,), passed)
+        kernel((min(blocks, BLOCKS),), (threads,), [_passed(each) for each in arguments])
 
 
 def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
@@ -172,32 +148,13 @@ def loaded_here(*kernels: Any) -> None:
             _ = each.kernel  # CuPy's of this device
 
 
-Passing = dict[type, Callable[[Any], Any]]
-_PASSING: dict[Any, Passing] = {}
-_INTEGERS = [np.dtype(code).type for code in np.typecodes["AllInteger"] + "?"]
-_DOUBLE, _BITS = struct.Struct("d"), struct.Struct("Q")
-
-
-def passes(xp: Any) -> Passing:
-    """How Python's and NumPy's numbers and None are passed to kernels, by their type.
-
-    CuPy takes a NumPy scalar apart in half a microsecond, and its own cells as they are: those it wraps itself.
-    """
-    found = _PASSING.get(xp)
-    if found is None:
-        cells = getattr(getattr(xp, "cuda", None), "function", None)
-        whole, bits = getattr(cells, "CIntptr", np.int64), getattr(cells, "CUIntMax", None)
-
-        def double(x: float) -> Any:
-            return np.float64(x) if bits is None else bits(_BITS.unpack(_DOUBLE.pack(x))[0])
-
-        nowhere = whole(0)  # a null pointer
-        found = {int: whole, bool: whole, float: double, type(None): lambda x: nowhere}
-        # CuPy's CIntptr refuses NumPy's integers, and narrow numbers would be passed in fewer bytes than are read.
-        found |= dict.fromkeys(_INTEGERS, lambda x: whole(int(x)))
-        found |= dict.fromkeys((np.float16, np.float32, np.float64), double)
-        _PASSING[xp] = found
-    return found
+def _passed(x: Any) -> Any:
+    """An argument as every kernel takes it: numbers in eight bytes, None as a null pointer, an array as it is."""
+    if x is None:
+        return np.int64(0)
+    if isinstance(x, bool | int | np.integer | np.bool_):
+        return np.int64(x)
+    return np.float64(x) if isinstance(x, float | np.floating) else x
 
 
 def wide(dtype: Any) -> Any:
@@ -210,51 +167,23 @@ def flat(xp: Any, x: Array | None, dtype: Any = None) -> Array | None:
     return None if x is None else xp.ascontiguousarray(x, dtype)
 
 
-# Neighbours in memory that are read and written at once, and parameters of either dtype.
-
-# A GPU moves 16 bytes a thread at best, if their address is a multiple of 16.
-PACKS = """
-#define WIDEST (16 / (int)sizeof(T))
-
-#ifdef __CUDACC__
-#define RESIDENT(threads, blocks) __launch_bounds__(threads, blocks)  // registers are to suffice for so many blocks
-#else
-#define RESIDENT(threads, blocks)
-#endif
-
-template <class E, int V> struct alignas(V * sizeof(E)) Pack { E at[V]; };
-
-template <class E, int V> __device__ bool fits(const void* x) { return (size_t)x % sizeof(Pack<E, V>) == 0; }
-
-// A parameter beside what is in T: of T or of A, or none. What is read in packs has to fit.
-struct Weights {
+# Parameters beside what is in T, and their gradients: in either dtype, for float32 parameters of a 16-bit net.
+PARAMETERS = """
+// A parameter in T or in A, or none.
+struct Parameter {
     const T* narrow;
     const A* wide;
 
-    __device__ bool given() const { return narrow || wide; }
-    template <int V> __device__ bool packed() const { return fits<T, V>(narrow) && (size_t)wide % 16 == 0; }
+    __device__ bool exists() const { return narrow || wide; }
     __device__ A at(Index i) const { return narrow ? A(narrow[i]) : wide[i]; }
-    template <int V> __device__ void load(Index i, A (&to)[V]) const {
-        constexpr int W = V * sizeof(A) > 16 ? 16 / (int)sizeof(A) : V;
-        if (narrow) {
-            Pack<T, V> found = *(const Pack<T, V>*)(narrow + i);
-            for (int v = 0; v < V; v++) to[v] = A(found.at[v]);
-        } else {
-            for (int from = 0; from < V; from += W) {
-                Pack<A, W> found = *(const Pack<A, W>*)(wide + i + from);
-                for (int v = 0; v < W; v++) to[from + v] = found.at[v];
-            }
-        }
-    }
 };
 
-// Where a gradient goes, in T or in A: to what is there already, if `adding`.
+// Where a gradient is written, in T or in A: added to what is there already, if `adding`.
 struct Slope {
     T* narrow;
     A* wide;
     Index adding;
 
-    __device__ bool wanted() const { return narrow || wide; }
     __device__ void put(Index i, A value) const {
         if (narrow) narrow[i] = T(adding ? A(narrow[i]) + value : value);
         else if (wide) wide[i] = adding ? wide[i] + value : value;

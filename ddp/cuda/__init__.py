@@ -28,7 +28,7 @@ from ddp.cuda._devices import (
     set_rng_state,
     set_rng_state_all,
 )
-from ddp.cuda._stepping import graphed_step
+from ddp.cuda._graphed_step import graphed_step
 from ddp.cuda.graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing
 from ddp.cuda.memory import (
     OutOfMemoryError,

@@ -182,8 +182,8 @@ class DeviceUpdate(GroupUpdate):
                 before.append((lying, param))
                 after.append((param, lying))
                 param = lying
-            if not _alike(grad, param):
-                lying = _lying(xp.empty(param.size, grad.dtype), shape, axes)
+            if grad.dtype != param.dtype or not _alike(grad, param):
+                lying = _lying(xp.empty(param.size, param.dtype), shape, axes)
                 before.append((lying, grad))
                 grad = lying
             rows.append((param, grad, [self._states[index][name] for name in formula.states]))

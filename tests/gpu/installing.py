@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp import _device
-from ddp._cuda import copies, device_checks, gemm, gradient_kernels, memory_pool, raw_kernel, stream_order
+from ddp._cuda import copies, device_checks, gemm, gradient_kernels, memory_pool, stream_order
 from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._engine import stream_sync
 from tests.collectives.backends.device.machine import Machine
@@ -33,7 +33,7 @@ class Gpu:
         self.put = self.cupy.put
         cuda = self.cupy.cuda
         modules = {"cupy": self.cupy, "cupyx": self.cupy.cupyx, "cupy.cuda": cuda}
-        for name in ("runtime", "memory", "pinned_memory", "stream", "device", "function"):
+        for name in ("runtime", "memory", "pinned_memory", "stream", "device"):
             modules[f"cupy.cuda.{name}"] = getattr(cuda, name)
         for name in ("linalg", "random", "fft", "lib"):
             modules[f"cupy.{name}"] = getattr(self.cupy, name)
@@ -101,7 +101,6 @@ def forget() -> None:
     for source in SOURCES.values():
         source._kernels.clear()
     for held in (
-        raw_kernel._PASSING,
         device_checks._alarms,
         gradient_kernels._scratch,
         stream_order._held,

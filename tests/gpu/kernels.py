@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import threading
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,33 +16,6 @@ if TYPE_CHECKING:
 _one_at_a_time = threading.RLock()  # the emulator's threads and blocks are global
 
 
-class CPointer:
-    """`cupy.cuda.function.CPointer`: an argument that CuPy passes as it is."""
-
-    def __init__(self, val: Any) -> None:
-        self.val = val
-
-
-class CIntptr(CPointer):
-    """8 bytes with a sign. Raises: TypeError for NumPy's integers, which Cython's `intptr_t` does not take."""
-
-    def __init__(self, v: int) -> None:
-        if not isinstance(v, int):
-            raise TypeError("an integer is required")
-        super().__init__(v)
-
-
-class CUIntMax(CPointer):
-    """8 bytes without a sign."""
-
-
-def cells() -> ModuleType:
-    """`cupy.cuda.function`."""
-    made = ModuleType("cupy.cuda.function")
-    vars(made).update({each.__name__: each for each in (CPointer, CIntptr, CUIntMax)})
-    return made
-
-
 def passed(where: str, kind: str, x: Any) -> Any:
     """What a kernel gets for an argument of CuPy's, as the emulator takes it. Raises: where CuPy would raise.
 
@@ -55,17 +26,11 @@ def passed(where: str, kind: str, x: Any) -> Any:
         return x._host
     if isinstance(x, np.ndarray):
         raise TypeError(f"You are trying to pass a numpy.ndarray of shape {x.shape} as a kernel parameter.")
-    if isinstance(x, CPointer):
-        if kind == "double":
-            return np.float64(struct.unpack("d", struct.pack("Q", x.val))[0])
-        assert kind == "Index" or x.val == 0, f"{where}: {x.val}"
-        return np.int64(x.val)
-    if x is None:
-        assert kind.endswith("*"), f"{where}: None"
-        return np.int64(0)
     if not isinstance(x, bool | int | float | np.generic):
         raise TypeError(f"Unsupported type {type(x)}")
-    expected = {"double": np.float64, "Index": np.int64}.get(kind)
+    if kind.endswith("*"):
+        assert x == 0, f"{where}: {x}"
+    expected = {"double": np.float64}.get(kind, np.int64)
     assert np.asarray(x).dtype == expected, f"{where}: passed as {np.asarray(x).dtype}"
     return np.asarray(x)[()]
 

@@ -82,7 +82,6 @@ class Cupy(ModuleType, Indexing, Making):
             **{k: getattr(cuda, k) for k in ("Stream", "Event", "ExternalStream", "get_current_stream")},
         )
         cuda.device = _module("cupy.cuda.device", cuda, Device=cuda.Device, get_device_id=cuda.get_device_id)
-        cuda.function = kernels.cells()
         del cuda.OutOfMemoryError
         self.linalg = Numpys(self, "linalg", np.linalg)
         self.fft = Numpys(self, "fft", np.fft)

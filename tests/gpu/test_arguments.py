@@ -9,29 +9,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._cuda import raw_kernel
 from ddp.nn import functional as F
-from tests.gpu import kernels
-
-
-def test_cupy_refuses_numpys_integers(gpu: Any) -> None:
-    """As Cython's `intptr_t` does: the stand-in is no kinder."""
-    function = gpu.cupy.cuda.function
-    assert function.CIntptr(True).val == 1
-    with pytest.raises(TypeError, match="an integer is required"):
-        function.CIntptr(np.int64(7))
-
-
-@pytest.mark.parametrize("number", [7, True, np.int8(7), np.int64(7), np.uint32(7), np.bool_(True)])
-def test_integers_are_passed_in_eight_bytes(number: Any, gpu: Any) -> None:
-    passed = raw_kernel.passes(gpu.cupy)[type(number)](number)
-    assert type(passed) is kernels.CIntptr
-    assert passed.val == int(number)
-
-
-@pytest.mark.parametrize("number", [0.5, np.float16(0.5), np.float32(0.5), np.float64(0.5)])
-def test_reals_are_passed_as_doubles(number: Any, gpu: Any) -> None:
-    assert kernels.passed("", "double", raw_kernel.passes(gpu.cupy)[type(number)](number)) == 0.5
 
 
 def real(*shape: int) -> Any:
@@ -61,22 +39,3 @@ def test_ops_take_numpys_numbers(call: str, kinds: tuple[type, type], gpu: Any) 
         if result.requires_grad:
             result.sum().backward()
     np.testing.assert_array_equal(*grads)
-
-
-def test_dropout_takes_numpys_probability(gpu: Any) -> None:
-    x = F.dropout(ddp.ones(64, device="cuda"), np.float32(0.5)).tolist()
-    assert {*x} == {0.0, 2.0}
-
-
-@pytest.mark.parametrize(("name", "method"), [("maximum", "reduce"), ("minimum", "accumulate"), ("power", "at")])
-def test_cupys_ufuncs_reduce_by_sums_and_products_alone(name: str, method: str, gpu: Any) -> None:
-    x = gpu.cupy.ones(4)
-    with pytest.raises(NotImplementedError, match=f"{name}.{method}"):
-        getattr(getattr(gpu.cupy, name), method)(x, *([0, 1] if method == "at" else []))
-    assert gpu.cupy.add.reduce(x).item() == 4
-
-
-def test_cupy_adds_at_places_in_few_dtypes(gpu: Any) -> None:
-    x = gpu.cupy.zeros(4, np.int8)
-    with pytest.raises(TypeError, match=r"add\.at only supports int32"):
-        gpu.cupy.add.at(x, [0, 0], x[:2])

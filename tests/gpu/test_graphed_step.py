@@ -56,7 +56,7 @@ def trained(make: Callable[[], Made], data: Any, graphed: bool, each: Callable[[
         losses.append(run(*batch).item())
         each()
     if graphed:
-        assert isinstance(run, ddp.cuda._stepping.GraphedStep)
+        assert isinstance(run, ddp.cuda._graphed_step.GraphedStep)
         assert run.replays == len(data) - run.eager > 0
     held = [*model.parameters(), *model.buffers()]
     grads = [p.grad for p in model.parameters() if p.grad is not None]
@@ -444,16 +444,6 @@ def test_a_buffer_that_is_replaced_is_named(gpu: Any) -> None:
     step(x)
     with pytest.raises(CaptureError, match=r"replaces seen.*in place"):
         step(x)
-
-
-def test_captures_in_nearly_every_call_are_said_once(gpu: Any) -> None:
-    step = ddp.cuda.graphed_step(lambda x, n: x * n, warmup=1)
-    x = ddp.ones(3, device="cuda")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for n in range(24):
-            step(x, n)
-    assert ["What changes from call to call" in str(each.message) for each in said] == [True]
 
 
 def test_errors_of_the_step_are_its_own(gpu: Any) -> None:

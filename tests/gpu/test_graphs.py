@@ -129,12 +129,9 @@ def test_memory_goes_back_to_cuda_in_a_capture(gpu: Any) -> None:
         gc.collect()
         ddp.cuda.empty_cache()
         y = x * 3
-        in_capture = gpu.frees
-        assert in_capture > before
+        assert gpu.frees > before
     g.replay()
     assert y.tolist() == [3, 3, 3, 3]
-    ddp.cuda.empty_cache()
-    assert gpu.frees > in_capture, "the old graph's own goes after the capture"
 
 
 def test_a_stream_that_is_not_joined_breaks_the_capture(gpu: Any) -> None:
