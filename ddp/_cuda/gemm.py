@@ -178,7 +178,7 @@ def _copied(lead: tuple[int, ...], *operands: tuple[MatrixLayout | None, int | N
             if step is None:  # broadcast along some of several axes, say
                 x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
             factors.append(xp.array(x, order="C") if layout is None or step is None else x)
-        return gemm(xp, *factors, out, accumulate)
+        return gemm(xp, factors[0], factors[1], out, accumulate)
 
     return run
 
@@ -257,7 +257,7 @@ class MatmulSpec(NamedTuple):
     m: int
     n: int
     k: int
-    count: int
+    batch: int
     a: MatrixSpec
     b: MatrixSpec
     d: MatrixSpec
@@ -368,8 +368,8 @@ class MatmulPlan:
         if side.turned:
             rows, columns = columns, rows
         made = self._make("cublasLtMatrixLayout", TYPES[side.dtype], rows, columns, side.lead)
-        if self._spec.count > 1:
-            for name, value in (("BATCH_COUNT", self._spec.count), ("STRIDED_BATCH_OFFSET", side.step)):
+        if self._spec.batch > 1:
+            for name, value in (("BATCH_COUNT", self._spec.batch), ("STRIDED_BATCH_OFFSET", side.step)):
                 self._library.set("cublasLtMatrixLayoutSetAttribute", made, LAYOUT[name], value)
         return made
 

@@ -216,14 +216,14 @@ class GraphedStep:
                 if self._state.settings() != settings:
                     raise CaptureError("the step changes an optimizer's settings: call scheduler.step() after it")
         except BaseException as error:
-            for each in start:
-                each.restore()
+            for grad in start:
+                grad.restore()
             _device.thread_generator(_device.CPU).restore(random)
             named = _named(error)
             if named is error:
                 raise
             raise named from error
-        known = {each.leaf for each in start}
+        known = {grad.leaf for grad in start}
         start += [GradState(leaf, empty=True) for leaf in self._leaves if leaf not in known]
         end = [GradState(leaf) for leaf in self._leaves]
         self.captures += 1
