@@ -17,24 +17,9 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.interop import from_numpy
 from ddp.errors import ParallelError
 
-__all__ = [
-    "ReduceOp",
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "destroy_process_group",
-    "get_backend",
-    "get_rank",
-    "get_world_size",
-    "init_process_group",
-    "is_available",
-    "is_initialized",
-    "reduce",
-]
+__all__ = ["ReduceOp", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier"]
+__all__ += ["broadcast", "broadcast_object_list", "destroy_process_group", "get_backend", "get_rank"]
+__all__ += ["get_world_size", "init_process_group", "is_available", "is_initialized", "reduce"]
 
 _initialized = False
 

@@ -268,22 +268,29 @@ def _several(
     xp = where.xp
     results = tuple([wrap(out if isinstance(out, xp.ndarray) else xp.asarray(out), where) for out in outs])
     if recorded:
-        joint = _node(MultiOutputNode, op, run, xp, inputs, None, residual)
-        joint.outputs = len(outs)
-        for result, port in zip(results, output_nodes(joint), strict=True):
-            if result.array.dtype.kind in FLOATS:
-                result.edge = port
-        for observer in modes.state.observers:
-            observer(joint)
+        record(_node(MultiOutputNode, op, run, xp, inputs, None, residual), results)
     return results
 
 
-N = TypeVar("N", bound=Node)
+def record(node: Node, results: Sequence[TensorBase | None]) -> None:
+    """Puts results behind the node of what made them; those without a gradient, such as integers, stay outside.
+
+    node: a `MultiOutputNode` for several results
+    """
+    nodes: Sequence[Node] = (node,)
+    if isinstance(node, MultiOutputNode):
+        node.outputs = len(results)
+        nodes = output_nodes(node)
+    for result, each in zip(results, nodes, strict=True):
+        if result is not None and result.array.dtype.kind in FLOATS:
+            result.edge = each
+    for observer in modes.state.observers:
+        observer(node)
 
 
 def _node(
-    kind: type[N], op: Op, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
-) -> N:
+    kind: type[Node], op: Op, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
+) -> Node:
     """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
     edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in inputs])
     needs = tuple([edge is not None for edge in edges])

@@ -9,7 +9,7 @@ from ddp import _engine
 from ddp._device import CPU, device, device_of, found_cupy, place
 from ddp._engine import Node
 from ddp._tensor import dtypes
-from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.base import TensorBase, apply, record, wrap
 from ddp._tensor.dtypes import TYPES, parse
 from ddp._tensor.operands import as_method, convert
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
@@ -174,7 +174,5 @@ def transfer(x: TensorBase, where: device, non_blocking: Flag = False) -> Tensor
     if where.type == x._device.type == "cuda":  # between two GPUs
         _engine.stream_sync.enable()
     if x.edge is not None and _engine.is_grad_enabled():
-        result.edge = Node(elementwise.transfer, where.xp, (x.edge,), (True,), (), (), x._device)
-        for observer in _engine.modes.state.observers:
-            observer(result.edge)
+        record(Node(elementwise.transfer, where.xp, (x.edge,), (True,), (), (), x._device), [result])
     return result

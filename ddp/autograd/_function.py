@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp import _engine
-from ddp._engine import MultiOutputNode, Node, Version, modes, no_grad, output_nodes
-from ddp._tensor.base import FLOATS, TensorBase, check_current, wrap, written_in_graph
+from ddp._engine import MultiOutputNode, Node, Version, modes, no_grad
+from ddp._tensor.base import TensorBase, check_current, record, wrap, written_in_graph
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 
@@ -208,12 +208,4 @@ def _record(
     for x in outputs:
         if _among(x, ctx._to_save):
             x.version.saved_by = weakref.ref(node)
-    places: list[Node] = [node]
-    if isinstance(node, MultiOutputNode):
-        node.outputs = len(outputs)
-        places = output_nodes(node)
-    for x, place in zip(outputs, places, strict=True):
-        if isinstance(x, TensorBase) and x.array.dtype.kind in FLOATS and not _among(x, ctx._not_differentiable):
-            x.edge = place
-    for observer in modes.state.observers:
-        observer(node)
+    record(node, [x if isinstance(x, TensorBase) and not _among(x, ctx._not_differentiable) else None for x in outputs])

@@ -10,8 +10,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ddp._engine import MultiOutputNode, Node, RemovableHandle, modes, output_nodes
-from ddp._tensor.base import wrap
+from ddp._engine import MultiOutputNode, Node, RemovableHandle, modes
+from ddp._tensor.base import record, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import zeros
 from ddp.errors import ArgumentError, DtypeError, ShapeError
@@ -240,21 +240,13 @@ def _through_identity(op: _Identity, values: tuple[Any, ...], positions: list[in
     edges = tuple([x.edge for x in tensors])
     kind = Node if len(tensors) == 1 else MultiOutputNode
     node = kind(op, where.xp, edges, (True,) * len(tensors), (), (), residual)
-    nodes: list[Node] = [node]
-    if isinstance(node, MultiOutputNode):
-        node.outputs = len(tensors)
-        nodes = output_nodes(node)
-    results = list(values)
-    for i, x, each in zip(positions, tensors, nodes, strict=True):
-        results[i] = wrap(x.array, x.device, x)
-        results[i].edge = each
-    for observer in modes.state.observers:
-        observer(node)
-    return tuple(results)
+    views = [wrap(x.array, x.device, x) for x in tensors]
+    record(node, views)
+    return _merge(tuple(views), positions, values)
 
 
 def _merge(grads: Grads, positions: list[int], others: Grads) -> Grads:
-    """All gradients: those at `positions`, and the others'."""
+    """`others` with these in their positions."""
     merged = list(others)
     for i, g in zip(positions, grads, strict=True):
         merged[i] = g

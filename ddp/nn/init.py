@@ -15,23 +15,9 @@ from ddp._tensor.functions import erfinv
 from ddp._tensor.sampling import rand, randn
 from ddp.errors import ArgumentError, ShapeError
 
-__all__ = [
-    "calculate_gain",
-    "constant_",
-    "dirac_",
-    "eye_",
-    "kaiming_normal_",
-    "kaiming_uniform_",
-    "normal_",
-    "ones_",
-    "orthogonal_",
-    "sparse_",
-    "trunc_normal_",
-    "uniform_",
-    "xavier_normal_",
-    "xavier_uniform_",
-    "zeros_",
-]
+__all__ = ["calculate_gain", "constant_", "dirac_", "eye_", "kaiming_normal_", "kaiming_uniform_", "normal_"]
+__all__ += ["ones_", "orthogonal_", "sparse_", "trunc_normal_", "uniform_", "xavier_normal_", "xavier_uniform_"]
+__all__ += ["zeros_"]
 
 
 @no_grad()
