@@ -67,10 +67,12 @@ def check_gradients(node: Node, results: Sequence[Any]) -> None:
     """Raises: AnomalyError if a gradient that `node` gave is nan, naming the forward line of its op."""
     for i, g in enumerate(results):
         if g is not None and hasattr(g, "dtype") and bool(node.xp.isnan(g).any()):
-            raise AnomalyError(f"{node.op.name}: the gradient of input {i}, shape {g.shape}, is nan; {ran(node)}")
+            raise AnomalyError(
+                f"{node.op.name}: the gradient of input {i}, shape {g.shape}, is nan; {forward_line(node)}"
+            )
 
 
-def ran(node: Node) -> str:
+def forward_line(node: Node) -> str:
     """Where the op of `node` ran, as far as that is known."""
     trace = None if node.metadata is None else node.metadata.trace
     return "it ran outside anomaly mode, so its line is not known" if trace is None else f"it ran at {trace}"

@@ -80,7 +80,7 @@ class Scope:
         _set(self.before.pop())
 
     def __call__(self, function: Fn) -> Fn:
-        return cast(Fn, _stepped(function, self) if inspect.isgeneratorfunction(function) else self._around(function))
+        return cast(Fn, _in_steps(function, self) if inspect.isgeneratorfunction(function) else self._around(function))
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -94,7 +94,7 @@ class Scope:
         return inner
 
 
-def _stepped(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
+def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     """A generator function whose steps run in `scope`; what its caller does between them does not."""
 
     @scope

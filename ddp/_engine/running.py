@@ -39,7 +39,7 @@ def backward(
 
     Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
     """
-    running = None if sinks is None else _nodes_before(roots, sinks)
+    running = None if sinks is None else _nodes_leading_to(roots, sinks)
     pending = _count(roots, sinks, running)
     leaves = [edge for edge in pending if type(edge) is Leaf]
     if state.reached is not None:
@@ -68,7 +68,7 @@ def backward(
         raise
 
 
-def _nodes_before(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Edge]:
+def _nodes_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Edge]:
     """The nodes that must run for their gradients to reach a sink.
 
     Raises: GraphFreedError if a sink was not found, and may lie behind a node that was freed.
@@ -90,7 +90,7 @@ def _nodes_before(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Ed
             nodes.append(edge)
             arrivals.extend(input for input in edge.edges if input is not None)
     if freed is not None and not found.issuperset(sinks):
-        raise _freed(freed)
+        raise _freed_error(freed)
     running: set[Edge] = set()
     for node in sorted(nodes, key=lambda node: node.number):  # inputs are older than what was made of them
         if any(input in running or input in sinks for input in node.edges or () if input is not None):
@@ -98,7 +98,7 @@ def _nodes_before(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Ed
     return running
 
 
-def _freed(node: Node) -> GraphFreedError:
+def _freed_error(node: Node) -> GraphFreedError:
     return GraphFreedError(
         f"{node.op.name}: backward ran over this graph before and freed it; "
         "pass retain_graph=True to the first backward to run a second"
@@ -121,7 +121,7 @@ def _count(roots: Sequence[Edge], sinks: Mapping[Edge, object] | None, running: 
         if count or not isinstance(edge, Node) or (running is not None and edge not in running):
             continue
         if edge.edges is None:
-            raise _freed(edge)
+            raise _freed_error(edge)
         arrivals.extend(input for input in edge.edges if input is not None)
     return pending
 

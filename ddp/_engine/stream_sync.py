@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ddp import _device
-from ddp._engine.anomaly import ran
+from ddp._engine.anomaly import forward_line
 from ddp._engine.leaves import Leaf
 from ddp._engine.modes import state
 from ddp._engine.nodes import Edge, Node, SelectOutput
@@ -164,7 +164,9 @@ class StreamSync:
 
         inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in node.saved if hasattr(x, "shape"))
         runtime = _device.runtime()
-        named = runtime.attribute_to_op(error, f"the backward of {node.op.name}", inputs or "not saved", ran(node))
+        named = runtime.attribute_to_op(
+            error, f"the backward of {node.op.name}", inputs or "not saved", forward_line(node)
+        )
         if named is not error:
             raise named from error
 

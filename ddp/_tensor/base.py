@@ -198,7 +198,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
             arrays.append(array)
             if where is not x._device:
                 if where is not None:
-                    return apply(op, together(op.name, inputs), **parameters)
+                    return apply(op, to_common_device(op.name, inputs), **parameters)
                 where = x._device
             if x.edge is not None:
                 recorded = True
@@ -243,7 +243,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     return result
 
 
-def together(name: str, inputs: Sequence[Any]) -> list[Any]:
+def to_common_device(name: str, inputs: Sequence[Any]) -> list[Any]:
     """The inputs of an op on one device: a 0-d tensor on the CPU is a number beside tensors on a GPU.
 
     Raises: DeviceError for other tensors on different devices.

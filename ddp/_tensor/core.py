@@ -20,7 +20,7 @@ from ddp._tensor.elementwise import Elementwise
 from ddp._tensor.gradients import GradFn, Gradients
 from ddp._tensor.indexing import Indexing
 from ddp._tensor.interop import Interop
-from ddp._tensor.legacy_constructors import constructed
+from ddp._tensor.legacy_constructors import construct
 from ddp._tensor.linear_algebra import LinearAlgebra
 from ddp._tensor.operands import numpy_names
 from ddp._tensor.printing import text_of
@@ -61,7 +61,7 @@ class Tensor(
 
     # Not __new__, which would take its time for every result of an op.
     def __init__(self, *given: Any, device: Any = None) -> None:
-        made = constructed("Tensor", get_default_dtype(), given, device)
+        made = construct("Tensor", get_default_dtype(), given, device)
         self.array, self._device, self.version, self._epoch = made.array, made._device, made.version, made._epoch
         self.edge = self.maybe_leaf = self.grad_view = None
 

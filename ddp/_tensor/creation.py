@@ -12,7 +12,7 @@ from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.dtypes import INTEGERS, float64, get_default_dtype, int64, is_float, of_number, parse
-from ddp._tensor.operands import as_method, spread
+from ddp._tensor.operands import as_method, parse_sizes
 from ddp.errors import ArgumentError, DeviceError, ShapeError
 
 __all__ = ["arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace"]
@@ -27,7 +27,7 @@ Where = _device.device | str | int | None
 Size = int | Sequence[int]
 
 
-def made(array: Any, where: _device.device, requires_grad: bool = False) -> Tensor:
+def from_array(array: Any, where: _device.device, requires_grad: bool = False) -> Tensor:
     """`array` (NumPy or CuPy) on `where` as a tensor."""
     if where is not CPU or not isinstance(array, np.ndarray):
         array = place(array, where)
@@ -36,19 +36,19 @@ def made(array: Any, where: _device.device, requires_grad: bool = False) -> Tens
     return x.requires_grad_() if requires_grad else x
 
 
-def target(device: Where) -> _device.device:
+def resolve_device(device: Where) -> _device.device:
     """The device that was asked for; if none was, that of `with ddp.device(...)`, else the CPU."""
     if device is None:
         return _device.default.where
     found = _device.device(device)
     if found is not CPU:
-        check(found)
+        check_device_index(found)
     return found
 
 
 def set_default_device(device: Where) -> None:
     """From now on this thread makes tensors there that name no device; None: on the CPU. See also `with ddp.device`."""
-    _device.default.where = CPU if device is None else target(device)
+    _device.default.where = CPU if device is None else resolve_device(device)
 
 
 def get_default_device() -> _device.device:
@@ -56,13 +56,13 @@ def get_default_device() -> _device.device:
     return _device.default.where
 
 
-def check(where: _device.device) -> None:
+def check_device_index(where: _device.device) -> None:
     """Raises: DeviceError for a GPU that is not there."""
     if where.index is not None and where.index >= (count := where.xp.cuda.runtime.getDeviceCount()):
         raise DeviceError(f"device {where}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
 
 
-def number(value: Any, name: str) -> Any:
+def as_number(value: Any, name: str) -> Any:
     """A Python number from one, a NumPy scalar or a tensor of one element. Raises: ArgumentError for anything else."""
     if isinstance(value, bool | int | float):
         if isinstance(value, np.generic):
@@ -73,15 +73,15 @@ def number(value: Any, name: str) -> Any:
     raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
 
 
-def sizes(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, ...]:
+def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, ...]:
     """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`. Raises: ShapeError for a negative size."""
-    shape = spread(given, size)
+    shape = parse_sizes(given, size)
     if shape and min(shape) < 0:
         raise ShapeError(f"{name}: {shape} has a negative size")
     return shape
 
 
-def pinned(x: Tensor) -> Tensor:
+def pin(x: Tensor) -> Tensor:
     """A new tensor in page-locked memory, which requires grad if `x` does. Raises: DeviceError if that is on a GPU."""
     there = x.detach().pin_memory()
     return there.requires_grad_() if x.requires_grad else there
@@ -110,14 +110,14 @@ def new(
     usual: the dtype where none was asked for; None is the default one
     """
     kind = parse(dtype) if dtype is not None else usual or get_default_dtype()
-    where = target(device)
+    where = resolve_device(device)
     with np.errstate(all="ignore"), on(where):
         array = make(np if pin_memory else where.xp, kind)
-    x = made(array, where, requires_grad)
-    return pinned(x) if pin_memory else x
+    x = from_array(array, where, requires_grad)
+    return pin(x) if pin_memory else x
 
 
-def named(function: Any, name: str, doc: str) -> Any:
+def rename(function: Any, name: str, doc: str) -> Any:
     """`function`, which stands in its module under this name."""
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
@@ -128,10 +128,10 @@ def _of_shape(name: str, doc: str) -> Callable[..., Tensor]:
     """The function that makes a tensor by the array module's function of this name, of a shape and a dtype."""
 
     def make(*sizes_: Size, size: Size | None = None, **options: Unpack[Options]) -> Tensor:
-        shape = sizes(sizes_, size, name)
+        shape = parse_shape(sizes_, size, name)
         return new(lambda xp, dtype: getattr(xp, name)(shape, dtype), **options)
 
-    return named(make, name, f"{doc} dtype, device, requires_grad, pin_memory: by name.")
+    return rename(make, name, f"{doc} dtype, device, requires_grad, pin_memory: by name.")
 
 
 zeros = _of_shape("zeros", "Zeros: zeros(2, 3) or zeros((2, 3)).")
@@ -144,7 +144,7 @@ def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
 
     Raises: ArgumentError if an integer dtype cannot hold the value.
     """
-    value, shape = number(fill_value, "full"), sizes((size,), None, "full")
+    value, shape = as_number(fill_value, "full"), parse_shape((size,), None, "full")
 
     def make(xp: Any, dtype: Any) -> Any:
         whole = dtype in INTEGERS and isinstance(value, float) and math.isfinite(value)
@@ -163,7 +163,7 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
     """
     if end is None:
         start, end = 0, start
-    first, last, stride = numbers = [number(n, "arange") for n in (start, end, step)]
+    first, last, stride = numbers = [as_number(n, "arange") for n in (start, end, step)]
     if stride == 0:
         raise ArgumentError("arange: step is 0")
     if not all(map(math.isfinite, numbers)):
@@ -198,7 +198,7 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:
     """A function of array module and dtype: the points in float64. Raises: ArgumentError for negative steps."""
-    first, last = number(start, name), number(end, name)
+    first, last = as_number(start, name), as_number(end, name)
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
@@ -215,28 +215,28 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dt
 
 def eye(n: int, m: int | None = None, **options: Unpack[Options]) -> Tensor:
     """Ones on the diagonal: (n, m or n)."""
-    sizes((n, n if m is None else m), None, "eye")
+    parse_shape((n, n if m is None else m), None, "eye")
     return new(lambda xp, dtype: xp.eye(n, m, dtype=dtype), **options)
 
 
-def alike(x: TensorBase, options: Mapping[str, Any]) -> Any:
+def options_like(x: TensorBase, options: Mapping[str, Any]) -> Any:
     """The options, with the dtype and device of `x` where none were asked for."""
     asked = {name: value for name, value in options.items() if value is not None}
     return {"dtype": x.array.dtype, "device": x._device, **asked}
 
 
-def like(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def like_form(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`make` with the shape, dtype and device of another tensor."""
 
     def of_input(input: TensorBase, *arguments: Any, **options: Any) -> Tensor:
-        return make(input.array.shape, *arguments, **alike(input, options))
+        return make(input.array.shape, *arguments, **options_like(input, options))
 
     name = make.__name__
     of_input.__module__ = make.__module__
-    return named(of_input, f"{name}_like", f"{name}() in the shape, dtype and device of `input`, unless given.")
+    return rename(of_input, f"{name}_like", f"{name}() in the shape, dtype and device of `input`, unless given.")
 
 
-zeros_like, ones_like, empty_like, full_like = like(zeros), like(ones), like(empty), like(full)
+zeros_like, ones_like, empty_like, full_like = like_form(zeros), like_form(ones), like_form(empty), like_form(full)
 
 
 def _method(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -244,7 +244,7 @@ def _method(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     name = f"new_{make.__name__}"
 
     def method(self: TensorBase, *sizes_: Size, size: Size | None = None, **options: Unpack[Options]) -> Tensor:
-        return make(sizes(sizes_, size, name), **alike(self, options))
+        return make(parse_shape(sizes_, size, name), **options_like(self, options))
 
     return as_method(method, name, f"{make.__name__}() in the dtype and on the device of this tensor, unless given.")
 
@@ -258,4 +258,4 @@ class Making(TensorBase):
 
     def new_full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
         """`fill_value` everywhere, in the given shape."""
-        return full(size, fill_value, **alike(self, options))
+        return full(size, fill_value, **options_like(self, options))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ddp._tensor.base import TensorBase, apply, together, wrap
+from ddp._tensor.base import TensorBase, apply, to_common_device, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
 from ddp._tensor.inplace import assign, in_place_forms, update, with_in_place
 from ddp._tensor.operands import (
@@ -18,13 +18,13 @@ from ddp._tensor.operands import (
     as_method,
     binary,
     broadcast,
+    check_operand,
     compare,
     convert,
-    flat_integers,
     number_as_tensor,
     promote_all,
     promote_pair,
-    required,
+    rounding,
     unary,
 )
 from ddp._tensor.reductions import required_float
@@ -42,7 +42,7 @@ Binary = Callable[[Any, Other], "Tensor"]
 
 
 def _operators(run: Callable[..., Any], op: Op, **options: Any) -> tuple[Binary, Binary]:
-    """An operator and its reflected form, by `run`: `binary` or `divided`."""
+    """An operator and its reflected form, by `run`: `binary` or `division`."""
     reflected = {**options, "swap": True}
     return lambda self, y: run(op, self, y, **options), lambda self, y: run(op, self, y, **reflected)
 
@@ -53,7 +53,7 @@ def _unary(op: Op, doc: str, run: Callable[..., Any] = unary) -> Unary:
 
 def _binary(op: Op, doc: str, run: Callable[..., Any] = binary, **options: Any) -> Binary:
     def method(self: TensorBase, other: Other) -> Tensor:
-        return required(run(op, self, other, **options), op.name, other)
+        return check_operand(run(op, self, other, **options), op.name, other)
 
     return as_method(method, op.name, doc)
 
@@ -65,7 +65,7 @@ def _comparison(name: str, ufunc: str, doc: str) -> tuple[Binary, Binary, Callab
     """
 
     def method(self: TensorBase, other: Other) -> Tensor:
-        return required(compare(ufunc, self, other), name, other)
+        return check_operand(compare(ufunc, self, other), name, other)
 
     return lambda self, y: compare(ufunc, self, y), *with_in_place(as_method(method, name, doc))
 
@@ -84,7 +84,7 @@ def _reverse(ufunc: str) -> Binary:
     return lambda self, y: compare(ufunc, self, y, swap=True)
 
 
-def divided(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
+def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
     """op(x, y), which divides, or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with.
 
     Raises: ArgumentError where integers are divided by 0. A zero in a tensor on a GPU, which nobody should have to wait
@@ -125,8 +125,8 @@ class Elementwise(TensorBase):
     __mul__, __rmul__ = _operators(binary, ops.mul)
     __truediv__, __rtruediv__ = _operators(binary, ops.div, floating=True)
     __pow__, __rpow__ = _operators(binary, ops.pow)
-    __floordiv__, __rfloordiv__ = _operators(divided, ops.div_rounded, rounding="floor")
-    __mod__, __rmod__ = _operators(divided, ops.remainder)
+    __floordiv__, __rfloordiv__ = _operators(division, ops.div_rounded, rounding="floor")
+    __mod__, __rmod__ = _operators(division, ops.remainder)
 
     def __neg__(self) -> Tensor:
         if self.array.dtype.kind == "b":
@@ -138,17 +138,17 @@ class Elementwise(TensorBase):
 
     def add(self, other: Other, *, alpha: float = 1) -> Tensor:
         """self + alpha*other. Raises: DtypeError for a fractional `alpha` of integers."""
-        return scaled(ops.add, self, other, alpha)
+        return add_scaled(ops.add, self, other, alpha)
 
     def sub(self, other: Other, *, alpha: float = 1) -> Tensor:
         """self - alpha*other. Raises: DtypeError for bool, or for a fractional `alpha` of integers."""
-        return scaled(ops.sub, self, other, alpha)
+        return add_scaled(ops.sub, self, other, alpha)
 
     subtract = sub
 
     def rsub(self, other: Other, *, alpha: float = 1) -> Tensor:
         """other - alpha*self."""
-        return scaled(ops.sub, self, other, alpha, swap=True)
+        return add_scaled(ops.sub, self, other, alpha, swap=True)
 
     mul = _binary(ops.mul, "self * other.")
     multiply = mul
@@ -159,27 +159,27 @@ class Elementwise(TensorBase):
         Raises: ArgumentError for another mode, or where integers are divided by 0.
         """
         if rounding_mode is None:
-            return required(binary(ops.div, self, other, floating=True), "div", other)
+            return check_operand(binary(ops.div, self, other, floating=True), "div", other)
         if rounding_mode not in ("trunc", "floor"):
             raise ArgumentError(f"div: rounding_mode is None, 'trunc' or 'floor', not {rounding_mode!r}")
-        return required(divided(ops.div_rounded, self, other, rounding=rounding_mode), "div", other)
+        return check_operand(division(ops.div_rounded, self, other, rounding=rounding_mode), "div", other)
 
     divide = true_divide = div
 
     def floor_divide(self, other: Other) -> Tensor:
         """floor(self / other); integers stay integers. Raises: ArgumentError where these are divided by 0."""
-        return required(divided(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
+        return check_operand(division(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
 
     remainder, remainder_ = with_in_place(
-        _binary(ops.remainder, "self - other*floor(self/other): the sign of `other`, as %. Raises: as div.", divided)
+        _binary(ops.remainder, "self - other*floor(self/other): the sign of `other`, as %. Raises: as div.", division)
     )
     fmod, fmod_ = with_in_place(
-        _binary(ops.fmod, "self - other*trunc(self/other): the sign of self, as C's fmod. Raises: as div.", divided)
+        _binary(ops.fmod, "self - other*trunc(self/other): the sign of self, as C's fmod. Raises: as div.", division)
     )
 
     def pow(self, exponent: Other) -> Tensor:
         """self ** exponent. Raises: ArgumentError for negative exponents of integers."""
-        return required(binary(ops.pow, self, exponent), "pow", exponent)
+        return check_operand(binary(ops.pow, self, exponent), "pow", exponent)
 
     def neg(self) -> Tensor:
         """-self. Raises: DtypeError for bool."""
@@ -268,18 +268,14 @@ class Elementwise(TensorBase):
     hypot, hypot_ = with_in_place(_binary(special.hypot, "sqrt(self**2 + other**2), without overflow.", floating=True))
     xlogy, xlogy_ = with_in_place(_binary(special.xlogy, "self * log(other), 0 where self is 0.", floating=True))
 
-    floor, floor_ = with_in_place(
-        _unary(ops.floor, "The largest integer that is not larger; integers stay.", flat_integers)
-    )
-    ceil, ceil_ = with_in_place(
-        _unary(ops.ceil, "The smallest integer that is not smaller; integers stay.", flat_integers)
-    )
-    trunc, trunc_ = with_in_place(_unary(ops.trunc, "The integer next to it towards 0; integers stay.", flat_integers))
+    floor, floor_ = with_in_place(_unary(ops.floor, "The largest integer that is not larger; integers stay.", rounding))
+    ceil, ceil_ = with_in_place(_unary(ops.ceil, "The smallest integer that is not smaller; integers stay.", rounding))
+    trunc, trunc_ = with_in_place(_unary(ops.trunc, "The integer next to it towards 0; integers stay.", rounding))
     fix = trunc
 
     def round(self, *, decimals: int = 0) -> Tensor:
         """The nearest number of so many decimals, of two the even one; integers stay."""
-        return flat_integers(ops.round, self, decimals=decimals)
+        return rounding(ops.round, self, decimals=decimals)
 
     def frac(self) -> Tensor:
         """What trunc takes away. Raises: DtypeError unless floating."""
@@ -327,7 +323,7 @@ class Elementwise(TensorBase):
 
     def where(self, condition: TensorBase, other: Other) -> Tensor:
         """self where `condition` (bool) holds, else `other`."""
-        return chosen(condition, self, other)
+        return select_where(condition, self, other)
 
     def nan_to_num(self, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
         """Numbers in place of nan and infinities: by default 0, and the largest and smallest of the dtype."""
@@ -406,10 +402,10 @@ class Elementwise(TensorBase):
         """
         pair = promote_pair(self, other, "isclose")
         if pair is None:
-            return required(None, "isclose", other)
+            return check_operand(None, "isclose", other)
         x, y = pair
         if isinstance(y, TensorBase) and y._device is not x._device:
-            x, y = together("isclose", pair)
+            x, y = to_common_device("isclose", pair)
         xp = x._device.xp
         a, b = x.array, y.array if isinstance(y, TensorBase) else y
         if not is_float(a.dtype) or a.dtype == bfloat16:
@@ -458,17 +454,17 @@ class Elementwise(TensorBase):
     __ilshift__, __irshift__ = bitwise_left_shift_, bitwise_right_shift_
 
 
-def scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
+def add_scaled(op: Op, x: TensorBase, y: Other, alpha: float, swap: bool = False) -> Tensor:
     """x + alpha*y or x - alpha*y; with `swap`, y - alpha*x. Raises: DtypeError for a fractional `alpha` of integers."""
     if alpha == 1:
-        return required(binary(op, x, y, swap), op.name, y)
+        return check_operand(binary(op, x, y, swap), op.name, y)
     pair = promote_pair(x, y, op.name)
     if pair is not None and isinstance(alpha, float) and not is_float(pair[0].array.dtype):
         raise DtypeError(f"{op.name}: alpha={alpha} for a result of {pair[0].array.dtype}: expected an integer")
-    return required(binary(op, x, y, swap, alpha=alpha), op.name, y)
+    return check_operand(binary(op, x, y, swap, alpha=alpha), op.name, y)
 
 
-def chosen(condition: TensorBase, input: Any, other: Any) -> Tensor:
+def select_where(condition: TensorBase, input: Any, other: Any) -> Tensor:
     """`input` where `condition`, else `other`: tensors or numbers. Raises: DtypeError, ShapeError."""
     if condition.array.dtype.kind != "b":
         raise DtypeError(f"where: the condition is bool, not {condition.array.dtype}")

@@ -11,7 +11,7 @@ import numpy as np
 from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import bool_, of_number, promote, promote_scalar
-from ddp._tensor.elementwise import chosen
+from ddp._tensor.elementwise import select_where
 from ddp._tensor.function_form import function_form, with_out
 from ddp._tensor.interop import Interop
 from ddp._tensor.operands import numpy_names
@@ -112,7 +112,7 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     """
     if input is None and other is None:
         return condition.nonzero(as_tuple=True)
-    return chosen(condition, input, other)
+    return select_where(condition, input, other)
 
 
 @numpy_names

@@ -79,7 +79,7 @@ class Gradients(TensorBase):
         if inputs is None:
             _engine.backward([root_of(self)], [seed_of(self, gradient)], retain)
         else:
-            into([root_of(self)], [seed_of(self, gradient)], inputs, retain)
+            backward_into([root_of(self)], [seed_of(self, gradient)], inputs, retain)
 
     def detach(self) -> Tensor:
         """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
@@ -148,7 +148,7 @@ def _hooks(x: TensorBase, name: str) -> list[Hook]:
     return x.edge.ensure_metadata().hooks if isinstance(x.edge, Node) else x.edge.hooks
 
 
-def into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph: bool) -> None:
+def backward_into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph: bool) -> None:
     """Accumulates the gradients of `inputs` (a tensor or several) alone into their `grad`.
 
     Raises: ArgumentError for none; GraphError if one requires no grad, or is a parameter under DataParallel, where the

@@ -10,7 +10,7 @@ import numpy as np
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
 from ddp._tensor.inplace import assign, must_record
-from ddp._tensor.operands import Other, convert, refusal
+from ddp._tensor.operands import Other, as_ddp_error, convert
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing
@@ -35,17 +35,17 @@ def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
 
     Raises: RangeError for what is no index, and for masks of another shape; ArgumentError for a step below 1.
     """
-    given = where if type(where) is tuple else _several(where)
+    given = where if type(where) is tuple else _as_parts(where)
     for part in given:
         kind = type(part)
         if kind not in _PLAIN:
-            return _mixed(x, [_part(part, x) for part in given])
+            return _split_mixed(x, [_parse_part(part, x) for part in given])
         if kind is slice and part.step is not None and part.step < 1:
             raise ArgumentError(f"indexing by {part}: the step must be greater than zero; use flip()")
-    return None, _ended(given)
+    return None, _with_one_ellipsis(given)
 
 
-def _several(where: Any) -> tuple[Any, ...]:
+def _as_parts(where: Any) -> tuple[Any, ...]:
     """A list that holds more than numbers is the same index as a tuple."""
     if isinstance(where, Sequence) and not isinstance(where, str) and len(where) < 32:
         kinds = (TensorBase, np.ndarray, Sequence, slice, type(None), type(...))
@@ -54,7 +54,7 @@ def _several(where: Any) -> tuple[Any, ...]:
     return (where,)
 
 
-def _ended(parts: Sequence[Any]) -> Step:
+def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
     """`parts` with one Ellipsis; a second stands for no dimension."""
     found = [i for i, part in enumerate(parts) if part is ...]
     if not found:
@@ -62,7 +62,7 @@ def _ended(parts: Sequence[Any]) -> Step:
     return tuple(part for i, part in enumerate(parts) if part is not ... or i == found[0])
 
 
-def _part(part: Any, x: TensorBase) -> Any:
+def _parse_part(part: Any, x: TensorBase) -> Any:
     """One part of an index: an int, slice, None, Ellipsis or bool as it is; tensors, lists and arrays as arrays."""
     kind = type(part)
     if kind in _PLAIN or kind is bool:
@@ -84,16 +84,16 @@ def _part(part: Any, x: TensorBase) -> Any:
     return place(array, x._device)
 
 
-def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
+def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
     xp, shape = x._device.xp, x.array.shape
     if len(parts) == 1 and hasattr(parts[0], "dtype"):  # the usual one, and the quick way
         part = parts[0]
         taken = part.ndim if part.dtype.kind == "b" else 1
         if shape and (part.dtype.kind != "b" or part.shape == shape[:taken]):
-            part = part if part.dtype.kind == "b" else _inside(x, part, shape[0])
+            part = part if part.dtype.kind == "b" else _check_bounds(x, part, shape[0])
             return None, (part, *(FULL,) * (len(shape) - taken))
-    parts = list(_ended(parts))
-    named = sum([_consumed(part) for part in parts])
+    parts = list(_with_one_ellipsis(parts))
+    named = sum([_dims_of(part) for part in parts])
     if named > len(shape):
         raise RangeError(f"too many indices: {named} for {len(shape)} dimensions")
     masks = [part for part in parts if _is_mask(part)]
@@ -122,14 +122,14 @@ def _mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
             places.extend([part] if alone else xp.nonzero(part))
         else:
             view.append(FULL)
-            places.append(_inside(x, part, shape[at]))
-        at += _consumed(part)
+            places.append(_check_bounds(x, part, shape[at]))
+        at += _dims_of(part)
     if not any(hasattr(each, "dtype") for each in places):
         return None, tuple(view)
     return None if all(part is ... or part == FULL for part in view) else tuple(view), tuple(places)
 
 
-def _inside(x: TensorBase, part: Any, n: int) -> Any:
+def _check_bounds(x: TensorBase, part: Any, n: int) -> Any:
     """Places along a dimension of size n: NumPy looks at them itself, CuPy would begin anew at the other end."""
     if x._device is CPU:
         return part
@@ -144,30 +144,30 @@ def _is_array(part: Any) -> bool:
     return hasattr(part, "dtype") and part.dtype.kind != "b"
 
 
-def _consumed(part: Any) -> int:
+def _dims_of(part: Any) -> int:
     """How many dimensions of the tensor a part of an index stands for."""
     if part is None or part is ... or isinstance(part, bool):
         return 0
     return part.ndim if _is_mask(part) else 1
 
 
-def kept(step: Step, *readers: Any) -> Step:
+def copy_index(step: Step, *readers: Any) -> Step:
     """`step`, its arrays copied where backward will read them for one of `readers`."""
     return tuple([copy_if_needed(part, *readers) if hasattr(part, "dtype") else part for part in step])
 
 
-def read(x: TensorBase, step: Step) -> Tensor:
+def read_index(x: TensorBase, step: Step) -> Tensor:
     """x[step], where an index of arrays has a place for each dimension."""
     if any(hasattr(part, "dtype") for part in step):
         if x._device is not CPU:  # the host learns once how much a mask selects, and not again for every pass
             step = tuple(
                 [where for part in step for where in (x._device.xp.nonzero(part) if _is_mask(part) else (part,))]
             )
-        return apply(ops.index, (x,), places=kept(step, x))
+        return apply(ops.index, (x,), places=copy_index(step, x))
     return apply(ops.getitem, (x,), index=step)
 
 
-def assignable(value: TensorBase) -> TensorBase:
+def drop_leading_ones(value: TensorBase) -> TensorBase:
     """`value` without leading dimensions of size 1, which an assignment may have more of than its target."""
     shape = value.array.shape
     if not shape or shape[0] != 1:
@@ -176,12 +176,12 @@ def assignable(value: TensorBase) -> TensorBase:
     return apply(shape_ops.reshape, (value,), shape=shape[lead:])
 
 
-def along(x: TensorBase, dim: int, where: Any) -> Step:
+def index_along(x: TensorBase, dim: int, where: Any) -> Step:
     """`where` along dimension `dim`, everything along the others."""
     return tuple([where if i == dim else FULL for i in range(x.array.ndim)])
 
 
-def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
+def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
     """The array of `index`, if it holds integers from `low` to n - 1.
 
     Raises: DtypeError; RangeError naming the first that is out of range.
@@ -202,7 +202,7 @@ def indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) -> Any:
     return array
 
 
-def gatherable(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int]:
+def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int]:
     """The array of `index` and the non-negative dim, where index names places of `x` along `dim`.
 
     A number counts as a vector of one element, and the other way round.
@@ -210,7 +210,7 @@ def gatherable(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, int
     """
     at = axis(x, dim, name)
     shape = x.array.shape
-    array = indices(x, index, shape[at] if shape else 1, name)
+    array = check_indices(x, index, shape[at] if shape else 1, name)
     if array.size == 1 and array.ndim + len(shape) == 1:
         array = array.reshape((1,) * len(shape))
     if array.ndim != len(shape) and array.size:
@@ -228,7 +228,7 @@ class Indexing(TensorBase):
     def __getitem__(self, where: Any) -> Tensor:
         try:
             view, step = index_parts(self, where)
-            return read(self if view is None else read(self, view), step)
+            return read_index(self if view is None else read_index(self, view), step)
         except (RangeError, IndexError) as error:
             raise RangeError(f"indexing a tensor of shape {self.array.shape}: {error}") from error
 
@@ -238,16 +238,16 @@ class Indexing(TensorBase):
             selects, rest = index_parts(self, where)
             if must_record(self, name, value):
                 if isinstance(value, TensorBase):
-                    value = assignable(convert(value, self.array.dtype))
+                    value = drop_leading_ones(convert(value, self.array.dtype))
                     if value._device is not self._device:
                         value = cast(Any, value).to(self._device)
                 else:
                     value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
-                rest = kept(rest, self, value)
+                rest = copy_index(rest, self, value)
                 steps = (rest,) if selects is None else (selects, rest)
                 assign(self, name, apply(ops.setitem, (self, value), steps=steps, within=True))
                 return
-            source = place(assignable(value).array, self._device) if isinstance(value, TensorBase) else value
+            source = place(drop_leading_ones(value).array, self._device) if isinstance(value, TensorBase) else value
             target = self.array if selects is None else self.array[selects]
             ops.assign(self._device.xp, target, rest, source)
             self.version.count += 1
@@ -256,10 +256,10 @@ class Indexing(TensorBase):
         except DdpError:
             raise
         except OverflowError as error:
-            raise refusal(name, error) from error
+            raise as_ddp_error(name, error) from error
         except (TypeError, ValueError) as error:
             if isinstance(error, TypeError) and not getattr(value, "shape", ()):
-                raise refusal(name, error) from error
+                raise as_ddp_error(name, error) from error
             # NumPy calls it a TypeError if a mask is given more than a vector.
             raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
 
@@ -271,7 +271,7 @@ class Indexing(TensorBase):
         x: Any = self
         if not self.array.ndim and isinstance(index, TensorBase) and index.array.ndim == 1:
             x = x.reshape(1)
-        where, at = gatherable(x, dim, index, "gather")
+        where, at = check_gather(x, dim, index, "gather")
         if not where.size:
             return wrap(self._device.xp.zeros(where.shape, self.array.dtype), self._device)
         if not x.array.ndim:
@@ -284,7 +284,7 @@ class Indexing(TensorBase):
         x: Any = self
         index: Any = indices
         if dim is None:
-            return cast("Tensor", x.reshape(-1).gather(0, _positive(index.reshape(-1), x.array.size)))
+            return cast("Tensor", x.reshape(-1).gather(0, _wrap_negative(index.reshape(-1), x.array.size)))
         if index.array.ndim != self.array.ndim:
             raise ShapeError(f"take_along_dim: {self.array.shape} by {index.array.shape}: dimensions differ")
         at = axis(self, dim, "take_along_dim")
@@ -294,23 +294,23 @@ class Indexing(TensorBase):
                 if m != n and m != 1 and n != 1:
                     raise ShapeError(f"take_along_dim: {tuple(shape)} by {tuple(where)} do not broadcast")
                 shape[i] = where[i] = n if m == 1 else m
-        return cast("Tensor", x.expand(shape).gather(at, _positive(index.expand(where), shape[at])))
+        return cast("Tensor", x.expand(shape).gather(at, _wrap_negative(index.expand(where), shape[at])))
 
     def take(self, index: TensorBase) -> Tensor:
         """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
         x: Any = self
-        array = indices(self, index, self.array.size, "take", low=-self.array.size)
-        return read(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
+        array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
+        return read_index(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
 
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
         at = axis(self, dim, "index_select")
-        array = indices(self, index, self.array.shape[at] if self.array.ndim else 1, "index_select")
+        array = check_indices(self, index, self.array.shape[at] if self.array.ndim else 1, "index_select")
         if array.ndim > 1:
             raise ShapeError(f"index_select: the index is a vector, got shape {array.shape}")
         if not self.array.ndim:
             return cast(Any, self).clone()
-        return read(self, along(self, at, array.reshape(-1)))
+        return read_index(self, index_along(self, at, array.reshape(-1)))
 
     def masked_select(self, mask: TensorBase) -> Tensor:
         """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
@@ -335,7 +335,7 @@ class Indexing(TensorBase):
         return cast("Tensor", self.nonzero())
 
 
-def _positive(index: Any, n: int) -> Any:
+def _wrap_negative(index: Any, n: int) -> Any:
     """`index` with negative places counted from the end of `n`."""
     array = index.array
     return wrap(array + (array < 0) * n, index._device)

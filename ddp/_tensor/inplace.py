@@ -18,7 +18,7 @@ from ddp._engine import Leaf, Node, modes
 from ddp._tensor.base import TensorBase, apply, written_in_graph
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.interop import array_of
-from ddp._tensor.operands import Other, as_method, broadcast, convert, refusal
+from ddp._tensor.operands import Other, as_ddp_error, as_method, broadcast, convert
 from ddp.errors import DeviceError, DtypeError, InplaceError, ShapeError
 from ddp.ops import elementwise
 
@@ -121,7 +121,7 @@ def _copy_saved(node: Node, x: TensorBase) -> None:
     node.saved, node.versions = tuple(saved), versions
 
 
-def raw(x: TensorBase, y: Other, name: str) -> Any:
+def operand_array(x: TensorBase, y: Other, name: str) -> Any:
     """`y` as what can be written into `x`: a number, or an array on its device that broadcasts to its shape.
 
     Raises: ShapeError, DtypeError.
@@ -152,7 +152,7 @@ def update(x: T, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: 
     where = x._device
     if where.watched and needs_guard(where):
         return guarded_run(name, where, (x.array,), partial(update, x, name, function, ufunc, y))
-    value = raw(x, y, name)
+    value = operand_array(x, y, name)
     if x.array.dtype.kind == "V":  # bfloat16 computes in float32
         return assign(x, name, function(x, y))
     try:
@@ -161,7 +161,7 @@ def update(x: T, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: 
     except TypeError as error:
         raise DtypeError(f"{name}: the result does not fit a tensor of {x.array.dtype}") from error
     except (ValueError, OverflowError) as error:
-        raise refusal(name, error) from error
+        raise as_ddp_error(name, error) from error
     x.version.count += 1
     return x
 

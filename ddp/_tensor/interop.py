@@ -19,7 +19,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, device, device_of, on, place, raise_cuda_error, raise_pending
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.creation import Options, Where, alike, made, number, pinned, target
+from ddp._tensor.creation import Options, Where, as_number, from_array, options_like, pin, resolve_device
 from ddp._tensor.dtypes import (
     FLOATS,
     INTEGERS,
@@ -65,7 +65,7 @@ def _data_type(capsule: Any) -> _DataType:
     return _DataType.from_address(_pointer(capsule, name) + _TYPE_AT[name])
 
 
-def give(array: Any, options: dict[str, Any]) -> Any:
+def bfloat16_capsule(array: Any, options: dict[str, Any]) -> Any:
     """The capsule of a bfloat16 array."""
     try:
         return array.__dlpack__(**options)
@@ -75,7 +75,7 @@ def give(array: Any, options: dict[str, Any]) -> Any:
     return capsule
 
 
-class _Bits:
+class _CapsuleHolder:
     """What NumPy or CuPy asks for an array, and gets a capsule of integers."""
 
     def __init__(self, capsule: Any, where: tuple[int, int]) -> None:
@@ -91,7 +91,7 @@ class _Bits:
 _CPU, _CUDA = (1,), (2, 13)  # kDLCPU; kDLCUDA, kDLCUDAManaged
 
 
-def home(theirs: Any) -> device:
+def dlpack_device(theirs: Any) -> device:
     """Where the memory of an array of another library is. Raises: DtypeError for no such array; DeviceError."""
     if not hasattr(theirs, "__dlpack__"):
         raise DtypeError(f"from_dlpack: expected an array with __dlpack__(), got {type(theirs).__name__}")
@@ -103,11 +103,11 @@ def home(theirs: Any) -> device:
     raise DeviceError(f"from_dlpack: memory of DLPack's kind {int(kind)} is neither the CPU's nor CUDA's")
 
 
-def shared(theirs: Any, where: device) -> Any:
+def take_dlpack(theirs: Any, where: device) -> Any:
     """An array over the memory of another library's, which is there. Raises: DtypeError for one of another dtype."""
     try:
         with on(where):
-            array = _take(theirs, where.xp) if is_bfloat16(theirs) else where.xp.from_dlpack(theirs)
+            array = _take_bfloat16(theirs, where.xp) if is_bfloat16(theirs) else where.xp.from_dlpack(theirs)
         parse(array.dtype)
     except (BufferError, RuntimeError) as error:
         if isinstance(error, DdpError):
@@ -117,7 +117,7 @@ def shared(theirs: Any, where: device) -> Any:
     return array
 
 
-def _take(theirs: Any, xp: Any) -> Any:
+def _take_bfloat16(theirs: Any, xp: Any) -> Any:
     """The bfloat16 array of another library's, over the same memory, on the current device and stream.
 
     Raises: BufferError if it is none.
@@ -136,7 +136,7 @@ def _take(theirs: Any, xp: Any) -> Any:
         if (found.code, found.bits, found.lanes) != (_BFLOAT, 16, 1):
             raise BufferError(f"no bfloat16, but DLPack's dtype {found.code} of {found.bits} bits") from None
         found.code = _UINT
-        array = xp.from_dlpack(_Bits(capsule, theirs.__dlpack_device__())).view(bfloat16)
+        array = xp.from_dlpack(_CapsuleHolder(capsule, theirs.__dlpack_device__())).view(bfloat16)
     return array
 
 
@@ -169,7 +169,7 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     elif isinstance(data, np.ndarray):
         array = data if type(data) is np.ndarray else data.view(np.ndarray)
     elif hasattr(data, "__dlpack__") and is_bfloat16(data):
-        array = shared(data, home(data))  # of all ways, this one has a name for it
+        array = take_dlpack(data, dlpack_device(data))  # of all ways, this one has a name for it
     elif hasattr(data, "__cuda_array_interface__"):
         array = _device.imported(data)
     elif hasattr(data, "__array__") or hasattr(data, "__array_interface__"):
@@ -183,10 +183,10 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     """A new array of nested lists of numbers, arrays and tensors."""
     if isinstance(data, list | tuple):
-        kinds = _kinds(data)
+        kinds = _element_types(data)
         if any(hasattr(kind, "dtype") for kind in kinds):
             found: set[np.dtype[Any]] = set()
-            data = _bare(data, found)
+            data = _unwrap_tensors(data, found)
             if dtype is None:
                 dtype = functools.reduce(promote_types, found)
     try:
@@ -204,20 +204,20 @@ def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     return cast(array, kind)
 
 
-def _kinds(data: Any) -> set[type]:
+def _element_types(data: Any) -> set[type]:
     """The types of what is in nested lists."""
     kinds = set(map(type, data))
     if any(issubclass(kind, list | tuple) for kind in kinds):
         for part in data:
             if isinstance(part, list | tuple):
-                kinds |= _kinds(part)
+                kinds |= _element_types(part)
     return kinds
 
 
-def _bare(data: Any, found: set[np.dtype[Any]]) -> Any:
+def _unwrap_tensors(data: Any, found: set[np.dtype[Any]]) -> Any:
     """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
     if isinstance(data, list | tuple):
-        return [_bare(part, found) for part in data]
+        return [_unwrap_tensors(part, found) for part in data]
     found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
     array = place(data.array, CPU) if isinstance(data, TensorBase) else data
     return array.astype(float32) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other
@@ -233,11 +233,11 @@ def tensor(
     ArgumentError for a number that does not fit the dtype.
     """
     array, new = array_of(data, dtype, "tensor")
-    where = _where(data, array, device)
+    where = _where_to(data, array, device)
     if not new and (where is CPU or device_of(array) is where or where.index is None):
         array = array.copy()
-    x = made(array, where, requires_grad)
-    return pinned(x) if pin_memory else x
+    x = from_array(array, where, requires_grad)
+    return pin(x) if pin_memory else x
 
 
 def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
@@ -246,14 +246,13 @@ def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
         x: Any = data
         return x if dtype is None and device is None else x.to(device=device, dtype=dtype)
     array, _ = array_of(data, dtype, "as_tensor")
-    return made(array, _where(data, array, device))
+    return from_array(array, _where_to(data, array, device))
 
 
-def _where(data: Any, array: Any, device: Where) -> _device.device:
+def _where_to(data: Any, array: Any, device: Where) -> _device.device:
     """Where a tensor of `data` is made: where it was asked for; where an array is; else where new tensors are made."""
-    if device is not None:
-        return target(device)
-    return target(None) if isinstance(array, np.ndarray) and not isinstance(data, TensorBase) else device_of(array)
+    named = device is not None or (isinstance(array, np.ndarray) and not isinstance(data, TensorBase))
+    return resolve_device(device) if named else device_of(array)
 
 
 def asarray(
@@ -267,7 +266,7 @@ def asarray(
         array, new = array_of(obj, dtype, "asarray")
     else:
         array, new = from_dlpack(obj).array, False
-    where = _where(obj, array, device)
+    where = _where_to(obj, array, device)
     moved = place(array, where)
     new = new or moved is not array
     if copy is False and new:
@@ -277,13 +276,13 @@ def asarray(
     if isinstance(obj, TensorBase) and moved is obj.array:
         x = wrap(moved, obj._device, obj)
         return x.requires_grad_() if requires_grad else x
-    return made(moved, where, requires_grad)
+    return from_array(moved, where, requires_grad)
 
 
 def scalar_tensor(s: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
     """A 0-d tensor of one number, of the default dtype unless `dtype` says otherwise."""
     kind = get_default_dtype() if dtype is None else parse(dtype)
-    return tensor(number(s, "scalar_tensor"), dtype=kind, device=device, requires_grad=requires_grad)
+    return tensor(as_number(s, "scalar_tensor"), dtype=kind, device=device, requires_grad=requires_grad)
 
 
 def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
@@ -303,7 +302,7 @@ def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, req
         array = np.frombuffer(buffer, parse(dtype), count, offset)
     except ValueError as error:
         raise ArgumentError(f"frombuffer: {error}") from error
-    return made(array, CPU, requires_grad)
+    return from_array(array, CPU, requires_grad)
 
 
 def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = None) -> Tensor:
@@ -314,12 +313,12 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
     have, or for no such array; DeviceError for memory that is neither the CPU's nor CUDA's; ArgumentError if copy=False
     and `device` is another one.
     """
-    where = home(ext_tensor)
-    if copy is False and device is not None and target(device) is not where:
+    where = dlpack_device(ext_tensor)
+    if copy is False and device is not None and resolve_device(device) is not where:
         raise ArgumentError(f"from_dlpack: an array on {where} cannot become a tensor on {device} without a copy")
-    array = shared(ext_tensor, where)
-    x = made(array.copy() if copy else array, where)
-    return x if device is None else made(x.array, target(device))
+    array = take_dlpack(ext_tensor, where)
+    x = from_array(array.copy() if copy else array, where)
+    return x if device is None else from_array(x.array, resolve_device(device))
 
 
 def from_foreign(value: Any) -> Any:
@@ -443,7 +442,7 @@ class Interop(TensorBase):
         elif stream is not None and self._device is CPU:
             raise ArgumentError(f"__dlpack__(stream={stream!r}): a tensor on the CPU has no stream")
         with on(self._device):
-            return give(array, options) if array.dtype == bfloat16 else array.__dlpack__(**options)
+            return bfloat16_capsule(array, options) if array.dtype == bfloat16 else array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """DLPack's number of the kind of device, and its index."""
@@ -486,4 +485,4 @@ class Interop(TensorBase):
 
     def new_tensor(self, data: Any, **options: Unpack[Options]) -> Tensor:
         """A new tensor with a copy of `data`, in the dtype and on the device of this one, unless given."""
-        return tensor(data, **alike(self, options))
+        return tensor(data, **options_like(self, options))

@@ -16,12 +16,12 @@ from ddp._tensor.function_form import with_out
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.operands import convert, numpy_names
 from ddp._tensor.reductions import axis
-from ddp._tensor.shapes import inserted
+from ddp._tensor.shapes import new_axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import shape
 
 
-def _one_dtype(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
+def _promote(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
     if isinstance(tensors, TensorBase) or not all(isinstance(x, TensorBase) for x in tensors):
         raise DtypeError(f"{name}: expected a sequence of tensors")
     if not tensors:
@@ -39,7 +39,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
     Raises: ShapeError, RangeError; ArgumentError for no tensor.
     """
-    xs = _one_dtype(tensors, "cat")
+    xs = _promote(tensors, "cat")
     some = [x for x in xs if x.array.shape != (0,)] or xs[:1]
     at = axis(some[0], dim, "cat")
     first = some[0].array.shape
@@ -57,12 +57,12 @@ concat = concatenate = cat
 @numpy_names
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, all of one shape, side by side along a new `dim`. Raises: ShapeError, ArgumentError, RangeError."""
-    xs = _one_dtype(tensors, "stack")
+    xs = _promote(tensors, "stack")
     first = tensors[0].shape
     for x in tensors:
         if x.shape != first:
             raise ShapeError(f"stack: shapes {first} and {x.shape} differ")
-    return apply(shape.stack, xs, dim=inserted(xs[0], dim, "stack"))
+    return apply(shape.stack, xs, dim=new_axis(xs[0], dim, "stack"))
 
 
 @with_out
@@ -126,7 +126,7 @@ def _triangle(which: str, row: int, col: int, offset: int, dtype: Any, device: A
 
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """The tensors in the one shape that they broadcast to, without copying. Raises: ShapeError."""
-    xs = _listed(tensors)
+    xs = _as_list(tensors)
     shape = broadcast_shape("broadcast_tensors", *[x.shape for x in xs])
     return tuple([x.expand(shape) for x in xs])
 
@@ -138,28 +138,28 @@ def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
 
 def atleast_1d(*tensors: Any) -> Any:
     """With one dimension at least: 0-d becomes (1,). Several tensors give a tuple."""
-    return _each(tensors, lambda x: x if x.ndim else x.reshape(1))
+    return _map_tensors(tensors, lambda x: x if x.ndim else x.reshape(1))
 
 
 def atleast_2d(*tensors: Any) -> Any:
     """With two dimensions at least: (n,) becomes (1, n). Several tensors give a tuple."""
-    return _each(tensors, lambda x: x if x.ndim > 1 else x.reshape(1, -1))
+    return _map_tensors(tensors, lambda x: x if x.ndim > 1 else x.reshape(1, -1))
 
 
 def atleast_3d(*tensors: Any) -> Any:
     """With three dimensions at least: (n,) becomes (1, n, 1), (m, n) becomes (m, n, 1). Several give a tuple."""
-    return _each(tensors, lambda x: x if x.ndim > 2 else x.unsqueeze(-1) if x.ndim == 2 else x.reshape(1, -1, 1))
+    return _map_tensors(tensors, lambda x: x if x.ndim > 2 else x.unsqueeze(-1) if x.ndim == 2 else x.reshape(1, -1, 1))
 
 
-def _listed(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _as_list(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tensors one by one, or as one sequence."""
     return tuple(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], Tensor) else tensors
 
 
-def _each(tensors: tuple[Any, ...], change: Any) -> Any:
+def _map_tensors(tensors: tuple[Any, ...], change: Any) -> Any:
     if len(tensors) == 1 and isinstance(tensors[0], Tensor):
         return change(tensors[0])
-    return tuple([change(x) for x in _listed(tensors)])
+    return tuple([change(x) for x in _as_list(tensors)])
 
 
 def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
@@ -167,7 +167,7 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
 
     Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or no tensor.
     """
-    xs: list[Any] = [x.reshape(-1) if x.ndim < 2 else x for x in _listed(tensors)]
+    xs: list[Any] = [x.reshape(-1) if x.ndim < 2 else x for x in _as_list(tensors)]
     if indexing not in ("ij", "xy"):
         raise ArgumentError(f"meshgrid: indexing is 'ij' or 'xy', not {indexing!r}")
     if not xs:

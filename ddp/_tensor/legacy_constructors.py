@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 
-def constructed(name: str, dtype: np.dtype[Any], given: tuple[Any, ...], device: Where) -> Tensor:
+def construct(name: str, dtype: np.dtype[Any], given: tuple[Any, ...], device: Where) -> Tensor:
     """An uninitialised tensor of the sizes given, or a copy of the data; a tensor's memory is shared.
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
@@ -54,7 +54,7 @@ class TypedTensor(type):
 
     def __call__(cls, *given: Any, device: Where = None) -> Tensor:
         where = cls.device_type if device is None and cls.device_type != "cpu" else device
-        return constructed(cls.__name__, cls.dtype, given, where)
+        return construct(cls.__name__, cls.dtype, given, where)
 
     def __instancecheck__(cls, x: Any) -> bool:
         return isinstance(x, TensorBase) and x.array.dtype == cls.dtype and x._device.type == cls.device_type

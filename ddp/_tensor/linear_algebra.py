@@ -10,7 +10,7 @@ from ddp._engine import modes
 from ddp._tensor.base import TensorBase, apply
 from ddp._tensor.function_form import with_out
 from ddp._tensor.inplace import in_place
-from ddp._tensor.operands import array_as_tensor, broadcast, required
+from ddp._tensor.operands import array_as_tensor, broadcast, check_operand
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import products
@@ -27,7 +27,7 @@ Other = Any  # a tensor, or an array
 def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
     """x @ y, checked."""
     a, b = x.array, y.array
-    same_dtype(name, x, y)
+    check_same_dtype(name, x, y)
     if not a.ndim or not b.ndim:
         raise ShapeError(f"{name}: {a.shape} @ {b.shape}: both sides need at least one dimension")
     inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
@@ -38,21 +38,21 @@ def matmul(x: TensorBase, y: TensorBase, name: str = "matmul") -> Any:
     return apply(products.matmul, (x, y))
 
 
-def same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
+def check_same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
     """Raises: DtypeError unless both have one dtype, or autocast is going to give them one."""
     a, b = x.array.dtype, y.array.dtype
     if a != b and modes.state.autocast is None:
         raise DtypeError(f"{name}: both sides need one dtype, got {a} and {b}")
 
 
-def ranks(name: str, *each: tuple[TensorBase, int]) -> None:
+def check_ndim(name: str, *each: tuple[TensorBase, int]) -> None:
     """Raises: ShapeError unless every tensor has its number of dimensions."""
     if any(x.array.ndim != ndim for x, ndim in each):
         got = ", ".join(str(x.array.shape) for x, _ in each)
         raise ShapeError(f"{name}: expected {', '.join(f'{ndim}-d' for _, ndim in each)}, got shapes {got}")
 
 
-def _plus(name: str, base: Any, made: Any, beta: float, alpha: float) -> Tensor:
+def _add_scaled(name: str, base: Any, made: Any, beta: float, alpha: float) -> Tensor:
     """beta * base + alpha * made; a beta of 0 lets no nan of `base` through."""
     broadcast(base.array.shape, made.array.shape, name)
     if len(base.array.shape) > made.array.ndim or any(
@@ -83,35 +83,35 @@ class LinearAlgebra(TensorBase):
 
     def matmul(self, other: TensorBase) -> Tensor:
         """The matrix product: (..., n, k) @ (..., k, m); leading dimensions broadcast; a vector is a row or column."""
-        return required(self.__matmul__(other), "matmul", other)
+        return check_operand(self.__matmul__(other), "matmul", other)
 
     def mm(self, mat2: TensorBase) -> Tensor:
         """(n, k) @ (k, m)."""
-        ranks("mm", (self, 2), (mat2, 2))
+        check_ndim("mm", (self, 2), (mat2, 2))
         return matmul(self, mat2, "mm")
 
     def bmm(self, mat2: TensorBase) -> Tensor:
         """(b, n, k) @ (b, k, m), without broadcasting."""
-        ranks("bmm", (self, 3), (mat2, 3))
+        check_ndim("bmm", (self, 3), (mat2, 3))
         if self.array.shape[0] != mat2.array.shape[0]:
             raise ShapeError(f"bmm: {self.array.shape} @ {mat2.array.shape}: numbers of matrices differ")
         return matmul(self, mat2, "bmm")
 
     def mv(self, vec: TensorBase) -> Tensor:
         """(n, k) @ (k,)."""
-        ranks("mv", (self, 2), (vec, 1))
+        check_ndim("mv", (self, 2), (vec, 1))
         return matmul(self, vec, "mv")
 
     def dot(self, tensor: TensorBase) -> Tensor:
         """The sum of products of two vectors."""
-        ranks("dot", (self, 1), (tensor, 1))
+        check_ndim("dot", (self, 1), (tensor, 1))
         return matmul(self, tensor, "dot")
 
     vdot = dot
 
     def outer(self, vec2: TensorBase) -> Tensor:
         """Every product of two vectors: (n,), (m,) to (n, m)."""
-        ranks("outer", (self, 1), (vec2, 1))
+        check_ndim("outer", (self, 1), (vec2, 1))
         return self.unsqueeze(1) * vec2  # type: ignore[attr-defined]  # every tensor has the mixins
 
     ger = outer
@@ -130,26 +130,26 @@ class LinearAlgebra(TensorBase):
 
     def trace(self) -> Tensor:
         """The sum of the diagonal of a matrix: (n, m) to (). Raises: ShapeError for other dimensions."""
-        ranks("trace", (self, 2))
+        check_ndim("trace", (self, 2))
         return self.diagonal().sum()  # type: ignore[attr-defined]  # as above
 
     def addmm(self, mat1: TensorBase, mat2: TensorBase, *, beta: float = 1, alpha: float = 1) -> Tensor:
         """beta * self + alpha * (mat1 @ mat2), of (n, k) and (k, m)."""
-        ranks("addmm", (mat1, 2), (mat2, 2))
-        return _plus("addmm", self, matmul(mat1, mat2, "addmm"), beta, alpha)
+        check_ndim("addmm", (mat1, 2), (mat2, 2))
+        return _add_scaled("addmm", self, matmul(mat1, mat2, "addmm"), beta, alpha)
 
     def addmv(self, mat: TensorBase, vec: TensorBase, *, beta: float = 1, alpha: float = 1) -> Tensor:
         """beta * self + alpha * (mat @ vec), of (n, k) and (k,)."""
-        ranks("addmv", (mat, 2), (vec, 1))
-        return _plus("addmv", self, matmul(mat, vec, "addmv"), beta, alpha)
+        check_ndim("addmv", (mat, 2), (vec, 1))
+        return _add_scaled("addmv", self, matmul(mat, vec, "addmv"), beta, alpha)
 
     def addr(self, vec1: TensorBase, vec2: TensorBase, *, beta: float = 1, alpha: float = 1) -> Tensor:
         """beta * self + alpha * outer(vec1, vec2)."""
-        return _plus("addr", self, LinearAlgebra.outer(vec1, vec2), beta, alpha)  # type: ignore[arg-type]  # as above
+        return _add_scaled("addr", self, LinearAlgebra.outer(vec1, vec2), beta, alpha)  # type: ignore[arg-type]  # as above
 
     def baddbmm(self, batch1: TensorBase, batch2: TensorBase, *, beta: float = 1, alpha: float = 1) -> Tensor:
         """beta * self + alpha * (batch1 @ batch2), of (b, n, k) and (b, k, m)."""
-        return _plus("baddbmm", self, LinearAlgebra.bmm(batch1, batch2), beta, alpha)  # type: ignore[arg-type]  # as above
+        return _add_scaled("baddbmm", self, LinearAlgebra.bmm(batch1, batch2), beta, alpha)  # type: ignore[arg-type]  # as above
 
     addmm_, addmv_, addr_, baddbmm_ = in_place(addmm), in_place(addmv), in_place(addr), in_place(baddbmm)
 
@@ -158,7 +158,7 @@ Labels = list[int]
 DOTS = -1  # stands for "..." until the operands' numbers of dimensions are known
 
 
-def parsed(equation: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Labels], Labels]:
+def parse_equation(equation: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Labels], Labels]:
     """The operands, the labels of each, and those of the result. Raises: ArgumentError."""
     if not isinstance(equation, str):  # einsum(x, [0, 1], y, [1, 2], [0, 2])
         parts = [equation, *operands]
@@ -191,20 +191,20 @@ def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> t
         spare = x.array.ndim - len([k for k in labels if k != DOTS])
         if spare < 0 or (spare and DOTS not in labels):
             raise ArgumentError(f"einsum: {len(labels)} labels for an operand of shape {x.array.shape}")
-        full.append(_filled(labels, spare))
+        full.append(_expand_dots(labels, spare))
         most = max(most, spare if DOTS in labels else 0)
     if out is None:
         every = [k for labels in full for k in labels]
         once = sorted(k for k in set(every) if k >= 0 and every.count(k) == 1)
-        return operands, full, [*_filled([DOTS], most), *once]
-    out = _filled(out, most)
+        return operands, full, [*_expand_dots([DOTS], most), *once]
+    out = _expand_dots(out, most)
     known = {k for labels in full for k in labels}
     if len(set(out)) < len(out) or not known.issuperset(out):
         raise ArgumentError("einsum: a label of the result stands twice, or in no operand")
     return operands, full, out
 
 
-def _filled(labels: Labels, spare: int) -> Labels:
+def _expand_dots(labels: Labels, spare: int) -> Labels:
     return [each for k in labels for each in (range(-1 - spare, -1) if k == DOTS else (k,))]
 
 
@@ -218,17 +218,17 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
                     shapes = ", ".join(str(each.array.shape) for each in operands)
                     raise ShapeError(f"einsum: sizes {sizes[k]} and {n} of one label differ, in shapes {shapes}")
                 sizes[k] = n
-    ready = [_single(x, labels, sizes) for x, labels in zip(operands, terms, strict=True)]
+    ready = [_unique_labels(x, labels, sizes) for x, labels in zip(operands, terms, strict=True)]
     x, labels = ready[0]
     for i, (y, others) in enumerate(ready[1:], 1):
         later = {k for _, more in ready[i + 1 :] for k in more}.union(out)
-        x, labels = _alone(x, labels, later.union(others))
-        y, others = _alone(y, others, later.union(labels))
+        x, labels = _sum_out(x, labels, later.union(others))
+        y, others = _sum_out(y, others, later.union(labels))
         kept = [k for k in dict.fromkeys([*out, *labels, *others]) if k in later and (k in labels or k in others)]
-        same_dtype("einsum", x, y)
+        check_same_dtype("einsum", x, y)
         x = apply(products.einsum, (x, y), labels=(tuple(labels), tuple(others), tuple(kept)))
         labels = kept
-    x, labels = _alone(x, labels, set(out))
+    x, labels = _sum_out(x, labels, set(out))
     lacking = [k for k in out if k not in labels]  # a size of 1 in every operand
     if lacking:
         x = x.reshape(*x.array.shape, *[1] * len(lacking))
@@ -237,7 +237,7 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
     return x if order == list(range(len(order))) else x.permute(order)
 
 
-def _single(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, Labels]:
+def _unique_labels(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, Labels]:
     """`x` with every label once, without those along which it is broadcast."""
     broadcast = [n == 1 and sizes[k] != 1 for k, n in zip(labels, x.array.shape, strict=True)]
     if any(broadcast):
@@ -249,7 +249,7 @@ def _single(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, Labels]
     return x, labels
 
 
-def _alone(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
+def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
     """`x` summed over the labels that nothing else has."""
     dims = [i for i, k in enumerate(labels) if k not in wanted]
     return (x.sum(dims), [k for k in labels if k in wanted]) if dims else (x, labels)
@@ -277,7 +277,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
     Raises: ArgumentError for an equation that does not fit the operands; ShapeError for sizes that differ.
     """
-    return einsum_of(*parsed(equation, operands))
+    return einsum_of(*parse_equation(equation, operands))
 
 
 @with_out

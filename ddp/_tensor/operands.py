@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from ddp._device import on, place
-from ddp._tensor.base import TensorBase, apply, copy_if_needed, together, wrap
+from ddp._tensor.base import TensorBase, apply, copy_if_needed, to_common_device, wrap
 from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
@@ -38,12 +38,12 @@ def array_as_tensor(x: TensorBase, y: Other) -> Tensor | None:
     return wrap(place(copy_if_needed(y, x), x._device), x._device)
 
 
-def refusal(name: str, error: Exception) -> DdpError:
+def as_ddp_error(name: str, error: Exception) -> DdpError:
     """What the array module refused, as an error of ours: a dtype for a TypeError, else a value."""
     return (DtypeError if isinstance(error, TypeError) else ArgumentError)(f"{name}: {error}")
 
 
-REFUSED = (TypeError, ValueError, OverflowError)  # bool - bool, integer ** -1, uint8 + 300
+REJECTED = (TypeError, ValueError, OverflowError)  # bool - bool, integer ** -1, uint8 + 300
 
 
 def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> tuple[TensorBase, Any] | None:
@@ -90,7 +90,7 @@ def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
     return apply(op, (floating(x),), **parameters)
 
 
-def flat_integers(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
+def rounding(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
     """A function that leaves integers and bool as they are: a copy of these."""
     return apply(op, (x,), **parameters) if is_float(x.array.dtype) else apply(ops.clone, (x,))
 
@@ -104,8 +104,8 @@ def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool =
         return apply(op, pair[::-1] if swap else pair, **parameters)
     except DdpError:
         raise
-    except REFUSED as error:
-        raise refusal(op.name, error) from error
+    except REJECTED as error:
+        raise as_ddp_error(op.name, error) from error
 
 
 def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
@@ -115,7 +115,7 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
         return NotImplemented
     a, b = pair
     if isinstance(b, TensorBase) and b._device is not a._device:
-        a, b = together(name, pair)
+        a, b = to_common_device(name, pair)
     where = a._device
     if where.watched and needs_guard(where):
         return guarded_run(name, where, (a.array,), partial(compare, name, a, b, swap))
@@ -127,12 +127,12 @@ def compare(name: str, x: TensorBase, y: Other, swap: bool = False) -> Any:
         with np.errstate(invalid="ignore"):  # a nan compares
             one, other = operands[::-1] if swap else operands
             out = getattr(xp, name)(one, other)
-    except REFUSED as error:
-        raise refusal(name, error) from error
+    except REJECTED as error:
+        raise as_ddp_error(name, error) from error
     return wrap(xp.asarray(out), where)
 
 
-def required(result: Any, name: str, y: Other) -> Tensor:
+def check_operand(result: Any, name: str, y: Other) -> Tensor:
     """`result` of a named function, where there is no other operand to try."""
     if result is NotImplemented or result is None:
         raise DtypeError(f"{name}: expected a tensor, an array or a number, got {type(y).__name__}")
@@ -148,9 +148,9 @@ def number_as_tensor(number: Other, x: TensorBase) -> Tensor:
         try:
             with on(x._device):
                 return wrap(x._device.xp.asarray(number, dtype), x._device)
-        except REFUSED as error:
-            raise refusal("number", error) from error
-    return required(array_as_tensor(x, number) if isinstance(x, TensorBase) else None, "operand", number)
+        except REJECTED as error:
+            raise as_ddp_error("number", error) from error
+    return check_operand(array_as_tensor(x, number) if isinstance(x, TensorBase) else None, "operand", number)
 
 
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
@@ -166,7 +166,7 @@ def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
     return [convert(x, dtype) for x in tensors]
 
 
-def spread(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
+def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
     """Sizes given one by one, or as one sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
 
     Raises: DtypeError if they are no integers.

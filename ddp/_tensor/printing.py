@@ -80,10 +80,10 @@ def text_of(x: Tensor) -> str:
         notes.append(f"grad_fn=<{x.grad_fn.name()}>")
     elif x.requires_grad:
         notes.append("requires_grad=True")
-    return _annotated(f"tensor({body}", notes, len("tensor("))
+    return _append_notes(f"tensor({body}", notes, len("tensor("))
 
 
-def _annotated(text: str, notes: list[str], indent: int) -> str:
+def _append_notes(text: str, notes: list[str], indent: int) -> str:
     """`text` with the notes after it, on a new line where they would leave the width."""
     used = len(text) - text.rfind("\n") + 1
     for note in notes:
@@ -106,7 +106,7 @@ def _body(array: Any, xp: Any, indent: int) -> str:
     array = place(array, CPU)
     if array.dtype in HALVES:
         array = array.astype(float32)
-    form, width = _floats(array) if is_float(array.dtype) else _others(array)
+    form, width = _format_floats(array) if is_float(array.dtype) else _format_integers(array)
 
     def lines(part: Any, depth: int, indent: int) -> str:
         if depth == len(shape):
@@ -126,13 +126,13 @@ def _body(array: Any, xp: Any, indent: int) -> str:
     return lines(array, 0, indent)
 
 
-def _others(array: Any) -> tuple[Callable[[Any], str], int]:
+def _format_integers(array: Any) -> tuple[Callable[[Any], str], int]:
     """How integers and bool are written, and how wide."""
     width = max(len(str(value)) for value in array.ravel().tolist())
     return lambda value: str(value).rjust(width), width
 
 
-def _floats(array: Any) -> tuple[Callable[[float], str], int]:
+def _format_floats(array: Any) -> tuple[Callable[[float], str], int]:
     """How floats are written, and how wide: whole numbers as `2.`, others with decimals, or all with an exponent."""
     values = array[np.isfinite(array) & (array != 0)].astype(np.float64)
     sizes = np.abs(values)

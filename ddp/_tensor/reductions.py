@@ -41,14 +41,14 @@ def axes(x: TensorBase, dim: Dims, name: str) -> tuple[int, ...]:
     return tuple(named) if ndim else ()
 
 
-def filled(x: TensorBase, dims: tuple[int, ...], name: str) -> TensorBase:
+def check_not_empty(x: TensorBase, dims: tuple[int, ...], name: str) -> TensorBase:
     """`x`, if every reduction over `dims` sees an element. Raises: ArgumentError."""
     if any(x.array.shape[d] == 0 for d in dims):
         raise ArgumentError(f"{name}: shape {x.array.shape} has no element along dimensions {dims}")
     return x
 
 
-def typed(x: TensorBase, dtype: Any) -> TensorBase:
+def to_dtype(x: TensorBase, dtype: Any) -> TensorBase:
     """`x` in `dtype` if one is given, so that the reduction computes in it."""
     return x if dtype is None else convert(x, parse(dtype))
 
@@ -61,7 +61,7 @@ def required_float(x: T, name: str) -> T:
 
 
 def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
-    filled(x, axes(x, dim, name), name)
+    check_not_empty(x, axes(x, dim, name), name)
     array, xp = upcast(x.array), x._device.xp
     if dim is None:
         found = xp.asarray(getattr(array, name)())
@@ -71,7 +71,7 @@ def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
     return xp.asarray(getattr(array, name)(axis=axis(x, dim, name), keepdims=keepdim))
 
 
-def _at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _values_at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, which keeps the dimension, and `found` as a tensor of its own memory."""
     if not x.array.ndim:
         return apply(reduction.amax, (x,), dims=(), keepdim=False), wrap(found, x._device)
@@ -91,14 +91,14 @@ def along(op: Any, x: TensorBase, dim: int) -> Any:
 
 def _cumulative(op: Any, doc: str) -> Any:
     def method(self: TensorBase, dim: int, *, dtype: Any = None) -> Tensor:
-        return along(op, typed(self, dtype), dim)
+        return along(op, to_dtype(self, dtype), dim)
 
     return as_method(method, op.name, doc)
 
 
 def _softmax(op: Any, doc: str) -> Any:
     def method(self: TensorBase, dim: int, dtype: Any = None) -> Tensor:
-        return along(op, floating(typed(self, dtype)), dim)
+        return along(op, floating(to_dtype(self, dtype)), dim)
 
     return as_method(method, op.name, f"{doc} dtype: to convert to before.")
 
@@ -106,7 +106,7 @@ def _softmax(op: Any, doc: str) -> Any:
 def _extreme(op: Any, doc: str) -> Any:
     def method(self: TensorBase, dim: Dims = None, keepdim: bool = False) -> Tensor:
         dims = axes(self, dim, op.name)
-        return apply(op, (filled(self, dims, op.name),), dims=dims, keepdim=keepdim)
+        return apply(op, (check_not_empty(self, dims, op.name),), dims=dims, keepdim=keepdim)
 
     return as_method(method, op.name, f"{doc}; equal ones share the gradient. Raises: ArgumentError if there is none.")
 
@@ -120,7 +120,7 @@ def _extreme_of(kind: Any, which: str, elementwise: str) -> Any:
             return getattr(self, f"a{name}")()
         if isinstance(dim, TensorBase):
             return getattr(self, elementwise)(dim)
-        return kind(*_at(self, name, _arg(self, f"arg{name}", dim, True), dim, keepdim))
+        return kind(*_values_at(self, name, _arg(self, f"arg{name}", dim, True), dim, keepdim))
 
     doc = f"The {which} element of all; with `dim`, (values, indices) along it, the gradient going to the index; with"
     return as_method(
@@ -170,22 +170,22 @@ class Reductions(TensorBase):
 
     def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum; of integers and bool it is int64. dtype: to convert to before."""
-        return apply(reduction.sum, (typed(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
+        return apply(reduction.sum, (to_dtype(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
 
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum of what is not nan."""
-        x = typed(self, dtype)
+        x = to_dtype(self, dtype)
         op = reduction.nansum if is_float(x.array.dtype) else reduction.sum
         return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
 
     def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
-        x = required_float(typed(self, dtype), "mean")
+        x = required_float(to_dtype(self, dtype), "mean")
         return apply(reduction.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
 
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean of what is not nan. Raises: DtypeError unless floating."""
-        x: Any = required_float(typed(self, dtype), "nanmean")
+        x: Any = required_float(to_dtype(self, dtype), "nanmean")
         there = wrap(x.array == x.array, x._device)
         return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
 
@@ -222,7 +222,7 @@ class Reductions(TensorBase):
 
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
-        x = typed(self, dtype)
+        x = to_dtype(self, dtype)
         return apply(reduction.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
 
     def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
@@ -234,10 +234,10 @@ class Reductions(TensorBase):
             p = 2.0
         elif isinstance(p, str):
             raise ArgumentError(f"norm: p is a number or 'fro', not {p!r}")
-        x = required_float(typed(self, dtype), "norm")
+        x = required_float(to_dtype(self, dtype), "norm")
         dims = axes(x, dim, "norm")
         if p in (float("inf"), float("-inf")) or p < 0:
-            filled(x, dims, "norm")
+            check_not_empty(x, dims, "norm")
         return apply(reduction.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
 
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
@@ -269,18 +269,18 @@ class Reductions(TensorBase):
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
-            return apply(reduction.median, (filled(self, axes(self, None, "median"), "median"),))
-        filled(self, axes(self, dim, "median"), "median")
+            return apply(reduction.median, (check_not_empty(self, axes(self, None, "median"), "median"),))
+        check_not_empty(self, axes(self, dim, "median"), "median")
         array, xp = upcast(self.array), self._device.xp
         if not array.ndim:
-            return results.median(*_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
+            return results.median(*_values_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
         at = axis(self, dim, "median")
         middle = (array.shape[at] - 1) // 2
         found = xp.argsort(array, axis=at).take([middle], axis=at)
         if array.dtype.kind == "f":
             nan = array != array
             found = xp.where(nan.any(axis=at, keepdims=True), nan.argmax(axis=at, keepdims=True), found)
-        return results.median(*_at(self, "median", found, dim, keepdim))
+        return results.median(*_values_at(self, "median", found, dim, keepdim))
 
     cumsum = _cumulative(reduction.cumsum, "The sums of all up to each along `dim`; of integers and bool int64.")
     cumprod = _cumulative(reduction.cumprod, "The products of all up to each along `dim`; of integers and bool int64.")

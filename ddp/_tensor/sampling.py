@@ -14,8 +14,8 @@ import numpy as np
 
 from ddp import _device
 from ddp._device import CPU, BaseGenerator, on, thread_generator
-from ddp._tensor.base import TensorBase, together, wrap
-from ddp._tensor.creation import Options, Size, Where, alike, like, named, new, sizes, target
+from ddp._tensor.base import TensorBase, to_common_device, wrap
+from ddp._tensor.creation import Options, Size, Where, like_form, new, options_like, parse_shape, rename, resolve_device
 from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import (
     HALVES,
@@ -29,7 +29,7 @@ from ddp._tensor.dtypes import (
     is_float,
 )
 from ddp._tensor.inplace import must_record
-from ddp._tensor.operands import spread
+from ddp._tensor.operands import parse_sizes
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.indexing import check_all
@@ -115,9 +115,9 @@ def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) 
     return drawn.astype(kind)
 
 
-def origin(device: Where, source: BaseGenerator | None) -> _device.device:
+def drawing_device(device: Where, source: BaseGenerator | None) -> _device.device:
     """Where numbers are drawn: the device that was asked for, else the generator's."""
-    return target(device) if source is None or device is not None else source.device
+    return resolve_device(device) if source is None or device is not None else source.device
 
 
 class RandomOptions(Options, total=False):
@@ -135,7 +135,7 @@ def _sampled(
     **options: Any,
 ) -> Tensor:
     """What `sample(rng, dtype)` draws from the generator of the device, as a tensor. usual: see `creation.new`."""
-    where = origin(device, generator)
+    where = drawing_device(device, generator)
 
     def make(xp: Any, kind: np.dtype[Any]) -> Any:
         return where.xp.asarray(sample(_device.generator(where, generator), kind)).astype(kind, copy=False)
@@ -147,17 +147,17 @@ def _floats(name: str, method: str, doc: str) -> Callable[..., Tensor]:
     """The function that makes a tensor of random floats by the generator's `method`."""
 
     def make(*sizes_: Size, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
-        shape = sizes(sizes_, size, name)
+        shape = parse_shape(sizes_, size, name)
         return _sampled(lambda rng, kind: draw(rng, method, shape, kind), **options)
 
-    return named(make, name, f"{doc} generator, dtype, device, requires_grad, pin_memory: by name.")
+    return rename(make, name, f"{doc} generator, dtype, device, requires_grad, pin_memory: by name.")
 
 
 rand = _floats("rand", "random", "Uniform random numbers in [0, 1): rand(2, 3) or rand((2, 3)).")
 randn = _floats(
     "randn", "standard_normal", "Normal random numbers of mean 0 and deviation 1: randn(2, 3) or randn((2, 3))."
 )
-rand_like, randn_like = like(rand), like(randn)
+rand_like, randn_like = like_form(rand), like_form(randn)
 
 
 def randint(
@@ -178,7 +178,7 @@ def randint(
         raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
     if int(high) <= int(low):
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
-    first, last, shape = int(low), int(high), spread((size,))
+    first, last, shape = int(low), int(high), parse_sizes((size,))
     return _sampled(lambda rng, kind: rng.integers(first, last, shape), int64, **options)
 
 
@@ -197,7 +197,7 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
 def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **options: Unpack[RandomOptions]) -> Tensor:
     """Random integers in [low, high) in the shape, dtype and device of `input`: randint_like(x, high) from 0 on."""
     low, high = (0, low) if high is None else (low, high)
-    return randint(low, high, input.array.shape, **alike(input, options))
+    return randint(low, high, input.array.shape, **options_like(input, options))
 
 
 Self = TypeVar("Self", bound="Drawing")
@@ -212,7 +212,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
     """
     given = [x for x in (mean, std) if isinstance(x, TensorBase)]
     if len({x._device for x in given}) > 1:
-        mean, std = together("normal", (mean, std))
+        mean, std = to_common_device("normal", (mean, std))
         return normal(mean, std, **options)
     centre, width = (x.array if isinstance(x, TensorBase) else x for x in (mean, std))
     if isinstance(std, TensorBase):
@@ -228,7 +228,7 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
     elif size is None:
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:
-        shape = spread((size,))
+        shape = parse_sizes((size,))
     return _sampled(lambda rng, kind: draw(rng, "standard_normal", shape, kind) * width + centre, **options)
 
 
@@ -315,7 +315,7 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
     return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
 
 
-def _overwritten(x: Self, name: str, numbers: Any) -> Self:
+def _overwrite(x: Self, name: str, numbers: Any) -> Self:
     values = x._device.xp.asarray(numbers)
     if must_record(x, name):
         x.copy_(wrap(values, x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
@@ -347,7 +347,7 @@ class Drawing(TensorBase):
         """
         chance = _probability(p, "bernoulli_")
         drawn = _device.generator(self._device, generator).random(self.array.shape)
-        return _overwritten(self, "bernoulli_", drawn < chance)
+        return _overwrite(self, "bernoulli_", drawn < chance)
 
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, uniform in [low, high). Raises: ArgumentError if low > high; DtypeError unless floating."""
@@ -356,7 +356,7 @@ class Drawing(TensorBase):
         required_float(self, "uniform_")
         # In float64, so that one seed gives the same weights, rounded, in every dtype.
         drawn = _device.generator(self._device, generator).random(self.array.shape)
-        return _overwritten(self, "uniform_", drawn * (high - low) + low)
+        return _overwrite(self, "uniform_", drawn * (high - low) + low)
 
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, normally distributed. Raises: ArgumentError if std < 0; DtypeError unless floating."""
@@ -364,14 +364,14 @@ class Drawing(TensorBase):
             raise ArgumentError(f"normal_: std is at least 0, not {std}")
         required_float(self, "normal_")
         drawn = _device.generator(self._device, generator).standard_normal(self.array.shape)
-        return _overwritten(self, "normal_", drawn * std + mean)
+        return _overwrite(self, "normal_", drawn * std + mean)
 
     def exponential_(self: Self, lambd: float = 1.0, *, generator: BaseGenerator | None = None) -> Self:
         """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
         if not lambd > 0:
             raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
         drawn = _exponential(self._device.xp, _device.generator(self._device, generator), self.array.shape)
-        return _overwritten(self, "exponential_", drawn / lambd)
+        return _overwrite(self, "exponential_", drawn / lambd)
 
     def random_(self: Self, low: int = 0, high: int | None = None, *, generator: BaseGenerator | None = None) -> Self:
         """Random integers in [low, high), or in [0, low) given one number; given none, as high as the dtype counts.
@@ -383,7 +383,7 @@ class Drawing(TensorBase):
         if high <= low:
             raise ArgumentError(f"random_: no integer is in [{low}, {high})")
         drawn = _device.generator(self._device, generator).integers(low, high, self.array.shape, dtype="int64")
-        return _overwritten(self, "random_", drawn)
+        return _overwrite(self, "random_", drawn)
 
 
 # Up to here a floating dtype holds every integer.

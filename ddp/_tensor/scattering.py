@@ -10,9 +10,17 @@ import numpy as np
 
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
-from ddp._tensor.indexing import along, assignable, broadcast_shape, gatherable, index_parts, indices, kept
+from ddp._tensor.indexing import (
+    broadcast_shape,
+    check_gather,
+    check_indices,
+    copy_index,
+    drop_leading_ones,
+    index_along,
+    index_parts,
+)
 from ddp._tensor.inplace import assign, must_record
-from ddp._tensor.operands import REFUSED, as_method, convert, refusal
+from ddp._tensor.operands import REJECTED, as_ddp_error, as_method, convert
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing as ops
@@ -51,8 +59,8 @@ def _run(name: str, x: TensorBase, op: Op, value: Any, parameters: dict[str, Any
         raise RangeError(f"{name} on a tensor of shape {x.array.shape}: {error}") from error
     except ValueError as error:
         raise ShapeError(f"{name} on a tensor of shape {x.array.shape}: {error}") from error
-    except REFUSED as error:
-        raise refusal(name, error) from error
+    except REJECTED as error:
+        raise as_ddp_error(name, error) from error
 
 
 def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, parameters: dict[str, Any]) -> Any:
@@ -68,7 +76,7 @@ def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, par
     return x
 
 
-def _alike(x: TensorBase, name: str, source: Any) -> TensorBase:
+def _check_source(x: TensorBase, name: str, source: Any) -> TensorBase:
     """`source`, if it is a tensor of the dtype of `x`. Raises: DtypeError."""
     if not isinstance(source, TensorBase):
         raise DtypeError(f"{name}: expected a tensor of {x.array.dtype}, got {type(source).__name__}")
@@ -77,7 +85,7 @@ def _alike(x: TensorBase, name: str, source: Any) -> TensorBase:
     return source
 
 
-def _number(x: TensorBase, name: str, value: Any) -> Any:
+def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
     """`value`, a number or a 0-d tensor, as what can be written into `x`. Raises: ShapeError, DtypeError."""
     if isinstance(value, TensorBase):
         if value.array.ndim:
@@ -101,17 +109,17 @@ def _scatter(
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
     if (src is None) == (value is None):
         raise ArgumentError(f"{name}: expected src or value, one of them")
-    where, at = gatherable(x, dim, index, name)
+    where, at = check_gather(x, dim, index, name)
     v: Any = src if value is None else value
     if isinstance(src, TensorBase) and src.array.size == where.size == 1 and src.array.ndim + where.ndim == 1:
         v = cast(Any, src).reshape(where.shape)
     if isinstance(v, TensorBase) and (v.array.ndim or not x.array.ndim):
-        v = _alike(x, name, v)
+        v = _check_source(x, name, v)
         shape = v.array.shape
         if where.size and (len(shape) != where.ndim or any(m > n for m, n in zip(where.shape, shape, strict=False))):
             raise ShapeError(f"{name}: index of shape {where.shape} is larger than the source of {shape}")
     else:
-        v = _number(x, name, v)
+        v = _fill_value(x, name, v)
     if not where.size:  # names no place, whatever its shape
         where, v = where.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
@@ -126,24 +134,24 @@ def _scatter_add(x: TensorBase, name: str, dim: int, index: TensorBase, src: Ten
     return _scatter(x, name, dim, index, src, reduce="add")
 
 
-def _vector(
+def _check_vector(
     x: TensorBase, name: str, dim: int, index: TensorBase, negative: bool = False
 ) -> tuple[Any, tuple[Any, ...], int]:
     """The array of `index`, a vector along `dim`; the places it names in `x`; and the non-negative dim."""
     at = axis(x, dim, name)
     n = x.array.shape[at] if x.array.ndim else 1
-    where = indices(x, index, n, name, low=-n if negative else 0)
+    where = check_indices(x, index, n, name, low=-n if negative else 0)
     if where.ndim > 1 or not x.array.ndim:
         raise ShapeError(
             f"{name}: an index of shape {where.shape} for a tensor of shape {x.array.shape}: expected a vector"
         )
     where = where.reshape(-1)
-    return where, along(x, at, where), at
+    return where, index_along(x, at, where), at
 
 
-def _slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> TensorBase:
+def _check_slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> TensorBase:
     """`source`, if it is what a vector of places along `at` asks for. Raises: ShapeError, DtypeError."""
-    source = _alike(x, name, source)
+    source = _check_source(x, name, source)
     shape = x.array.shape
     if source.array.ndim == 0 and where.size == 1 and len(shape) == 1:
         return source
@@ -156,34 +164,34 @@ def _slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> Tenso
 
 def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any, *, alpha: float = 1) -> Call:
     """self with alpha * source added at `index`, a vector, along `dim`."""
-    where, places, at = _vector(x, name, dim, index)
-    source = _slices(x, name, where, at, source)
+    where, places, at = _check_vector(x, name, dim, index)
+    source = _check_slices(x, name, where, at, source)
     value = source if alpha == 1 else cast(Any, source) * alpha
-    return x, ops.index_add, value, {"places": kept(places, x, value)}
+    return x, ops.index_add, value, {"places": copy_index(places, x, value)}
 
 
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
     """self with the slices of source at `index`, a vector, along `dim`."""
-    where, places, at = _vector(x, name, dim, index)
-    source = _slices(x, name, where, at, source)
-    return x, ops.setitem, source, {"steps": (kept(places, x, source),)}
+    where, places, at = _check_vector(x, name, dim, index)
+    source = _check_slices(x, name, where, at, source)
+    return x, ops.setitem, source, {"steps": (copy_index(places, x, source),)}
 
 
 def _index_fill(x: TensorBase, name: str, dim: int, index: TensorBase, value: Any) -> Call:
     """self with `value`, a number or a 0-d tensor, at `index`, a vector, along `dim`."""
-    _, places, _ = _vector(x, name, dim, index, negative=True)
-    value = _number(x, name, value)
-    return x, ops.setitem, value, {"steps": (kept(places, x, value),)}
+    _, places, _ = _check_vector(x, name, dim, index, negative=True)
+    value = _fill_value(x, name, value)
+    return x, ops.setitem, value, {"steps": (copy_index(places, x, value),)}
 
 
 def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: bool = False) -> Call:
     """self with out[indices] = values, or with `accumulate` += values. indices: a tuple of tensors."""
-    values = assignable(_alike(x, name, values))
+    values = drop_leading_ones(_check_source(x, name, values))
     try:
         view, places = index_parts(x, tuple(indices))
     except (RangeError, IndexError) as error:
         raise RangeError(f"{name} on a tensor of shape {x.array.shape}: {error}") from error
-    places = kept(places, x, values)
+    places = copy_index(places, x, values)
     if not accumulate:
         return x, ops.setitem, values, {"steps": (places,) if view is None else (view, places)}
     if view is not None or not any(hasattr(place, "dtype") for place in places):
@@ -202,7 +210,7 @@ def _masked(x: TensorBase, name: str, mask: TensorBase) -> tuple[Any, Any]:
 
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
     """self with `value`, a number or a 0-d tensor, where `mask` (bool) holds; self and mask broadcast."""
-    value = _number(x, name, value)
+    value = _fill_value(x, name, value)
     target, where = _masked(x, name, mask)
     return target, ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
 
@@ -212,7 +220,7 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
     target, where = _masked(x, name, mask)
     shape, xp = target.array.shape, x._device.xp
     where = xp.broadcast_to(where, shape)
-    value = cast(Any, _alike(x, name, source)).reshape(-1)
+    value = cast(Any, _check_source(x, name, source)).reshape(-1)
     n = value.array.size
     if x._device is CPU:
         if n < (count := int(where.sum())):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ddp._device import CPU, place
 from ddp._tensor.base import TensorBase, alias, apply, wrap
 from ddp._tensor.dtypes import parse
-from ddp._tensor.indexing import along
+from ddp._tensor.indexing import index_along
 from ddp._tensor.inplace import become_view, in_place
-from ddp._tensor.operands import spread
+from ddp._tensor.operands import parse_sizes
 from ddp._tensor.reductions import axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Self = TypeVar("Self", bound="Shapes")
 
 
-def infer(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, ...]:
+def infer_shape(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, ...]:
     """`new` with its -1 replaced by what is left of `old`'s elements. Raises: ShapeError if they do not fit."""
     total, known = math.prod(old), math.prod(n for n in new if n != -1)
     if new.count(-1) == 1 and known > 0 and total % known == 0:
@@ -35,7 +35,7 @@ def infer(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, .
     return new
 
 
-def inserted(x: TensorBase, dim: int, name: str) -> int:
+def new_axis(x: TensorBase, dim: int, name: str) -> int:
     """`dim` as the non-negative place of a new dimension. Raises: RangeError."""
     ndim: int = x.array.ndim
     if not -ndim - 1 <= dim <= ndim:
@@ -53,7 +53,7 @@ class Shapes(TensorBase):
 
     def reshape(self, *sizes: int | Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
         """The same elements in another shape; one size may be -1. Raises: ShapeError if the elements do not fit."""
-        return _reshaped(self, infer(self.array.shape, spread(sizes, shape), "reshape"))
+        return _reshaped(self, infer_shape(self.array.shape, parse_sizes(sizes, shape), "reshape"))
 
     def reshape_as(self, other: TensorBase) -> Tensor:
         """The same elements in the shape of `other`. Raises: ShapeError."""
@@ -68,7 +68,7 @@ class Shapes(TensorBase):
         """
         if len(shape) == 1 and not hasattr(type(shape[0]), "__index__") and not isinstance(shape[0], Sequence):
             return self._as_dtype(shape[0])
-        out = _reshaped(self, infer(self.array.shape, spread(shape, size), "view"))
+        out = _reshaped(self, infer_shape(self.array.shape, parse_sizes(shape, size), "view"))
         if out.version is not self.version and out.array.size:
             raise ShapeError(
                 f"view: shape {self.array.shape} with strides {self.array.strides} cannot be seen as "
@@ -109,7 +109,7 @@ class Shapes(TensorBase):
         at = axis(self, dim, "unflatten")
         if not old:
             raise ShapeError("unflatten: a 0-d tensor has no dimension to cut")
-        return _reshaped(self, (*old[:at], *infer((old[at],), tuple(sizes), "unflatten"), *old[at + 1 :]))
+        return _reshaped(self, (*old[:at], *infer_shape((old[at],), tuple(sizes), "unflatten"), *old[at + 1 :]))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged."""
@@ -127,7 +127,7 @@ class Shapes(TensorBase):
 
     def permute(self, *order: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
-        wanted = spread(order, dims)
+        wanted = parse_sizes(order, dims)
         places = tuple([axis(self, d, "permute") for d in wanted])
         if sorted(places) != list(range(self.array.ndim)):
             raise ArgumentError(f"permute: {wanted} does not name each dimension of {self.array.shape} once")
@@ -169,7 +169,7 @@ class Shapes(TensorBase):
         Raises: ShapeError for any other change of size.
         """
         old: tuple[int, ...] = self.array.shape
-        wanted = spread(sizes, size)
+        wanted = parse_sizes(sizes, size)
         lead = len(wanted) - len(old)
         new = tuple([old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])
         if lead < 0 or any(n < 0 or (i >= lead and old[i - lead] not in (1, n)) for i, n in enumerate(new)):
@@ -193,7 +193,7 @@ class Shapes(TensorBase):
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
         old: tuple[int, ...] = self.array.shape
-        at = inserted(self, dim, "unsqueeze")
+        at = new_axis(self, dim, "unsqueeze")
         return _reshaped(self, (*old[:at], 1, *old[at:]))
 
     def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
@@ -201,7 +201,7 @@ class Shapes(TensorBase):
 
         Raises: ShapeError if sizes do not add up; ArgumentError for a size below 1.
         """
-        at, n = _dimension(self, dim, "split")
+        at, n = _axis_and_size(self, dim, "split")
         if not isinstance(split_size, int):
             return self.split_with_sizes(split_size, dim)
         if split_size < 0 or (split_size == 0 and n):
@@ -211,7 +211,7 @@ class Shapes(TensorBase):
 
     def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """Stretches of these sizes along `dim`. Raises: ShapeError if they do not add up to its size."""
-        at, n = _dimension(self, dim, "split")
+        at, n = _axis_and_size(self, dim, "split")
         lengths = tuple(split_sizes)
         if sum(lengths) != n or any(length < 0 for length in lengths):
             raise ShapeError(f"split: sizes {lengths} do not add up to {n}, dimension {at} of {self.array.shape}")
@@ -219,7 +219,7 @@ class Shapes(TensorBase):
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """At most `chunks` stretches of one size along `dim`; the last one may be shorter. Raises: ArgumentError."""
-        at, n = _dimension(self, dim, "chunk")
+        at, n = _axis_and_size(self, dim, "chunk")
         if chunks < 1:
             raise ArgumentError(f"chunk: expected at least 1 chunk, got {chunks}")
         if not n:
@@ -228,7 +228,7 @@ class Shapes(TensorBase):
 
     def tensor_split(self, indices_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
-        at, n = _dimension(self, dim, "tensor_split")
+        at, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
             indices_or_sections = place(indices_or_sections.array, CPU).tolist()
         if isinstance(indices_or_sections, int):
@@ -237,34 +237,34 @@ class Shapes(TensorBase):
             size, longer = divmod(n, indices_or_sections)
             return _split(self, at, (size + 1,) * longer + (size,) * (indices_or_sections - longer))
         cuts = [None, *indices_or_sections, None]
-        return tuple([_viewed(self, at, slice(*pair)) for pair in pairwise(cuts)])
+        return tuple([_slice_view(self, at, slice(*pair)) for pair in pairwise(cuts)])
 
     def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         """The slices along `dim`, which vanishes."""
-        at, _ = _dimension(self, dim, "unbind")
-        return _views(self, apply(shape.unbind, (self,), dim=at))
+        at, _ = _axis_and_size(self, dim, "unbind")
+        return _share_versions(self, apply(shape.unbind, (self,), dim=at))
 
     def narrow(self, dim: int, start: Any, length: int) -> Tensor:
         """`length` elements along `dim`, from `start` on. Raises: RangeError, ShapeError if they are not there."""
-        at, n = _dimension(self, dim, "narrow")
+        at, n = _axis_and_size(self, dim, "narrow")
         first = int(start)
         if not -n <= first <= n:
             raise RangeError(f"narrow: start {first} in dimension {at} of shape {self.array.shape}")
         first += n if first < 0 else 0
         if length < 0 or first + length > n:
             raise ShapeError(f"narrow: {first} + {length} elements in dimension {at} of shape {self.array.shape}")
-        return _viewed(self, at, slice(first, first + length))
+        return _slice_view(self, at, slice(first, first + length))
 
     def select(self, dim: int, index: int) -> Tensor:
         """The slice at `index` along `dim`, which vanishes. Raises: RangeError."""
-        at, n = _dimension(self, dim, "select")
+        at, n = _axis_and_size(self, dim, "select")
         if not -n <= index < n:
             raise RangeError(f"select: index {index} in dimension {at} of shape {self.array.shape}")
-        return _viewed(self, at, int(index))
+        return _slice_view(self, at, int(index))
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """The diagonal over two dimensions, as a last dimension; above the main one if offset > 0."""
-        at = _two(self, dim1, dim2, "diagonal")
+        at = _two_axes(self, dim1, dim2, "diagonal")
         return apply(shape.diagonal, (self,), offset=offset, dim0=at[0], dim1=at[1])
 
     def unfold(self, dimension: int, size: int, step: int) -> Tensor:
@@ -311,7 +311,7 @@ class Shapes(TensorBase):
 
     def repeat(self, *sizes: int | Sequence[int], repeats: Sequence[int] | None = None) -> Tensor:
         """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
-        times = spread(sizes, repeats)
+        times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim
         if len(times) < ndim or any(n < 0 for n in times):
             raise ShapeError(f"repeat: {times} for shape {self.array.shape}: expected a number for each dimension")
@@ -322,7 +322,7 @@ class Shapes(TensorBase):
 
     def tile(self, *sizes: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
         """As repeat, but fewer numbers count from the last dimension."""
-        times = spread(sizes, dims)
+        times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
 
     def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> Tensor:
@@ -347,7 +347,7 @@ class Shapes(TensorBase):
             ends = xp.cumsum(xp.broadcast_to(times, (n,)))
             total = output_size if output_size is not None else int(ends[-1]) if n else 0
             where = xp.searchsorted(ends, xp.arange(total), side="right")
-            return apply(indexing.index, (x,), places=along(x, at, where))
+            return apply(indexing.index, (x,), places=index_along(x, at, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
         shape = x.array.shape
@@ -361,7 +361,7 @@ class Shapes(TensorBase):
 
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
         """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
-        wanted = spread(order, dims)
+        wanted = parse_sizes(order, dims)
         return apply(shape.flip, (self,), dims=axes(self, wanted, "flip") if wanted else ())
 
     def fliplr(self) -> Tensor:
@@ -429,7 +429,7 @@ class Shapes(TensorBase):
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
         """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
         x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
-        a, b = inserted(x, dim1, "diag_embed"), inserted(x, dim2, "diag_embed")
+        a, b = new_axis(x, dim1, "diag_embed"), new_axis(x, dim2, "diag_embed")
         if a == b:
             raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
         return apply(shape.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
@@ -443,7 +443,7 @@ def _permuted(x: TensorBase, dims: tuple[int, ...]) -> Tensor:
     return apply(shape.permute, (x,), dims=dims)
 
 
-def _dimension(x: TensorBase, dim: int, name: str) -> tuple[int, int]:
+def _axis_and_size(x: TensorBase, dim: int, name: str) -> tuple[int, int]:
     """The dimension, non-negative, and its size. Raises: RangeError; ShapeError for a 0-d tensor."""
     at = axis(x, dim, name)
     if not x.array.ndim:
@@ -451,22 +451,22 @@ def _dimension(x: TensorBase, dim: int, name: str) -> tuple[int, int]:
     return at, x.array.shape[at]
 
 
-def _two(x: TensorBase, dim1: int, dim2: int, name: str) -> tuple[int, int]:
+def _two_axes(x: TensorBase, dim1: int, dim2: int, name: str) -> tuple[int, int]:
     a, b = axis(x, dim1, name), axis(x, dim2, name)
     if a == b or x.array.ndim < 2:
         raise ShapeError(f"{name}: dimensions {dim1} and {dim2} of shape {x.array.shape}: expected two of them")
     return a, b
 
 
-def _viewed(x: TensorBase, at: int, part: int | slice) -> Tensor:
+def _slice_view(x: TensorBase, at: int, part: int | slice) -> Tensor:
     return apply(indexing.getitem, (x,), index=(*(slice(None),) * at, part, ...))
 
 
 def _split(x: TensorBase, dim: int, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return _views(x, apply(shape.split, (x,), dim=dim, lengths=lengths))
+    return _share_versions(x, apply(shape.split, (x,), dim=dim, lengths=lengths))
 
 
-def _views(x: TensorBase, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _share_versions(x: TensorBase, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     for part in parts:
         alias(part, x)
     return parts

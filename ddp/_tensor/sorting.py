@@ -28,11 +28,11 @@ class Sorting(TensorBase):
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
         """(values, indices) in order along `dim`. stable: accepted; equal elements always keep their order."""
-        return results.sort(*_picked(self, reduction.argsort(*_along(self, dim, "sort"), descending), dim))
+        return results.sort(*_gather_found(self, reduction.argsort(*_along(self, dim, "sort"), descending), dim))
 
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
         """The indices that sort along `dim`. stable: accepted; equal elements always keep their order."""
-        return _shaped(self, reduction.argsort(*_along(self, dim, "argsort"), descending))
+        return _wrap_indices(self, reduction.argsort(*_along(self, dim, "argsort"), descending))
 
     def msort(self) -> Tensor:
         """The values in order along the first dimension."""
@@ -43,14 +43,14 @@ class Sorting(TensorBase):
         xp, x, at = _along(self, dim, "topk")
         if not 0 <= k <= x.shape[at]:
             raise RangeError(f"topk: k={k} of dimension {at} of shape {self.array.shape}")
-        return results.topk(*_picked(self, reduction.extremes(xp, x, k, at, largest, sorted), dim))
+        return results.topk(*_gather_found(self, reduction.extremes(xp, x, k, at, largest, sorted), dim))
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
         """(values, indices) of the k-th smallest, from 1, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "kthvalue")
         if not 1 <= k <= x.shape[at]:
             raise RangeError(f"kthvalue: k={k} of dimension {at} of shape {self.array.shape}")
-        values, indices = _picked(self, reduction.ranked(xp, x, k, at), dim)
+        values, indices = _gather_found(self, reduction.ranked(xp, x, k, at), dim)
         if keepdim or not self.array.ndim:
             return results.kthvalue(values, indices)
         return results.kthvalue(cast(Any, values).squeeze(at), cast(Any, indices).squeeze(at))
@@ -66,7 +66,7 @@ class Sorting(TensorBase):
         at = None if dim is None else axis(self, dim, "unique")
         if not self.array.ndim:
             at = None
-        return _chosen(self, reduction.unique(self._device.xp, self.array, at, return_inverse, return_counts))
+        return _requested(self, reduction.unique(self._device.xp, self.array, at, return_inverse, return_counts))
 
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
@@ -74,7 +74,7 @@ class Sorting(TensorBase):
         """As unique, but only what is next to its equal counts as one, and nothing is sorted."""
         at = None if dim is None else axis(self, dim, "unique_consecutive")
         values, inverse, counts = reduction.runs(self._device.xp, self.array, at if self.array.ndim else None)
-        return _chosen(self, (values, inverse if return_inverse else None, counts if return_counts else None))
+        return _requested(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
         """How often each integer from 0 on is in this vector, int64; or the sum of the weights of each.
@@ -125,23 +125,23 @@ def _along(x: TensorBase, dim: int, name: str) -> tuple[Any, Any, int]:
     return x._device.xp, x.array if x.array.ndim else x.array.reshape(1), axis(x, dim, name)
 
 
-def _shaped(x: TensorBase, found: Any) -> Tensor:
+def _wrap_indices(x: TensorBase, found: Any) -> Tensor:
     """Indices along a dimension, 0-d again where `x` is, unless there is none."""
     if not x.array.ndim and found.size:
         found = found.reshape(())
     return wrap(x._device.xp.ascontiguousarray(found).reshape(found.shape), x._device)
 
 
-def _picked(x: TensorBase, found: Any, dim: int) -> tuple[Tensor, Tensor]:
+def _gather_found(x: TensorBase, found: Any, dim: int) -> tuple[Tensor, Tensor]:
     """The values of `x` at `found`, no two of which are the same place, and the indices."""
-    indices = _shaped(x, found)
+    indices = _wrap_indices(x, found)
     if not x.array.ndim:
         row = cast(Any, x).reshape(1)
         return (row.reshape(()).clone() if found.size else row[:0]), indices
     return apply(ops.gather, (x,), index=indices.array, dim=dim % x.array.ndim, distinct=True), indices
 
 
-def _chosen(x: TensorBase, found: tuple[Any, Any, Any]) -> Any:
+def _requested(x: TensorBase, found: tuple[Any, Any, Any]) -> Any:
     """The values alone, or a tuple with what was asked for besides."""
     chosen = tuple([wrap(each, x._device) for each in found if each is not None])
     return chosen if len(chosen) > 1 else chosen[0]

@@ -20,8 +20,8 @@ from ddp._device import CPU, device, place
 from ddp._engine import Node, Version
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.dtypes import is_float
-from ddp._tensor.inplace import must_record, raw
-from ddp._tensor.operands import REFUSED, Other, refusal
+from ddp._tensor.inplace import must_record, operand_array
+from ddp._tensor.operands import REJECTED, Other, as_ddp_error
 from ddp.errors import DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
 
@@ -93,14 +93,14 @@ class Storage(TensorBase):
                 if copies.straight(self.array, source.array, non_blocking):
                     self.version.count += 1
                     return self
-        value = raw(self, source, "copy_")
+        value = operand_array(self, source, "copy_")
         if must_record(self, "copy_", source):
             cast(Any, self)[...] = source
             return self
         try:
             self.array[...] = value
-        except REFUSED as error:
-            raise refusal("copy_", error) from error
+        except REJECTED as error:
+            raise as_ddp_error("copy_", error) from error
         self.version.count += 1
         return self
 
@@ -113,8 +113,8 @@ class Storage(TensorBase):
             return self
         try:
             self.array.fill(value.array.item() if isinstance(value, TensorBase) else value)
-        except REFUSED as error:
-            raise refusal("fill_", error) from error
+        except REJECTED as error:
+            raise as_ddp_error("fill_", error) from error
         self.version.count += 1
         return self
 
@@ -123,12 +123,12 @@ class Storage(TensorBase):
         return self.fill_(0)
 
     def __copy__(self: T) -> T:
-        return _twin(self, self.array, "copying", self)
+        return _copy_as_leaf(self, self.array, "copying", self)
 
     def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
         if id(self) in memo:
             return memo[id(self)]
-        twin = memo[id(self)] = _twin(self, self.array.copy(order="K"), "copying")
+        twin = memo[id(self)] = _copy_as_leaf(self, self.array.copy(order="K"), "copying")
         if hasattr(self, "__dict__"):
             twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin.grad = self.grad
@@ -151,7 +151,7 @@ class Storage(TensorBase):
         from it before keep the old memory, and the gradient stays private. Nothing happens if it is there already, and
         on a GPU, whose memory can always be shared. Raises: SharingError if the system gives no memory.
         """
-        move([self])
+        move_to_shared_memory([self])
         return self
 
     def is_shared(self) -> bool:
@@ -164,16 +164,16 @@ def check_leaf(x: TensorBase, name: str) -> None:
         raise GraphError(f"{name} the result of an op: the graph cannot go along; use detach()")
 
 
-def _twin(x: T, array: Any, name: str, like: TensorBase | None = None) -> T:
+def _copy_as_leaf(x: T, array: Any, name: str, like: TensorBase | None = None) -> T:
     """A leaf of the class of `x` around `array`. Raises: GraphError for the result of an op."""
     check_leaf(x, name)
-    twin = of_class(type(x), wrap(array, x._device, like))
+    twin = as_subclass(type(x), wrap(array, x._device, like))
     if like is not None and hasattr(x, "__dict__"):
         twin.__dict__.update(x.__dict__)
     return twin.requires_grad_() if x.edge is not None else twin
 
 
-def of_class(kind: type[T], plain: Any) -> T:
+def as_subclass(kind: type[T], plain: Any) -> T:
     """A tensor of the class `kind` in the place of a new one."""
     if kind is type(plain):
         return plain
@@ -185,7 +185,7 @@ def of_class(kind: type[T], plain: Any) -> T:
 
 
 def _rebuild(kind: type[T], array: Any, where: device, requires_grad: bool) -> T:
-    self = of_class(kind, wrap(place(array, where), where))
+    self = as_subclass(kind, wrap(place(array, where), where))
     return self.requires_grad_() if requires_grad else self
 
 
@@ -201,12 +201,12 @@ def for_each_class(hook: Callable[[type], Any]) -> None:
     _class_hooks.append(hook)
 
 
-def move(tensors: list[Any]) -> None:
+def move_to_shared_memory(tensors: list[Any]) -> None:
     """Moves tensors that are not shared yet into one new block, with all that share their memory."""
     tensors = [x for x in tensors if x._device is CPU and not is_shared(x.array)]
     if not tensors:
         return
-    alone = all(map(_alone, tensors))  # first: what follows holds references, too
+    alone = all(map(_is_only_reference, tensors))  # first: what follows holds references, too
     roots = {id(root): root for root in map(_root, (x.array for x in tensors))}
     found: Any = tensors
     if not alone:
@@ -265,7 +265,7 @@ def _references(x: Any) -> tuple[int, ...]:
     return (array is root, sys.getrefcount(array), sys.getrefcount(root))
 
 
-def _alone(x: Any) -> bool:
+def _is_only_reference(x: Any) -> bool:
     """Whether no other tensor can be over the memory of `x`; False may be wrong."""
     return _references(x) in _PRIVATE
 

@@ -10,7 +10,7 @@ import numpy as np
 from ddp._device import CPU, on
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
-from ddp.autograd._run import grad, listed
+from ddp.autograd._run import as_list, grad
 from ddp.errors import ArgumentError, DtypeError, GradcheckError
 
 
@@ -36,7 +36,7 @@ def gradcheck(
 
     Raises: GradcheckError naming the input, the element and both values; DtypeError, ArgumentError for other inputs.
     """
-    tensors = [x for x in listed(inputs) if isinstance(x, Tensor)]
+    tensors = [x for x in as_list(inputs) if isinstance(x, Tensor)]
     try:
         with on(tensors[0].device if tensors else CPU):
             return _agree(func, inputs, eps, atol, rtol)
@@ -47,7 +47,7 @@ def gradcheck(
 
 
 def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, atol: float, rtol: float) -> bool:
-    given = listed(inputs)
+    given = as_list(inputs)
     checked = [(i, x) for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
         raise ArgumentError("gradcheck: no input requires grad")
@@ -56,7 +56,7 @@ def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, a
             raise DtypeError(f"gradcheck: input {i} is {x.dtype}; differences need float64")
         if not x.is_leaf or 0 in [s for s, n in zip(x.array.strides, x.shape, strict=True) if n > 1]:
             raise ArgumentError(f"gradcheck: input {i} is not a leaf, or repeats elements in memory")
-    outputs = {i: y for i, y in enumerate(listed(fn(*given))) if isinstance(y, Tensor) and y.requires_grad}
+    outputs = {i: y for i, y in enumerate(as_list(fn(*given))) if isinstance(y, Tensor) and y.requires_grad}
     if not outputs:
         raise GradcheckError("gradcheck: no output depends on the inputs that require grad")
     random = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, a
 
     def value() -> float:
         with no_grad():
-            results = listed(fn(*given))
+            results = as_list(fn(*given))
             return sum(float((results[i].array * w).sum()) for i, w in weights.items())
 
     for (i, x), g in zip(checked, analytic, strict=True):

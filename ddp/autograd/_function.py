@@ -163,7 +163,7 @@ class Function:
                 result = cls.forward(ctx, *args, **kwargs)
         single = not isinstance(result, tuple)
         outputs = [_output(cls, x, tensors, ctx) for x in ((result,) if single else result)]
-        if not all(_among(x, outputs) for x in ctx._dirty):
+        if not all(_is_in(x, outputs) for x in ctx._dirty):
             raise GraphError(f"{cls.__name__}: an input was marked dirty, but forward did not return it")
         if recorded:
             _record(cls, ctx, args, edges, outputs)
@@ -171,18 +171,18 @@ class Function:
         return outputs[0] if single else tuple(outputs)
 
 
-def _among(x: Any, tensors: Sequence[Any]) -> bool:
+def _is_in(x: Any, tensors: Sequence[Any]) -> bool:
     return any(x is each for each in tensors)
 
 
 def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: FunctionContext) -> Any:
     """A result that may be given a place in the graph: an input that is returned as it is becomes a view of it."""
     if isinstance(x, TensorBase):
-        if _among(x, ctx._dirty):
+        if _is_in(x, ctx._dirty):
             if modes.state.enabled and isinstance(x.edge, _engine.Leaf):
                 raise GraphError(f"{cls.__name__}: a leaf that requires grad was changed in place")
             return x
-        if _among(x, inputs):
+        if _is_in(x, inputs):
             return wrap(x.array, x.device, x)
     return x
 
@@ -206,6 +206,6 @@ def _record(
     kind = Node if len(outputs) == 1 else MultiOutputNode
     node = kind(cls._op, where.xp, edges, ctx.needs_input_grad, saved, versions, residual)
     for x in outputs:
-        if _among(x, ctx._to_save):
+        if _is_in(x, ctx._to_save):
             x.version.saved_by = weakref.ref(node)
-    record(node, [x if isinstance(x, TensorBase) and not _among(x, ctx._not_differentiable) else None for x in outputs])
+    record(node, [x if isinstance(x, TensorBase) and not _is_in(x, ctx._not_differentiable) else None for x in outputs])

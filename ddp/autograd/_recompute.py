@@ -21,8 +21,8 @@ class _Region:
 
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], keep_random: bool) -> None:
         self.function = function
-        self.args = [_outside(x) for x in args]
-        self.kwargs = {name: _outside(x) for name, x in kwargs.items()}
+        self.args = [_detach(x) for x in args]
+        self.kwargs = {name: _detach(x) for name, x in kwargs.items()}
         self.autocast = modes.state.autocast
         self.random = _device.random_state() if keep_random else None
         self.nodes: list[weakref.ref[Node]] = []
@@ -50,7 +50,10 @@ class _Region:
             if self.random is not None:
                 _device.set_random_state(self.random)
             with enable_grad():
-                self.function(*map(_inside, self.args), **{name: _inside(x) for name, x in self.kwargs.items()})
+                self.function(
+                    *map(_restore, self.args),
+                    **{name: _restore(x) for name, x in self.kwargs.items()},
+                )
         finally:
             state.observers, state.autocast, state.inference = before
             self.made = []
@@ -70,7 +73,7 @@ class _Region:
             node.saved, node.residual, node.versions = made[i].saved, made[i].residual, made[i].versions
 
 
-class _Kept(NamedTuple):
+class _SavedArgument(NamedTuple):
     """A tensor without its graph, which the nodes hold already; whether it required grad; the count of its version."""
 
     tensor: TensorBase
@@ -78,23 +81,23 @@ class _Kept(NamedTuple):
     version: int
 
 
-def _outside(x: Any) -> Any:
-    """An argument to keep: the tensors in it, also those in lists, tuples and dicts, as `_Kept`."""
+def _detach(x: Any) -> Any:
+    """An argument to keep: the tensors in it, also those in lists, tuples and dicts, as `_SavedArgument`."""
     if isinstance(x, TensorBase):
-        return _Kept(wrap(x.array, x.device, x), x.requires_grad, x.version.count)
-    return _each(_outside, x)
+        return _SavedArgument(wrap(x.array, x.device, x), x.requires_grad, x.version.count)
+    return _map_nested(_detach, x)
 
 
-def _each(function: Callable[[Any], Any], x: Any) -> Any:
+def _map_nested(function: Callable[[Any], Any], x: Any) -> Any:
     """`function` of what a list, tuple or dict holds, in another of its kind; anything else as it is."""
     if type(x) is list or type(x) is tuple:
         return type(x)([function(each) for each in x])
     return {name: function(each) for name, each in x.items()} if type(x) is dict else x
 
 
-def _inside(kept: Any) -> Any:
-    if not isinstance(kept, _Kept):
-        return _each(_inside, kept)
+def _restore(kept: Any) -> Any:
+    if not isinstance(kept, _SavedArgument):
+        return _map_nested(_restore, kept)
     x, requires_grad, count = kept
     if x.version.count != count:
         raise GraphError(

@@ -8,19 +8,19 @@ from typing import Any
 from ddp import _engine
 from ddp._tensor.base import root_of, seed_of, wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.gradients import into
+from ddp._tensor.gradients import backward_into
 from ddp.errors import ArgumentError, GraphError
 
 Tensors = Tensor | Sequence[Tensor]
 
 
-def listed(tensors: Tensors) -> list[Tensor]:
+def as_list(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
 def _roots(outputs: Tensors, gradients: Any) -> tuple[list[_engine.Edge], list[Any]]:
-    tensors = listed(outputs)
-    given = [None] * len(tensors) if gradients is None else listed(gradients)
+    tensors = as_list(outputs)
+    given = [None] * len(tensors) if gradients is None else as_list(gradients)
     if len(given) != len(tensors):
         raise ArgumentError(f"{len(given)} gradients were given for {len(tensors)} tensors")
     return [root_of(x) for x in tensors], [seed_of(x, g) for x, g in zip(tensors, given, strict=True)]
@@ -45,7 +45,7 @@ def backward(
     if inputs is None:
         _engine.backward(*_roots(tensors, grad_tensors), bool(retain_graph))
     else:
-        into(*_roots(tensors, grad_tensors), inputs, bool(retain_graph))
+        backward_into(*_roots(tensors, grad_tensors), inputs, bool(retain_graph))
 
 
 def grad(
@@ -72,7 +72,7 @@ def grad(
         raise ArgumentError("grad: is_grads_batched=True and only_inputs=False are not there; call grad or backward")
     if materialize_grads and allow_unused is False:
         raise ArgumentError("grad: materialize_grads=True is for unused inputs, which allow_unused=False forbids")
-    wanted = listed(inputs)
+    wanted = as_list(inputs)
     for i, x in enumerate(wanted):
         if x.edge is None:
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")

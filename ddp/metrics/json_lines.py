@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp._files import atomic_write, open_stream
 from ddp.errors import ArgumentError
-from ddp.metrics.values import RESERVED, plain, writes
+from ddp.metrics.values import RESERVED, as_plain, is_writer
 
 
 class JsonLines:
@@ -28,7 +28,7 @@ class JsonLines:
 
     def __init__(self, path: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:
         self.path = os.path.abspath(path)
-        self._writes = writes("JsonLines", rank, comm)
+        self._writes = is_writer("JsonLines", rank, comm)
         self._number: int | None = None  # of the open file
 
     def log(self, step: int, **values: Any) -> None:
@@ -40,9 +40,9 @@ class JsonLines:
         """
         if not self._writes:
             return
-        text = _written(step, values)
+        text = _format_line(step, values)
         if self._number is None:
-            self._number = _opened(self.path, step)
+            self._number = _open_for_append(self.path, step)
         data = text.encode()
         try:
             while data:  # one call writes all of it, unless the disk fills up
@@ -64,8 +64,8 @@ class JsonLines:
         self.close()
 
 
-def _written(step: int, values: dict[str, Any]) -> str:
-    step = plain(step)
+def _format_line(step: int, values: dict[str, Any]) -> str:
+    step = as_plain(step)
     if type(step) is not int:
         raise ArgumentError(f"JsonLines.log: expected a step that is a whole number, got {step!r}")
     texts = {RESERVED: str(step)}
@@ -78,7 +78,7 @@ def _written(step: int, values: dict[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    value = plain(value)
+    value = as_plain(value)
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -86,14 +86,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _opened(path: str, step: int) -> int:
+def _open_for_append(path: str, step: int) -> int:
     """A descriptor to append to, once what is of `step` or later has been taken out of a file that is there."""
     stream = open_stream(path)
     if stream is not None:
         return stream
     if os.path.exists(path):
         with open(path, "rb") as file:
-            kept = b"".join(_before(path, file, step))
+            kept = b"".join(_lines_before(path, file, step))
             size = file.seek(0, os.SEEK_END)
         if len(kept) < size:
             with atomic_write(path) as file:
@@ -101,7 +101,7 @@ def _opened(path: str, step: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
-def _before(path: str, lines: Any, step: int) -> Iterator[bytes]:
+def _lines_before(path: str, lines: Any, step: int) -> Iterator[bytes]:
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n"):
             return  # torn

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from ddp.errors import ArgumentError
-from ddp.metrics.values import plain, writes
+from ddp.metrics.values import as_plain, is_writer
 
 
 class TensorBoard:
@@ -24,7 +24,7 @@ class TensorBoard:
     def __init__(self, folder: str | os.PathLike[str], *, rank: int | None = None, comm: Any = None) -> None:
         self.folder = os.path.abspath(folder)
         self._writer: Any = None
-        self._writes = writes("TensorBoard", rank, comm)
+        self._writes = is_writer("TensorBoard", rank, comm)
         if self._writes:
             try:
                 importlib.import_module("tensorboard.summary")  # now, and not at the end of the first epoch
@@ -41,9 +41,9 @@ class TensorBoard:
         if not self._writes:
             return
         if self._writer is None:
-            self._writer = _begun(self.folder, step)
+            self._writer = _start_writer(self.folder, step)
         for tag, value in values.items():
-            self._writer.add_scalar(tag, plain(value), step=step)
+            self._writer.add_scalar(tag, as_plain(value), step=step)
 
     def flush(self) -> None:
         """What was logged is in the file when this returns; otherwise it is within two minutes."""
@@ -63,7 +63,7 @@ class TensorBoard:
         self.close()
 
 
-def _begun(folder: str, step: int) -> Any:
+def _start_writer(folder: str, step: int) -> Any:
     # The second start of a session, and each later one, takes back what is of its step or later. The mark has a file of
     # its own, since a `Writer` writes scalars alone.
     proto = importlib.import_module("tensorboard.compat.proto.event_pb2")

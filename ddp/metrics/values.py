@@ -9,13 +9,13 @@ from ddp.errors import ArgumentError
 RESERVED = "step"
 
 
-def writes(name: str, rank: int | None, comm: Any) -> bool:
+def is_writer(name: str, rank: int | None, comm: Any) -> bool:
     """True on rank 0. Raises: ArgumentError if neither or both of `rank` and `comm` (which has a rank) are given."""
     if (rank is None) == (comm is None):
         raise ArgumentError(f"{name}: expected this process's rank, or its communicator: rank=0, or comm=comm")
     return int(comm.rank if rank is None else rank) == 0
 
 
-def plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """A tensor or array of one element as a number, anything else as it is."""
     return value.item() if hasattr(value, "item") else value

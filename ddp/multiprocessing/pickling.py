@@ -22,7 +22,7 @@ from ddp._cuda import ipc
 from ddp._cuda.ipc import IpcReference
 from ddp._device import CPU, device, device_of
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.storage import check_leaf, for_each_class, move, of_class
+from ddp._tensor.storage import as_subclass, check_leaf, for_each_class, move_to_shared_memory
 
 _SMALL = 1 << 16  # bytes
 
@@ -124,7 +124,7 @@ def share_small_tensors(obj: Any) -> None:
         elif isinstance(each, list | tuple | dict) and id(each) not in seen:
             seen.add(id(each))
             left += each.values() if isinstance(each, dict) else each
-    move(found)
+    move_to_shared_memory(found)
 
 
 def _reduce_tensor(x: Any) -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     if x.device is not CPU:
         where = ipc.export_array(x.array, x.device)
         return _gpu_tensor, (type(x), *where, x.edge is not None), state
-    move([x])
+    move_to_shared_memory([x])
     found = block_of(x.array)
     assert found is not None
     block, at = found
@@ -155,7 +155,7 @@ def _tensor(
 ) -> Any:
     array = np.ndarray(shape, dtype, block.array(np.uint8, block.nbytes), at, strides)
     array.flags.writeable = writeable
-    x = of_class(kind, wrap(array, CPU))
+    x = as_subclass(kind, wrap(array, CPU))
     return x.requires_grad_() if requires_grad else x
 
 
@@ -170,7 +170,7 @@ def _gpu_tensor(
     requires_grad: bool,
 ) -> Any:
     array = ipc.import_array(where, claim, memory, dtype, shape, strides)
-    x = of_class(kind, wrap(array, device_of(array)))  # its number may be another one here
+    x = as_subclass(kind, wrap(array, device_of(array)))  # its number may be another one here
     return x.requires_grad_() if requires_grad else x
 
 

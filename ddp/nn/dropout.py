@@ -14,7 +14,7 @@ from ddp.nn.module import Module
 from ddp.ops import activation
 
 
-def _dropped(name: str, input: Tensor, p: float, training: bool, inplace: bool, shape: tuple[int, ...]) -> Tensor:
+def _dropout(name: str, input: Tensor, p: float, training: bool, inplace: bool, shape: tuple[int, ...]) -> Tensor:
     if not 0 <= p <= 1:
         raise ArgumentError(f"{name}: p is a probability, not {p}")
     if not training or p == 0:
@@ -30,14 +30,14 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     Raises: ArgumentError unless 0 <= p <= 1; DtypeError unless floating.
     Source: Srivastava et al. 2014, JMLR 15, 1929-1958.
     """
-    return _dropped("dropout", input, p, training, inplace, input.shape)
+    return _dropout("dropout", input, p, training, inplace, input.shape)
 
 
 def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """As dropout, but zeros whole channels. input: (N, C, L) or (C, L). Raises: ArgumentError, ShapeError."""
     if input.ndim not in (2, 3):
         raise ShapeError(f"dropout1d: input {tuple(input.shape)}: expected (N, C, L) or (C, L)")
-    return _dropped("dropout1d", input, p, training, inplace, (*input.shape[:-1], 1))
+    return _dropout("dropout1d", input, p, training, inplace, (*input.shape[:-1], 1))
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -53,7 +53,7 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
             f"dropout2d: input {tuple(input.shape)} is not (N, C, H, W): use dropout for elements, dropout1d for lines",
             stacklevel=2,
         )
-    return _dropped("dropout2d", input, p, training, inplace, (*input.shape[:2], *(1,) * (input.ndim - 2)))
+    return _dropout("dropout2d", input, p, training, inplace, (*input.shape[:2], *(1,) * (input.ndim - 2)))
 
 
 class _Dropping(Module):

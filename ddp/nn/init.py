@@ -94,7 +94,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
     return tensor
 
 
-def fans(tensor: Tensor) -> tuple[int, int]:
+def fan_in_and_out(tensor: Tensor) -> tuple[int, int]:
     """How many inputs an output of this weight (out, in, ...) has, and how many outputs an input.
 
     Raises: ShapeError below two dimensions.
@@ -133,7 +133,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     mode = mode.lower()
     if mode not in ("fan_in", "fan_out"):
         raise ArgumentError(f"mode {mode!r}: expected 'fan_in' or 'fan_out'")
-    fan = fans(tensor)[mode == "fan_out"]
+    fan = fan_in_and_out(tensor)[mode == "fan_out"]
     return calculate_gain(nonlinearity, a) / math.sqrt(max(fan, 1))
 
 
@@ -164,7 +164,7 @@ def kaiming_normal_(
 
 
 def _xavier_std(tensor: Tensor, gain: float) -> float:
-    return gain * math.sqrt(2.0 / max(sum(fans(tensor)), 1))
+    return gain * math.sqrt(2.0 / max(sum(fan_in_and_out(tensor)), 1))
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | None = None) -> Tensor:
@@ -219,5 +219,5 @@ def reset_affine(weight: Tensor, bias: Tensor | None) -> None:
     if weight.numel():
         kaiming_uniform_(weight, a=math.sqrt(5))
     if bias is not None:
-        bound = 1 / math.sqrt(max(fans(weight)[0], 1))
+        bound = 1 / math.sqrt(max(fan_in_and_out(weight)[0], 1))
         uniform_(bias, -bound, bound)

@@ -64,7 +64,7 @@ def linear_act(
     kind = _parse_activation("linear_act", activation, approximate)
     if not _is_fusable(kind, weight):
         return _activate(linear(input, weight, bias), kind)
-    _check("linear_act", input, weight, bias)
+    _check_shapes("linear_act", input, weight, bias)
     keep = _needs_grad(input, weight, bias)
     return apply(products.linear_act, (input, weight, bias), activation=kind, keep=keep)
 
@@ -87,7 +87,7 @@ def feed_forward(
     kind = _parse_activation("feed_forward", activation, approximate)
     if not _is_fusable(kind, weight1) or weight2.ndim != 2:
         return linear(_activate(linear(input, weight1, bias1), kind), weight2, bias2)
-    _check("feed_forward", input, weight1, bias1)
+    _check_shapes("feed_forward", input, weight1, bias1)
     if weight2.shape[1] != weight1.shape[0] or (bias2 is not None and bias2.shape != weight2.shape[:1]):
         raise ShapeError(
             f"feed_forward: weights {weight1.shape} and {weight2.shape}, second bias "
@@ -119,7 +119,7 @@ def _is_fusable(kind: str, weight: Tensor) -> bool:
     )
 
 
-def _check(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check_shapes(name: str, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     one_dtype(name, input, weight, bias)
     if not input.ndim or input.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         raise ShapeError(

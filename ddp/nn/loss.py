@@ -16,7 +16,7 @@ import numpy as np
 
 from ddp._device import place
 from ddp._engine import modes
-from ddp._tensor.base import apply, together
+from ddp._tensor.base import apply, to_common_device
 from ddp._tensor.core import Tensor
 from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import is_float, promote
@@ -264,7 +264,7 @@ def binary_cross_entropy_with_logits(
     x, t = _broadcast_pair(name, input, target)
     positive = None
     if pos_weight is not None:
-        positive = together(name, (x, pos_weight))[1].array.astype(x.array.dtype)
+        positive = to_common_device(name, (x, pos_weight))[1].array.astype(x.array.dtype)
         try:
             fits = np.broadcast_shapes(positive.shape, x.array.shape) == x.array.shape
         except ValueError:

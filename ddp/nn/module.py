@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
-from ddp._tensor.storage import move
+from ddp._tensor.storage import move_to_shared_memory
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn.hooks import HasHooks
 from ddp.nn.parameter import Buffer, Parameter
@@ -315,7 +315,7 @@ class Module(HasStateDict, HasHooks):
 
         Tied ones stay tied, and gradients private. Raises: SharingError if the system gives no memory.
         """
-        move([*self.parameters(), *self.buffers()])
+        move_to_shared_memory([*self.parameters(), *self.buffers()])
         return self
 
     def type(self: M, dst_type: Any) -> M:

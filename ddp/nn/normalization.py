@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ddp._engine import no_grad
-from ddp._tensor.base import apply, together, wrap
+from ddp._tensor.base import apply, to_common_device, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import ones, zeros
 from ddp._tensor.reductions import axis, required_float
@@ -22,7 +22,7 @@ from ddp.ops.op import upcast
 _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
 
 
-def _trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
+def _check_trailing(name: str, input: Tensor, normalized_shape: Sequence[int], *parameters: Tensor | None) -> int:
     """How many axes are normalised. Raises: ShapeError, DtypeError."""
     shape, whole = tuple(normalized_shape), input.array.shape
     if not shape or len(whole) < len(shape) or whole[len(whole) - len(shape) :] != shape:
@@ -46,7 +46,7 @@ def layer_norm(
     weight, bias: of normalized_shape. The variance is the biased one. Raises: ShapeError, DtypeError.
     Source: Ba et al. 2016, arXiv:1607.06450.
     """
-    axes = _trailing("layer_norm", input, normalized_shape, weight, bias)
+    axes = _check_trailing("layer_norm", input, normalized_shape, weight, bias)
     return apply(normalization.layer_norm, (input, weight, bias), axes=axes, eps=eps)
 
 
@@ -58,7 +58,7 @@ def rms_norm(
     weight: of normalized_shape; eps: None is the precision of the dtype that computes (float32 for half types).
     Raises: ShapeError, DtypeError. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
     """
-    axes = _trailing("rms_norm", input, normalized_shape, weight)
+    axes = _check_trailing("rms_norm", input, normalized_shape, weight)
     if eps is None:
         eps = _EPSILON.get(input.dtype.name, 2.0**-23)
     return apply(normalization.rms_norm, (input, weight), axes=axes, eps=eps)
@@ -105,7 +105,7 @@ def batch_norm(
         raise ShapeError(f"batch_norm: input {input.shape} has one value a channel: training needs more")
     for each in (running_mean, running_var):
         if each is not None and each.device is not input.device:
-            together("batch_norm", (input, each))
+            to_common_device("batch_norm", (input, each))
     # An empty input has no statistics.
     tell = running_stats_update(running_mean, running_var, momentum) if input.numel() else None
     return apply(normalization.batch_norm, (input, weight, bias), eps=eps, tell=tell)

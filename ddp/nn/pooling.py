@@ -122,7 +122,7 @@ def _adaptive_avg_pool(dims: int, input: Tensor, sizes: Sequence[int | None]) ->
         raise ArgumentError(f"{name}: output_size {tuple(sizes)} is negative")
     if min(x.shape[1:]) < 1:
         raise ShapeError(f"{name}: input {tuple(x.shape)} has no elements in a sample")
-    return _restored(apply(pooling.adaptive_avg_pool2d, (x,), size=size), dims, input)
+    return _restore_ndim(apply(pooling.adaptive_avg_pool2d, (x,), size=size), dims, input)
 
 
 def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting: Any) -> Any:
@@ -142,8 +142,8 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
         raise ArgumentError(f"{name}: padding {found.padding} is more than half of kernel {size}")
     result = apply(op, (images,), walk=found, **counting)
     if isinstance(result, tuple):
-        return tuple([_restored(each, dims, input) for each in result])
-    return _restored(result, dims, input)
+        return tuple([_restore_ndim(each, dims, input) for each in result])
+    return _restore_ndim(result, dims, input)
 
 
 def _check_floating(name: str, input: Tensor) -> None:
@@ -160,7 +160,7 @@ def _as_images(name: str, dims: int, input: Tensor) -> Tensor:
     return images.unsqueeze(-2) if dims == 1 else images
 
 
-def _restored(images: Tensor, dims: int, input: Tensor) -> Tensor:
+def _restore_ndim(images: Tensor, dims: int, input: Tensor) -> Tensor:
     """The result in the input's number of dimensions."""
     y = images.squeeze(-2) if dims == 1 else images
     return y if input.ndim == dims + 2 else y.squeeze(0)
