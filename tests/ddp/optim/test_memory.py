@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -134,15 +133,6 @@ def test_a_group_may_grow(make: Callable[..., Any]) -> None:
     assert first.version.count == alone[0].version.count
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
-def test_a_group_may_be_empty(name: str) -> None:
-    p = ddp.ones(2, requires_grad=True)
-    optimizer = getattr(ddp.optim, name)([{"params": []}, {"params": [p]}], lr=0.5)
-    p.grad = ddp.ones(2)
-    optimizer.step()
-    np.testing.assert_allclose(p.array, 0.5, atol=1e-6)
-
-
 def test_state_taken_away_begins_anew() -> None:
     p = ddp.ones(3, requires_grad=True)
     optimizer = ddp.optim.SGD([p], lr=1.0, momentum=0.5)
@@ -228,16 +218,3 @@ def test_state_of_the_wrong_shape() -> None:
     p.grad = ddp.ones(2)
     with pytest.raises(StateDictError, match=r"'exp_avg' of shape \(3,\) for a parameter of \(2,\)"):
         optimizer.step()
-
-
-def test_a_copy_goes_its_own_way() -> None:
-    p = ddp.ones(2, requires_grad=True)
-    optimizer = ddp.optim.Adam([p])
-    p.grad = ddp.ones(2)
-    optimizer.step()
-    kept = copy.deepcopy({k: v for k, v in optimizer.__getstate__().items() if k == "defaults"})
-    assert kept["defaults"]["lr"] == 1e-3
-    again = ddp.optim.Adam.__new__(ddp.optim.Adam)
-    again.__setstate__(optimizer.__getstate__())
-    again.step()
-    assert optimizer.state[p]["step"].item() == 2.0

@@ -31,32 +31,6 @@ def test_arguments_are_pytorchs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_quadratic_shrinks(name: str, wrapped: bool) -> None:
-    ddp.manual_seed(0)
-
-    class Net(ddp.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = ddp.nn.Parameter(ddp.randn(5, 3)), ddp.nn.Parameter(ddp.randn(7))
-
-        def forward(self) -> Any:
-            return (self.a * self.a).sum() + (self.b * self.b).sum()
-
-    net: Any = Net()
-    model = ddp.DataParallel(net) if wrapped else net
-    optimizer = getattr(ddp.optim, name)(model.parameters(), lr=1.0 if name == "Adadelta" else 0.01)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = model()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses == sorted(losses, reverse=True)
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_a_parameter_without_a_gradient_is_not_touched(name: str) -> None:
     used, unused = leaf(2), leaf(2)
     optimizer = getattr(ddp.optim, name)([used, unused], lr=0.1, weight_decay=0.5)
@@ -189,32 +163,6 @@ def test_a_step_that_extends_another_is_one_step() -> None:
         optimizer.step(lambda: 1 / 0)
     optimizer.step()
     assert seen == [1.0, 0.5, 0.5]
-
-
-def test_an_optimizer_of_ones_own() -> None:
-    class Sign(ddp.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            super().__init__(params, {"lr": 0.5})
-
-        @ddp.no_grad()
-        def step(self, closure: Any = None) -> None:
-            for group in self.param_groups:
-                for p in group["params"]:
-                    self.state[p].setdefault("steps", 0)
-                    self.state[p]["steps"] += 1
-                    p.sub_(group["lr"] * ddp.tensor(np.sign(p.grad.numpy())))
-
-    p = leaf(2)
-    p.grad = ddp.tensor([3.0, -2.0])
-    optimizer = Sign([p])
-    seen: list[int] = []
-    optimizer.register_step_post_hook(lambda o, args, kwargs: seen.append(o.state[p]["steps"]))
-    optimizer.step()
-    assert p.tolist() == [0.5, 1.5]
-    assert seen == [1]
-    again = Sign([p])
-    again.load_state_dict(optimizer.state_dict())
-    assert again.state[p] == {"steps": 1}
 
 
 def test_state_dict_numbers_parameters() -> None:

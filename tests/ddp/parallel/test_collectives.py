@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_array_equal
 
 import collectives
 import ddp
 from collectives import Communicator, MismatchError
-from ddp import nn, parallel
-from ddp.errors import DtypeError, GraphError, GraphFreedError
-from ddp.nn import functional as F
+from ddp import parallel
+from ddp.errors import DtypeError, GraphError
 from tests.ddp.parallel.recorder import Recorder
 
 CALLS = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all")
@@ -122,24 +121,6 @@ def test_a_rank_that_no_gradient_comes_to_meets_the_others_with_zeros() -> None:
 # What backward may ask --------------------------------------------------------------------------------------------
 
 
-def test_a_result_used_twice_a_retained_graph_and_gradients_that_are_returned() -> None:
-    def rank(comm: Communicator) -> None:
-        w = weights()
-        y = parallel.all_gather(w, comm)
-        loss = (y * 3).sum() + y.sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        assert w.grad is not None
-        assert_array_equal(w.grad.numpy(), np.full((4, 2), 2 * 4.0 * comm.size))
-        with pytest.raises(GraphFreedError, match="ran over this graph before"):
-            loss.backward()
-        (returned,) = ddp.autograd.grad(parallel.all_reduce(w, comm=comm).sum(), w)
-        assert returned is not None
-        assert_array_equal(returned.numpy(), np.full((4, 2), float(comm.size)))
-
-    on_ranks(rank)
-
-
 @pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16, ddp.float32])
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_gradients_have_the_dtype_of_what_they_are_of(dtype: Any, op: str) -> None:
@@ -170,49 +151,6 @@ def test_results_have_memory_of_their_own() -> None:
 
 
 # DataParallel -----------------------------------------------------------------------------------------------------
-
-
-class Embedder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4))
-
-    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
-        return F.normalize(self.layers(x), dim=1)
-
-
-@pytest.mark.parametrize("same", [False, True], ids=["each its rows", "each the whole"])
-@pytest.mark.parametrize("shards", [[9], [5, 0, 4]])
-def test_a_loss_over_all_ranks_rows_under_data_parallel(shards: list[int], same: bool) -> None:
-    images = np.random.default_rng(0).normal(size=(9, 5))
-
-    def net() -> nn.Module:
-        ddp.manual_seed(0)
-        return Embedder().double()
-
-    def alone() -> list[np.ndarray]:
-        model = net()
-        embedded = model(ddp.from_numpy(images))
-        F.cross_entropy(embedded @ embedded.T.exp(), ddp.arange(9)).backward()
-        return [p.grad.numpy() for p in model.parameters() if p.grad is not None]
-
-    def rank(comm: Communicator) -> list[np.ndarray]:
-        model = parallel.DataParallel(net(), comm, bucket_cap_mb=1e-4)  # a bucket for each parameter
-        first = sum(shards[: comm.rank])
-        mine = slice(first, first + shards[comm.rank])
-        embedded = model(ddp.from_numpy(images[mine]))
-        everyones = parallel.all_gather(embedded, comm)
-        if same:
-            F.cross_entropy(everyones @ everyones.T.exp(), ddp.arange(9)).backward()
-        else:
-            loss = F.cross_entropy(embedded @ everyones.T.exp(), ddp.arange(9)[mine], reduction="sum")
-            model.backward(loss, weight=shards[comm.rank])
-        return [p.grad.numpy() for p in model.parameters() if p.grad is not None]
-
-    expected = alone()
-    for gradients in on_ranks(rank, len(shards)):
-        for got, wanted in zip(gradients, expected, strict=True):
-            assert_allclose(got, wanted, rtol=0, atol=1e-13)
 
 
 # Errors -----------------------------------------------------------------------------------------------------------

@@ -87,23 +87,6 @@ def test_all_ranks_receive_requests_after_the_same_backward() -> None:
     assert found == [[nothing, nothing, [1, 1, 3], [1, 1, 3]]] * 3
 
 
-def test_requests_come_with_the_control_message_alone() -> None:
-    def run(comm: collectives.Communicator) -> list[int]:
-        model = ddp.DataParallel(
-            nn.Linear(2, 1), comm, plan={"buckets": [["weight", "bias"]], "nbytes": [12], "from": ""}
-        )
-        counts = []
-        for asked in (False, False, True):
-            model.reducer.requests.mine[STOP] = asked
-            before = model.comm.queue.started
-            model(ddp.ones(1, 2)).sum().backward()
-            counts.append(model.comm.queue.started - before)
-        return counts
-
-    for counts in collectives.run_threads(run, size=2):
-        assert len(set(counts)) == 1
-
-
 def test_several_models_share_one() -> None:
     def run(comm: collectives.Communicator) -> list[int]:
         first, second = (ddp.DataParallel(nn.Linear(2, 1), comm) for _ in range(2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,8 +15,7 @@ from collectives import Communicator, Work
 from ddp import nn
 from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
-from ddp.parallel import DataParallel, ZeroOptimizer, comm_hooks
-from ddp.parallel.bucket_plan import Plan
+from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.comm_hooks import GradBucket
 from tests.ddp.parallel.recorder import Recorder
 
@@ -71,24 +69,6 @@ def note_ready(model: DataParallel, events: list[Any]) -> None:
     model.reducer.ready, model.reducer.end = noted_ready, noted_end
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("cap", [1e-4, 4.0])
-def test_equal_shards_give_the_gradient_of_the_whole_batch(size: int, cap: float) -> None:
-    x, t = data(12)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(seed=comm.rank), comm, bucket_cap_mb=cap)
-        mine = slice(comm.rank * 12 // size, (comm.rank + 1) * 12 // size)
-        for _ in range(3):  # repeated steps reuse the buckets
-            for p in model.parameters():
-                p.grad = None
-            F.cross_entropy(model(ddp.from_numpy(x[mine])), ddp.from_numpy(t[mine])).backward()
-        return grads(model.module)
-
-    for got in collectives.run_threads(rank, size):
-        assert_same(got, on_whole_batch(12))
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_mean_of_16_bit_gradients_is_rounded_once(size: int) -> None:
     def rank(comm: Communicator) -> None:
@@ -99,28 +79,6 @@ def test_a_mean_of_16_bit_gradients_is_rounded_once(size: int) -> None:
         assert_array_equal(layer.weight.grad.numpy(), np.full((4, 1), 1000 / 30_000_000, np.float16))
 
     collectives.run_threads(rank, size)
-
-
-@pytest.mark.parametrize("forward_inside", [True, False])
-def test_no_sync_accumulates_on_this_rank_alone(forward_inside: bool) -> None:
-    x, t = data(12)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm)
-        parts = [slice(start + comm.rank * 2, start + comm.rank * 2 + 2) for start in (0, 4, 8)]
-        for part in parts[:2]:
-            if forward_inside:
-                with model.no_sync():
-                    model.backward(loss_sum(model, x[part], t[part]), weight=2)
-            else:
-                loss = loss_sum(model, x[part], t[part])
-                with model.no_sync():
-                    model.backward(loss, weight=2)
-        model.backward(loss_sum(model, x[parts[2]], t[parts[2]]), weight=2)
-        return grads(model.module)
-
-    for got in collectives.run_threads(rank, 2):
-        assert_same(got, on_whole_batch(12))
 
 
 class Branches(nn.Module):
@@ -192,22 +150,6 @@ def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_ord
     assert ready0 != ready1
     assert sorted(ready0) == sorted(ready1)
     assert launched0 == launched1 == planned
-
-
-def test_gradients_are_views_of_the_buckets() -> None:
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
-        for p in model.parameters():
-            assert any(np.shares_memory(p.grad.numpy(), buffer) for buffer in model.reducer.buckets.memory.buffers)
-        kept = next(iter(model.parameters()))
-        kept.grad = ddp.ones_like(kept)  # an assigned array is copied in
-        assert any(np.shares_memory(kept.grad.numpy(), buffer) for buffer in model.reducer.buckets.memory.buffers)
-        assert_array_equal(kept.grad.numpy(), np.ones(kept.shape))
-
-    collectives.run_threads(rank, 2)
 
 
 def test_ranks_that_began_with_other_values_are_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -321,27 +263,6 @@ def test_one_backward_through_two_wrapped_models_has_one_weight() -> None:
     expected = {name: g for name, g in on_whole_batch(4).items() if name[0] in "02"}
     for got in collectives.run_threads(rank, 2):
         assert_same(got, expected)
-
-
-def test_a_module_is_given_back_by_close() -> None:
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        net = make_net()
-        model = DataParallel(net, comm)
-        with pytest.raises(ParallelError, match=r"0\.weight is already part of a DataParallel"):
-            DataParallel(nn.Sequential(*net), comm)
-        model.close()
-        if comm.rank == 0:
-            net(ddp.from_numpy(x)).sum().backward()  # on this rank alone: nobody waits
-        net.zero_grad()
-        model = DataParallel(net, comm)
-        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
-        model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
-        return grads(net)
-
-    for got in collectives.run_threads(rank, 2):
-        assert_same(got, on_whole_batch(4))
 
 
 class CountingHook:
@@ -483,28 +404,6 @@ def test_a_read_only_buffer_is_a_difference_that_all_ranks_hear_of() -> None:
         net.register_buffer("fixed", ddp.from_numpy(array))
         with pytest.raises(ParallelError, match=r"fixed .*, read-only on rank 1"):
             DataParallel(net, comm)
-
-    collectives.run_threads(rank, 2)
-
-
-@pytest.mark.parametrize("sharded", [False, True])
-def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4)
-        if sharded:
-            ZeroOptimizer(model, ddp.optim.SGD, lr=0.1)
-        reducer = model.reducer
-        x, t = data(4)
-        for _ in range(2):
-            model.zero_grad()
-            loss_sum(model, x, t).backward()
-        old = [weakref.ref(buffer) for buffer in reducer.buckets.memory.buffers]
-        if sharded:
-            old += [weakref.ref(shard.grad) for shard in reducer.exchange.shards]
-        whole = Plan(buckets=(sum(model.plan.buckets, ()),), nbytes=(sum(model.plan.nbytes),), origin="one")
-        reducer._set_plan(whole)
-        assert len(old) > 1
-        assert not any(buffer() is not None for buffer in old)
 
     collectives.run_threads(rank, 2)
 

@@ -14,7 +14,7 @@ import ddp
 from collectives import CollectiveTimeout, Communicator
 from ddp import nn
 from ddp.errors import DtypeError, EarlyStop, ParallelError
-from ddp.parallel import DataParallel, convert_sync_batchnorm
+from ddp.parallel import DataParallel
 
 STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
 
@@ -158,24 +158,6 @@ def test_all_ranks_are_told_when_the_first_is_through_if_that_was_asked_for() ->
     assert done == {0: 1, 1: 1, 2: 1}
 
 
-def test_equal_numbers_of_steps_end_as_without_join_and_off_is_off() -> None:
-    def rank(comm: Communicator) -> Any:
-        found = []
-        for options in ({}, {"enable": False}, {"throw_on_early_termination": True}):
-            model = DataParallel(make_net(), comm)
-            optimizer = make_optimizer(model.module)
-            with model.join(**options):
-                for step in range(3):
-                    optimizer.zero_grad()
-                    loss_of(model, rows(comm.rank, step)).backward()
-                    optimizer.step()
-            found.append(parameters(model.module))
-        return found
-
-    for found in on_ranks(rank, 2):
-        assert_all(found, by_hand([3, 3], lambda active, _: 2))
-
-
 def test_ranks_that_do_different_things_are_told_so() -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(make_net(norm=True), comm)
@@ -225,20 +207,5 @@ def test_join_inside_join_is_refused_on_every_rank_and_is_possible_afterwards(sa
             with model.join():
                 for step in range(1 + comm.rank):
                     loss_of(model, rows(comm.rank, step)).backward()
-
-    on_ranks(rank, 2)
-
-
-def test_collectives_in_forward_have_no_company_but_the_first_end_can_be_told_to_all() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(convert_sync_batchnorm(make_net(norm=True), comm), comm)
-
-        def train() -> None:
-            with model.join(throw_on_early_termination=True):
-                for step in range(1 + comm.rank):
-                    loss_of(model, rows(comm.rank, step)).backward()
-
-        with pytest.raises(EarlyStop):
-            train()
 
     on_ranks(rank, 2)

@@ -111,33 +111,6 @@ def test_buffers_cost_one_call_more_a_kind(mode: bool | str) -> None:
     collectives.run_threads(rank, 2, timeout=20)
 
 
-def test_check_finite_costs_the_one_small_call_that_it_says() -> None:
-    def rank(comm: Communicator) -> None:
-        found, _ = steps(comm, 5, lambda net, comm: DataParallel(net, comm, check_finite=True))
-        calls, planned = found[-1]
-        assert calls == [*planned, ("all_gather", 8)]
-
-    collectives.run_threads(rank, 2, timeout=20)
-
-
-def test_a_step_inside_no_sync_and_a_forward_alone_call_nothing() -> None:
-    def rank(comm: Communicator) -> None:
-        calls: Calls = []
-        model = DataParallel(Net(True), Recorder(comm, calls, name_and_bytes))
-        model(ddp.ones(3, 40), branch=True).sum().backward()
-        model(ddp.ones(3, 40), branch=True)
-        calls.clear()
-        for _ in range(3):
-            with model.no_sync():
-                model.zero_grad()
-                model.backward(model(ddp.ones(3, 40), branch=True).sum(), weight=3)
-        model.eval()
-        model(ddp.ones(3, 40), branch=False)
-        assert calls == []
-
-    collectives.run_threads(rank, 2, timeout=20)
-
-
 def test_a_step_is_marked_in_the_flight_record() -> None:
     model = DataParallel(nn.Linear(2, 1), comm=collectives.init())
     for steps in (1, 2):

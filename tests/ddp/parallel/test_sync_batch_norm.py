@@ -16,8 +16,7 @@ import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import DtypeError, GraphError, ShapeError, VersionError
-from ddp.nn import functional as F
-from ddp.parallel import DataParallel, all_reduce
+from ddp.parallel import all_reduce
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 from tests.ddp.parallel.recorder import Recorder
 
@@ -188,49 +187,6 @@ def test_half_types_are_normalised_in_float32(dtype: str, weights: str) -> None:
 # Whose gradient ---------------------------------------------------------------------------------------------------
 
 
-class Net(nn.Module):
-    """Two normalised layers, then one per sample."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        ddp.manual_seed(0)
-        self.conv, self.first = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)
-        self.linear, self.second = nn.Linear(4 * 4 * 4, 5), nn.BatchNorm1d(5)
-        self.out = nn.Linear(5, 3)
-
-    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
-        x = self.first(self.conv(x)).relu()
-        return self.out(self.second(self.linear(x.flatten(1))).tanh())
-
-
-IMAGES, LABELS = numbers(8, 2, 6, 6), np.random.default_rng(3).integers(0, 3, 8)
-
-
-def trained_alone() -> dict[str, np.ndarray]:
-    net = Net().double()
-    for _ in range(2):
-        net.zero_grad()
-        F.cross_entropy(net(ddp.tensor(IMAGES)), ddp.tensor(LABELS)).backward()
-    return state(net)
-
-
-@pytest.mark.parametrize("shards", [[8], [4, 4], [5, 3], [7, 1], [5, 0, 3], [1, 2, 4, 1]], ids=str)
-def test_data_parallel_with_weights_equals_one_process_on_the_whole_batch(shards: list[int]) -> None:
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        net = convert_sync_batchnorm(Net().double(), comm)
-        model = DataParallel(net, comm, bucket_cap_mb=1e-4)
-        rows = part(shards, comm.rank)
-        for _ in range(2):
-            model.zero_grad()
-            loss = F.cross_entropy(model(ddp.tensor(IMAGES[rows])), ddp.tensor(LABELS[rows]), reduction="sum")
-            model.backward(loss, weight=shards[comm.rank])
-        return state(net)
-
-    expected = trained_alone()
-    for got in on_ranks(rank, len(shards)):
-        assert_same(got, expected)
-
-
 @pytest.mark.parametrize("wanting", [[True, False], [False, True], [True, False, False, True]], ids=str)
 @pytest.mark.parametrize("affine", [True, False])
 def test_a_rank_whose_input_is_frozen_takes_part_in_the_gradient_of_others(wanting: list[bool], affine: bool) -> None:
@@ -343,17 +299,6 @@ def test_one_call_forward_and_one_backward_and_none_that_nobody_needs() -> None:
     assert calls_of(without_gradient) == ["all_gather"]
     assert calls_of(evaluate) == []
     assert calls_of(train, size=1) == []
-
-
-def test_evaluation_is_that_of_batch_norm() -> None:
-    layer = SyncBatchNorm(C).eval()
-    plain = nn.BatchNorm1d(C).eval()
-    with ddp.no_grad():
-        for each in (layer, plain):
-            each.running_mean.fill_(0.5)
-            each.running_var.fill_(2.0)
-    x = ddp.tensor(numbers(4, C))
-    assert_array_equal(layer.double()(x).detach().numpy(), plain.double()(x).detach().numpy())
 
 
 # Conversion -------------------------------------------------------------------------------------------------------

@@ -134,32 +134,3 @@ def test_what_is_missing_or_too_much_is_told_as_by_the_bare_module() -> None:
     found = Outer(sequential, True).load_state_dict({"body.0.bias": ddp.ones(2), "last": ddp.ones(1)}, strict=False)
     assert "body.2.weight" in found.missing_keys
     assert found.unexpected_keys == ["last"]
-
-
-def test_hooks_before_and_after_loading_run_and_hear_the_names_of_the_state_dict() -> None:
-    seen: list[tuple[str, list[str]]] = []
-
-    def before(part: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        seen.append((type(part).__name__ + prefix, list(state)))
-
-    def after(part: nn.Module, found: Any) -> None:
-        seen.append((type(part).__name__, list(found.missing_keys)))
-        found.missing_keys.clear()
-
-    net = sequential()
-    model = DataParallel(net)
-    for part in (net, model):
-        part.register_load_state_dict_pre_hook(before)
-        part.register_load_state_dict_post_hook(after)
-    state = model.state_dict()
-    del state["0.bias"]
-    names = list(state)
-    for given in (state, {f"module.{name}": value for name, value in state.items()}):
-        seen.clear()
-        model.load_state_dict(given)
-        assert seen == [
-            ("DataParallel", names),
-            ("Sequential", names),
-            ("Sequential", ["0.bias"]),
-            ("DataParallel", []),
-        ]

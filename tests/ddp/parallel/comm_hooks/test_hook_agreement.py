@@ -14,7 +14,7 @@ from collectives import Communicator
 from ddp import nn
 from ddp.errors import ArgumentError, ParallelError
 from ddp.parallel import DataParallel
-from ddp.parallel.comm_hooks import GradBucket, PowerSGD, TopK, bf16
+from ddp.parallel.comm_hooks import GradBucket, PowerSGD, TopK
 
 HOOKS: list[Callable[[], Any]] = [PowerSGD, TopK]
 
@@ -64,14 +64,6 @@ def test_a_hook_of_a_model_that_is_gone_or_was_refused_is_free() -> None:
     DataParallel(nn.Linear(3, 2), comm_hook=hook)
 
 
-def test_hooks_without_a_state_are_shared() -> None:
-    def rank(comm: Communicator) -> None:
-        for model in (wrapped(comm, bf16), wrapped(comm, bf16)):
-            train(model)
-
-    collectives.run_threads(rank, 2, timeout=20)
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -107,14 +99,6 @@ class Mine:
     def __call__(self, bucket: GradBucket) -> None: ...
 
 
-def test_ranks_have_to_give_the_same_hook() -> None:
-    def rank(comm: Communicator) -> None:
-        with pytest.raises(ParallelError, match="comm_hook is 'bf16' on rank 0, but 'TopK' on rank 1: all ranks have"):
-            wrapped(comm, TopK() if comm.rank else bf16)
-
-    collectives.run_threads(rank, 2)
-
-
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [({"same_on_all_ranks": [3]}, r"same_on_all_ranks should be a dict of settings, is \[3\]")]
@@ -125,14 +109,3 @@ def test_settings_that_are_none(attributes: dict[str, Any], message: str) -> Non
     vars(hook).update(attributes)
     with pytest.raises(ArgumentError, match=message):
         DataParallel(nn.Linear(3, 2), comm_hook=hook)
-
-
-def test_a_setting_that_only_one_rank_lists_is_an_error_on_every_rank() -> None:
-    def rank(comm: Communicator) -> None:
-        def mine(bucket: GradBucket) -> None: ...
-
-        mine.same_on_all_ranks = {"k": 3} if comm.rank == 1 else {}  # type: ignore[attr-defined]
-        with pytest.raises(ParallelError, match="comm_hook mine: k is 'missing' on rank 0, but 3 on rank 1"):
-            wrapped(comm, mine)
-
-    collectives.run_threads(rank, 2, timeout=20)

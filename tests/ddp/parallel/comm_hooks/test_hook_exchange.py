@@ -14,7 +14,7 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator, Work
-from collectives.errors import CollectiveTimeout, CommunicatorClosed, MismatchError
+from collectives.errors import CollectiveTimeout, MismatchError
 from ddp.errors import DtypeError, ParallelError
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket
@@ -327,25 +327,5 @@ def test_a_rank_that_does_not_come_is_a_timeout_that_names_the_bucket() -> None:
                 exchange.finish()
         finally:
             other_has_waited.set()
-
-    collectives.run_threads(rank, 2)
-
-
-def test_it_gives_its_communicators_back() -> None:
-    def rank(comm: Communicator) -> None:
-        taken: list[Communicator] = []
-
-        def hook(bucket: GradBucket) -> None:
-            taken.append(bucket.comm)
-
-        exchange, _, _ = begun(hook, comm)
-        exchange.launch(0)
-        exchange.finish()
-        exchange.close()
-        exchange.close()
-        assert taken[0] is not comm
-        with pytest.raises(CommunicatorClosed):
-            taken[0].barrier()
-        comm.barrier()
 
     collectives.run_threads(rank, 2)

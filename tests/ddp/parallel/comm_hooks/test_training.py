@@ -107,13 +107,3 @@ def test_an_error_in_a_hook_comes_out_of_backward_and_no_step_follows() -> None:
             (model(ddp.from_numpy(X)) ** 2).mean().backward()
 
     collectives.run_threads(rank, 2)
-
-
-def test_what_no_rank_uses_keeps_grad_none() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(Net(), comm, comm_hook=TopK(1.0))
-        (model(ddp.from_numpy(X), whole=False) ** 2).mean().backward()
-        assert model.module.second.weight.grad is None
-        assert model.module.first.weight.grad is not None
-
-    collectives.run_threads(rank, 2)

@@ -14,8 +14,6 @@ import pytest
 
 import collectives
 import ddp
-from collectives.backends.nccl import watchdog
-from ddp.errors import ParallelError
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.planner import WARM
 from ddp.parallel.zero.zero_optimizer import ZeroOptimizer
@@ -113,38 +111,6 @@ def test_the_host_waits_for_the_device_only_while_it_measures(rig: Callable[...,
         assert waited == (checked if step % 5 == 1 else []) + expected, step
 
 
-def streams_of(entries: list[tuple[str, str]]) -> dict[str, list[str]]:
-    return {
-        name: [what for stream, what in entries if stream == name] for name in sorted({each[0] for each in entries})
-    }
-
-
-# Each "record" stands behind the kernels of a complete bucket; one "wait" for each when all has been launched.
-BACKWARD = [*["kernels", "record"] * 4, *["wait"] * 4]
-
-
-def by_kernels(streams: dict[str, list[str]]) -> dict[str, list[str]]:
-    """What stands between the kernels of the stream that computes: these are other modules' business."""
-    found = ["kernels" if what not in ("record", "wait") else what for what in streams["user 0."]]
-    short = [what for i, what in enumerate(found) if what != "kernels" or i == 0 or found[i - 1] != what]
-    return {**streams, "user 0.": short}
-
-
-def test_a_bucket_is_reduced_beside_backward_between_one_event_before_and_one_after(rig: Callable[..., Rig]) -> None:
-    made = rig(2, FakeLibrary())
-
-    def rank(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, made, check_every=0)
-        for _ in range(WARM + 1):
-            trainer.step()
-
-    made.run(rank)
-    assert by_kernels(streams_of([*between(made, BEGINS, ENDS)][-1])) == {
-        "user 0.": BACKWARD,
-        "comm 0.": ["wait", "nccl all_reduce", "multiply", "record"] * 4,
-    }
-
-
 def steps_ahead_of_the_device(made: Rig) -> None:
     """Steps while the device does nothing, among them one after which the buckets move.
 
@@ -189,12 +155,6 @@ def test_the_host_gets_through_steps_while_the_device_does_nothing(rig: Callable
     steps_ahead_of_the_device(rig(2, FakeLibrary()))
 
 
-def test_buckets_that_nobody_holds_are_missed(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog.Watchdog, "watch", lambda self, *arguments: None)
-    with pytest.raises(AssertionError, match="given away"):
-        steps_ahead_of_the_device(rig(2, FakeLibrary()))
-
-
 def alone(comm: Any, steps: int, late: int) -> list[Any]:
     """The run above on the CPU, both ranks' batches on each rank, without any of this package."""
     net = Net(3)
@@ -235,28 +195,3 @@ def test_ranks_hand_nccl_their_calls_in_one_order_over_all_communicators(
     one, other = started.values()
     assert one == other
     assert len(one) > 8
-
-
-@TRANSPORTS
-def test_what_a_rank_alone_has_wrong_is_named(rig: Callable[..., Rig], nccl: Any) -> None:
-    def not_a_number(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, made, check_finite=True)
-        trainer.step()
-        if comm.rank == 1:
-            trainer.net.b1.array[2] = np.nan
-        with pytest.raises(ParallelError, match=r"step 1: infinity or NaN in the gradient of b1 on rank 1, before"):
-            trainer.step()
-
-    def describe_drift(comm: Any, cupy: Any) -> None:
-        trainer = Trainer(comm, made, check_every=1)
-        trainer.step()
-        trainer.step()
-        if comm.rank == 1:
-            trainer.net.b1.array[2] = 7
-        trainer.step()
-        with pytest.raises(ParallelError, match=r"^b1 .*is not the same on ranks 0, 1 at step 2 \(all .* at step 1\)"):
-            trainer.step()
-
-    for program in (not_a_number, describe_drift):
-        made = rig(2, nccl)
-        made.run(program)

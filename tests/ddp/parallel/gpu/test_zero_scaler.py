@@ -73,9 +73,3 @@ def test_all_ranks_leave_out_the_same_steps(
     for seed in range(count(1, 20)):
         run = lambda comm, device, _: train(comm, device, kind, clipped)  # noqa: E731
         assert_numbers_of_the_cpu(rig, nccl, 2, seed, run, rtol=1e-6)
-
-
-@pytest.mark.parametrize("clipped", [False, True])
-def test_ranks_without_data_leave_them_out_too(rig: Callable[..., Rig], clipped: bool) -> None:
-    run = lambda comm, device, _: train(comm, device, optim.Adam, clipped, True)  # noqa: E731
-    assert_numbers_of_the_cpu(rig, FakeLibrary(), 2, 0, run, rtol=1e-6)

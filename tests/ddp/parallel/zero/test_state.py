@@ -98,20 +98,6 @@ def test_training_goes_on_at_2_3_1_ranks_and_unsharded(kind: Any, settings: dict
     assert_same_state(got[1], expected[1])
 
 
-def test_before_the_first_step_the_state_is_empty() -> None:
-    def rank(comm: Communicator) -> None:
-        model = wrapped(comm)
-        zero = ZeroOptimizer(model, optim.Adam, lr=0.25)
-        empty = zero.state_dict()
-        assert empty == optim.Adam(model.module.parameters(), lr=0.25).state_dict()
-        train(model, zero, range(2))
-        zero.param_groups[0]["lr"] = 0.5
-        zero.load_state_dict(empty)
-        assert zero.state_dict() == empty
-
-    collectives.run_threads(rank, 2)
-
-
 @pytest.mark.parametrize("by_numpy", [False, True], ids=["tensors", "arrays"])
 def test_state_of_pytorch_loads(by_numpy: bool) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")

@@ -71,27 +71,6 @@ def test_buckets_leave_while_backward_computes_and_come_back_while_the_next_is_u
     collectives.run_threads(rank, 2)
 
 
-def test_a_bucket_without_a_gradient_is_not_gathered() -> None:
-    class Two(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(40, 40), nn.Linear(40, 40)
-
-        def forward(self, x: ddp.Tensor) -> ddp.Tensor:
-            return self.a(x).sum()
-
-    def rank(comm: Communicator) -> None:
-        events: list[str] = []
-        model: Any = DataParallel(Two(), Recorder(comm, events), bucket_cap_mb=0.0063, first_bucket_mb=0.0063)
-        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-        model(ddp.ones(2, 40)).backward()
-        events.clear()
-        zero.step()
-        assert events == ["all_gather"]
-
-    collectives.run_threads(rank, 2)
-
-
 def test_a_gradient_in_parts_cannot_be_read() -> None:
     def rank(comm: Communicator) -> None:
         model = wrapped(comm)
@@ -180,23 +159,6 @@ def test_parameters_are_the_model_s_each_once() -> None:
             ZeroOptimizer(model, optim.SGD)
 
     collectives.run_threads(rank, 1)
-
-
-def test_parameters_stay_what_they_were_and_views_follow_them_while_the_plan_stays() -> None:
-    def rank(comm: Communicator) -> None:
-        model = wrapped(comm)
-        before = {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.module.named_parameters()}
-        zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
-        train(model, zero, range(4))
-        view = model.module.second.bias.detach()
-        then = view.clone()
-        train(model, zero, range(4, 6))
-        assert (view == model.module.second.bias.detach()).all()
-        assert (view != then).any()
-        assert {name: (p.shape, p.dtype, p.requires_grad) for name, p in model.module.named_parameters()} == before
-        assert all(p.is_leaf and p.is_contiguous() for p in model.module.parameters())
-
-    collectives.run_threads(rank, 2)
 
 
 def test_a_rank_that_makes_no_step_is_named_with_the_bucket() -> None:
