@@ -1,6 +1,6 @@
 """All ranks or none: each rank does its part, and then all know whether every rank's succeeded.
 
-An error is one sentence: the rank, the file, the system's reason, and what to do about it."""
+An error is one sentence: the rank, the file and the system's reason."""
 
 from __future__ import annotations
 
@@ -19,22 +19,9 @@ T = TypeVar("T")
 
 PATIENCE = 1800.0  # s without a byte, or an answer from the disk, after which a rank is given up
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What a network or a disk may get over.
-_PASSING = (errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.EIO)
 # What says nothing of the file: another process, or this one later, could read it.
-_ELSEWHERE = (*_PASSING[:-1], errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT)
-_ADVICE = {
-    **dict.fromkeys(_NO_ROOM, "free some room there, or keep fewer checkpoints"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "give a folder that can be written"),
-    errno.ENOENT: "was the folder removed?",
-    errno.ENOTDIR: "a folder is needed there",
-    errno.EIO: "the disk is failing: look at the system's log, and save elsewhere",
-    errno.ESTALE: "the file server has changed under the folder: mount it again",
-    errno.EEXIST: "does something else write there?",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.EFBIG: "the file system takes no files of that size",
-}
+_TRANSIENT = {errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE}
+_TRANSIENT |= {errno.ENOMEM, errno.ETIMEDOUT}
 
 
 class LocalFailure(Exception):
@@ -50,20 +37,11 @@ class RankFailure(NamedTuple):
 
 @contextlib.contextmanager
 def describing_os_errors(what: str, path: str) -> Iterator[None]:
-    """Raises LocalFailure for an OSError of the block: `writing runs/x: No space left on device, 4,096 bytes are left
-    (free some room there, ...)`. what: "writing"
-    """
+    """Raises LocalFailure for an OSError of the block: "writing runs/x: No space left on device". what: "writing" """
     try:
         yield
     except OSError as error:
-        number = error.errno or 0
-        advice = f" ({_ADVICE[number]})" if number in _ADVICE else ""
-        free = ""
-        if number in _NO_ROOM:
-            with contextlib.suppress(OSError):
-                stat = os.statvfs(os.path.dirname(path))
-                free = f", {stat.f_bavail * stat.f_frsize:,} bytes are left"
-        raise LocalFailure(f"{what} {path}: {reason(error)}{free}{advice}") from error
+        raise LocalFailure(f"{what} {path}: {reason(error)}") from error
 
 
 def reason(error: OSError) -> str:
@@ -73,17 +51,7 @@ def reason(error: OSError) -> str:
 
 def is_transient(error: BaseException | None) -> bool:
     """Whether a file that could not be read may still be as it was written."""
-    return isinstance(error, OSError) and error.errno in _ELSEWHERE
-
-
-def retry_once(work: Callable[[], T]) -> T:
-    """What `work` returns, at the second attempt where the first failed by what may pass. It begins anew each time."""
-    try:
-        return work()
-    except OSError as error:
-        if error.errno not in _PASSING:
-            raise
-        return work()
+    return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 
 class Agreement:

@@ -7,7 +7,6 @@ checkpoints."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -38,22 +37,12 @@ class FolderLock:
 
     def __init__(self, folder: str) -> None:
         self.exclusive = False
-        self._token = ""
         self._folder, self._path = folder, os.path.join(folder, NAME)
         self._close: Callable[[], object] | None = None
-        self._id = (0, 0)
         _locks.add(self)
 
     def take(self) -> str:
-        """Makes the folder and locks it, unless it is locked; the token that others find there. Raises: LocalFailure"""
-        if self._close is not None:
-            with contextlib.suppress(OSError):
-                stat = os.stat(self._path)
-                if self._id == (stat.st_dev, stat.st_ino):  # else the folder, or its lock, was replaced
-                    return self._token
-            self.close()
-            if not os.path.isdir(self._folder):
-                raise LocalFailure(f"{self._folder} was removed while the job ran: make it again, or save elsewhere")
+        """Makes the folder and locks it; the token that other ranks find there. Raises: LocalFailure"""
         with describing_os_errors("making the folder", self._folder):
             try:
                 os.makedirs(self._folder, exist_ok=True)
@@ -64,17 +53,15 @@ class FolderLock:
             self._close = weakref.finalize(self, os.close, fd)
             try:
                 self.exclusive = self._lock(fd)
-                self._token = os.urandom(8).hex()
-                content = json.dumps({"token": self._token, "host": socket.gethostname(), "pid": os.getpid()})
+                token = os.urandom(8).hex()
+                content = json.dumps({"token": token, "host": socket.gethostname(), "pid": os.getpid()})
                 os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
             except BaseException:
                 self.close()
                 raise
-            stat = os.fstat(fd)
-            self._id = stat.st_dev, stat.st_ino
         if not self.exclusive:
             _log.warning("%s: its file system has no locks: let one job alone save there", self._folder)
-        return self._token
+        return token
 
     def _lock(self, fd: int) -> bool:
         limit = time.monotonic() + _PATIENCE

@@ -1,13 +1,13 @@
 """The manifest of a checkpoint: what it consists of, in JSON, and by which checksums each byte of it is known.
 
-    {"sha256":"...", "format":"ddp.checkpoint", "version":2, "step":120, "block":16777216,
+    {"sha256":"...", "format":"ddp.checkpoint", "version":3, "step":120, "block":16777216,
      "files":[{"bytes":1234,"sha256":["..."]}, ...],
-     "tensors":{"model.0.weight":{"dtype":"F32","shape":[10,64],"pieces":[[0,0,640]]}, ...},
+     "tensors":{"model.0.weight":{"dtype":"F32","shape":[10,64],"pieces":[[0,0,640,136]]}, ...},
      "state":..., "own_state":[...]}
 
 The first checksum is of all bytes that follow it, so that the text is known to be whole before any of it is parsed; a
-file, one for each rank, has one for each block. A tensor's pieces are stretches (rank, start, stop) of its elements in
-C order, and cover all of them.
+file, one for each rank, has one for each block. A tensor's pieces are stretches (rank, start, stop, at) of its elements
+in C order, which start at byte `at` of that rank's file, and cover all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import METADATA, STORED, are_sizes
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 2
+VERSION = 3
 MOST_MANIFEST_BYTES = 1 << 30  # of a manifest: it is read into memory before anything of it is known
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 
@@ -40,11 +40,12 @@ class ShardInfo(NamedTuple):
 
 
 class TensorPiece(NamedTuple):
-    """Elements start to stop of a tensor that is thought of as flat. rank: whose file has them"""
+    """Elements start to stop of a tensor that is thought of as flat. rank: whose file has them, from byte `at` on"""
 
     rank: int
     start: int
     stop: int
+    at: int
 
 
 class TensorEntry(NamedTuple):
@@ -56,12 +57,13 @@ class TensorEntry(NamedTuple):
 
 
 class TensorPart(NamedTuple):
-    """What one rank has of a tensor."""
+    """What one rank has of a tensor. at: the byte of its file"""
 
     dtype: str
     shape: tuple[int, ...]
     start: int
     stop: int
+    at: int
 
 
 class Manifest(NamedTuple):
@@ -98,12 +100,12 @@ def assemble_tensors(parts: Sequence[Mapping[str, TensorPart]]) -> dict[str, Ten
         for rank, part in pieces:
             if part.start != at:
                 how = "is written by several ranks" if part.start < at else "is written by no rank"
-                raise CheckpointError(f"{name}: element {min(at, part.start)} {how}; rank {rank} has {part[2:]}")
+                raise CheckpointError(f"{name}: element {min(at, part.start)} {how}; rank {rank} has {part[2:4]}")
             at = part.stop
         if at != math.prod(first.shape):
             raise CheckpointError(f"{name}: of its {math.prod(first.shape)} elements only {at} are written by a rank")
         entries[name] = TensorEntry(
-            first.dtype, first.shape, tuple(TensorPiece(rank, part.start, part.stop) for rank, part in pieces)
+            first.dtype, first.shape, tuple(TensorPiece(rank, *part[2:]) for rank, part in pieces)
         )
     return entries
 
@@ -154,7 +156,7 @@ def _checked(value: Any) -> Manifest:
     assert isinstance(step, int)
     assert isinstance(block, int)
     shards = [_shard(rank, each, block) for rank, each in enumerate(files)]
-    entries = {name: _entry(name, each, len(shards)) for name, each in tensors.items()}
+    entries = {name: _entry(name, each, shards) for name, each in tensors.items()}
     return Manifest(step, block, shards, entries, value.get("state"), own)
 
 
@@ -171,7 +173,7 @@ def _shard(rank: int, value: Any, block: int) -> ShardInfo:
     return ShardInfo(nbytes, sums)
 
 
-def _entry(name: str, value: Any, ranks: int) -> TensorEntry:
+def _entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> TensorEntry:
     what = f"tensor {name!r:.80}"
     if name == METADATA or not isinstance(value, dict) or value.keys() != set(TensorEntry._fields):
         _wrong(what, value)
@@ -180,7 +182,9 @@ def _entry(name: str, value: Any, ranks: int) -> TensorEntry:
         _wrong(what, value)
     at, seen = 0, set()
     for piece in pieces:
-        if not are_sizes(piece) or len(piece) != 3 or piece[0] >= ranks or not at == piece[1] <= piece[2] < 1 << 63:
+        if not are_sizes(piece) or len(piece) != 4 or piece[0] >= len(shards) or not at == piece[1] <= piece[2]:
+            _wrong(what, value)
+        if piece[3] + (piece[2] - at) * STORED[dtype].itemsize > shards[piece[0]].bytes:
             _wrong(what, value)
         at = piece[2]
         seen.add(piece[0])

@@ -8,7 +8,6 @@ nothing is ever replaced, and what was written last is newest."""
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,8 +22,8 @@ from ddp.checkpoint import manifest as manifests
 from ddp.checkpoint.agreement import Agreement, LocalFailure, is_transient, reason
 from ddp.checkpoint.manifest import MANIFEST_FILE, DamagedCheckpoint, Manifest, TensorEntry, decode_manifest
 from ddp.checkpoint.shard_file import Array, VerifiedFile
-from ddp.errors import CheckpointError, SerializationError
-from ddp.serialization.safetensors import STORED, Header, Span
+from ddp.errors import CheckpointError
+from ddp.serialization.safetensors import STORED
 
 MOST_STEPS = 10**18
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
@@ -124,13 +123,11 @@ class Saved:
         try:
             with ExitStack() as stack:
                 files = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
-                spans = {rank: Header(file, shard_name(rank)).spans for rank, file in files.items()}
                 # In the order of the files, so that each block is read once.
-                starts = {name: (rank, span.start) for rank, found in spans.items() for name, span in found.items()}
-                order = sorted(entries, key=lambda name: starts.get(name, (0, 0)))
-                arrays = {name: _read_pieces(name, entries[name], files, spans) for name in order}
+                order = sorted(entries, key=lambda name: entries[name].pieces[0][::3])
+                arrays = {name: _read_pieces(name, entries[name], files) for name in order}
                 return {name: arrays[name] for name in entries}
-        except (DamagedCheckpoint, SerializationError) as error:
+        except DamagedCheckpoint as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 
     def _open(self, rank: int) -> VerifiedFile:
@@ -154,22 +151,15 @@ class Saved:
                     progress()
 
 
-def _read_pieces(
-    name: str, entry: TensorEntry, files: Mapping[int, VerifiedFile], spans: Mapping[int, Mapping[str, Span]]
-) -> Array:
+def _read_pieces(name: str, entry: TensorEntry, files: Mapping[int, VerifiedFile]) -> Array:
     dtype = STORED[entry.dtype]
-    for rank, start, stop in entry.pieces:
-        span = spans[rank].get(name)
-        if span is None or span.dtype != dtype or math.prod(span.shape) != stop - start:
-            raise DamagedCheckpoint(f"{shard_name(rank)}: it does not hold elements {start} to {stop} of {name}")
     try:
         flat = np.empty(entry.pieces[-1].stop, dtype)
         whole = flat.reshape(entry.shape)
     except (ValueError, OverflowError) as error:
         raise DamagedCheckpoint(f"{name}: shape {entry.shape}: {error}") from None
-    for rank, start, stop in entry.pieces:
-        files[rank].seek(spans[rank][name].start)
-        files[rank].readinto(flat[start:stop].view(np.uint8).data)
+    for rank, start, stop, at in entry.pieces:
+        files[rank].read_into(at, flat[start:stop].view(np.uint8).data)
     return whole
 
 

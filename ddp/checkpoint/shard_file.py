@@ -22,7 +22,7 @@ import numpy as np
 from ddp._files import open_regular
 from ddp.checkpoint.agreement import reason
 from ddp.checkpoint.manifest import DamagedCheckpoint, ShardInfo
-from ddp.serialization.safetensors import lay_out
+from ddp.serialization.safetensors import FileLayout
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +33,11 @@ _SMALL = 1 << 20  # arrays are gathered up to so many bytes, so that a thousand 
 
 
 def write_shard(
-    path: str, arrays: Mapping[str, Array], progress: Callable[[], None], in_background: bool = False
+    path: str,
+    arrays: Mapping[str, Array],
+    layout: FileLayout,
+    progress: Callable[[], None],
+    in_background: bool = False,
 ) -> ShardInfo:
     """Writes a new safetensors file, to the disk.
 
@@ -46,25 +50,15 @@ def write_shard(
     with ThreadPoolExecutor(1, "checksums") as helper:  # starts its thread when it is given work
 
         def chunks() -> Iterator[memoryview]:
-            alone = in_background
-            for chunk in _chunks(arrays):
-                if not alone:
-                    try:
-                        pending.append(helper.submit(sums.add, chunk))
-                    except RuntimeError:
-                        # From Python 3.12 on no thread starts any more once the script has ended. The pool keeps the
-                        # chunk: a thread that it started later would add it a second time.
-                        alone = True
-                        while pending:
-                            pending.popleft().result()
-                if alone:
+            for chunk in _chunks(arrays, layout):
+                if in_background:
                     sums.add(chunk)
+                else:
+                    pending.append(helper.submit(sums.add, chunk))
+                    if len(pending) > _AHEAD:
+                        pending.popleft().result()
                 yield chunk
-                if len(pending) > _AHEAD:
-                    pending.popleft().result()
                 progress()
-            while pending:
-                pending.popleft().result()
 
         write_file(path, chunks())
     return sums.shard()
@@ -112,11 +106,10 @@ def remove_folder(path: str) -> None:
         os.rmdir(path)
 
 
-def _chunks(arrays: Mapping[str, Array]) -> Iterator[memoryview]:
+def _chunks(arrays: Mapping[str, Array], layout: FileLayout) -> Iterator[memoryview]:
     """The bytes of the file, in order."""
-    begin, order = lay_out(arrays, {})
-    gathered = bytearray(begin)
-    for name in order:
+    gathered = bytearray(layout.begin)
+    for name in layout.starts:
         array = arrays[name]
         if len(gathered) + array.nbytes > _SMALL:
             yield memoryview(gathered)
@@ -164,7 +157,6 @@ class VerifiedFile:
     def __init__(self, path: str, shard: ShardInfo, block: int) -> None:
         self._name = os.path.basename(path)
         self._shard, self._block = shard, block
-        self._at = 0
         self._held = -1  # the block that is in the buffer
         self._buffer = memoryview(b"")
         try:
@@ -190,35 +182,20 @@ class VerifiedFile:
             raise DamagedCheckpoint(f"{self._name}: {reason(what)}") from what
         raise DamagedCheckpoint(f"{self._name}: {what}")
 
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, at: int, whence: int = os.SEEK_SET) -> int:
-        self._at = at if whence == os.SEEK_SET else self._shard.bytes + at
-        return self._at
-
-    def read(self, count: int) -> bytes:
-        found = bytearray(max(0, min(count, self._shard.bytes - self._at)))
-        self.readinto(memoryview(found))
-        return bytes(found)
-
-    def readinto(self, view: memoryview) -> int:
-        """Fills it up to the end of the file; the number of bytes. What is in it after an error means nothing."""
-        view = view[: max(0, self._shard.bytes - self._at)]
-        total = len(view)
+    def read_into(self, at: int, view: memoryview) -> None:
+        """Fills `view` from byte `at` on. What is in it after an error means nothing."""
         while view:
-            index, offset = divmod(self._at, self._block)
-            taken = min(len(view), self._length(index) - offset)
-            if taken == self._length(index):  # a whole block goes where it is wanted
-                self._load(index, view[:taken])
+            index, offset = divmod(at, self._block)
+            count = min(len(view), self._length(index) - offset)
+            if count == self._length(index):  # a whole block goes where it is wanted
+                self._load(index, view[:count])
             else:
                 if index != self._held:
                     self.verify(index)
                     self._held = index
-                view[:taken] = self._buffer[offset : offset + taken]
-            self._at += taken
-            view = view[taken:]
-        return total
+                view[:count] = self._buffer[offset : offset + count]
+            at += count
+            view = view[count:]
 
     def verify(self, index: int) -> None:
         """Reads one block."""

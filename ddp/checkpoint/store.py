@@ -25,7 +25,7 @@ import numpy as np
 from collectives.communicator import Communicator
 from ddp.checkpoint import manifest as manifests
 from ddp.checkpoint import shard_file
-from ddp.checkpoint.agreement import Agreement, LocalFailure, describing_os_errors, retry_once
+from ddp.checkpoint.agreement import Agreement, LocalFailure, describing_os_errors
 from ddp.checkpoint.folder_lock import FolderLock, wait_for_token, wait_until
 from ddp.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -51,7 +51,7 @@ from ddp.checkpoint.saved import (
 )
 from ddp.checkpoint.shard_file import Array, remove_folder, sync_folder, write_file, write_shard
 from ddp.errors import ArgumentError, CheckpointError
-from ddp.serialization.safetensors import CODES, METADATA
+from ddp.serialization.safetensors import CODES, METADATA, FileLayout, lay_out
 
 #: (start, stop, shape): elements start to stop of a tensor of that shape, in C order
 PieceRange = tuple[int, int, tuple[int, ...]]
@@ -72,28 +72,34 @@ class RankPlan(NamedTuple):
 
 def plan_rank(
     step: int, tensors: Mapping[str, Array], state: Any, own_state: Any, pieces: Mapping[str, PieceRange], rank: int
-) -> RankPlan:
-    """What this rank is to write. Raises: LocalFailure if it cannot be written."""
+) -> tuple[RankPlan, FileLayout]:
+    """What this rank is to write, and where in its file. Raises: LocalFailure if it cannot be written."""
     if type(step) is not int or not 0 <= step < MOST_STEPS:
         raise LocalFailure(f"a step should be an int of at least 0, is {step!r}")
     if unknown := pieces.keys() - tensors.keys():
         raise LocalFailure(f"there are pieces of {sorted(unknown)}, which are not among the tensors")
-    parts = {name: _part(name, array, pieces.get(name)) for name, array in tensors.items()}
-    return RankPlan(step, parts, "" if rank else to_json("state", state), to_json("own_state", own_state))
+    for name, array in tensors.items():
+        _check_tensor(name, array, pieces.get(name))
+    layout = lay_out(tensors, {})
+    parts = {}
+    for name, array in tensors.items():
+        start, stop, shape = pieces.get(name, (0, array.size, array.shape))
+        parts[name] = TensorPart(CODES[array.dtype], tuple(shape), start, stop, layout.starts[name])
+    return RankPlan(step, parts, "" if rank else to_json("state", state), to_json("own_state", own_state)), layout
 
 
-def _part(name: str, array: Any, piece: PieceRange | None) -> TensorPart:
+def _check_tensor(name: str, array: Any, piece: PieceRange | None) -> None:
     if not isinstance(name, str) or name == METADATA or name.encode(errors="ignore").decode() != name:
         raise LocalFailure(f"{name!r:.80} is no name for a tensor")
     if not isinstance(array, np.ndarray) or array.dtype not in CODES:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
         raise LocalFailure(f"{name} should be a NumPy array of {', '.join(map(str, CODES))}, is of {kind}")
-    start, stop, shape = (0, array.size, array.shape) if piece is None else piece
-    if piece is not None and not (0 <= start <= stop <= math.prod(shape) and array.shape == (stop - start,)):
-        raise LocalFailure(
-            f"{name}: an array of shape {array.shape} is not elements {start} to {stop} of {tuple(shape)}"
-        )
-    return TensorPart(CODES[array.dtype], tuple(shape), start, stop)
+    if piece is not None:
+        start, stop, shape = piece
+        if not (0 <= start <= stop <= math.prod(shape) and array.shape == (stop - start,)):
+            raise LocalFailure(
+                f"{name}: an array of shape {array.shape} is not elements {start} to {stop} of {tuple(shape)}"
+            )
 
 
 def to_json(where: str, value: Any) -> str:
@@ -166,12 +172,13 @@ class Store:
         failed = f"the checkpoint of step {step} was not saved, those before are as they were"
         rank, run = self.ranks.rank, self.ranks.run
         unfinished = path = ""
+        layout: FileLayout
 
         def prepare() -> RankPlan:
-            nonlocal unfinished, path
+            nonlocal unfinished, path, layout
             if not ready():
                 return RankPlan(step, {}, "", "", ready=False)
-            plan = plan_rank(step, tensors, state, own_state, pieces or {}, rank)
+            plan, layout = plan_rank(step, tensors, state, own_state, pieces or {}, rank)
             if rank == 0:
                 unfinished, path = self._make_folder(step)
             return plan._replace(unfinished=unfinished)
@@ -187,7 +194,7 @@ class Store:
                 entries = assemble_tensors([plan.parts for plan in plans])
             except CheckpointError as error:
                 raise CheckpointError(f"{failed}: {error}") from None
-            shards = run(failed, lambda: self._write_shard(plans[0].unfinished, tensors, in_background))
+            shards = run(failed, lambda: self._write_shard(plans[0].unfinished, tensors, layout, in_background))
 
             def commit() -> str:
                 if rank == 0:
@@ -238,7 +245,6 @@ class Store:
 
     def _make_folder(self, step: int) -> tuple[str, str]:
         """A new folder with a temporary name, and the path that it is to have in the end."""
-        self._lock.take()
         with describing_os_errors("reading", self._folder):
             names = os.listdir(self._folder)
         if self._lock.exclusive:
@@ -255,20 +261,16 @@ class Store:
             os.mkdir(unfinished)
         return unfinished, os.path.join(self._folder, name)
 
-    def _write_shard(self, folder: str, tensors: Mapping[str, Array], in_background: bool) -> ShardInfo:
+    def _write_shard(
+        self, folder: str, tensors: Mapping[str, Array], layout: FileLayout, in_background: bool
+    ) -> ShardInfo:
         """Writes this rank's file, to the disk."""
         wait_until(lambda: os.path.isdir(folder))
         path = os.path.join(folder, shard_name(self.ranks.rank))
-
-        def write() -> ShardInfo:
-            with suppress(FileNotFoundError):
-                os.unlink(path)  # of the first attempt
-            shard = write_shard(path, tensors, self.ranks.progress, in_background)
+        with describing_os_errors("writing", path):
+            shard = write_shard(path, tensors, layout, self.ranks.progress, in_background)
             sync_folder(folder)
             return shard
-
-        with describing_os_errors("writing", path):
-            return retry_once(write)
 
     def _commit(self, unfinished: str, path: str, manifest: Manifest) -> None:
         """Writes the manifest, to the disk, and gives the folder its name."""
@@ -276,26 +278,16 @@ class Store:
         data = memoryview(encode_manifest(manifest))
         if len(data) > (most := manifests.MOST_MANIFEST_BYTES):
             raise LocalFailure(f"{file} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
-
-        def write() -> None:
-            with suppress(FileNotFoundError):
-                os.unlink(file)  # of the first attempt
+        with describing_os_errors("writing", file):
             write_file(file, iter([data]))
             sync_folder(unfinished)
-
-        with describing_os_errors("writing", file):
-            retry_once(write)
         with describing_os_errors("giving its name to", path):
             os.rename(unfinished, path)
         try:
             with describing_os_errors("writing", self._folder):
                 sync_folder(self._folder)
         except LocalFailure:
-            # It might be gone after a power failure, so it shall never have been there.
-            try:
-                os.rename(path, unfinished)
-            except OSError:
-                _remove(path)
+            _remove(path)  # it might be gone after a power failure, so it shall never have been there
             raise
 
     def _remove_surplus(self, keep: int) -> None:

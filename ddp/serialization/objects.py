@@ -98,7 +98,7 @@ class Writer:
 
     def write(self, file: IO[bytes]) -> None:
         _write(file, self._layout.begin)
-        for name in self._layout.order:
+        for name in self._layout.starts:
             array = np.ascontiguousarray(place(self._arrays[name], CPU))
             if array.size:
                 _write(file, array.reshape(-1).view(np.uint8).data)

@@ -42,10 +42,13 @@ _FOREIGN = {
 
 
 class FileLayout(NamedTuple):
-    """begin: the first bytes of the file, with the length of its header; order: the names as their data follows."""
+    """begin: the first bytes of the file, with the length of its header; starts: where each array's bytes start
+
+    starts are in the order of the data, counted from the file's first byte.
+    """
 
     begin: bytes
-    order: list[str]
+    starts: dict[str, int]
 
 
 def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileLayout:
@@ -55,13 +58,14 @@ def lay_out(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> FileLayou
     entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     for name, array in arrays.items():
         entries[name] = {"dtype": CODES[array.dtype], "shape": list(array.shape), "data_offsets": [0, 0]}
-    start = 0
+    starts, end = {}, 0
     for name in order:
-        entries[name]["data_offsets"] = [start, start + arrays[name].nbytes]
-        start += arrays[name].nbytes
+        starts[name], end = end, end + arrays[name].nbytes
+        entries[name]["data_offsets"] = [starts[name], end]
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    return FileLayout(len(header).to_bytes(8, "little") + header, order)
+    begin = len(header).to_bytes(8, "little") + header
+    return FileLayout(begin, {name: len(begin) + start for name, start in starts.items()})
 
 
 class Span(NamedTuple):

@@ -19,7 +19,6 @@ from ddp import nn
 from ddp.checkpoint import Checkpointer, open_checkpoint
 from ddp.checkpoint import snapshot as snapshots
 from ddp.checkpoint.snapshot import Snapshot
-from ddp.checkpoint.state import ArraySource
 from ddp.errors import CheckpointError
 from ddp.optim import SGD
 from tests.ddp.checkpoint.training import Loader
@@ -115,19 +114,6 @@ def test_what_is_changed_behind_its_back_is_saved_anew(
     ckpt.close()
 
 
-def test_a_write_that_counts_only_after_its_copy_is_noticed(folder: Path) -> None:
-    """As of an operation that began before the copy and ended after it."""
-    x = ddp.ones(snapshots._SMALL)
-    sources = [ArraySource(name="x", array=x.array, version=x.version)]
-    snapshot = Snapshot(sources, {id(x.version)}, {})
-    thread = threading.Thread(target=snapshot.copy)
-    thread.start()
-    assert snapshot.copied.wait(20)
-    x.add_(1)
-    thread.join()
-    assert not snapshot.intact
-
-
 def test_one_save_at_a_time(folder: Path, gate: threading.Event) -> None:
     _, _, ckpt = make(folder, every=1)
     loop = ckpt.resume(Loader(ckpt._comm), epochs=1)
@@ -176,12 +162,6 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
     assert len({seen for seen, _ in found}) == 1
     assert all("step 2 was not saved" in message and "no memory" in message for _, message in found)
     assert not list(folder.glob("step-*"))
-
-
-def test_the_process_waits_for_a_save(folder: Path, run_job: Callable[..., Any]) -> None:
-    done = run_job([sys.executable, "-c", PROGRAM, str(folder)])
-    assert (done.returncode, done.stderr) == (0, "")
-    assert open_checkpoint(folder / "step-0000000000").read("model.weight").shape == (1000, 1000)
 
 
 def test_a_save_that_fails_at_exit_is_told(folder: Path, run_job: Callable[..., Any]) -> None:

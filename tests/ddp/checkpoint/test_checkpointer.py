@@ -256,20 +256,6 @@ def test_the_newest_whole_one_is_found_without_ranks(folder: Path, caplog: pytes
         load_model(folder / "empty", net())
 
 
-def test_from_another_folder(folder: Path) -> None:
-    model = net()
-    with Checkpointer(folder / "first", model=model) as ckpt:
-        for ckpt.step in (5, 6):
-            ckpt.save()
-    with Checkpointer(folder / "second", model=net()) as ckpt:
-        assert ckpt.load(folder / "first")
-        assert ckpt.step == 6
-        assert ckpt.load(folder / "first" / "step-0000000005")
-        assert ckpt.step == 5
-        with pytest.raises(CheckpointError, match="third"):
-            ckpt.load(folder / "third")
-
-
 @pytest.mark.parametrize("asked", ["step-0000000005", ""])
 def test_one_that_is_damaged_changes_nothing(asked: str, folder: Path) -> None:
     """Its model could be read, and what is damaged comes last."""
@@ -352,27 +338,6 @@ def test_a_loader_says_what_it_lacks(folder: Path) -> None:
             ckpt.resume(loader, epochs=-1)
 
 
-def test_a_loader_that_does_not_count_is_no_endless_loop(folder: Path) -> None:
-    class Still(Loader):
-        epoch = property(lambda self: 0, lambda self, value: None)  # type: ignore[assignment]
-
-    with Checkpointer(folder) as ckpt, pytest.raises(ArgumentError, match=r"Still\.epoch is 0 after a pass, as before"):
-        list(ckpt.resume(Still(ckpt._comm), epochs=2))
-
-
-def test_one_loader_and_as_many_loops_as_one_likes(folder: Path) -> None:
-    for start in (0, 2):
-        seen = []
-        with Checkpointer(folder) as ckpt:
-            loader = Loader(ckpt._comm)
-            for epoch in range(start + 2):
-                for _ in ckpt.resume(loader, epochs=epoch + 1):
-                    seen.append((epoch, ckpt.step))
-            with pytest.raises(ArgumentError, match="the position of one loader"):
-                next(ckpt.resume(Loader(ckpt._comm)))
-        assert seen == [(epoch, 3 * epoch + at) for epoch in range(start, start + 2) for at in range(3)]
-
-
 def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
     message = r"user\.best is of type object"
     with Checkpointer(folder, user={"best": object()}) as ckpt, pytest.raises(ArgumentError, match=message):
@@ -411,16 +376,3 @@ def test_closed_is_closed(folder: Path) -> None:
     for call in (ckpt.save, ckpt.load):
         with pytest.raises(CheckpointError, match="was closed"):
             call()
-
-
-def test_a_schedule_knows_that_the_optimizer_has_stepped(folder: Path) -> None:
-    """Or its first step after loading would warn."""
-    for _ in range(2):
-        model = net()
-        optimizer = SGD(model.parameters(), lr=0.1)
-        schedule = lr_scheduler.StepLR(optimizer, 2)
-        with Checkpointer(folder, model=model, optimizer=optimizer, scheduler=schedule) as ckpt:
-            if not ckpt.load():
-                step(model, optimizer)
-                ckpt.save()
-            schedule.step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -72,9 +71,8 @@ def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:
     same(numpy.load_file(path / "rank-0000.safetensors"), {"x": np.arange(6.0).reshape(2, 3)})
 
 
-@pytest.mark.parametrize("threads", [True, False])
-def test_arrays_of_any_layout(threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without threads, too: from Python 3.12 on none starts any more once the script has ended."""
+@pytest.mark.parametrize("in_background", [True, False])
+def test_arrays_of_any_layout(in_background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_CHUNK", 1024), ("_SMALL", 512), ("BLOCK", 4096)):
         monkeypatch.setattr(shard_file, name, value)
     base = np.arange(3 * 50 * 7, dtype=np.float64).reshape(3, 50, 7)
@@ -83,38 +81,11 @@ def test_arrays_of_any_layout(threads: bool, tmp_path: Path, monkeypatch: pytest
 
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
-        if not threads:
-            monkeypatch.setattr(threading.Thread, "start", refuse)
-        saved = open_checkpoint(store.write(1, given, None, None))
-        monkeypatch.undo()
+        saved = open_checkpoint(store.write(1, given, None, None, in_background=in_background))
         same(saved.read_all(), given)
         saved.verify()
 
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
     collectives.run_threads(main, size=1)
-
-
-def test_checksums_are_right_where_a_thread_could_not_start_at_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, failed = threading.Thread.start, []
-
-    def start_later(thread: threading.Thread) -> None:
-        if thread.name.startswith("checksums") and not failed:
-            failed.append(thread)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_later)
-    store = Store(tmp_path, collectives.init("single"))
-    x = np.arange(1_000_000)
-    path = store.write(1, {"x": x}, None, None)
-    assert failed
-    assert path is not None
-    np.testing.assert_array_equal(open_checkpoint(path).read("x"), x)
-    store.close()
 
 
 def test_neither_side_holds_the_data_twice(tmp_path: Path) -> None:
@@ -214,32 +185,6 @@ def test_a_rank_that_cannot_even_begin(tmp_path: Path) -> None:
     collectives.run_threads(main, size=3)
 
 
-def test_a_rank_that_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, interrupted = Store._write_shard, threading.Event()
-
-    def write_shard(store: Store, *args: Any) -> Any:
-        if store.ranks.rank == 1 and not interrupted.is_set():
-            interrupted.set()
-            raise KeyboardInterrupt
-        return real(store, *args)
-
-    monkeypatch.setattr(Store, "_write_shard", write_shard)
-
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm)
-        if comm.rank == 1:
-            with pytest.raises(KeyboardInterrupt):
-                write(store, comm, 1)
-        else:
-            with pytest.raises(CheckpointError, match="rank 1 was interrupted"):
-                write(store, comm, 1)
-        write(store, comm, 1)
-        check(store.newest(), 1)
-        assert leftovers(tmp_path) == []
-
-    collectives.run_threads(main, size=3)
-
-
 def test_a_rank_that_is_gone(tmp_path: Path) -> None:
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
@@ -318,33 +263,3 @@ def test_a_child_that_is_forked_does_not_keep_the_lock(tmp_path: Path, monkeypat
             Store(tmp_path, collectives.init("single")).close()
         finally:
             os.killpg(process.pid, 9)
-
-
-def test_a_file_system_without_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def flock(fd: int, how: int) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(folder_lock.fcntl, "flock", flock)
-    others = tmp_path / ".step-0000000002.0123abcd.tmp"
-    others.mkdir()
-
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm)
-        write(store, comm, 1)
-        check(store.newest(), 1)
-
-    collectives.run_threads(main, size=2)
-    assert others.exists()  # another job may be writing it
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "its file system has no locks" in caplog.text
-
-
-def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
-    store = Store(tmp_path, collectives.init("single"))
-    (tmp_path / ".lock").unlink()
-    write(store, collectives.init("single"), 1)
-    with pytest.raises(CheckpointError, match="is in use"):
-        Store(tmp_path, collectives.init("single"))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import collectives
-from ddp.data import BatchSampler, DistributedSampler
+from ddp.data import DistributedSampler
 from ddp.data.distributed_sampler import epoch_order
 from ddp.errors import ArgumentError, StateDictError
 
@@ -197,24 +197,3 @@ def test_ranks_are_those_of_the_communicator() -> None:
 
     parts = collectives.run_threads(indices, size=3)
     assert Counter(itertools.chain(*parts)) == Counter(range(10))
-
-
-@given(st.integers(0, 30), st.integers(1, 5), st.integers(1, 4), Tail, st.booleans(), st.data())
-def test_all_ranks_make_as_many_batches_as_len_says(
-    length: int, size: int, batch_size: int, tail: str, drop_last: bool, data: st.DataObject
-) -> None:
-    def batches(size: int) -> list[BatchSampler]:
-        return [BatchSampler(each, batch_size, drop_last) for each in ranks(length, size, tail=tail)]
-
-    of_ranks = batches(size)
-    made = [list(each) for each in of_ranks]
-    assert len({len(each) for each in made} | {len(each) for each in of_ranks}) == 1
-    read = [[index for batch in each for index in batch] for each in made]
-    if not drop_last:
-        assert read == [list(sampler) for sampler in ranks(length, size, tail=tail)]
-
-    state = of_ranks[0].state_after({"sampler": {**ranks(length, 1)[0].state_dict()}}, data.draw(st.integers(0, 40)))
-    rest = batches(data.draw(st.integers(1, 5)))
-    for each in rest:
-        each.load_state_dict(state)
-    assert len({len(list(each)) for each in rest}) == 1

@@ -34,12 +34,6 @@ def test_what_has_changed_since_the_server_was_started(monkeypatch: pytest.Monke
     assert fork_server.fork_server((), {}).pid == pid
 
 
-def test_a_command_line_that_no_packet_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = [f"a/rather/long/name/of/a/file/{number}" for number in range(40_000)]
-    monkeypatch.setattr(sys, "argv", argv)
-    assert around()[0] == argv
-
-
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
     """Writes a module `ddp_test_edited`, whose dataset's one sample is a given text, and gives it."""
@@ -60,10 +54,6 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], A
 
 def read(module: Any) -> Any:
     return next(iter(DataLoader(module.Edited(), num_workers=1)))
-
-
-def test_a_module_that_is_found_by_a_path_that_came_later(module: Callable[[str], Any]) -> None:
-    assert read(module("new")) == ["new"]
 
 
 def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -59,16 +59,6 @@ def test_a_pass_left_early_begins_again(length: int, batches: int, workers: int)
     assert flat(map(numbers, loader)) == order
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_another_pass_while_the_whole_one_is_at_hand(workers: int) -> None:
-    (loader,) = ranks(8, 4, 1, workers)
-    iterator = iter(loader)
-    for epoch in range(3):
-        assert [numbers(next(iterator)) for _ in range(2)] == epoch_order(8, 0, epoch).reshape(2, 4).tolist()
-        iterator = iter(loader)
-    assert loader.epoch == 3
-
-
 @pytest.mark.parametrize("kind", ["sampler", "batch_sampler"])
 def test_a_pass_that_another_has_followed_keeps_its_batches(kind: str) -> None:
     dataset = TensorDataset(np.arange(9))
@@ -84,28 +74,6 @@ def test_a_pass_that_another_has_followed_keeps_its_batches(kind: str) -> None:
     assert loader.epoch == 0
     assert len(list(second)) == 5
     assert (loader.epoch, sampler.epoch) == (1, 1)
-
-
-class Halting:
-    """A sampler whose end is found by asking, or which fails in its place."""
-
-    def __init__(self, fails: bool) -> None:
-        self.fails = fails
-        self.ends = 0
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(4)
-        if self.fails:
-            raise OSError("the list has gone")
-        self.ends += 1
-
-
-def test_a_sampler_that_fails_has_not_come_to_its_end() -> None:
-    loader = DataLoader(TensorDataset(np.arange(4)), 2, sampler=Halting(fails=True))
-    assert (taken(loader, 2), loader.epoch) == ([[0, 1], [2, 3]], 0)
-    with pytest.raises(OSError, match="the list has gone"):
-        list(loader)
-    assert loader.epoch == 0
 
 
 class Failing(TensorDataset):

@@ -85,16 +85,6 @@ def test_arrays_of_every_dtype(dtype: str) -> None:
     assert got[2] == array[0, 0]
 
 
-def test_a_batch_that_failed_leaves_its_block() -> None:
-    pipe = Pipe()
-    pipe(filled(1, 10))
-    for _ in range(5):
-        with pytest.raises(ZeroDivisionError):
-            pipe(lambda empty: [empty((10,), np.dtype(np.float32)), 1 / 0])
-    pipe(filled(1, 10))
-    assert len(set(pipe.blocks)) <= 2
-
-
 def test_memory_goes_with_the_batch() -> None:
     pipe = Pipe()
     batch = pipe(filled(1, 10))

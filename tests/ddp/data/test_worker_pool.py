@@ -103,12 +103,6 @@ def test_what_cannot_be_sent() -> None:
         iter(DataLoader(Squares(4), num_workers=1, collate_fn=lambda batch: batch))
 
 
-def test_persistent_workers_are_new_ones_after_a_failure() -> None:
-    loader = DataLoader(Failing("raise"), batch_size=2, num_workers=1, persistent_workers=True)
-    for _ in range(2):
-        assert until_it_fails(loader)[0] == [[0, 1], [2, 3]]
-
-
 def test_a_persistent_worker_that_dies_between_passes_is_replaced() -> None:
     loader = DataLoader(Whoami(), batch_size=1, num_workers=1, persistent_workers=True)
     iterator = iter(loader)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import weakref
 
 import numpy as np
 import pytest
 
-from ddp.data.shared_batches import Block, BlockPool, Lease
+from ddp.data.shared_batches import Block
 from ddp.errors import SharingError
 from tests.ddp.multiprocessing.counting import all_descriptors, descriptors, mappings
 
@@ -85,37 +83,3 @@ def test_a_system_that_gives_no_memory_is_told_of(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "memfd_create", refused)
     with pytest.raises(SharingError, match="Too many open files"):
         Block.create(8)
-
-
-def test_a_pool_uses_blocks_again() -> None:
-    dropped: list[str] = []
-    pool = BlockPool(dropped.append)
-    small, large = pool.take(1), pool.take(100_000)
-    assert (small.nbytes, large.nbytes) == (65536, 131072)
-    pool.give_back(large.token)
-    pool.give_back(small.token)
-    assert pool.take(65536) is small, "the smallest that will do"
-    assert pool.take(65536) is large
-    pool.give_back(large.token)
-    assert dropped == []
-    assert pool.take(200_000).nbytes == 262144
-    assert dropped == [large.token], "sizes that grow leave no trail"
-    assert len(pool) == 2
-
-
-def test_a_loan_ends_with_the_last_view() -> None:
-    pool, returned = BlockPool(), []
-    for step in range(3):
-        block = pool.take(1000)
-        block.array("int64", 10)[:] = step
-        loan = Lease(Block.open(block.handle()))
-        weakref.finalize(loan, returned.append, step)
-        first, second = loan.array("int64", 10), loan.array("int64", 5, 8)[::2]
-        del loan, first
-        gc.collect()
-        assert returned == list(range(step))
-        assert second.tolist() == [step] * 3
-        del second
-        assert returned == list(range(step + 1))
-        pool.give_back(block.token)
-    assert len(pool) == 1

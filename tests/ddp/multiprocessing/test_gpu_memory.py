@@ -14,7 +14,6 @@ import ddp.multiprocessing as mp
 from ddp._cuda import ipc, memory_pool
 from ddp.errors import SharingError
 from tests.ddp.multiprocessing import gpu_children
-from tests.ddp.multiprocessing.counting import all_descriptors
 from tests.gpu import simulated
 from tests.gpu.between import Between
 
@@ -183,13 +182,3 @@ class TestCalls:
         with between.elsewhere(), pytest.raises(SharingError, match=f"process {pid} cannot be opened here"):
             ipc.import_array(*given)
         del given
-
-    def test_no_descriptor_is_left(self, between: Between) -> None:
-        before = all_descriptors()
-        given = self.offer(x := ddp.ones(3, device="cuda"))
-        with between.elsewhere():
-            ipc.import_array(*given)
-        del given, x
-        until(nobody_looks)
-        ddp.cuda.empty_cache()
-        assert all_descriptors() == before

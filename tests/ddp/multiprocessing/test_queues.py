@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,24 +53,6 @@ def test_a_closed_queue(made: Any) -> None:
     for call in (made.get, lambda: made.put(1)):
         with pytest.raises(ValueError, match="is closed"):
             call()
-
-
-def test_join_waits_for_all_tasks() -> None:
-    tasks = mp.JoinableQueue()
-    for _ in range(2):
-        tasks.put(ddp.ones(1))
-    waiting = threading.Thread(target=tasks.join)
-    waiting.start()
-    for _ in range(2):
-        assert waiting.is_alive()
-        tasks.get()
-        tasks.task_done()
-    waiting.join(10)
-    assert not waiting.is_alive()
-    with pytest.raises(ValueError, match="too many"):
-        tasks.task_done()
-    tasks.close()
-    tasks.join_thread()
 
 
 def test_start_methods() -> None:
