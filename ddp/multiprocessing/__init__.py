@@ -4,11 +4,7 @@ Everything of the standard library's `multiprocessing`, under the same names; se
 memory lives. Processes are spawned unless `set_start_method` says otherwise.
 """
 
-from multiprocessing import AuthenticationError as AuthenticationError
-from multiprocessing import BufferTooShort as BufferTooShort
-from multiprocessing import ProcessError as ProcessError
-from multiprocessing import TimeoutError as TimeoutError
-from multiprocessing import active_children, current_process, parent_process
+from typing import TYPE_CHECKING, Any
 
 from ddp.multiprocessing.contexts import Process, default
 from ddp.multiprocessing.spawning import (
@@ -20,72 +16,22 @@ from ddp.multiprocessing.spawning import (
     start_processes,
 )
 
-Array = default.Array
-Barrier = default.Barrier
-BoundedSemaphore = default.BoundedSemaphore
-Condition = default.Condition
-Event = default.Event
-JoinableQueue = default.JoinableQueue
-Lock = default.Lock
-Manager = default.Manager
-Pipe = default.Pipe
-Pool = default.Pool
-Queue = default.Queue
-RLock = default.RLock
-RawArray = default.RawArray
-RawValue = default.RawValue
-Semaphore = default.Semaphore
-SimpleQueue = default.SimpleQueue
-Value = default.Value
-allow_connection_pickling = default.allow_connection_pickling
-cpu_count = default.cpu_count
-freeze_support = default.freeze_support
-get_all_start_methods = default.get_all_start_methods
-get_context = default.get_context
-get_logger = default.get_logger
-get_start_method = default.get_start_method
-log_to_stderr = default.log_to_stderr
-set_executable = default.set_executable
-set_forkserver_preload = default.set_forkserver_preload
-set_start_method = default.set_start_method
+# As in the standard library's own `multiprocessing/__init__.py`: its names are the methods of the default context.
+_OF_CONTEXT = [name for name in dir(default) if not name.startswith("_") and name not in ("Process", "reducer")]
+globals().update((name, getattr(default, name)) for name in _OF_CONTEXT)
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = [
-    "Array",
-    "Barrier",
-    "BoundedSemaphore",
-    "Condition",
-    "Event",
-    "JoinableQueue",
-    "Lock",
-    "Manager",
-    "Pipe",
-    "Pool",
+    *(name for name in _OF_CONTEXT if not isinstance(getattr(default, name), type)),
     "Process",
     "ProcessContext",
     "ProcessException",
     "ProcessExitedException",
     "ProcessRaisedException",
-    "Queue",
-    "RLock",
-    "RawArray",
-    "RawValue",
-    "Semaphore",
-    "SimpleQueue",
-    "Value",
-    "active_children",
-    "allow_connection_pickling",
-    "cpu_count",
-    "current_process",
-    "freeze_support",
-    "get_all_start_methods",
-    "get_context",
-    "get_logger",
-    "get_start_method",
-    "log_to_stderr",
-    "parent_process",
-    "set_executable",
-    "set_forkserver_preload",
-    "set_start_method",
     "spawn",
     "start_processes",
 ]
