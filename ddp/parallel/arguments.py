@@ -24,16 +24,6 @@ IGNORED = {
     "static_graph": "the graph may change at every step, at no cost",
     "gradient_as_bucket_view": "gradients always are views of buckets",
 }
-#: Arguments of it that have another name here, or no counterpart that could be ignored, and what to do.
-ELSEWHERE = {
-    "process_group": "give comm=, a communicator",
-    "device_mesh": "give comm=, a communicator",
-    "forward_sync_buffers": "give broadcast_buffers=",
-    "mixed_precision": "run forward inside ddp.autocast",
-    "bucket_cap_mb_list": "give plan=, or one bucket_cap_mb=",
-    "init_sync": "leave it out: rank 0's values are always broadcast",
-    "skip_all_reduce_unused_params": "leave it out: what no rank uses gets no place in a bucket",
-}
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
@@ -130,8 +120,7 @@ def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
     """One warning for all arguments that change nothing. Raises: TypeError for any other."""
     unknown = [name for name in ignored if name not in IGNORED]
     if unknown:
-        what_to_do = f": {ELSEWHERE[unknown[0]]}" if unknown[0] in ELSEWHERE else ""
-        raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}{what_to_do}")
+        raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}")
     asked = [f"{name} ({IGNORED[name]})" for name, value in ignored.items() if value is not None and value is not False]
     if asked:
         warnings.warn(f"DataParallel needs no {', '.join(asked)}", UserWarning, stacklevel=stacklevel)

@@ -4,11 +4,10 @@
     check_models             at wrapping                      hash of names, shapes and dtypes; lists where they differ
     broadcast_values         at wrapping                      rank 0's values for all; bit sums before
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
-    FrozenParameterCheck     when backward reaches one        parameters that were frozen at wrapping
     FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
     ConsistencyCheck         every `check_every` backwards    bit sums of the parameters, in the control message
 
-Each raises ParallelError, all but the frozen parameters' on every rank alike.
+Each raises ParallelError on every rank alike.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import numpy as np
 
 from collectives import Communicator
 from ddp._device import CPU, place
-from ddp._engine import Leaf
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.nn import Module
@@ -107,32 +105,6 @@ class ParameterCheck:
                 "wrapped, so no rank would reduce its gradient: call close() and wrap the module again"
             )
         self._seen = now
-
-
-class FrozenParameterCheck:
-    """The ready hook of a tensor that is no parameter to reduce: see `ddp._engine.GradReadyHook`."""
-
-    turn = -1  # before any reducer sends a message
-
-    def __init__(self, owner: Any, name: str) -> None:
-        self.owner = owner  # the DataParallel
-        self._name = name
-
-    def begin(self, leaves: Sequence[Leaf]) -> None:
-        """Raises: ParallelError, since the leaf requires grad now."""
-        raise ParallelError(
-            f"{self._name} did not require grad when the model was wrapped, so no rank would reduce its gradient: call "
-            "close() and wrap the model again"
-        )
-
-    def ready(self, leaf: Leaf) -> None:
-        """Never called: begin raises."""
-
-    def end(self) -> None:
-        """Never called: begin raises."""
-
-    def abandon(self, error: BaseException) -> None:
-        """Nothing was begun."""
 
 
 Array = Any

@@ -26,7 +26,6 @@ from ddp.parallel.buffers import BufferSync
 from ddp.parallel.checks import (
     ConsistencyCheck,
     FiniteCheck,
-    FrozenParameterCheck,
     ParameterCheck,
     broadcast_values,
     check_models,
@@ -164,10 +163,6 @@ class DataParallel(Module):
         )
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
-        reduced = {id(p) for p in params}
-        for name, tensor in tensors:
-            if id(tensor) not in reduced:
-                tensor.leaf.ready_hook = FrozenParameterCheck(self, name)
         self._parameters_check = ParameterCheck(module)
         self.buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
         self.buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
@@ -208,9 +203,6 @@ class DataParallel(Module):
         """Gives the module back: its backward is its own again, and it may be wrapped anew. Gradients stay."""
         self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self.reducer.release()
-        for tensor in itertools.chain(self.module.parameters(), self.module.buffers()):
-            if isinstance(tensor.leaf.ready_hook, FrozenParameterCheck):
-                tensor.leaf.ready_hook = None
         if self._hooked is not None:
             self._hooked.close()
         self.comm.close()
