@@ -5,17 +5,18 @@ opens two connections. On "control" it learns who is missing, when all have come
 "pmi", is handed to MPI, which speaks PMI-1 on it. `ddp-launch` uses `KeyValueSpace` alone, over inherited sockets.
 
 Both sides prove that they know the job's secret before anything else is read. The process ends when all ranks have
-left, or rank 0 has ended. It needs nothing but the standard library.
+left, or rank 0 has ended. It needs nothing but the standard library, and imports little: the launcher loads it too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
-import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -23,11 +24,11 @@ BANNER = "ddp-pmi-1"
 CONTROL, PMI = "control", "pmi"
 #: Seconds that a connection has to prove itself.
 HANDSHAKE = 10.0
-_STRANGERS = 64  # unauthenticated connections; more than that, and the oldest is closed
+_UNAUTHENTICATED = 64  # connections at a time; further ones wait until these are closed
 _LINE = 1 << 16  # bytes; no message is longer, and none before the proof is longer than _HELLO
 _HELLO = 512
 _LINGER = 2.0  # s; how long the process outlives rank 0, for ranks that end with an error
-_LOOK = 0.5  # s; how often to see whether rank 0 lives, where the kernel cannot tell (no pidfd)
+_POLL = 0.2  # s; between checks whether rank 0 lives
 
 
 def nonce() -> str:
@@ -36,7 +37,7 @@ def nonce() -> str:
 
 
 def proof(secret: bytes, *words: str) -> str:
-    """What only a process that knows the secret can say to these words."""
+    """The answer to a challenge, which takes the secret to compute."""
     return hmac.digest(secret, " ".join(words).encode(), "sha256").hex()
 
 
@@ -80,8 +81,7 @@ class KeyValueSpace:
         """Ends the ranks that wait in MPI_Init for one that has died: MPI ends its process on this answer."""
         self._dead = rank
         if self._barrier:
-            said = f"collectives: rank {rank} ended while other ranks wait for it in MPI"
-            print(said, file=sys.stderr, flush=True)
+            print(f"collectives: rank {rank} ended while other ranks wait for it in MPI", file=sys.stderr, flush=True)
         self._leave_barrier("rc=-1 msg=a_rank_has_ended")
 
     def _leave_barrier(self, result: str) -> None:
@@ -101,156 +101,113 @@ _REPLIES = {
 }
 
 
-class _Peer:
-    """One connection. role: "" until it has proved itself."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.nonce = nonce()
-        self.until = time.monotonic() + HANDSHAKE
-        self.role = ""
-        self.rank = -1
-        self.read = bytearray()
-
-    def send(self, line: str) -> None:
-        try:
-            self.sock.sendall(line.encode() + b"\n")
-        except OSError:
-            pass  # it has gone, which the next read tells
-
-
 class Server:
-    """Serves one job of `size` ranks on a listening socket until all have left, or `parent` has ended."""
+    """Serves one job of `size` ranks on a listening socket until all have left, or `parent` has ended.
+
+    Each connection has a thread of its own.
+    """
 
     def __init__(self, listener: socket.socket, secret: bytes, size: int, parent: int) -> None:
         self._listener = listener
         self._secret = secret
         self._size = size
         self._parent = parent
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._strangers: list[_Peer] = []
-        self._control: dict[int, _Peer] = {}
-        self._pmi: dict[int, _Peer] = {}
+        self._lock = threading.Lock()  # held to change what follows, and to send
+        self._ranks: dict[str, dict[int, socket.socket]] = {CONTROL: {}, PMI: {}}
         self._gone: set[int] = set()
         self._complete = False
         self._space = KeyValueSpace(size)
+        self._handshakes = threading.Semaphore(_UNAUTHENTICATED)
+        self._over = threading.Event()
 
     def serve(self) -> None:
         """Returns when the job is over."""
-        pidfd = -1
-        if hasattr(os, "pidfd_open"):
-            try:
-                pidfd = os.pidfd_open(self._parent)
-                self._selector.register(pidfd, selectors.EVENT_READ)
-            except OSError:
-                pass  # an old kernel or a sandbox; or it has ended already
-        until = float("inf")
-        now = time.monotonic()
-        while now < until and not (self._complete and len(self._gone) == self._size):
-            for key, _ in self._selector.select(_LOOK):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fd != pidfd and key.data.sock.fileno() >= 0:  # not closed meanwhile
-                    self._receive(key.data)
-            now = time.monotonic()
-            if until == float("inf") and os.getppid() != self._parent:
-                # A restarted job must not meet this server. MPI in the other ranks may, on its way out.
-                until = now + _LINGER
-                self._selector.unregister(self._listener)
+        threading.Thread(target=self._accept, daemon=True).start()
+        while not self._over.wait(_POLL):
+            if os.getppid() != self._parent:
+                # A restarted job must not find this server. MPI in the other ranks may, on its way out.
                 self._listener.close()
-                if pidfd >= 0:
-                    self._selector.unregister(pidfd)
-            for stranger in [each for each in self._strangers if each.until < now]:
-                self._close(stranger)
+                time.sleep(_LINGER)
+                return
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:
-            # The caller has gone again; or there is no descriptor left: strangers hold them all.
-            if self._strangers:
-                self._close(self._strangers[0])
-            return
-        if sock.family == socket.AF_UNIX and peer_uid(sock) != os.geteuid():
-            sock.close()
-            return
+        while True:
+            self._handshakes.acquire()
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                self._handshakes.release()  # the caller has gone again, or no descriptor is left
+                time.sleep(_POLL)
+                continue
+            threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
+            try:
+                role, rank = self._authenticate(sock, lines.readline)
+            finally:
+                self._handshakes.release()
+            try:
+                while line := lines.readline(_LINE).decode(errors="replace").rstrip("\n"):
+                    with self._lock:
+                        if role == PMI:
+                            self._space.answer(line, lambda answer: _send(sock, answer))
+                        else:
+                            self._leave(rank)
+            finally:
+                if role == CONTROL:
+                    with self._lock:
+                        self._disconnected(rank)
+
+    def _authenticate(self, sock: socket.socket, readline: Callable[[int], bytes]) -> tuple[str, int]:
+        """Role and rank of who is at the other end. Raises: ValueError, OSError if it is not a rank of this job."""
         sock.settimeout(HANDSHAKE)
-        if len(self._strangers) >= _STRANGERS:
-            self._close(self._strangers[0])
-        peer = _Peer(sock)
-        self._strangers.append(peer)
-        self._selector.register(sock, selectors.EVENT_READ, peer)
-        peer.send(f"{BANNER} {peer.nonce}")
-
-    def _receive(self, peer: _Peer) -> None:
-        try:
-            data = peer.sock.recv(_LINE)
-        except OSError:
-            data = b""
-        peer.read += data
-        if not data or len(peer.read) > (_LINE if peer.role else _HELLO):
-            self._close(peer)
-            return
-        while b"\n" in peer.read and peer.sock.fileno() >= 0:
-            line, _, rest = peer.read.partition(b"\n")
-            peer.read = rest
-            text = line.decode(errors="replace")
-            if not peer.role:
-                self._greet(peer, text)
-            elif peer.role == PMI:
-                self._space.answer(text, peer.send)
-            elif text == "left":
-                self._gone.add(peer.rank)
-
-    def _greet(self, peer: _Peer, line: str) -> None:
-        role, rank, theirs, answer = [*line.split(" "), "", "", "", ""][:4]
-        expected = proof(self._secret, "rank", role, rank, theirs, peer.nonce)
+        mine = nonce()
+        _send(sock, f"{BANNER} {mine}")
+        role, number, theirs, answer = readline(_HELLO).decode().split()
+        expected = proof(self._secret, "rank", role, number, theirs, mine)
         if not hmac.compare_digest(answer.encode(), expected.encode()):
-            self._close(peer)
-            return
-        self._strangers.remove(peer)
-        peer.role, peer.rank = role, int(rank)
-        ranks = self._control if role == CONTROL else self._pmi
-        said = proof(self._secret, "server", theirs)
-        if peer.rank in ranks or peer.rank in self._gone:
-            peer.send(f"{said} taken")
-            peer.role = "taken"
-            self._close(peer)
-            return
-        ranks[peer.rank] = peer
-        peer.send(f"{said} welcome")
-        if role == CONTROL:
-            self._complete = len(self._control) == self._size
-            self._tell("go" if self._complete else self._missing())
+            raise ValueError("another secret")
+        rank, ranks = int(number), self._ranks[role]
+        with self._lock:
+            taken = rank in ranks or rank in self._gone
+            _send(sock, f"{proof(self._secret, 'server', theirs)} {'taken' if taken else 'welcome'}")
+            if taken:
+                raise ValueError("taken")
+            sock.settimeout(None)
+            ranks[rank] = sock
+            if role == CONTROL:
+                self._complete = len(ranks) == self._size
+                self._notify("go" if self._complete else self._missing())
+        return role, rank
 
     def _missing(self) -> str:
-        return "missing " + " ".join(str(rank) for rank in range(self._size) if rank not in self._control)
+        return "missing " + " ".join(str(rank) for rank in range(self._size) if rank not in self._ranks[CONTROL])
 
-    def _tell(self, line: str) -> None:
-        for peer in list(self._control.values()):
-            peer.send(line)
+    def _notify(self, line: str) -> None:
+        for sock in self._ranks[CONTROL].values():
+            _send(sock, line)
 
-    def _close(self, peer: _Peer) -> None:
-        self._selector.unregister(peer.sock)
-        peer.sock.close()
-        if peer in self._strangers:
-            self._strangers.remove(peer)
-        if peer.role != CONTROL:
-            return
+    def _leave(self, rank: int) -> None:
+        self._gone.add(rank)
+        if self._complete and len(self._gone) == self._size:
+            self._over.set()
+
+    def _disconnected(self, rank: int) -> None:
+        del self._ranks[CONTROL][rank]
         if not self._complete:
-            del self._control[peer.rank]
-            self._tell(self._missing())
-        elif peer.rank not in self._gone:
-            self._gone.add(peer.rank)
-            self._tell(f"died {peer.rank}")
-            self._space.rank_died(peer.rank)
+            self._notify(self._missing())
+        elif rank not in self._gone:
+            self._notify(f"died {rank}")
+            self._space.rank_died(rank)
+            self._leave(rank)
 
 
-def peer_uid(sock: socket.socket) -> int:
-    """The user at the other end of a Unix socket, as the kernel knows it."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[4:8], sys.byteorder)
+def _send(sock: socket.socket, line: str) -> None:
+    with contextlib.suppress(OSError):  # it has gone, which the next read finds out
+        sock.sendall(line.encode() + b"\n")
 
 
 def main() -> None:

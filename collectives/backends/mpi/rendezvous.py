@@ -1,11 +1,9 @@
 """Rendezvous: how ranks that no MPI engine has started find each other, from RANK, WORLD_SIZE and MASTER_ADDR.
 
 torchrun, Kubernetes' PyTorchJob, Ray and others set these variables and start plain processes. Rank 0 starts a PMI
-server (`pmi_server`), the others connect to it, and all wait here, in Python, until the last has come. Only then does
-MPI_Init begin, which could neither be interrupted nor say who is missing.
-
-Ranks of one host meet at a Unix socket, where the kernel says whose process the other side is. Ranks of several hosts
-meet at a port near MASTER_PORT, which belongs to the launcher's own store.
+server (`pmi_server`) at a port near MASTER_PORT, which belongs to the launcher's own store; the others connect to it,
+and all wait here, in Python, until the last has come. Only then does MPI_Init begin, which could neither be interrupted
+nor say who is missing.
 """
 
 from __future__ import annotations
@@ -29,22 +27,22 @@ _log = logging.getLogger("collectives")
 
 #: Set by the user, to the same on every host: what only ranks of this job know.
 SECRET = "DDP_JOB_SECRET"
-_PLACES = 16  # addresses to try, one after the other: other programs may have some
-_PATIENCE = 2.0  # s; for one address. A server of ours greets at once
+_PORTS = 16  # ports to try, one after the other: other programs may have some
+_PATIENCE = 2.0  # s; for one port. A server of ours greets at once
 _TAKEN = 3.0  # s; how long a server that has this rank already is taken for one of an earlier start, about to end
 _QUIET = 10.0  # s; after that, a waiting rank 0 says for whom it waits
 _LEAVE = 10.0  # s; how long rank 0 stays for the others, which need the server until MPI is finalized
 # What an outer engine says of a process that started the launcher, not of this one.
 _FOREIGN = ("PMI_", "PMIX_", "MPI_LOCAL")
 
-Address = str | tuple[str, int]  # of a Unix socket, or of a host and a port
+Address = tuple[str, int]  # of a host and a port
 
 
-def places(world: World, environ: Mapping[str, str]) -> list[Address]:
-    """Where the server may listen, the likeliest place first. Raises: WorldError if the variables do not say.
+def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
+    """Where the server may listen, the likeliest address first. Raises: WorldError if the variables do not say.
 
     >>> world = World("environment", 1, 4, 1, 2)
-    >>> places(world, {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})[:2]
+    >>> addresses(world, {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})[:2]
     [('node1', 29501), ('node1', 29502)]
     """
     if not 0 <= world.rank < world.size:
@@ -57,10 +55,9 @@ def places(world: World, environ: Mapping[str, str]) -> list[Address]:
             "Or start with ddp-launch or mpiexec"
         )
     if world.local_size == world.size:  # all on this host
-        name = hashlib.sha256(secret(world, environ)).hexdigest()[:32]
-        return [f"\0ddp-pmi-{os.geteuid()}-{name}-{number}" for number in range(_PLACES)]
+        host = "localhost"
     # Below 1024 is the system's, and after the last port comes 1024 again.
-    return [(host, 1024 + (int(port) - 1024 + number) % (0x10000 - 1024)) for number in range(1, _PLACES + 1)]
+    return [(host, 1024 + (int(port) - 1024 + number) % (0x10000 - 1024)) for number in range(1, _PORTS + 1)]
 
 
 def secret(world: World, environ: Mapping[str, str]) -> bytes:
@@ -81,11 +78,13 @@ class Rendezvous:
 
     def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:
         self._world = world
+        self._me = f"rank {world.rank} of {world.size}"
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
-        self._places = places(world, environ)
+        self._addresses = addresses(world, environ)
         self._secret = secret(world, environ)
-        self._read = b""
+        self._rest = b""  # the beginning of a line
+        self._missing: list[str] | None = []  # None: all ranks have come
         self._died: set[int] = set()
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -96,11 +95,10 @@ class Rendezvous:
             self._wait()
             self._deadline = max(self._deadline, time.monotonic() + _PATIENCE)
             self._pmi = self._connect(pmi_server.PMI)
-            self._pmi.setblocking(True)
+            self._pmi.settimeout(None)
         except BaseException:
             self._end()
             raise
-        self._control.setblocking(False)
         # A forked child must not hold the connection, by whose end the others learn that this rank has died.
         os.register_at_fork(after_in_child=self._control.close)
 
@@ -123,21 +121,37 @@ class Rendezvous:
 
     def died(self) -> set[int]:
         """The ranks that have ended without leaving, as far as is known now."""
-        assert self._control is not None
-        with contextlib.suppress(OSError):  # nothing new; or this is a forked child, and closed
-            while True:
-                data = self._control.recv(1 << 12)
-                if not data:
-                    if self._world.rank:  # the server ends with rank 0, unless all have left
-                        self._died.add(0)
-                    break
-                self._read += data
-        *lines, self._read = self._read.split(b"\n")
-        self._died |= {int(line.split()[1]) for line in lines if line.startswith(b"died ")}
+        with contextlib.suppress(EOFError):
+            while self._receive(0.0):
+                pass
+            return self._died
+        if self._world.rank:  # the server ends with rank 0, unless all have left
+            self._died.add(0)
         return self._died
 
+    def _receive(self, timeout: float) -> bool:
+        """Reads what the server sends within `timeout`; False if it sends nothing. Raises: EOFError if it has ended."""
+        assert self._control is not None
+        try:
+            self._control.settimeout(timeout)
+            data = self._control.recv(1 << 12)
+        except (TimeoutError, BlockingIOError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            word, *ranks = line.decode().split()
+            if word == "died":
+                self._died.add(int(ranks[0]))
+            else:
+                self._missing = ranks if word == "missing" else None
+        return True
+
     def leave(self) -> None:
-        """Says that this rank has finalized MPI and may end."""
+        """Tells the server that this rank has finalized MPI and may end."""
         assert self._control is not None
         self._answer_finalize()
         with contextlib.suppress(OSError):
@@ -166,15 +180,14 @@ class Rendezvous:
         theirs.detach()
 
     def _serve(self) -> None:
-        for place in self._places:
+        for address in self._addresses:
             try:
-                listener = _listen(place)
+                listener = _listen(*address)
+                break
             except OSError as error:
                 reason = error
-                continue
-            break
         else:
-            raise WorldError(f"rank 0 of {self._world.size}: no free place for the other ranks to come to ({reason})")
+            raise WorldError(f"{self._me}: no free port for the other ranks to connect to ({reason})")
         with listener:
             # -I and -S: nothing but the standard library, whatever the user's variables and folders hold.
             options = [sys.executable, "-I", "-S", pmi_server.__file__]
@@ -193,129 +206,87 @@ class Rendezvous:
         taken_until = time.monotonic() + _TAKEN
         pause = 0.02
         while True:
-            reasons = {}
-            for place in self._places:
-                if self._world.rank == 0 and not isinstance(place, str):
-                    place = ("localhost", place[1])  # its own server; the name may lead to it by detours
-                try:
-                    sock, said = self._greet(place, role)
+            reasons: dict[str, None] = {}
+            for host, port in self._addresses:
+                try:  # rank 0 reaches its own server by another name: MASTER_ADDR may lead to it by detours
+                    sock, answer = self._greet(("localhost" if self._world.rank == 0 else host, port), role)
                 except (OSError, ValueError) as error:
-                    reasons[str(getattr(error, "strerror", None) or error)] = place
+                    reasons[str(getattr(error, "strerror", None) or error)] = None
                     continue
-                if said == "welcome":
-                    self._places = [place]  # the second connection goes to the same server
+                if answer == "welcome":
+                    self._addresses = [(host, port)]  # the second connection goes to the same server
                     return sock
                 sock.close()
                 if time.monotonic() > taken_until:
                     raise WorldError(
-                        f"rank {self._world.rank} of {self._world.size} has joined already: RANK must be another in "
-                        "every process, and a process that a rank starts is no rank"
+                        f"{self._me} has joined already: RANK must be another in every process, and a process that a "
+                        "rank starts is no rank"
                     )
-                reasons["this rank has joined already"] = place
+                reasons["this rank has joined already"] = None
             if self._server is not None and self._server.poll() is not None:
                 raise WorldError(f"rank 0's PMI server ended at once, with exit status {self._server.returncode}")
             if time.monotonic() > self._deadline:
-                raise WorldError(self._not_found(reasons))
+                (host, first), (_, last) = self._addresses[0], self._addresses[-1]
+                raise WorldError(
+                    f"{self._me} has not found rank 0 at {host}, ports {first} to {last}, within {self._timeout:g} s "
+                    f"({'; '.join(reasons)}): rank 0 must call collectives.init() too, the hosts must reach each "
+                    f"other, and WORLD_SIZE, MASTER_PORT, TORCHELASTIC_RUN_ID and {SECRET} must be the same everywhere"
+                )
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
 
-    def _not_found(self, reasons: Mapping[str, Address]) -> str:
-        first, last = self._places[0], self._places[-1]
-        where = "on this host" if isinstance(first, str) else f"at {first[0]}, ports {first[1]} to {last[1]}"
-        return (
-            f"rank {self._world.rank} of {self._world.size} has not found rank 0 {where} within {self._timeout:g} s "
-            f"({'; '.join(reasons)}): rank 0 must call collectives.init() too, the hosts must reach each other, and "
-            f"WORLD_SIZE, MASTER_PORT, TORCHELASTIC_RUN_ID and {SECRET} must be the same on all ranks"
-        )
-
-    def _greet(self, place: Address, role: str) -> tuple[socket.socket, str]:
+    def _greet(self, address: Address, role: str) -> tuple[socket.socket, str]:
         """A connection to this job's server, and its answer. Raises: OSError, ValueError if it is not there."""
-        sock = _dial(place, _PATIENCE)
+        sock = socket.create_connection(address, _PATIENCE)
         try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             banner, _, challenge = _line(sock).partition(" ")
             if banner != pmi_server.BANNER:
                 raise ValueError("another program answers")
             mine, rank = pmi_server.nonce(), str(self._world.rank)
             answer = pmi_server.proof(self._secret, "rank", role, rank, mine, challenge)
             sock.sendall(f"{role} {rank} {mine} {answer}\n".encode())
-            theirs, _, said = _line(sock).partition(" ")
+            theirs, _, decision = _line(sock).partition(" ")
             if not hmac.compare_digest(theirs.encode(), pmi_server.proof(self._secret, "server", mine).encode()):
                 raise ValueError("another job answers, or one with another secret")
         except BaseException:
             sock.close()
             raise
-        return sock, said
+        return sock, decision
 
     def _wait(self) -> None:
         """Until all ranks have come."""
-        assert self._control is not None
-        missing, quiet = "", time.monotonic() + _QUIET
-        while True:
-            now = time.monotonic()
-            *lines, self._read = self._read.split(b"\n")
-            for number, line in enumerate(lines):
-                if line == b"go":
-                    self._read = b"\n".join([*lines[number + 1 :], self._read])
-                    return
-                missing = line.decode().partition(" ")[2].replace(" ", ", ")
-            me = f"rank {self._world.rank} of {self._world.size}"
-            if now > self._deadline:
-                raise WorldError(f"{me}: rank {missing} did not come within {self._timeout:g} s: has it failed?")
-            if now > quiet and self._world.rank == 0:
-                _log.warning("%s waits for rank %s", me, missing)
-                quiet = self._deadline
-            self._control.settimeout(max(0.01, min(self._deadline, quiet) - now))
+        warn_at = min(time.monotonic() + _QUIET, self._deadline)
+        while self._missing is not None:
             try:
-                data = self._control.recv(1 << 12)
-            except TimeoutError:
-                continue
-            except OSError:
-                data = b""
-            if not data:
+                self._receive(max(0.01, warn_at - time.monotonic()))
+            except EOFError:
                 # It may have left the list of those present before the connection closed.
-                missing = ", ".join(each for each in missing.split(", ") if each != "0")
-                raise WorldError(f"{me}: rank 0 ended while ranks were joining; rank {missing} had not come")
-            self._read += data
+                missing = ", ".join(rank for rank in self._missing if rank != "0")
+                raise WorldError(
+                    f"{self._me}: rank 0 ended while ranks were joining; rank {missing} had not come"
+                ) from None
+            if self._missing is None or (now := time.monotonic()) < warn_at:
+                continue
+            missing = ", ".join(self._missing)
+            if now > self._deadline:
+                raise WorldError(f"{self._me}: rank {missing} did not come within {self._timeout:g} s: has it failed?")
+            warn_at = self._deadline
+            if self._world.rank == 0:
+                _log.warning("%s waits for rank %s", self._me, missing)
 
 
-def _listen(place: Address) -> socket.socket:
-    if isinstance(place, str):
-        listener = socket.socket(socket.AF_UNIX)
-        try:
-            listener.bind(place)
-            listener.listen(1024)
-        except OSError:
-            listener.close()
-            raise
-        return listener
-    host, port = place
+def _listen(host: str, port: int) -> socket.socket:
     if host in ("localhost", "::1") or host.startswith("127."):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server(("::1" if ":" in host else "127.0.0.1", port), family=family, backlog=1024)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=1024)
-
-
-def _dial(place: Address, timeout: float) -> socket.socket:
-    if not isinstance(place, str):
-        sock = socket.create_connection(place, timeout)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        sock.settimeout(timeout)
-        sock.connect(place)
-        if pmi_server.peer_uid(sock) != os.geteuid():
-            raise ValueError("another user's program answers")
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+        return socket.create_server((host, port), family=family, backlog=1024)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=dual)
 
 
 def _line(sock: socket.socket) -> str:
-    """The next line, read byte by byte: what follows it is for others."""
+    """The next line, read byte by byte: what follows it is for MPI."""
     line = b""
     deadline = time.monotonic() + _PATIENCE
     while not line.endswith(b"\n"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -20,7 +19,7 @@ import pytest
 
 from collectives.backends.mpi import rendezvous
 from collectives.backends.mpi.pmi_server import KeyValueSpace
-from collectives.backends.mpi.rendezvous import Rendezvous, places, secret
+from collectives.backends.mpi.rendezvous import Rendezvous, addresses, secret
 from collectives.errors import WorldError
 from collectives.world import World
 
@@ -88,8 +87,8 @@ def run_ranks(start_job: Callable[..., Any], environ: dict[str, str]) -> Start:
 
 def test_the_port_is_not_that_of_the_launchers_own_store() -> None:
     environ = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-    assert places(world(1, 4), environ) == [("node1", 29500 + number) for number in range(1, 17)]
-    assert places(world(1, 4), {**environ, "MASTER_PORT": "65534"})[:3] == [
+    assert addresses(world(1, 4), environ) == [("node1", 29500 + number) for number in range(1, 17)]
+    assert addresses(world(1, 4), {**environ, "MASTER_PORT": "65534"})[:3] == [
         ("node1", 65535),
         ("node1", 1024),
         ("node1", 1025),
@@ -105,12 +104,12 @@ def test_what_differs_between_jobs_makes_another_secret(name: str, environ: dict
 @pytest.mark.parametrize("wrong", [{"MASTER_ADDR": ""}, {"MASTER_PORT": ""}, {"MASTER_PORT": "http"}])
 def test_an_address_that_is_missing_is_asked_for(wrong: dict[str, str], environ: dict[str, str]) -> None:
     with pytest.raises(WorldError, match="MASTER_ADDR and MASTER_PORT must say where rank 0 is"):
-        places(world(1, 2), {**environ, **wrong})
+        addresses(world(1, 2), {**environ, **wrong})
 
 
 def test_a_rank_beyond_the_world_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(WorldError, match=r"RANK should be from 0 to 1 \(WORLD_SIZE is 2\), is 2"):
-        places(world(2, 2), environ)
+        addresses(world(2, 2), environ)
 
 
 @pytest.mark.parametrize("one_host", [False, True])
@@ -174,14 +173,6 @@ def test_strangers_neither_join_nor_break_the_job(environ: dict[str, str]) -> No
         speaker.join(10)
 
 
-def test_another_users_program_is_no_rank(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    place = places(world(1, 2, one_host=True), environ)[0]
-    with rendezvous._listen(place):
-        monkeypatch.setattr(os, "geteuid", lambda: 12345)
-        with pytest.raises(ValueError, match="another user's program answers"):
-            rendezvous._dial(place, 5)
-
-
 def test_a_rank_with_another_secret_is_told_what_must_be_the_same(environ: dict[str, str]) -> None:
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(Rendezvous, world(0, 2), 2.0, environ)
@@ -194,8 +185,8 @@ def test_a_rank_with_another_secret_is_told_what_must_be_the_same(environ: dict[
 
 def test_all_that_wait_learn_who_is_missing(environ: dict[str, str]) -> None:
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(Rendezvous, world(rank, 4), limit, environ) for rank, limit in ((0, 15.0), (2, 60.0))]
-        with pytest.raises(WorldError, match="rank 0 of 4: rank 1, 3 did not come within 15 s"):
+        waiting = [pool.submit(Rendezvous, world(rank, 4), limit, environ) for rank, limit in ((0, 4.0), (2, 60.0))]
+        with pytest.raises(WorldError, match="rank 0 of 4: rank 1, 3 did not come within 4 s"):
             waiting[0].result()
         with pytest.raises(WorldError, match="rank 2 of 4: rank 0 ended while ranks were joining; rank 1, 3 had not"):
             waiting[1].result()
