@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -48,32 +48,23 @@ class SingleTransport(Transport):
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
         return then(_copy(x, out), finish, out)
 
-    def broadcast(self, x: Array, root: int) -> Test:
-        return completed
-
-    def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        return _copy(x, out)
-
-    def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
-        assert x is not None
-        return _copy(x, out)
-
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        return _copy(x, out)
-
     def reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
     ) -> Test:
         return then(_copy(x, out), finish, out)
 
-    def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
+    def broadcast(self, x: Array, root: int) -> Test:
+        return completed
+
+    def _move(self, x: Any, out: Any, *_: Any, **more: Any) -> Test:
         return _copy(x, out)
 
-    def send(self, x: Array, dst: int, tag: int) -> Test:
+    gather = all_gather = scatter = all_to_all = _move
+
+    def _no_other_rank(self, *_: Any, **more: Any) -> NoReturn:
         raise AssertionError("a world of one has no other rank")
 
-    def recv(self, out: Array, src: int, tag: int) -> Test:
-        raise AssertionError("a world of one has no other rank")
+    send = recv = _no_other_rank
 
     def arrived(self) -> tuple[int, Array] | None:
         return None
@@ -102,32 +93,16 @@ def _copy(x: Array, out: Array | None) -> Test:
 
 
 class DetachedTransport(SingleTransport):
-    """Of a process that works for a rank and is none: it knows the rank's placement, and no collective works.
+    """The transport of a process that a rank has started: it has the rank's placement, and no collective works.
 
-    A worker that reads data asks which part of it is its rank's. In a world of one, the workers of all ranks would read
-    the same.
+    A worker that reads data needs its rank's placement to choose its part: as a world of one, it would read everything.
     """
 
     def __init__(self, placement: Placement) -> None:
         super().__init__()
         self.placement = placement
 
-    def exchange_signatures(
-        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
-    ) -> Test:
-        self._refuse()
-
-    def send(self, x: Array, dst: int, tag: int) -> Test:
-        self._refuse()
-
-    def recv(self, out: Array, src: int, tag: int) -> Test:
-        self._refuse()
-
-    def arrived(self) -> tuple[int, Array] | None:
-        self._refuse()
-
-    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[SingleTransport, Test]:
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: Any, **more: Any) -> NoReturn:
         raise no_rank(self.rank, self.size)
+
+    exchange_signatures = send = recv = arrived = group = _refuse

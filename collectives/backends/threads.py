@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,21 +34,13 @@ from collectives.transport import (
 Work = Callable[[list[Any], list[Any]], None]
 
 
-@dataclass(kw_only=True)
 class _Call:
-    """One collective. ranks: what each rank calls, sends and receives into; done: the work is finished."""
+    """One collective: what each rank sends and receives into, and its outcome."""
 
-    ranks: dict[int, tuple[tuple[Any, ...], Any, Any]] = field(default_factory=dict)
-    done: bool = False
-    error: MismatchError | None = None
-
-
-@dataclass(kw_only=True)
-class _Message:
-    """What one rank sends to another."""
-
-    x: Array
-    received: bool = False
+    def __init__(self) -> None:
+        self.ranks: dict[int, tuple[Any, Any]] = {}
+        self.done = False
+        self.error: Exception | None = None
 
 
 class ThreadGroup:
@@ -60,42 +51,30 @@ class ThreadGroup:
         self.lock = threading.Lock()
         self._calls: dict[int, _Call] = {}
         self._groups: dict[str, tuple[ThreadGroup, int]] = {}
-        self._messages: dict[tuple[int, int, int, int], _Message] = {}
+        self._messages: dict[tuple[int, int, int, int], tuple[Array, list[bool]]] = {}  # array, and whether received
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
-    def post(self, rank: int, number: int, what: tuple[Any, ...], x: Any, out: Any, work: Work) -> Test:
-        """Adds a rank's arrays to collective `number`; the last rank to come does the work.
-
-        what: everything that must be the same on all ranks
-        """
+    def post(self, rank: int, number: int, x: Any, out: Any, work: Work) -> Test:
+        """Adds a rank's arrays to collective `number`; the last rank to come does the work."""
         with self.lock:
             call = self._calls.setdefault(number, _Call())
-            call.ranks[rank] = what, x, out
+            call.ranks[rank] = x, out
             if len(call.ranks) == self.size:
                 del self._calls[number]
-                call.error = self._finish([call.ranks[rank] for rank in range(self.size)], work)
+                ranks = [call.ranks[rank] for rank in range(self.size)]
+                try:
+                    work([x for x, _ in ranks], [out for _, out in ranks])
+                except Exception as error:  # raised by every rank, not only the one that came last
+                    call.error = error
                 call.done = True
                 call.ranks.clear()
 
         def test() -> bool:
             if call.error is not None:
-                raise MismatchError(str(call.error)) from call.error.__cause__
+                raise MismatchError(f"ranks' arrays do not fit each other: {call.error}") from call.error
             return call.done
 
         return test
-
-    def _finish(self, ranks: list[tuple[tuple[Any, ...], Any, Any]], work: Work) -> MismatchError | None:
-        """Does the work. Returns: what every rank raises, not only the one that came last."""
-        if any(what != ranks[0][0] for what, _, _ in ranks):
-            table = ", ".join(f"rank {rank} {what}" for rank, (what, _, _) in enumerate(ranks))
-            return MismatchError(f"ranks made different calls: {table}")
-        try:
-            work([x for _, x, _ in ranks], [out for _, _, out in ranks])
-        except Exception as error:
-            mismatch = MismatchError(f"ranks' arrays do not fit each other: {error}")
-            mismatch.__cause__ = error
-            return mismatch
-        return None
 
     def missing(self, number: int) -> list[int]:
         """The ranks that have not come to collective `number`; none if it is complete."""
@@ -108,10 +87,10 @@ class ThreadGroup:
         if tag == EAGER_TAG:
             self.mailboxes[dst].append((src, x.copy()))
             return completed
-        message = _Message(x=x)
+        received: list[bool] = []
         with self.lock:
-            self._messages[src, dst, tag, number] = message
-        return lambda: message.received
+            self._messages[src, dst, tag, number] = x, received
+        return lambda: bool(received)
 
     def recv(self, src: int, dst: int, tag: int, number: int, out: Array) -> Test:
         """Takes that array once it is there."""
@@ -123,8 +102,9 @@ class ThreadGroup:
                 with self.lock:
                     message = self._messages.pop((src, dst, tag, number), None)
                 if message is not None:
-                    np.copyto(out, message.x)
-                    message.received = done = True
+                    np.copyto(out, message[0])
+                    message[1].append(True)
+                    done = True
             return done
 
         return test
@@ -166,9 +146,9 @@ class ThreadTransport(Transport):
         self._sent: Counter[tuple[int, int]] = Counter()
         self._received: Counter[tuple[int, int]] = Counter()
 
-    def _post(self, work: Work, what: tuple[Any, ...], x: Any = None, out: Any = None) -> Test:
+    def _post(self, work: Work, x: Any = None, out: Any = None) -> Test:
         number, self._number = self._number, self._number + 1
-        return self._group.post(self.rank, number, what, x, out, work)
+        return self._group.post(self.rank, number, x, out, work)
 
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
@@ -191,34 +171,30 @@ class ThreadTransport(Transport):
         return self.all_gather(part.view(np.uint8), buffer.reshape(-1).view(np.uint8), [part.nbytes] * self.size)
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        what = "all_reduce", op.value, x.dtype.str, x.size
-        return then(self._post(_reducer(op, [slice(None)] * self.size), what, x, out), finish, out)
+        return then(self._post(_reduce(op, [slice(None)] * self.size), x, out), finish, out)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        what = "reduce", op.value, x.dtype.str, x.size, root
-        return then(self._post(_reducer(op, [slice(None)] * self.size), what, x, out), finish, out)
+        return then(self._post(_reduce(op, [slice(None)] * self.size), x, out), finish, out)
 
     def reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
     ) -> Test:
-        what = "reduce_scatter", op.value, x.dtype.str, tuple(counts)
-        return then(self._post(_reducer(op, _slices(counts)), what, x, out), finish, out)
+        return then(self._post(_reduce(op, _slices(counts)), x, out), finish, out)
 
     def broadcast(self, x: Array, root: int) -> Test:
-        return self._post(_joiner([root]), ("broadcast", x.size, root), x, None if self.rank == root else x)
+        return self._post(_move({root: [slice(None)] * self.size}), x, None if self.rank == root else x)
 
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
-        return self._post(_joiner(range(self.size)), ("gather", tuple(counts), root), x, out)
+        return self._post(_move(dict.fromkeys(range(self.size), [slice(None)] * self.size)), x, out)
 
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
-        return self._post(_joiner(range(self.size)), ("all_gather", tuple(counts)), x, out)
+        return self.gather(x, out, counts, 0)
 
     def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
-        table = [counts if rank == root else [0] * self.size for rank in range(self.size)]
-        return self._post(_exchanger(table), ("scatter", tuple(counts), root), x, out)
+        return self._post(_move({root: _slices(counts)}), x, out)
 
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
-        return self._post(_exchanger(table), ("all_to_all", tuple(map(tuple, table))), x, out)
+        return self._post(_move({rank: _slices(sends) for rank, sends in enumerate(table)}), x, out)
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
         number = self._sent[dst, tag]
@@ -235,7 +211,7 @@ class ThreadTransport(Transport):
         return mailbox.popleft() if mailbox else None
 
     def barrier(self) -> Test:
-        return self._post(lambda xs, outs: None, ("barrier",))
+        return self._post(lambda xs, outs: None)
 
     def duplicate(self, key: str) -> tuple[ThreadTransport, Test]:
         return self._part(list(range(self.size)), key), self.barrier()
@@ -262,7 +238,9 @@ class ThreadTransport(Transport):
         return among(self._members, self._left)
 
 
-def _reducer(op: ReduceOp, parts: Sequence[slice]) -> Work:
+def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Work:
+    """parts: of the total, for each rank"""
+
     def work(xs: list[Any], outs: list[Any]) -> None:
         total = np.array(xs[0])  # in memory of its own: an in-place rank's result must not feed the next
         for x in xs[1:]:
@@ -274,20 +252,13 @@ def _reducer(op: ReduceOp, parts: Sequence[slice]) -> Work:
     return work
 
 
-def _joiner(sources: Iterable[int]) -> Work:
+def _move(sources: Mapping[int, Sequence[slice]]) -> Work:
+    """sources: of each rank that sends, the part for each destination"""
+
     def work(xs: list[Any], outs: list[Any]) -> None:
-        for out in outs:
+        for to, out in enumerate(outs):
             if out is not None:
-                np.concatenate([xs[rank] for rank in sources], out=out)
-
-    return work
-
-
-def _exchanger(table: Sequence[Sequence[int]]) -> Work:
-    def work(xs: list[Any], outs: list[Any]) -> None:
-        parts = [_slices(sends) for sends in table]
-        for d, out in enumerate(outs):
-            np.concatenate([x[part[d]] for x, part in zip(xs, parts, strict=True) if x is not None], out=out)
+                np.concatenate([xs[rank][parts[to]] for rank, parts in sources.items()], out=out)
 
     return work
 

@@ -7,7 +7,6 @@ library may be there, and the ranks still not reach each other: then again no ra
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -25,8 +24,7 @@ from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import BackendError, CollectivesError
 from collectives.nccl_config import NcclConfig
-from collectives.reduction import Array
-from collectives.transport import Steps, Transport
+from collectives.transport import Steps, Transport, gather_records
 
 logger = logging.getLogger("collectives")
 
@@ -50,18 +48,6 @@ class Capability:
     nccl: tuple[int, ...] = ()
     shares: bool = False
     config: str = ""
-
-    def encode(self) -> Array:
-        """(8192,) uint8; long texts are cut."""
-        fields = {**asdict(self), "reason": self.reason[:_TEXT], "config": self.config[:_TEXT]}
-        text = json.dumps(fields, ensure_ascii=False).encode()
-        return np.frombuffer(text.ljust(_BYTES), np.uint8)
-
-    @staticmethod
-    def decode(encoded: Array) -> Capability:
-        """The capability that `encode` wrote."""
-        fields = json.loads(encoded.tobytes())
-        return Capability(**{**fields, "nccl": tuple(fields["nccl"])})
 
 
 def decide(capabilities: Sequence[Capability]) -> tuple[bool, str]:
@@ -142,10 +128,10 @@ def capability(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple
 
 
 def _exchange(transport: Transport, mine: Capability) -> Steps[list[Capability]]:
-    """What all ranks say, in rank order. Collective."""
-    everyones = np.empty(transport.size * _BYTES, np.uint8)
-    yield transport.all_gather(mine.encode(), everyones, [_BYTES] * transport.size)
-    return [Capability.decode(row) for row in everyones.reshape(transport.size, _BYTES)]
+    """All ranks' capabilities, in rank order; long texts are cut. Collective."""
+    cut = replace(mine, reason=mine.reason[:_TEXT], config=mine.config[:_TEXT])
+    everyones = yield from gather_records(transport, asdict(cut), _BYTES)
+    return [Capability(**{**each, "nccl": tuple(each["nccl"])}) for each in everyones]
 
 
 def _connect(

@@ -1,8 +1,8 @@
-"""How data moves between the ranks of a node: read where it lies if all can see it, else in tiles over the stages.
+"""How data moves between the ranks of a node: read in place if all can see it, else in tiles over staging buffers.
 
-A rank's contribution is *visible* to the others if it fits into its slot, or lies in memory that they share. Otherwise
-it goes through the stages: in round k every rank copies its k-th tile into one of its two stages, says so, waits until
-all have, and takes what it needs from the others' while these are still in a cache.
+A rank's contribution is *visible* to the others if it fits into its inline buffer, or lies in memory that they share.
+Otherwise it goes through the staging buffers: in round k every rank copies its k-th tile into one of its two, publishes
+that, waits until all have, and takes what it needs from the others' while these are still in a cache.
 
 Reductions combine the ranks' values in rank order, whichever way the data came and whoever does it: the same inputs
 give the same bits on every rank and in every run.
@@ -88,22 +88,17 @@ def reduce_into_all(
 
 def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, finish: Finish | None) -> Waits:
     """x, out: (n,); out may be x."""
-    alone = control.size <= _SUM_ALONE
-    scratch = None if alone else np.empty(STAGING_BYTES // x.itemsize // control.size + _ALIGN, x.dtype)
+    if control.size <= _SUM_ALONE:
+        yield from reduce(control, x, out, ufunc, finish)
+        return
+    scratch = np.empty(STAGING_BYTES // x.itemsize // control.size + _ALIGN, x.dtype)
     for start, stop in chunks(len(x), STAGING_BYTES // x.itemsize):
         staged = _staged(control, x.dtype, stop - start)
         np.copyto(staged[control.me], x[start:stop])
         control.advance()
         yield control.advanced
-        part = out[start:stop]
-        if alone:
-            combine_all(staged, part, ufunc)
-            if finish is not None:
-                finish(part)
-            continue
         a, b = share(stop - start, x.itemsize, control.size, control.me)
-        # Nobody else reads this part of this rank's stage, so the total can take its place.
-        assert scratch is not None
+        # No other rank reads this part of this rank's stage, so the total can take its place.
         total = staged[control.me][a:b]
         combine_all([source[a:b] for source in staged], total, ufunc, scratch[: b - a])
         if finish is not None:
@@ -112,11 +107,11 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
         yield control.advanced
         for rank, source in enumerate(staged):
             a, b = share(stop - start, x.itemsize, control.size, rank)
-            np.copyto(part[a:b], source[a:b])
+            np.copyto(out[start:stop][a:b], source[a:b])
 
 
 def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, finish: Finish | None) -> Waits:
-    """x: (n,); out: (n,) on the root, None elsewhere."""
+    """x: (n,); out: (n,) where the whole is wanted, None elsewhere."""
     for start, stop in chunks(len(x), STAGING_BYTES // x.itemsize):
         staged = _staged(control, x.dtype, stop - start)
         np.copyto(staged[control.me], x[start:stop])

@@ -1,4 +1,4 @@
-"""The board at which the ranks of a communicator on one node meet: headers, slots for small arrays, stages for tiles.
+"""The control block of the ranks of a communicator on one node: headers, inline buffers, staging buffers for tiles.
 
 Each rank writes only its own places and reads the others'. Before a collective every rank publishes a header, its
 sequence number last, and waits for the headers of all; so nobody is more than one call ahead, and two of everything are
@@ -21,15 +21,15 @@ from collectives.transport import HASH, SEQUENCE, WORDS
 Array = np.ndarray[Any, Any]
 
 
-#: Bytes of a slot: an array up to this size travels with its header.
+#: Bytes of an inline buffer: an array up to this size travels with its header.
 INLINE_BYTES = 64 << 10
-#: Bytes of a stage: tiles of it stay in a core's second-level cache.
+#: Bytes of a staging buffer: tiles of it stay in a core's second-level cache.
 STAGING_BYTES = 256 << 10
 _LINE = 8  # int64 words of a cache line, so that no two ranks write into the same one
 
 
 def control_bytes(size: int) -> int:
-    """The size of a segment that holds a board of `size` ranks."""
+    """The size of a segment that holds a control block of `size` ranks."""
     return _control_bytes(size) + 2 * size * (INLINE_BYTES + STAGING_BYTES)
 
 
@@ -39,7 +39,7 @@ def _control_bytes(size: int) -> int:
 
 
 class ControlBlock:
-    """One rank's view of the board.
+    """One rank's view of the control block.
 
     words, bytes: the control part, as memoryviews, since their items are read twenty times as fast as an array's
     sequence: of this rank's last header; published: it belongs to a call that has not gone on from there
@@ -66,14 +66,14 @@ class ControlBlock:
         self._phases = [first + rank * _LINE for rank in range(size)]
         self.others = [rank for rank in range(size) if rank != me]
 
-    # Meeting ---------------------------------------------------------------------------------------------------------
+    # Headers ---------------------------------------------------------------------------------------------------------
 
     def header(self, parity: int, rank: int) -> int:
         """The index of that rank's header in `words`."""
         return (parity * self.size + rank) * WORDS
 
     def inline_buffer(self) -> Array:
-        """(SLOT,) uint8: where this rank puts what travels with the header of its next call."""
+        """(INLINE_BYTES,) uint8: where this rank puts what travels with the header of its next call."""
         return self.inline[(self.sequence + 1) & 1][self.me]
 
     def publish(self, words: Sequence[int]) -> None:

@@ -41,8 +41,8 @@ _NOTHING: Array = np.empty(0, np.uint8)
 class HierarchicalTransport(LayeredTransport):
     """The transport of ranks on several nodes, at least one of which has several.
 
-    below: of all ranks; near: of the ranks of this node, in their order; leaders: of the nodes' first ranks, in the
-    order of nodes, None on other ranks; nodes: each rank's node
+    inner: of all ranks; intra_node: of the ranks of this node, in their order; leaders: of the nodes' first ranks, in
+    the order of nodes, None on other ranks; nodes: each rank's node
     """
 
     shares_memory = True
@@ -60,7 +60,7 @@ class HierarchicalTransport(LayeredTransport):
         assert (intra_node.rank, intra_node.size) == (self.local_rank, self.local_size)
         assert (leaders is not None) == (intra_node.rank == 0)
 
-    # Meeting ---------------------------------------------------------------------------------------------------------
+    # Verification ----------------------------------------------------------------------------------------------------
 
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
@@ -84,7 +84,7 @@ class HierarchicalTransport(LayeredTransport):
     def late(self) -> list[int]:
         return sorted({*self._inner.late(), *(self.neighbours[rank] for rank in self.intra_node.late())})
 
-    # In steps --------------------------------------------------------------------------------------------------------
+    # Over two levels -------------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         return StepTest(self._all_reduce(x, out, op, finish))
@@ -160,7 +160,7 @@ class HierarchicalTransport(LayeredTransport):
             yield self.leaders.barrier()
         yield self.intra_node.barrier()
 
-    # Without levels --------------------------------------------------------------------------------------------------
+    # Over the inner transport alone ----------------------------------------------------------------------------------
 
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
         return self._inner.gather(x, out, counts, root)
@@ -181,7 +181,6 @@ class HierarchicalTransport(LayeredTransport):
 
 
 _log = logging.getLogger("collectives")
-_TEXT = 200  # bytes that a rank has for the reason why it cannot share memory
 
 
 def share(inner: Transport, like: Transport | None = None) -> Steps[Transport]:

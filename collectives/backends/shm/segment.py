@@ -7,7 +7,6 @@ in a container of its own, another process may have that pid.
 
 from __future__ import annotations
 
-import bisect
 import mmap
 import os
 import platform
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.transport import Steps, Transport
+from collectives.transport import Steps, Transport, gather_records
 
 Array = np.ndarray[Any, Any]
 
@@ -132,8 +131,6 @@ class SharedArrays:
         self._me, self._size = me, size
         self._lock = threading.Lock()  # duplicates share this, and may be used by several threads
         self._open: dict[int, _Shared] = {}
-        self._starts: list[int] = []  # addresses of this rank's parts, sorted
-        self._numbers: list[int] = []  # their segments' numbers
 
     def add(self, segment: Segment, nbytes: int) -> Array:
         """This rank's array of a new segment, (nbytes,) uint8. Every rank adds the same segments."""
@@ -143,11 +140,10 @@ class SharedArrays:
         parts = [segment.memory[PAGE + rank * length :][:length] for rank in range(self._size)]
         start = _address(parts[self._me])
         with self._lock:
-            self._sweep()
+            # What every rank has dropped is unmapped.
+            for old in [number for number, shared in self._open.items() if all(shared.marks[: self._size])]:
+                del self._open[old]
             self._open[number] = _Shared(segment, marks, parts, start)
-            at = bisect.bisect(self._starts, start)
-            self._starts.insert(at, start)
-            self._numbers.insert(at, number)
         # An array object of its own: it dies with the last view that a user holds.
         mine: Array = np.frombuffer(segment.map, np.uint8, nbytes, segment.offset_of(parts[self._me]))
         weakref.finalize(mine, _mark, marks, self._me, os.getpid()).atexit = False
@@ -155,27 +151,17 @@ class SharedArrays:
 
     def find(self, array: Array) -> ArrayLocation:
         """Where a C-contiguous array of this rank lies."""
-        if not self._starts:
-            return NOWHERE
         address = _address(array)
         with self._lock:
-            at = bisect.bisect(self._starts, address) - 1
-            if at < 0:
-                return NOWHERE
-            number = self._numbers[at]
-            shared = self._open[number]
-        offset = address - shared.start
-        return ArrayLocation(number, offset) if offset + array.nbytes <= len(shared.parts[self._me]) else NOWHERE
+            for number, shared in self._open.items():
+                offset = address - shared.start
+                if 0 <= offset <= len(shared.parts[self._me]) - array.nbytes:
+                    return ArrayLocation(number, offset)
+        return NOWHERE
 
     def view(self, rank: int, place: ArrayLocation, nbytes: int) -> Array:
         """That rank's bytes at a place of its own, (nbytes,) uint8."""
         return self._open[place.segment].parts[rank][place.offset : place.offset + nbytes]
-
-    def _sweep(self) -> None:
-        for number, shared in list(self._open.items()):
-            if all(shared.marks[rank] for rank in range(self._size)):
-                at = self._numbers.index(number)
-                del self._starts[at], self._numbers[at], self._open[number]
 
 
 def _mark(marks: Any, me: int, pid: int) -> None:
@@ -188,7 +174,7 @@ def _address(array: Array) -> int:
     return address
 
 
-_TEXT = 200  # bytes that a rank has for the reason why it cannot share memory
+_REASON = 200  # characters
 
 
 def share_segment(transport: Transport, nbytes: int) -> Steps[tuple[list[int], Segment | None, str]]:
@@ -200,31 +186,25 @@ def share_segment(transport: Transport, nbytes: int) -> Steps[tuple[list[int], S
     mine: Segment | None = None
     several = transport.local_size > 1
     reason = supported() if several else ""
-    place = np.zeros(4, np.int64)  # node, then the address of the segment
-    place[0] = transport.node
     if several and transport.local_rank == 0 and not reason:
         try:
             mine = create(nbytes)
-            place[1:] = mine.address
         except (OSError, OverflowError) as error:  # the latter: more bytes than a number of 64 bits holds
             reason = f"rank {transport.rank} cannot make a segment of {nbytes} bytes: {error}"
-    places = np.empty((transport.size, 4), np.int64)
-    yield transport.all_gather(place.view(np.uint8), places.reshape(-1).view(np.uint8), [place.nbytes] * transport.size)
-    nodes: list[int] = places[:, 0].tolist()
+    made = None if mine is None else mine.address
+    places = yield from gather_records(transport, [transport.node, made])
+    nodes = [node for node, _ in places]
     if len(set(nodes)) == transport.size:
         return nodes, None, ""
     maker = nodes.index(transport.node)
-    address = Address(*places[maker, 1:].tolist())
+    address = places[maker][1]
     try:
-        if several and transport.rank != maker and address.pid and not reason:
-            mine = attach(address, nbytes)
+        if several and transport.rank != maker and address is not None and not reason:
+            mine = attach(Address(*address), nbytes)
     except (OSError, ValueError) as error:
         reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank {maker}: {error}"
-    everyones = np.zeros((transport.size, _TEXT), np.uint8)
-    text = reason.encode()[:_TEXT]
-    mine_text = np.frombuffer(text.ljust(_TEXT, b"\0"), np.uint8)
-    yield transport.all_gather(mine_text, everyones.reshape(-1), [_TEXT] * transport.size)
+    reasons = yield from gather_records(transport, reason[:_REASON])
     if mine is not None:
         mine.release()
-    reasons = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in everyones if row[0]]
-    return (nodes, None, reasons[0]) if reasons else (nodes, mine, "")
+    first = next(filter(None, reasons), "")
+    return nodes, None if first else mine, first

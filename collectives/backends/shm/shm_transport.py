@@ -61,9 +61,9 @@ class StepTest:
 
 
 class ShmTransport(LayeredTransport):
-    """The transport of ranks that all stand on one node.
+    """The transport of ranks that are all on one node.
 
-    below: the transport of the same ranks that set this one up; board, shared: what the ranks of the node share
+    inner: the transport of the same ranks that set this one up; control, arrays: what the ranks of the node share
     """
 
     shares_memory = True
@@ -76,7 +76,7 @@ class ShmTransport(LayeredTransport):
         self._announced = False  # the headers say what the next operation moves
         self._direct = False  # and it is read straight from the others' arrays
 
-    # Meeting ---------------------------------------------------------------------------------------------------------
+    # Verification ----------------------------------------------------------------------------------------------------
 
     def call_cache(self, queue: CallQueue) -> CallCache:
         return CallCache(self, queue)
@@ -154,7 +154,7 @@ class ShmTransport(LayeredTransport):
         segments = [header[OUT] for header in signatures]
         if all(segments):
             nbytes = out.nbytes
-            outs = [self._there(rank, signatures[rank], OUT, nbytes).view(out.dtype) for rank in range(self.size)]
+            outs = [self._array_at(rank, signatures[rank], OUT, nbytes).view(out.dtype) for rank in range(self.size)]
             rounds.reduce_into_all(typed, outs, self.rank, ufunc, finish)
         elif not any(segments):
             rounds.reduce_visible(typed, out, ufunc, finish)
@@ -202,10 +202,7 @@ class ShmTransport(LayeredTransport):
         if sources is None:
             return StepTest(rounds.gather(self.control, x, out, counts))
         if out is not None:
-            at = 0
-            for source in sources:
-                out[at : at + len(source)] = source
-                at += len(source)
+            np.concatenate(sources, out=out)
         return self._leave()
 
     def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
@@ -220,11 +217,9 @@ class ShmTransport(LayeredTransport):
         _, sources = self._visible(range(self.size))
         if sources is None:
             return StepTest(rounds.all_to_all(self.control, x, out, table))
-        at = 0
-        for source, sends in zip(sources, table, strict=True):
-            first, count = sum(sends[: self.rank]), sends[self.rank]
-            out[at : at + count] = source[first : first + count]
-            at += count
+        me = self.rank
+        parts = [source[sum(sends[:me]) :][: sends[me]] for source, sends in zip(sources, table, strict=True)]
+        np.concatenate(parts, out=out)
         return self._leave()
 
     def barrier(self) -> Test:
@@ -251,13 +246,13 @@ class ShmTransport(LayeredTransport):
             if before + nbytes <= INLINE_BYTES:
                 sources.append(self.control.inline[parity][rank][before : before + nbytes])
             elif header[IN]:
-                sources.append(self._there(rank, header, IN, nbytes))
+                sources.append(self._array_at(rank, header, IN, nbytes))
                 self._direct = True
             else:
                 return signatures, None
         return signatures, sources
 
-    def _there(self, rank: int, header: Sequence[int], word: int, nbytes: int) -> Array:
+    def _array_at(self, rank: int, header: Sequence[int], word: int, nbytes: int) -> Array:
         return self.shared_arrays.view(rank, ArrayLocation(header[word], header[word + 1]), nbytes)
 
     def _leave(self) -> Test:

@@ -12,6 +12,7 @@ import pytest
 import collectives
 from collectives.backends.device import negotiation
 from collectives.backends.device.negotiation import Capability, decide
+from collectives.engine.progress import run_to_completion
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
@@ -51,10 +52,14 @@ def test_the_decision(cast: list[Capability], use_nccl: bool, reason: str) -> No
 
 def test_a_capability_travels_whatever_its_length() -> None:
     mine = Capability(reason='é"\n' * 2000, config="é" * 2000, node=3, gpu="x", nccl=(2, 30, 4), shares=True)
-    came = Capability.decode(mine.encode())
-    assert came.reason
-    assert mine.reason.startswith(came.reason)
-    assert (came.node, came.gpu, came.nccl, came.shares) == (3, "x", (2, 30, 4), True)
+
+    def rank(comm: Any) -> None:
+        for each in run_to_completion("", negotiation._exchange(comm.transport, mine), comm.transport, 20):
+            assert each.reason
+            assert mine.reason.startswith(each.reason)
+            assert (each.node, each.gpu, each.nccl, each.shares) == (3, "x", (2, 30, 4), True)
+
+    collectives.run_threads(rank, 2)
 
 
 def reduce_once(comm: Any, cupy: Any) -> str:
