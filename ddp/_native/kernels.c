@@ -117,11 +117,12 @@ void gelu_f32(size n, const float *restrict x, float *restrict out, float *restr
 }
 
 /* q (length, depth), k (keys, depth), v (keys, width), z (length, width) for each head; g like z, dq, dk and dv like q, k
- * and v. Rows of each of the eight lie `row` elements apart, and its heads where `at` says; the elements of a row adjoin. */
-enum { Q, K, V, Z, G, DQ, DK, DV, ARRAYS };
+ * and v; mask (length, keys). Rows of each of the nine lie `row` elements apart, and its heads where `at` says; the
+ * elements of a row adjoin, those of the mask lie `column` apart. masked: 0 for no mask, 1 for bool, 2 for numbers to add */
+enum { Q, K, V, Z, G, DQ, DK, DV, MASK, ARRAYS };
 
 typedef struct {
-    int64_t heads, length, keys, depth, width, causal;
+    int64_t heads, length, keys, depth, width, causal, masked, column;
     int64_t row[ARRAYS];
     const int64_t *at; /* (heads, ARRAYS) */
     double scale;
@@ -574,10 +575,21 @@ static void NAME(transpose)(size rows, size columns, const REAL *restrict x, siz
     }
 }
 
-/* z = softmax(scale*q@k^T)@v, sums = log sum e^score. sums: (heads, length);
+/* Masks n scores of a query. */
+static inline void NAME(hide)(const attention_shape *s, const void *mask, size at, size n, REAL *score)
+{
+    if (s->masked == 1)
+        for (size j = 0; j < n; j++)
+            score[j] = ((const uint8_t *)mask)[at + j * s->column] ? score[j] : -INFINITY;
+    else if (s->masked)
+        for (size j = 0; j < n; j++)
+            score[j] += ((const REAL *)mask)[at + j * s->column];
+}
+
+/* z = softmax(scale*q@k^T + mask)@v, sums = log sum e^score; 0 for a query that sees no key. sums: (heads, length);
  * scratch: (depth + QUERIES)*(keys rounded up to whole vectors) */
-void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v, REAL *z, REAL *sums,
-                     REAL *scratch)
+void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v, const void *mask, REAL *z,
+                     REAL *sums, REAL *scratch)
 {
     const size pad = (s->keys + NR - 1) / NR * NR;
     REAL *const k_t = scratch, *const scores = scratch + s->depth * pad;
@@ -593,7 +605,9 @@ void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, con
             for (size i = 0; i < rows; i++) {
                 REAL *score = scores + i * pad;
                 const size n = s->causal && start + i + 1 < seen ? start + i + 1 : seen;
-                const REAL top = NAME(largest)(n, score), sum = NAME(exponentials)(n, score, top, score);
+                NAME(hide)(s, mask, at[MASK] + (start + i) * row[MASK], n, score);
+                const REAL most = NAME(largest)(n, score), top = most == -INFINITY ? 0 : most;
+                const REAL added = NAME(exponentials)(n, score, top, score), sum = added == 0 ? 1 : added;
                 for (size j = n; j < seen; j++)
                     score[j] = 0;
                 sums[start + i] = top + (REAL)log(sum);
@@ -606,11 +620,11 @@ void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, con
     }
 }
 
-/* P = softmax(scale*q@k^T);  dv = P^T@g, dP = g@v^T, dS = P*(dP - sum g*z), dq = scale*dS@k, dk = scale*dS^T@q.
+/* P = softmax(scale*q@k^T + mask);  dv = P^T@g, dP = g@v^T, dS = P*(dP - sum g*z), dq = scale*dS@k, dk = scale*dS^T@q.
  * scratch: (depth + width + 2*QUERIES)*(keys rounded up to whole vectors) */
 void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v,
-                              const REAL *z, const REAL *g, const REAL *sums, REAL *dq, REAL *dk, REAL *dv,
-                              REAL *scratch)
+                              const void *mask, const REAL *z, const REAL *g, const REAL *sums, REAL *dq, REAL *dk,
+                              REAL *dv, REAL *scratch)
 {
     const size pad = (s->keys + NR - 1) / NR * NR;
     REAL *const k_t = scratch, *const v_t = k_t + s->depth * pad, *const p = v_t + s->width * pad;
@@ -636,6 +650,7 @@ void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REA
                 REAL dots[LANES] = {0}, *p_row = p + r * pad, *ds_row = ds + r * pad;
                 EACH(s->width, dots[l] += g_row[i] * z_row[i]);
                 const REAL less = NAME(total)(dots), sum = sums[start + r], scale = (REAL)s->scale;
+                NAME(hide)(s, mask, at[MASK] + (start + r) * row[MASK], n, p_row);
                 SIMD for (size j = 0; j < n; j++)
                 {
                     p_row[j] = EXP(p_row[j] - sum);

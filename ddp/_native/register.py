@@ -302,24 +302,21 @@ def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.
 # --- attention
 
 
-_ARRAYS = 8  # q, k, v, z, g, dq, dk, dv
+_ARRAYS = 9  # q, k, v, z, g, dq, dk, dv, mask
 
 
 class _Shape(ctypes.Structure):
     """`attention_shape` of kernels.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("heads", "length", "keys", "depth", "width", "causal")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("heads", "length", "keys", "depth", "width", "causal", "masked", "column")
+        ),
         ("row", ctypes.c_int64 * _ARRAYS),
         ("at", ctypes.c_void_p),
         ("scale", ctypes.c_double),
     )
-
-
-class _AttentionResidual(NamedTuple):
-    sums: Array  # (heads, L): the logarithms of the sums of the exponentials
-    scale: float
-    causal: bool
 
 
 @lru_cache(maxsize=64)
@@ -327,19 +324,36 @@ def _describe(
     q: tuple[int, ...],
     k: tuple[int, ...],
     width: int,
-    strides: tuple[tuple[int, ...], ...],
-    itemsize: int,
+    strides: tuple[tuple[int, ...] | None, ...],
+    itemsizes: tuple[int, ...],
     scale: float,
     causal: bool,
+    masked: int,
 ) -> tuple[_Shape, Array]:
-    """The description of a call, and the offsets that it points to. q, k: the shapes; strides: of each array."""
+    """The description of a call, and the offsets that it points to. q, k: the shapes; strides, itemsizes: of arrays"""
     lead = q[:-2]
     at = np.zeros((*lead, _ARRAYS), np.int64)
-    for array, steps in enumerate(strides):
-        for axis, step in enumerate(steps[:-2]):
-            at[..., array] += np.arange(lead[axis]).reshape(-1, *[1] * (len(lead) - 1 - axis)) * (step // itemsize)
-    rows = (ctypes.c_int64 * _ARRAYS)(*[steps[-2] // itemsize for steps in strides])
-    return _Shape(at.size // _ARRAYS, q[-2], k[-2], q[-1], width, causal, rows, at.ctypes.data, scale), at
+    rows, column = (ctypes.c_int64 * _ARRAYS)(), 0
+    for array, (steps, itemsize) in enumerate(zip(strides, itemsizes, strict=True)):
+        if steps is not None:
+            for axis, step in enumerate(steps[:-2]):
+                at[..., array] += np.arange(lead[axis]).reshape(-1, *[1] * (len(lead) - 1 - axis)) * (step // itemsize)
+            rows[array], column = steps[-2] // itemsize, steps[-1] // itemsize
+    sizes = at.size // _ARRAYS, q[-2], k[-2], q[-1], width
+    return _Shape(*sizes, causal, masked, column, rows, at.ctypes.data, scale), at
+
+
+def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float, causal: bool) -> _Shape:
+    """The description of q, k, v, z, and in backward g, dq, dk, dv."""
+    q, k, v = arrays[:3]
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    everything = (*arrays, *[None] * (_ARRAYS - 1 - len(arrays)), mask)
+    strides = tuple([None if x is None else x.strides for x in everything])
+    itemsizes = tuple([1 if x is None else x.itemsize for x in everything])
+    masked = 0 if mask is None else 1 if mask.dtype == bool else 2
+    return _describe(q.shape, k.shape, v.shape[-1], strides, itemsizes, float(scale), bool(causal), masked)[0]
 
 
 def _scratch(q: Array, k: Array, rows: int) -> Array:
@@ -354,41 +368,52 @@ def _has_rows(x: Array, char: str) -> bool:
     ) and not any(step % x.itemsize for step in x.strides)
 
 
+def _takes_heads(q: Array, k: Array, v: Array) -> bool:
+    return (
+        q.dtype.char in _TAGS
+        and q.shape[:-2] == k.shape[:-2] == v.shape[:-2]
+        and 0 not in (*q.shape, *k.shape, *v.shape)
+        and all(_has_rows(x, q.dtype.char) for x in (q, k, v))
+    )
+
+
+def _attention_mask(q: Array, k: Array, mask: Array | None) -> Array | None:
+    """The mask over all heads, (..., L, S), bool or of q's dtype."""
+    if mask is None:
+        return None
+    if mask.dtype != bool and (mask.dtype != q.dtype or any(step % mask.itemsize for step in mask.strides)):
+        mask = np.array(mask, q.dtype)
+    return np.broadcast_to(mask, (*q.shape[:-1], k.shape[-2]))
+
+
 def _attention(
     xp: Any, q: Array, k: Array, v: Array, mask: Array | None, scale: float, causal: bool, p: float, seed: int
 ) -> tuple[Array, Any]:
-    char = q.dtype.char
-    if (
-        mask is not None
-        or p
-        or char not in _TAGS
-        or not (q.shape[:-2] == k.shape[:-2] == v.shape[:-2])
-        or 0 in (*q.shape, *k.shape, *v.shape)
-        or not all(_has_rows(x, char) for x in (q, k, v))
-    ):
+    if p or not _takes_heads(q, k, v):
         return attention.attention.reference.forward(xp, q, k, v, mask, scale=scale, causal=causal, p=p, seed=seed)
     z = np.empty_like(q, shape=(*q.shape[:-1], v.shape[-1]))  # heads lie as they do in q
-    arrays = q, k, v, z
-    strides = tuple([x.strides for x in arrays])
-    shape, _ = _describe(q.shape, k.shape, v.shape[-1], strides, q.itemsize, float(scale), bool(causal))
-    sums = np.empty((shape.heads, q.shape[-2]), q.dtype)
+    mask = _attention_mask(q, k, mask)
+    shape = _shape_of((q, k, v, z), mask, scale, causal)
+    sums = np.empty(q.shape[:-1], q.dtype)
     scratch = _scratch(q, k, q.shape[-1] + 64)
-    ATTENTION[char](ctypes.byref(shape), *map(address, (*arrays, sums, scratch)))
-    return z, _AttentionResidual(sums, scale, causal)
+    ATTENTION[q.dtype.char](ctypes.byref(shape), *map(address, (q, k, v, mask, z, sums, scratch)))
+    return z, (sums, scale, causal, p, seed)
 
 
 def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    if not isinstance(residual, _AttentionResidual):
+    q, k, v, mask, z = saved
+    sums, scale, causal, p, _ = residual
+    if p or needs[3] or not _takes_heads(q, k, v):
         return attention.attention.reference.backward(xp, g, needs, saved, residual)
-    q, k, v, _, z = saved
     if not _has_rows(g, q.dtype.char):
-        g = np.ascontiguousarray(g)
-    sums, scale, causal = residual
+        g = np.ascontiguousarray(g, q.dtype)
     dq, dk, dv = (np.empty_like(x) for x in (q, k, v))
-    strides = tuple([x.strides for x in (q, k, v, z, g, dq, dk, dv)])
-    shape, _ = _describe(q.shape, k.shape, v.shape[-1], strides, q.itemsize, float(scale), bool(causal))
+    mask = _attention_mask(q, k, mask)
+    shape = _shape_of((q, k, v, z, g, dq, dk, dv), mask, scale, causal)
     scratch = _scratch(q, k, q.shape[-1] + v.shape[-1] + 128)
-    ATTENTION_BACKWARD[q.dtype.char](ctypes.byref(shape), *map(address, (q, k, v, z, g, sums, dq, dk, dv, scratch)))
+    ATTENTION_BACKWARD[q.dtype.char](
+        ctypes.byref(shape), *map(address, (q, k, v, mask, z, g, sums, dq, dk, dv, scratch))
+    )
     return [dx if need else None for dx, need in zip((dq, dk, dv, None), needs, strict=True)]
 
 
@@ -403,8 +428,8 @@ SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)
 CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, P, REAL, FLAG, P, P, P, P)
 CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REAL, P, P, P, REAL, P)
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
-ATTENTION = kernels("attention", P, P, P, P, P, P, P)
-ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 11)
+ATTENTION = kernels("attention", *[P] * 8)
+ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12)
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 ERF, ERFC = kernels("erf", N, P, P), kernels("erfc", N, P, P)
 

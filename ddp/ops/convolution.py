@@ -42,21 +42,6 @@ class Window:
     even: whether each is seen from one.
     """
 
-    __slots__ = (
-        "apart",
-        "dilation",
-        "elements",
-        "even",
-        "framed",
-        "image",
-        "inside",
-        "kernel",
-        "out",
-        "padding",
-        "still",
-        "stride",
-    )
-
     def __init__(
         self, image: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, out: Pair | None = None
     ) -> None:

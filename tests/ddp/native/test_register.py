@@ -44,7 +44,7 @@ def close(got: Any, expected: Any, dtype: str) -> None:
 
 def compare(op: Op, dtype: str, inputs: list[Any], saved: Any, needs: tuple[bool, ...], **parameters: Any) -> None:
     """Forward and backward in `dtype` by the native form beside float64 by the formula. saved: of inputs and result."""
-    wide = [None if x is None else x.astype("float64") for x in inputs]
+    wide = [x if x is None or x.dtype == bool else x.astype("float64") for x in inputs]
     expected, residual = op.reference.forward(np, *wide, **parameters)
     out, own_residual = op.forward(np, *inputs, **parameters)
     close(out, expected, dtype)
@@ -176,10 +176,13 @@ class TestNumbers:
         # As views of (N, L, H, D), and of one array of all three, with gaps between the rows.
         between = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in apart]
         wider = [np.concatenate((x, x), axis=-1)[..., : x.shape[-1]] for x in between]
+        hidden = normal(n, 1, length, keys) > 2
+        masks = None, ~hidden, normal(1, heads, 1, keys, dtype=dtype)
         for q, k, v in (apart, between, wider):
-            saved = lambda inputs, out: (*inputs, out)  # noqa: E731
-            settings = {"scale": 0.3, "causal": causal, "p": 0.0, "seed": 0}
-            compare(attention.attention, dtype, [q, k, v, None], saved, (True, True, True, False), **settings)
+            for mask in masks[: 1 if causal else 3]:
+                saved = lambda inputs, out, mask=mask: (*inputs[:3], mask, out)  # noqa: E731
+                settings = {"scale": 0.3, "causal": causal, "p": 0.0, "seed": 0}
+                compare(attention.attention, dtype, [q, k, v, mask], saved, (True, True, True, False), **settings)
 
 
 @needs_kernels

@@ -1,4 +1,4 @@
-"""Attention by tiles: what a table of small cases cannot see. The layers on it are in test_transformer."""
+"""Scaled dot-product attention. The layers on it are in test_transformer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ddp
+from ddp.backends import native
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn.functional import scaled_dot_product_attention as attend
 from ddp.ops import attention
@@ -19,32 +20,14 @@ def leaves(*shapes: tuple[int, ...], dtype: Any = np.float64) -> list[ddp.Tensor
     return [ddp.from_numpy(numbers(*s, seed=i).astype(dtype)).requires_grad_() for i, s in enumerate(shapes)]
 
 
-def test_grid() -> None:
-    assert attention.grid((2, 3), 100, 50, False, 4, tile=50 * 4 * 30)[4:] == (30, 1)
-    assert attention.grid((2, 3), 20, 50, False, 4, tile=50 * 4 * 40)[4:] == (20, 2)
-    assert attention.grid((2, 64), 128, 128, True, 4, tile=512 << 10)[4:] == (64, 16)
-    assert attention.grid((1,), 5, 0, False, 4, tile=100)[4:] == (16, 1)
-    cut = attention.grid((2, 3), 70, 50, True, 4, tile=50 * 4 * 2 * 32)
-    assert list(cut.groups()) == [(0, slice(0, 1)), (0, slice(1, 2)), (0, slice(2, 3))] + [
-        (1, slice(0, 1)),
-        (1, slice(1, 2)),
-        (1, slice(2, 3)),
-    ]
-    assert list(cut.blocks()) == [(64, 70, 50), (0, 64, 50)]
-    assert list(attention.grid((1,), 130, 200, True, 4, tile=1 << 20).blocks()) == [
-        (128, 130, 130),
-        (64, 128, 128),
-        (0, 64, 64),
-    ]
-
-
-@pytest.mark.parametrize("tile", [1, 16 * 50 * 8 * 3, 1 << 20])
-@pytest.mark.parametrize(
-    "how", ["plain", "causal", "bool", "float", "grouped", "hidden"], ids=lambda x: x if isinstance(x, str) else ""
-)
-def test_many_tiles_are_as_one(how: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "score_bytes", lambda xp: tile)
-    monkeypatch.setattr(attention, "FEWEST", 8)
+@pytest.mark.parametrize("form", ["as it is", "formula", "formula, a head at a time"])
+@pytest.mark.parametrize("how", ["plain", "causal", "bool", "float", "grouped", "hidden"])
+def test_against_torch(how: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form != "as it is":
+        for each in ("forward", "backward"):
+            monkeypatch.setattr(attention.attention, each, getattr(attention.attention.reference, each))
+        if "head" in form:
+            monkeypatch.setattr(attention, "score_bytes", lambda xp: 1)
     shared = 2 if how == "grouped" else 4
     arrays = [numbers(3, n, *sizes, seed=n) for n, *sizes in ((4, 40, 8), (shared, 50, 8), (shared, 50, 6))]
     if how in ("bool", "hidden"):
@@ -71,7 +54,7 @@ def test_not_finite() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}])
 def test_dropout(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "score_bytes", lambda xp: 16 * 6 * 8 * 2)
+    monkeypatch.setattr(attention, "score_bytes", lambda xp: 1)
 
     def fn(*inputs: ddp.Tensor) -> ddp.Tensor:
         ddp.manual_seed(3)
@@ -93,6 +76,7 @@ def test_autocast_makes_dtypes_one() -> None:
     assert q.grad.dtype == ddp.float32
 
 
+@pytest.mark.skipif(not native.is_available(), reason=native.why_not())
 def test_memory_is_linear_in_the_length() -> None:
     # The probabilities alone would be 4 heads * 2048^2 * 4 bytes = 64 MiB.
     q, k, v = leaves((1, 4, 2048, 16), (1, 4, 2048, 16), (1, 4, 2048, 16), dtype=np.float32)
