@@ -137,8 +137,10 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
         if dv is not None:
             dv[at] = product(xp, (probabilities if kept is None else probabilities * kept).swapaxes(-1, -2), g[at])
         if dmask is not None:
-            index = [i if n > 1 or isinstance(i, slice) else 0 for i, n in zip(at, mask.shape, strict=False)]
-            part = dmask[(*index[:-1], index[-1] if mask.shape[-3] > 1 else slice(None))]
+            index = [
+                i if n > 1 else slice(None) if isinstance(i, slice) else 0 for i, n in zip(at, mask.shape, strict=False)
+            ]
+            part = dmask[tuple(index)]
             part += fold(slopes, part.shape)
     if not k.shape[-2] and dq is not None:
         dq[...] = 0
