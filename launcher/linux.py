@@ -6,6 +6,7 @@ do not tell whose they are, but the kernel grants a write lease only on a file t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -15,7 +16,6 @@ import signal
 import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from launcher.errors import StartError, UsageError
 
@@ -259,23 +259,26 @@ def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
         os.close(fd)
 
 
+def raise_file_limit() -> tuple[int, int]:
+    """Lets this process open as many files as the hard limit says; returns the soft and hard limit of before."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # no limit at all is more than the kernel grants: the soft one stays
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    return before
+
+
 # What a job needs besides its connections.
 _OTHERS = 16
 
 
-@contextmanager
+@contextlib.contextmanager
 def many_files(ranks: int) -> Iterator[tuple[int, int]]:
     """While entered, this process may open as many files as the hard limit says; the limits of before.
 
     Raises: UsageError if a job of so many ranks needs more.
     """
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = before
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    except (OSError, ValueError):
-        pass  # no limit at all, which is more than the kernel grants: the soft one must do
+    before = raise_file_limit()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         if soft != resource.RLIM_INFINITY and ranks + _OTHERS + len(os.listdir("/proc/self/fd")) > soft:
             raise UsageError(f"{ranks} ranks need more open files than this process may have: {soft} (ulimit -n)")

@@ -30,6 +30,16 @@ _FOREIGN = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL")
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", WORKER_OF)
 
 
+# Programs that each installs beside its mpiexec.
+_COMPANIONS = {
+    "hydra_bstrap_proxy": INTEL,
+    "hydra_pmi_proxy": MPICH,
+    "prterun": OPENMPI,
+    "orterun": OPENMPI,
+    "ompi_info": OPENMPI,
+}
+
+
 def find_mpiexec_for(
     asked: str, environ: Mapping[str, str] = os.environ, executable: str = sys.executable
 ) -> tuple[str, str]:
@@ -56,24 +66,16 @@ def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str
     version: runs `mpiexec --version` and returns what it prints; asked only where file names do not tell.
     Raises: UsageError if it is neither.
     """
-    real = os.path.realpath(mpiexec)
-    name = os.path.basename(real)
-    folders = dict.fromkeys((os.path.dirname(mpiexec), os.path.dirname(real)))
-    signs = [
-        any(_any(folder, "hydra_bstrap_proxy") for folder in folders),
-        any(_any(folder, "hydra_pmi_proxy") for folder in folders),
-        any(_any(folder, "prterun", "orterun", "ompi_info") for folder in folders),
-    ]
+    name = os.path.basename(os.path.realpath(mpiexec))
     if "prte" in name or "orte" in name or "openmpi" in name:
         return OPENMPI
     if "mpich" in name:
         return MPICH
-    if "hydra" in name and signs[0] != signs[1]:
-        return INTEL if signs[0] else MPICH
-    if sum(signs) == 1:
-        return (INTEL, MPICH, OPENMPI)[signs.index(True)]
-    if not any(signs) and any(_any(folder, "mpiexec.hydra") for folder in folders):
-        return MPICH
+    folders = {os.path.dirname(mpiexec), os.path.dirname(os.path.realpath(mpiexec))}
+    beside = {program for folder in folders for program in _COMPANIONS if os.path.exists(os.path.join(folder, program))}
+    families = {_COMPANIONS[program] for program in beside}
+    if len(families) == 1:
+        return families.pop()
     said = (version or _version)(mpiexec)
     if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
         return OPENMPI
@@ -90,7 +92,9 @@ def mpi_library(folders: Iterable[str], environ: Mapping[str, str]) -> tuple[str
     folders: in the order in which it looks
     """
     asked = environ.get("MPI4PY_LIBMPI")
-    paths = asked.split(os.pathsep) if asked else _libraries(folders)
+    # Without a number it may be a text for the linker, which cannot be loaded.
+    names = ("libmpi.so", "libmpi.so.12", "libmpi.so.40")
+    paths = asked.split(os.pathsep) if asked else [os.path.join(folder, name) for folder in folders for name in names]
     for path in paths:
         number = re.search(r"libmpi\.so\.(\d+)", os.path.basename(os.path.realpath(path)))
         if number and os.path.exists(path):
@@ -145,13 +149,6 @@ def _programs(names: tuple[str, ...], environ: Mapping[str, str], executable: st
                 yield path
 
 
-def _libraries(folders: Iterable[str]) -> Iterator[str]:
-    for folder in folders:
-        # Without a number it may be a text for the linker, which cannot be loaded.
-        for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40"):
-            yield os.path.join(folder, name)
-
-
 def _lib_folders() -> list[str]:
     """Where mpi4py's wheel looks first: beside the environment, the user's packages, the Python below."""
     import site
@@ -171,10 +168,6 @@ def _has_wheel(path: Iterable[str]) -> bool:
         if os.path.isdir(mpi4py):
             return any(name.startswith(("MPI.mpich.", "MPI.openmpi.")) for name in os.listdir(mpi4py))
     return False
-
-
-def _any(folder: str, *names: str) -> bool:
-    return any(os.path.exists(os.path.join(folder, name)) for name in names)
 
 
 def _version(mpiexec: str) -> str:

@@ -50,16 +50,11 @@ class SlurmEngine(Engine):
         asked = request.job.engine == "slurm"
         if not asked and not request.allocated:
             return None
-        srun = find(request.environ)
-        if srun is None:
+        srun, family = find(request.environ), mpiexec.family_of_this_python(request.environ)
+        spoken = language(family, srun) if srun is not None else None
+        if srun is None or spoken is None:
             if asked:
-                raise UsageError("--engine slurm: there is no srun on PATH")
-            return None
-        family = mpiexec.family_of_this_python(request.environ)
-        spoken = language(family, srun)
-        if spoken is None:
-            if asked:
-                raise UsageError(f"--engine slurm: {silence(family, srun)}")
+                raise UsageError(f"--engine slurm: {no_language(family, srun)}")
             return None
         job, cpus = request.job, request.environ.get("SLURM_CPUS_PER_TASK")
         return cls(srun, spoken, job.size, job.hosts, request.remote_hosts, cpus)
@@ -143,33 +138,30 @@ def nodes(environ: Mapping[str, str]) -> list[str]:
 
 def find(environ: Mapping[str, str], name: str = "srun") -> str | None:
     """The path of srun, or of another program of Slurm's; None if there is none on PATH."""
-    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
-        path = os.path.join(folder, name)
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    return None
+    import shutil  # here, because most jobs have no Slurm
+
+    return shutil.which(name, path=environ.get("PATH", os.defpath))
 
 
 def language(family: str | None, srun: str) -> str | None:
     """What both `srun` and an MPI of this family speak; None: nothing."""
     wanted = _LANGUAGES.get(family or "", ())
-    return next((each for each in wanted if each in offered(_ask(srun))), None) if wanted else None
+    # `srun --mpi=list` names one a line, and after "specific" all versions in one.
+    offered = [line.strip().removeprefix("srun: ") for line in _ask(srun).splitlines()] if wanted else []
+    return next((each for each in wanted if each in offered), None)
 
 
-def offered(said: str) -> list[str]:
-    """The languages that `srun --mpi=list` names: one a line, or after "specific", all versions in one."""
-    return [line.strip().removeprefix("srun: ") for line in said.splitlines()]
-
-
-def silence(family: str | None, srun: str) -> str:
-    """Why they have no language in common."""
+def no_language(family: str | None, srun: str | None) -> str:
+    """Why srun and an MPI of this family have no language in common."""
+    if srun is None:
+        return "there is no srun on PATH"
     if family is None:
         return "no MPI found (pip install mpich)"
     if family not in _LANGUAGES:
         return "Intel MPI is started by its own mpiexec: --engine mpich"
-    said = _ask(srun).strip()
-    if "MPI" not in said:
-        return f"{srun} does not work here: {(said.splitlines() or ['it says nothing'])[0]}"
+    text = _ask(srun).strip()
+    if "MPI" not in text:
+        return f"{srun} does not work here: {(text.splitlines() or ['it says nothing'])[0]}"
     return f"{srun} does not speak {_LANGUAGES[family][0]}, which this MPI needs (see srun --mpi=list)"
 
 

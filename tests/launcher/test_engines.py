@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,8 +196,7 @@ def test_who_knows_how_hosts_are_filled(
     ("files", "said", "family"),
     [
         (["mpiexec", "hydra_pmi_proxy"], None, "mpich"),
-        (["mpiexec", "mpiexec.hydra"], None, "mpich"),
-        (["mpiexec", "mpiexec.hydra", "hydra_bstrap_proxy"], None, "intel"),
+        (["mpiexec", "hydra_bstrap_proxy"], None, "intel"),
         (["mpiexec", "prterun"], None, "openmpi"),
         (["mpiexec", "orterun"], None, "openmpi"),
         (["mpiexec"], "mpiexec (Open MPI) 5.0.11", "openmpi"),
@@ -572,6 +572,18 @@ def test_which_host_ssh_does_not_reach(engine_output: str, host: str | None) -> 
 
 def test_what_a_agent_prints_is_heard() -> None:
     assert errors.find_start_error(f"noise\n{errors.start_error_line(errors.StartError('too few'))}\n") == "too few"
+
+
+def test_the_local_engine_starts_more_ranks_than_the_soft_limit_of_open_files(run_job: Any) -> None:
+    """The ranks find that limit all the same."""
+    code = """
+import os, resource, sys
+from launcher.engines.local import LocalEngine
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sys.exit(LocalEngine(60).start(["/bin/sh", "-c", "[ $(ulimit -Sn) = 40 ] && [ $(ulimit -Hn) != 40 ]"], os.environ))
+"""
+    done = run_job([sys.executable, "-c", code])
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_messages_name_the_process_that_stands_for_the_engine() -> None:
