@@ -267,8 +267,8 @@ def raise_file_limit() -> tuple[int, int]:
     return before
 
 
-# What a job needs besides its connections.
-_OTHERS = 16
+# What a job needs besides the connections of its agents: unauthenticated peers, pipes, log files.
+_OTHERS = 32
 
 
 @contextlib.contextmanager

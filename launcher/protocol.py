@@ -173,36 +173,25 @@ def _parse(line: bytes) -> Message:
 
 # For all addresses together: the launcher answers within milliseconds, unless a thousand agents call at once (s).
 _LIMIT = 20.0
-# Where many others connect at once, the launcher may close a connection before the agent has proved itself.
-_TRIES = 6
-_PAUSE = 0.05  # s, and twice as long each time
-
-
-class Closed(ProtocolError):
-    """The other side has closed the connection before it answered."""
+_SHORTEST = 0.05  # s
 
 
 def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, list[Message]]:
-    """A connection to the launcher, and what it has said already.
+    """A connection to the launcher, and the messages that it has sent already.
 
-    addresses: "ADDRESS:PORT", or several with commas between them; identity: what the agent says of its rank
-    Raises: StartError if none of them leads to the launcher, tried again where a connection is closed.
+    addresses: "ADDRESS:PORT", or several with commas between them; identity: the agent's first message
+    Raises: StartError if none of them leads to the launcher.
     """
     each = addresses.split(",")
     deadline = time.monotonic() + _LIMIT
-    for attempt in range(_TRIES):
-        failures, closed = [], False
-        for number, address in enumerate(each):
-            try:
-                # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
-                left = max(0.0, deadline - time.monotonic()) / (len(each) - number)
-                return _try(address, secret, identity, max(left, _PAUSE))
-            except (OSError, ProtocolError) as error:
-                failures.append(f"{address} ({getattr(error, 'strerror', None) or error})")
-                closed |= isinstance(error, Closed)
-        if not closed or time.monotonic() > deadline:
-            break
-        time.sleep(_PAUSE * 2**attempt)
+    failures = []
+    for number, address in enumerate(each):
+        try:
+            # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
+            left = (deadline - time.monotonic()) / (len(each) - number)
+            return _try(address, secret, identity, max(left, _SHORTEST))
+        except (OSError, ProtocolError) as error:
+            failures.append(f"{address} ({getattr(error, 'strerror', None) or error})")
     me = f"rank {identity['rank']} on {os.uname().nodename}"
     raise StartError(f"{me} cannot reach the launcher at {' or '.join(failures)}: is there a firewall between them?")
 
@@ -220,7 +209,7 @@ def _try(address: str, secret: str, identity: Message, limit: float) -> tuple[Ch
                 raise ProtocolError("no answer in time")
             news = channel.receive()
             if news is None:
-                raise Closed("closed during the handshake")
+                raise ProtocolError("closed during the handshake")
             for message in news:
                 if "challenge" in message:
                     answer = proof(secret, "agent", str(message["challenge"]))

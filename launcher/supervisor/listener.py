@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import time
@@ -15,11 +14,8 @@ from launcher.protocol import Channel, Message, ProtocolError, is_proof, nonce, 
 _LIMIT = 10.0
 # All agents of a large job call at once.
 _BACKLOG = 1024
-# Connections beyond those of the job's own agents: of more unauthenticated than that the oldest are sent away.
-_SPARE = 32
-# There is no room for one more connection, which may change: for so long (s) no connection is accepted.
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_REST = 0.1
+# Connections beyond those of the job's own agents: of more unauthenticated peers than that the oldest are dropped.
+_SPARE = 12
 
 
 class Listener:
@@ -35,7 +31,6 @@ class Listener:
     def __init__(self, remote_hosts: Sequence[str] = (), agents: int = 1) -> None:
         self.secret = nonce()
         self._room = agents + _SPARE
-        self._rests_until = 0.0
         if remote_hosts:
             from launcher import network
 
@@ -51,15 +46,13 @@ class Listener:
 
     def filenos(self) -> Iterator[int]:
         """What to wait for."""
-        if not self._rests_until:
-            yield self._listener.fileno()
+        yield self._listener.fileno()
         yield from self._unauthenticated
 
     @property
     def deadline(self) -> float:
         """When `drop_silent` has something to do."""
-        until = min((peer.until for peer in self._unauthenticated.values()), default=float("inf"))
-        return min(until, self._rests_until or until)
+        return min((peer.until for peer in self._unauthenticated.values()), default=float("inf"))
 
     def serve(self, fileno: int) -> tuple[Channel, Message] | None:
         """Handles an event on `fileno`; returns an agent that has authenticated itself, and its first message."""
@@ -68,32 +61,29 @@ class Listener:
             return None
         peer = self._unauthenticated.get(fileno)
         if peer is None:
-            return None  # it has just been sent away
+            return None  # it has just been dropped
         try:
             messages = peer.channel.receive()
         except ProtocolError:
             messages = None
         for message in messages or []:
-            peer.said |= message
-        if messages is not None and "answer" not in peer.said:
+            peer.received |= message
+        if messages is not None and "answer" not in peer.received:
             return None  # not done yet
         del self._unauthenticated[fileno]
-        if messages is None or not is_proof(peer.said["answer"], self.secret, "agent", peer.challenge):
+        if messages is None or not is_proof(peer.received["answer"], self.secret, "agent", peer.challenge):
             peer.channel.close()
             return None
         self._room -= 1
         peer.channel.trusted = True
-        peer.channel.send({"answer": proof(self.secret, "launcher", str(peer.said.get("challenge")))})
-        return peer.channel, peer.said
+        peer.channel.send({"answer": proof(self.secret, "launcher", str(peer.received.get("challenge")))})
+        return peer.channel, peer.received
 
     def drop_silent(self, now: float) -> None:
-        """Closes the connections of those who have said nothing for too long. Who waits is let in again."""
-        if self._rests_until <= now:
-            self._rests_until = 0.0
+        """Closes the connections of peers that have sent nothing for too long."""
         for fileno, peer in list(self._unauthenticated.items()):
             if peer.until <= now:
-                del self._unauthenticated[fileno]
-                peer.channel.close()
+                self._drop(fileno)
 
     def close(self) -> None:
         self._listener.close()
@@ -102,23 +92,16 @@ class Listener:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in _FULL and not self._send_away():
-                self._rests_until = time.monotonic() + _REST
-            return  # else the caller has gone again
-        while len(self._unauthenticated) >= self._room and self._send_away():
-            pass
+        except OSError:
+            return  # the caller has gone again
+        if len(self._unauthenticated) >= self._room:
+            self._drop(next(iter(self._unauthenticated)))
         peer = _UnauthenticatedPeer(Channel(sock, trusted=False))
         self._unauthenticated[sock.fileno()] = peer
         peer.channel.send({"challenge": peer.challenge})
 
-    def _send_away(self) -> bool:
-        """Makes room: closes the oldest peer's connection, if there is one."""
-        for fileno, peer in self._unauthenticated.items():
-            del self._unauthenticated[fileno]
-            peer.channel.close()
-            return True
-        return False
+    def _drop(self, fileno: int) -> None:
+        self._unauthenticated.pop(fileno).channel.close()
 
 
 def _here() -> socket.socket:
@@ -144,4 +127,4 @@ class _UnauthenticatedPeer:
         self.channel = channel
         self.challenge = nonce()
         self.until = time.monotonic() + _LIMIT
-        self.said: Message = {}
+        self.received: Message = {}

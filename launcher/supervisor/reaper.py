@@ -23,6 +23,7 @@ from launcher.linux import become_subreaper, die_with_parent, fork, reap_all, re
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SWEEP_LIMIT = 3.0
 _CANNOT_START = 127
+_LINE = 12  # bytes of a number that the reaper sends
 
 
 class Reaper:
@@ -81,7 +82,7 @@ class Reaper:
 
     def read(self) -> None:
         """Takes the reaper's news: the engine has started or ended, or the reaper has ended."""
-        line = self._line()
+        line = self._socket.recv(_LINE, socket.MSG_WAITALL)
         if not line:
             self.lost = True
         elif self.engine == 0:
@@ -112,16 +113,6 @@ class Reaper:
             _remove(self._scratch)
             remove_stale_segments(self._began)
         os.close(self.engine_output)
-
-    def _line(self) -> bytes:
-        """The next line, and not a byte more: what stays in the socket wakes the loop."""
-        line = b""
-        while not line.endswith(b"\n"):
-            data = self._socket.recv(1)
-            if not data:
-                return b""
-            line += data
-        return line
 
 
 def _watch(
@@ -174,7 +165,7 @@ def _watch(
 
 def _tell(launcher: socket.socket, number: int) -> None:
     with contextlib.suppress(OSError):  # it has died, which the reaper sees next
-        launcher.sendall(b"%d\n" % number)
+        launcher.sendall(b"%*d" % (_LINE, number))
 
 
 def _remove(folder: str) -> None:
