@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import pickle
-import resource
 import signal
 import sys
 import tempfile
@@ -180,25 +179,6 @@ def test_wrong_use() -> None:
         launcher.run(add, (threading.Lock(),))
 
 
-def test_from_threads_and_many_times(capfd: pytest.CaptureFixture[str]) -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    results: dict[tuple[int, int], Any] = {}
-
-    def call(number: int) -> None:
-        for repetition in range(3):
-            results[number, repetition] = launcher.run(pow, (number, 2), 1)
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert results == {(number, repetition): [number**2] for number in range(3) for repetition in range(3)}
-    assert set(os.listdir("/proc/self/fd")) == before
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-
-
 SCRIPT = """
 import os, sys, time
 import launcher
@@ -263,22 +243,6 @@ def test_as_in_a_notebook(run_job: Any) -> None:
     """
     done = run_job([sys.executable, "-c", textwrap.dedent(cell)], timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-MANY = """
-import io, os, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, 2 * (resource.getrlimit(resource.RLIMIT_NOFILE)[1],))
-held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]  # no new one has a number that `select` could take
-import launcher
-out, sys.stdout = sys.stdout, io.StringIO()
-print(launcher.run(max, (1, 2), 2), file=out)
-"""
-
-
-@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1300, reason="the hard limit is too low")
-def test_where_many_files_are_open(run_job: Any) -> None:
-    done = run_job([sys.executable, "-c", MANY], timeout=40)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 2]\n", "")
 
 
 class Unwritable(io.StringIO):

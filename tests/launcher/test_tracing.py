@@ -58,14 +58,6 @@ def test_a_rank_of_one(trained: Any, tmp_path: Path) -> None:
     )
 
 
-def test_a_script_without_a_model_leaves_no_trace(trained: Any, tmp_path: Path) -> None:
-    # A module of the user's does not take the place of ours.
-    (tmp_path / "ddp.py").write_text("raise SystemExit('the wrong ddp')")
-    done = trained("pass", n=1)
-    assert done.returncode == 0
-    assert done.stderr.startswith(f"ddp-launch: ddp.tracing: there is no trace in {tmp_path}/t")
-
-
 @pytest.mark.mpi
 def test_two_ranks_on_one_clock(trained: Any, tmp_path: Path) -> None:
     done = trained(TRAIN, n=2)
@@ -100,14 +92,3 @@ def test_a_rank_that_dies_leaves_no_part_and_the_others_are_merged(trained: Any,
     assert "killed by SIGKILL" in lines[-2]
     assert lines[-1].startswith("ddp-launch: trace of 1 rank, 5 steps: ")
     assert lines[-1].endswith("; rank 1 left no part")
-
-
-@pytest.mark.mpi
-def test_a_rank_that_raises_leaves_its_part(trained: Any, tmp_path: Path) -> None:
-    body = TRAIN + "if rank == 1: raise ValueError('no')\nmodel(ddp.ones(4, 3)).sum().backward()\n"
-    done = trained(body, n=2)
-    assert done.returncode == 1
-    assert "rank-1.steps.json" in os.listdir(tmp_path / "t")
-    lines = done.stderr.splitlines()
-    assert lines[-2].endswith("raised ValueError: no")
-    assert lines[-1].startswith("ddp-launch: trace of ")

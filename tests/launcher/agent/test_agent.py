@@ -40,10 +40,6 @@ def test_who_it_is(keep: Any) -> None:
     assert kept.out.split() == [b"3", b"%d" % hello["local_rank"], b"%d" % hello["agent"]]
 
 
-def test_who_kills_its_own_group_kills_no_agent(keep: Any) -> None:
-    assert keep("os.killpg(0, signal.SIGTERM)").end()["end"] == -signal.SIGTERM
-
-
 def test_what_is_no_report_is_left_out(keep: Any) -> None:
     body = """
     from collectives import world
@@ -253,14 +249,6 @@ def test_what_is_said_of_memory(keep: Any) -> None:
     assert "out-of-memory" not in words
 
 
-def test_nothing_is_said_of_memory_where_the_launcher_killed(keep: Any) -> None:
-    for order in ({"signal": int(signal.SIGKILL)}, {"kill": True}):
-        kept = keep(SLEEP)
-        kept.says("ready")
-        kept.send(**order)
-        assert kept.end() == {"end": -signal.SIGKILL, "deserted": False, "memory": None}
-
-
 def test_beats(keep: Any) -> None:
     body = """
     import numpy as np
@@ -289,22 +277,6 @@ def test_beats(keep: Any) -> None:
     later = [kept.next("heartbeat") for _ in range(2)]
     assert later[-1]["cpu"] > beat["cpu"]
     assert time.monotonic() - since > 1.5  # once a second
-    kept.send(kill=True)
-    kept.end()
-
-
-def test_a_beat_without_a_record(keep: Any) -> None:
-    kept = keep(SLEEP)
-    beat = kept.next("heartbeat")
-    assert {name for name, value in beat.items() if value is None} == {
-        "step",
-        "call",
-        "call_on",
-        "call_state",
-        "call_age",
-        "where",
-        "where_age",
-    }
     kept.send(kill=True)
     kept.end()
 

@@ -126,19 +126,6 @@ def test_later_failures_are_one_line(ddp_launch: Any) -> None:
     assert done.stderr.splitlines()[-1].endswith("raised ValueError: first")
 
 
-def test_syntax_errors_have_their_line(ddp_launch: Any) -> None:
-    done = ddp_launch("x = (\n", n=1)
-    assert done.returncode == 1
-    assert "job.py" in done.stderr.splitlines()[0]
-    assert done.stderr.splitlines()[-1].endswith("raised SyntaxError: '(' was never closed (job.py, line 4)")
-
-
-def test_a_hook_of_the_users_is_called(ddp_launch: Any) -> None:
-    done = ddp_launch("sys.excepthook = lambda kind, error, trace: print('hook', error)\nraise ValueError('x')", n=1)
-    assert done.stdout == "hook x\n"
-    assert done.returncode == 1
-
-
 def test_a_hook_that_calls_the_one_before_adds_nothing(ddp_launch: Any) -> None:
     done = ddp_launch(
         """

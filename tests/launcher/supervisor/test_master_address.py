@@ -51,28 +51,12 @@ def test_the_host_of_rank_0(
     assert host_of_rank_0(job(hosts=hosts), MpichEngine("mpiexec", 2, hosts, remote_hosts), environ) == host
 
 
-def test_where_other_hosts_reach_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.network.addresses", lambda towards: ["10.0.0.1", *towards])
-    hosts = (Host("localhost", 2), Host("b", 2))
-    assert host_of_rank_0(job(hosts=hosts), MpichEngine("mpiexec", 2, hosts, ("b",)), {}) == "10.0.0.1"
-
-
 def test_a_port_is_free_and_none_that_the_system_gives_away() -> None:
     with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
         first = int(file.read().split()[0])
     for _ in range(10):
         port = free_port()
         assert 1024 <= port < first or first <= 1024
-        socket.create_server(("", port)).close()
-
-
-def test_taken_ports_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", free_port())) as taken:
-        monkeypatch.setattr(
-            "launcher.supervisor.environment._PORTS", range(taken.getsockname()[1], taken.getsockname()[1] + 1)
-        )
-        port = free_port()
-        assert port != taken.getsockname()[1]
         socket.create_server(("", port)).close()
 
 
@@ -84,12 +68,6 @@ def test_ranks_agree_and_every_start_has_another_port(run_job: Any, script: Call
     places = [line[3:].split() for line in done.stdout.splitlines()]
     assert {host for host, _ in places} == {"127.0.0.1"}
     assert len({port for _, port in places}) > 1
-
-
-@pytest.mark.mpi
-def test_a_world_of_one_has_a_place_too(ddp_launch: Any) -> None:
-    done = ddp_launch(SHOW, n=1, env={"MASTER_ADDR": "here"})
-    assert (done.returncode, done.stdout.split()[0]) == (0, "here")
 
 
 @pytest.mark.mpi

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,8 +15,8 @@ import pytest
 
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.job import Job
-from launcher.network import Host, ranks_on
-from launcher.supervisor.supervisor import count_in_a_row, lost_hosts, restart_delay, smaller
+from launcher.network import Host
+from launcher.supervisor.supervisor import lost_hosts, restart_delay, smaller
 from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH, wait_for
 
@@ -27,12 +26,6 @@ SCRIPT = str(Path(__file__))
 
 def test_pauses_grow_and_end_somewhere() -> None:
     assert [restart_delay(number) for number in (*range(1, 10), 1026)] == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
-
-
-def test_a_long_run_makes_up_for_earlier_failures() -> None:
-    assert count_in_a_row(0, ran=1) == 1
-    assert count_in_a_row(3, ran=599) == 4
-    assert count_in_a_row(3, ran=601) == 1
 
 
 @pytest.mark.parametrize(
@@ -53,10 +46,6 @@ def test_a_host_is_lost_when_nothing_is_heard_from_any_of_its_ranks(
     assert lost_hosts([A, B, C], n, gone) == lost
 
 
-def test_ranks_of_a_host() -> None:
-    assert [sorted(ranks_on([A, B, C], 4, name)) for name in ("a", "b", "c", "d")] == [[0, 1], [2, 3], [], []]
-
-
 def test_a_job_goes_on_with_the_hosts_that_are_left() -> None:
     job = Job(script=SCRIPT, hosts=(A, B, C), min_ranks=3, ranks=(0, 4), debug_rank=4)
     left = smaller(job, [B])
@@ -64,10 +53,6 @@ def test_a_job_goes_on_with_the_hosts_that_are_left() -> None:
     assert (left.hosts, left.size, left.ranks, left.debug_rank) == ((A, C), 3, (0,), 0)
     assert smaller(job, []) is job
     assert smaller(job, [A, C]) is None
-
-
-def test_all_hosts_are_needed_unless_a_smaller_number_of_ranks_is_allowed() -> None:
-    assert smaller(Job(script=SCRIPT, hosts=(A, B)), [B]) is None
 
 
 FAILS = """
@@ -91,14 +76,6 @@ def test_a_job_that_fails_starts_again_and_the_last_failure_counts(ddp_launch: A
     assert "exited with code 3" in done.stderr.splitlines()[0]
     assert "exited with code 4" in done.stderr.splitlines()[2]
     assert sorted(done.stdout.splitlines()) == [f"{rank}: attempt {attempt}" for rank in (0, 1) for attempt in (0, 1)]
-
-
-@pytest.mark.mpi
-def test_a_job_that_works_the_second_time_has_worked(ddp_launch: Any) -> None:
-    body = FAILS + "if attempt == 0: os.kill(os.getpid(), signal.SIGKILL)"
-    done = ddp_launch(body, options=("--max-restarts", "5"))
-    assert done.returncode == 0
-    assert done.stderr.count("restart") == 1
 
 
 def test_standard_input_that_has_ended_has_ended_for_the_next_attempt_too(ddp_launch: Any) -> None:
@@ -136,38 +113,6 @@ def test_a_job_that_is_stopped_while_it_waits_for_its_restart(start_launch: Any)
     job.process.send_signal(signal.SIGCONT)
     done = job.wait(10)
     assert (done.returncode, done.stderr.count("restart")) == (0, 2), done.stderr
-
-
-def test_a_restart_for_which_something_is_missing_ends_the_job(
-    ddp_launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    events = tmp_path / "events"
-    body = f"import shutil\nshutil.rmtree({str(scratch)!r})\nsys.exit(1)"
-    done = ddp_launch(body, n=1, options=("--max-restarts", "1", "--events", str(events)))
-    assert done.returncode == 2
-    says = f"the folder for temporary files {scratch} cannot be used: No such file or directory"
-    assert done.stderr.splitlines()[-1] == f"ddp-launch: {says}"
-    last = json.loads(events.read_text().splitlines()[-1])
-    assert (last["event"], last["attempt"], last["code"], last["message"]) == ("job_ended", 1, 2, says)
-
-
-def test_what_the_user_ends_does_not_start_again(start_launch: Any) -> None:
-    job = start_launch("print('ready', flush=True)\ntime.sleep(60)", n=1, options=("--max-restarts", "9"))
-    job.process.send_signal(signal.SIGTERM)
-    done = job.wait(10)
-    assert done.returncode == 143
-    assert "restart" not in done.stderr
-
-
-def test_a_job_that_takes_too_long_ends_and_does_not_start_again(ddp_launch: Any) -> None:
-    start = time.monotonic()
-    done = ddp_launch("time.sleep(60)", n=1, options=("--max-restarts", "9", "--timeout", "1", "--grace", "1"))
-    assert done.returncode == 124
-    assert done.stderr == "ddp-launch: the job took longer than 1 s\n"
-    assert time.monotonic() - start < 8
 
 
 SSH = """#!/bin/sh

@@ -26,11 +26,6 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 subprocess.Popen(["sleep", "60"], start_new_session=True)
 """
-LATE = """
-if rank == 1:
-    time.sleep(1)
-    raise ValueError("x")
-"""
 SLEEP = "time.sleep(60)\n"
 
 
@@ -55,15 +50,6 @@ def test_a_signal_ends_the_job_with_one_line(start_launch: Any, number: int, nam
     assert out.count("at exit") == (2 if number == signal.SIGINT else 0)
 
 
-def test_grace_ends(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + SLEEP, options=("--grace", "0.5"))
-    start = time.monotonic()
-    job.process.send_signal(signal.SIGINT)
-    status, _, err = end(job, 3)
-    assert time.monotonic() - start > 0.5
-    assert (status, err.count("\n")) == (130, 1)
-
-
 def test_a_signal_that_comes_twice_at_once_is_one(start_launch: Any) -> None:
     """As from `timeout`, which signals the launcher and then its group."""
     slow = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.5)"
@@ -84,13 +70,6 @@ def test_the_second_signal_kills_at_once(start_launch: Any) -> None:
     assert (status, err.count("\n")) == (130, 1)
 
 
-def test_a_failure_ends_ranks_that_do_not_listen(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + LATE + SLEEP, options=("--grace", "0.3"))
-    status, _, err = end(job, 5)
-    assert status == 1
-    assert err.splitlines()[-1].endswith("raised ValueError: x")
-
-
 def find(job: Any, *names: str) -> int:
     """The pid of the process of this job whose command name is among `names`."""
     for pid in job.pids():
@@ -99,64 +78,47 @@ def find(job: Any, *names: str) -> int:
     raise AssertionError(f"none of {names}")
 
 
-def rank_pids(job: Any) -> list[int]:
-    """Agents and ranks: forks of one command."""
+def agents(job: Any) -> list[int]:
+    """The agents: each has a fork of its own command as its child."""
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in job.pids()}
-    return sorted(pid for pid, words in commands.items() if len(words) > 1 and words[1].endswith(b"/agent/main.py"))
+    forks = {pid for pid, words in commands.items() if len(words) > 1 and words[1].endswith(b"/agent/main.py")}
+    return sorted(parent for parent in (stat_of(pid).parent for pid in forks) if parent in forks)
 
 
-def test_kill_9_of_the_launcher(start_launch: Any, tmp_path: Path) -> None:
-    scratch = tmp_path / "t"  # the engine's files are removed too
-    scratch.mkdir()
-    job = start_launch(STUBBORN + READY + SLEEP, env={"TMPDIR": str(scratch)})
-    assert len(list(scratch.glob("ddp-launch-*"))) == 1
-    job.process.kill()
-    end(job, 5)
-    assert not list(scratch.glob("ddp-launch-*"))
-
-
-@pytest.mark.parametrize("engine", ["auto", "mpiexec"])
-def test_kill_9_of_the_engine(start_launch: Any, mpiexec: list[str], engine: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "engine", "code", "says"),
+    [
+        ("launcher", "auto", -9, ""),
+        ("engine", "auto", 137, "{name} (pid {pid}) was killed by SIGKILL (signal 9) while ranks were running"),
+        ("engine", "mpiexec", 137, "{name} (pid {pid}) was killed by SIGKILL (signal 9) while ranks were running"),
+        ("proxy", "mpiexec", 1, "hydra_pmi_proxy (pid {pid}), which had started the ranks, died"),
+        ("agent", "auto", 1, "the agent of rank 1 (pid {pid}) died, and its rank with it"),
+        ("reaper", "auto", 1, "the launcher's reaper (pid {pid}), which had started the ranks, died"),
+    ],
+)
+def test_kill_9(
+    start_launch: Any, mpiexec: list[str], tmp_path: Path, victim: str, engine: str, code: int, says: str
+) -> None:
+    """Whatever is killed, the job ends and names it; nothing is left, of files neither."""
     family = mpi_family(mpiexec[0])
-    job = start_launch(STUBBORN + READY + SLEEP, options=("--engine", family if engine == "mpiexec" else "auto"))
-    name = "ddp_pmi_server" if engine == "auto" and family == MPICH else "mpiexec"
-    victim = find(job, name, "mpiexec.hydra", "prterun")
-    os.kill(victim, signal.SIGKILL)
-    status, _, err = end(job, 5)
-    sentence = f"{name} (pid {victim}) was killed by SIGKILL (signal 9) while ranks were running"
-    assert (status, err.splitlines()[-1]) == (137, f"ddp-launch: {sentence}")
-
-
-def test_kill_9_of_the_proxy(start_launch: Any, mpiexec: list[str]) -> None:
-    if mpi_family(mpiexec[0]) != MPICH:
+    if victim == "proxy" and family != MPICH:
         pytest.skip("this engine has no proxy on the local node")
-    job = start_launch(STUBBORN + READY + SLEEP, options=("--engine", "mpich"))
-    victim = find(job, "hydra_pmi_proxy")
-    os.kill(victim, signal.SIGKILL)
+    options = ("--engine", family if engine == "mpiexec" else "auto")
+    job = start_launch(STUBBORN + READY + SLEEP, options=options, env={"TMPDIR": str(tmp_path)})
+    assert len(list(tmp_path.glob("ddp-launch-*"))) == 1
+    name = "ddp_pmi_server" if engine == "auto" and family == MPICH else "mpiexec"
+    pid = {
+        "launcher": lambda: job.process.pid,
+        "engine": lambda: find(job, name, "mpiexec.hydra", "prterun"),
+        "proxy": lambda: find(job, "hydra_pmi_proxy"),
+        "agent": lambda: agents(job)[1],
+        "reaper": lambda: int(Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()[0]),
+    }[victim]()
+    os.kill(pid, signal.SIGKILL)
     status, _, err = end(job, 5)
-    sentence = f"hydra_pmi_proxy (pid {victim}), which had started the ranks, died"
-    assert (status, err.splitlines()[-1]) == (1, f"ddp-launch: {sentence}")
-
-
-def test_kill_9_of_a_agent(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + "print('ready', rank, os.getppid(), flush=True)\ntime.sleep(0.5)\n" + SLEEP)
-    time.sleep(0.3)
-    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in rank_pids(job)}
-    agents = [pid for pid in rank_pids(job) if pid in parents]
-    assert len(agents) == 2
-    os.kill(agents[1], signal.SIGKILL)
-    status, _, err = end(job, 5)
-    assert status == 1
-    assert err.splitlines()[-1].endswith(f"(pid {agents[1]}) died, and its rank with it")
-
-
-def test_kill_9_of_the_guard(start_launch: Any) -> None:
-    job = start_launch(STUBBORN + READY + SLEEP)
-    children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
-    status, _, err = end(job, 5)
-    assert status != 0
-    assert err.splitlines()[-1].startswith("ddp-launch: ")
+    assert status == code
+    assert says.format(name=name, pid=pid) in (err.splitlines() or [""])[-1]
+    assert not list(tmp_path.glob("ddp-launch-*"))
 
 
 def test_a_stopped_rank_does_not_hold_the_end_up(start_launch: Any) -> None:
@@ -165,15 +127,6 @@ def test_a_stopped_rank_does_not_hold_the_end_up(start_launch: Any) -> None:
     job.process.send_signal(signal.SIGINT)
     status, _, _ = end(job, 4)
     assert status == 130
-
-
-def test_the_launcher_may_be_stopped_and_continued(start_launch: Any) -> None:
-    job = start_launch(READY + "time.sleep(0.5)\nprint('done')\n")
-    job.process.send_signal(signal.SIGSTOP)
-    time.sleep(0.8)
-    job.process.send_signal(signal.SIGCONT)
-    status, out, err = end(job, 5)
-    assert (status, out.count("done"), err) == (0, 2, "")
 
 
 MEET = """

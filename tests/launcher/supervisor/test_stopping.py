@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from collectives.world import STOPPED
-from tests.launcher.supervisor.test_stop import find
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -78,23 +77,6 @@ def test_the_launcher_is_asked(start_launch: Any, number: int, code: int, line: 
     job.process.send_signal(number)
     done = job.wait(15)
     assert (done.returncode, done.stderr) == (code, line + AS_ASKED)
-
-
-def test_the_engine_is_asked(start_launch: Any) -> None:
-    job = start_launch(LOOP)
-    os.kill(find(job, "ddp_pmi_server", "mpiexec", "prterun"), signal.SIGTERM)
-    done = job.wait(15)
-    # Open MPI's kills agents soon after: by then all have said that they have saved.
-    assert (done.returncode, done.stderr) == (STOPPED, AS_ASKED)
-
-
-def test_who_saves_for_too_long_after_ctrl_c_is_named(start_launch: Any) -> None:
-    slow = LOOP.replace("0.2 * comm.rank", "20 * comm.rank")
-    job = start_launch(slow, options=("--grace", "1"))
-    job.process.send_signal(signal.SIGINT)
-    done = job.wait(15)
-    assert done.returncode == 130
-    assert done.stderr.splitlines()[-1].startswith("ddp-launch: rank 1 was ended before all had saved")
 
 
 def test_a_crash_among_those_that_stop_is_a_failure(start_launch: Any) -> None:

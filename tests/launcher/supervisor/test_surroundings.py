@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from launcher import linux
 from tests.conftest import ROOT
 from tests.launcher.conftest import LAUNCH
 
@@ -31,27 +30,6 @@ def test_a_parent_that_ignored_its_childrens_end(run_job: Any, script: Callable[
     path = script("print(signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL)")
     done = run_job([*DEAF, *LAUNCH, "-n", "2", path], LIMIT)
     assert (done.returncode, sorted(done.stdout.split("\n")), done.stderr) == (0, ["", "0: True", "1: True"], "")
-
-
-def test_launching_and_calling_where_childrens_ends_are_ignored(run_job: Any, tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("")
-    (tmp_path / "call.py").write_text(
-        "import launcher, os, signal\n"
-        "assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN\n"
-        "print(launcher.launch(launcher.Job(script='job.py', n=2)), launcher.run(os.getcwd))\n"
-    )
-    done = run_job([*DEAF, sys.executable, "call.py"], LIMIT, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"0 {[str(tmp_path)] * 2}\n", "")
-
-
-def test_a_process_that_may_not_be_looked_at_has_no_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, flags: int) -> Any:
-        raise PermissionError(1, os.strerror(1), path)
-
-    monkeypatch.setattr("os.open", refuse)
-    assert linux.stat_of(os.getppid()).parent == 0
-    assert linux.parents() == {}
-    assert not linux.is_above(1)
 
 
 def test_others_processes_are_hidden(run_job: Any, script: Callable[[str], str]) -> None:
@@ -132,24 +110,6 @@ def test_a_working_folder_that_has_been_removed(run_job: Any, tmp_path: Path, wh
     path = f"{ROOT}{os.pathsep}{tmp_path}"
     done = run_job([*line, *LAUNCH, *options, *target], LIMIT, env={"PYTHONPATH": path})
     assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("option", "encoding", "name"),
-    [
-        ("--dry-run", "ascii", "hé.py".encode()),
-        ("--dry-run", "utf-8:strict", b"h\xe9.py"),
-    ],
-)
-def test_names_that_the_output_has_no_letters_for(
-    run_job: Any, tmp_path: Path, option: str, encoding: str, name: bytes
-) -> None:
-    path = os.path.join(os.fsencode(tmp_path), name)
-    with open(path, "w"):
-        pass
-    done = run_job([*LAUNCH, option, os.fsdecode(path)], LIMIT, env={"PYTHONIOENCODING": encoding}, text=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert path in done.stdout
 
 
 def test_wrong_use_that_nobody_can_be_told_of(run_job: Any) -> None:
