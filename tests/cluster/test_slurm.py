@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from launcher.engines.mpiexec import MPICH, OPENMPI, mpi_family
-from tests.conftest import SLURM
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(300)]
@@ -52,23 +50,6 @@ def test_srun_gives_a_world_of_two(srun: Run) -> None:
     done = srun(WHERE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mpi True [[0, 0, 0], [1, 1, 0]]\n"
-
-
-def test_the_stand_in_of_scontrol_answers_as_this_one(slurm: dict[str, str], run_job: Run) -> None:
-    lists = re.findall(r"^'(.*)'\)", (SLURM / "scontrol").read_text(), re.MULTILINE)
-    assert len(lists) == 8
-    for text in lists:
-        theirs, ours = (
-            run_job([path, "show", "hostnames", text], env=slurm) for path in ("scontrol", SLURM / "scontrol")
-        )
-        assert (theirs.returncode, theirs.stdout, theirs.stderr) == (ours.returncode, ours.stdout, ours.stderr)
-
-
-def test_srun_trains(srun: Run) -> None:
-    done = srun(DIGITS, "--epochs", "1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("test accuracy") == 1
-    assert "2 ranks" in done.stdout
 
 
 def test_a_step_without_our_mpis_interface_is_no_silent_world_of_one(srun: Run) -> None:
@@ -145,13 +126,6 @@ def test_the_user_may_choose_the_engine_and_fewer_ranks(
     done = run_job([*launch, "-n", "4", WHERE], env=slurm)
     assert done.returncode == 2
     assert "ddp-launch: 4 ranks were asked for, and the allocation has 3 tasks\n" in done.stderr
-
-
-def test_hosts_of_the_allocation_may_be_chosen(slurm: dict[str, str], run_job: Run) -> None:
-    node = socket.gethostname().partition(".")[0]
-    words = [sys.executable, "-m", "launcher", "--engine", "slurm", "--hosts", f"{node}:2", WHERE]
-    done = run_job(["salloc", "-n", "3", *words], env=slurm)
-    assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
 
 
 @pytest.mark.parametrize(

@@ -63,10 +63,6 @@ def test_hydra_on_several_hosts() -> None:
     ]
 
 
-def test_an_allocation_that_hydra_knows_is_left_to_it() -> None:
-    assert "HYDRA_LAUNCHER" not in MpichEngine("/m/mpiexec", 4, remote_hosts=("b",)).environment({}, "/tmp/x")
-
-
 def test_openmpi_on_this_machine() -> None:
     options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
     assert OpenMpiEngine("/m/mpiexec", 3).command(RANK, {"A": "b"}) == ["/m/mpiexec", *options, "-n", "3", *RANK]
@@ -121,10 +117,9 @@ def test_a_rank_may_start_a_job_of_its_own(engine: Engine) -> None:
     assert engine.environment(inherited, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
 
 
-@pytest.mark.parametrize("kind", [MpichEngine, OpenMpiEngine])
-def test_no_mpiexec_takes_an_ipv6_address(kind: type[MpichEngine] | type[OpenMpiEngine]) -> None:
+def test_no_mpiexec_takes_an_ipv6_address() -> None:
     with pytest.raises(UsageError, match="takes no IPv6 address"):
-        kind("/m/mpiexec", 2, (Host("fd00::1", 2),))
+        MpichEngine("/m/mpiexec", 2, (Host("fd00::1", 2),))
 
 
 @pytest.mark.parametrize(
@@ -150,8 +145,6 @@ _SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "6"}
         ({"hosts": HOSTS, "n": 5}, {}, 5),
         ({}, _SLURM, 6),
         ({"n": 4}, _SLURM, 4),
-        ({}, {"SLURM_NTASKS": "6"}, 1),  # no allocation
-        ({}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, 2),
         ({}, {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "4"}, 8),
         ({"engine": "mpich"}, _SLURM, 1),
         ({"hosts": HOSTS}, _SLURM, 8),
@@ -165,7 +158,6 @@ def test_the_number_of_ranks(settings: dict[str, object], environ: dict[str, str
     ("settings", "environ", "text"),
     [
         ({"hosts": HOSTS, "n": 9}, {}, "9 ranks were asked for, and the hosts have 8 slots"),
-        ({"hosts": (Host("a", 1),), "n": 2}, {}, "2 ranks were asked for, and the hosts have 1 slot"),
         ({"n": 7}, _SLURM, "7 ranks were asked for, and the allocation has 6 tasks"),
     ],
 )
@@ -203,9 +195,7 @@ def test_who_knows_how_hosts_are_filled(
         (["mpiexec"], "HYDRA build details:", "mpich"),
         (["mpiexec"], "Intel(R) MPI Library for Linux", "intel"),
         # several in one folder, as in /usr/bin or where two wheels were installed: only the program itself knows
-        (["mpiexec", "mpiexec.hydra", "orterun"], "mpiexec (OpenRTE) 4.1.4", "openmpi"),
-        (["mpiexec", "hydra_pmi_proxy", "prterun"], "mpiexec (Open MPI) 5.0.11", "openmpi"),
-        (["mpiexec", "hydra_pmi_proxy", "hydra_bstrap_proxy"], "HYDRA build details:", "mpich"),
+        (["mpiexec", "hydra_pmi_proxy", "prterun"], "mpiexec (OpenRTE) 4.1.4", "openmpi"),
     ],
 )
 def test_flavour(tmp_path: Path, files: list[str], said: str | None, family: str) -> None:
@@ -262,11 +252,6 @@ def test_not_the_mpi_that_was_asked_for(tmp_path: Path) -> None:
         mpiexec.find_mpiexec_for("mpich", {"PATH": ""}, python)
 
 
-def test_intels_counts_as_mpich(tmp_path: Path) -> None:
-    python = install(tmp_path / "venv", "mpiexec", "hydra_bstrap_proxy")
-    assert mpiexec.find_mpiexec_for("mpich", {"PATH": ""}, python)[1] == "intel"
-
-
 # -- two MPIs
 
 
@@ -288,18 +273,13 @@ def test_the_library_that_ranks_load(tmp_path: Path, files: dict[str, str], load
     assert found == (None if loaded is None else (str(tmp_path / loaded[0]), loaded[1]))
 
 
-def test_a_link_tells_whose_library_it_is(tmp_path: Path) -> None:
+def test_the_users_choice_of_a_library_counts(tmp_path: Path) -> None:
     (tmp_path / "libmpi.so.40.30.1").touch()
     (tmp_path / "libmpi.so").symlink_to("libmpi.so.40.30.1")
     (tmp_path / "libmpi.so.12").touch()
+    chosen = str(tmp_path / "libmpi.so.12")
     assert mpiexec.mpi_library([str(tmp_path)], {}) == (str(tmp_path / "libmpi.so"), "openmpi")
-
-
-def test_the_users_choice_of_a_library_counts(tmp_path: Path) -> None:
-    (tmp_path / "libmpi.so.40").touch()
-    (tmp_path / "libmpi.so.12").touch()
-    chosen = str(tmp_path / "libmpi.so.40")
-    assert mpiexec.mpi_library([str(tmp_path)], {"MPI4PY_LIBMPI": chosen}) == (chosen, "openmpi")
+    assert mpiexec.mpi_library([str(tmp_path)], {"MPI4PY_LIBMPI": chosen}) == (chosen, "mpich")
 
 
 def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,21 +308,10 @@ def in_slurm(nodes: str, **environ: str) -> dict[str, str]:
     return {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": nodes, "PATH": str(SLURM), **environ}
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("gpu[08-10,12],login", ["gpu08", "gpu09", "gpu10", "gpu12", "login"]),
-        ("a1,a2,b[1-2]", ["a1", "a2", "b1", "b2"]),
-        ("rack[0-1]n[0-1]", ["rack0n0", "rack0n1", "rack1n0", "rack1n1"]),
-        ("node[1]", ["node1"]),
-    ],
-)
-def test_names_of_nodes_are_slurms(text: str, names: list[str]) -> None:
-    assert slurm.nodes(in_slurm(text)) == names
-
-
-def test_a_list_without_ranges_needs_no_scontrol() -> None:
-    assert slurm.nodes(in_slurm("a1,a2-ib", PATH="/none")) == ["a1", "a2-ib"]
+def test_names_of_nodes_are_slurms() -> None:
+    assert slurm.nodes(in_slurm("gpu[08-10,12],login")) == ["gpu08", "gpu09", "gpu10", "gpu12", "login"]
+    assert slurm.nodes(in_slurm("rack[0-1]n[0-1]")) == ["rack0n0", "rack0n1", "rack1n0", "rack1n1"]
+    assert slurm.nodes(in_slurm("a1,a2-ib", PATH="/none")) == ["a1", "a2-ib"]  # needs no scontrol
     assert slurm.nodes({}) == []
 
 
@@ -353,11 +322,6 @@ def test_a_list_without_ranges_needs_no_scontrol() -> None:
             "gpu[1-2]-ib",
             str(SLURM),
             ".*/scontrol does not say .* are \\(Invalid hostlist: gpu\\[1-2\\]-ib\\): name them .*",
-        ),
-        (
-            "n[a-b]",
-            str(SLURM),
-            ".*/scontrol does not say .* are \\(Invalid hostlist: n\\[a-b\\]\\): name them by --hosts",
         ),
         (
             "x[1-2]",
@@ -388,10 +352,8 @@ THREE = (Host("n1", 3), Host("n2", 3), Host("n3", 1))
     [
         ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(x2),1"}, [3, 3, 1]),
         ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "1,4,2"}, [1, 4, 2]),
-        ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_TASKS_PER_NODE": "4(x3)"}, [4, 4, 4]),
         ({"SLURM_TASKS_PER_NODE": "16(x3)"}, [1, 1, 1]),  # of cores, where nobody has asked for tasks
         ({"SLURM_NTASKS": "7"}, [3, 2, 2]),
-        ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(y2),1"}, [3, 2, 2]),
         ({"SLURM_NTASKS": "2"}, [1, 1]),
     ],
 )
@@ -399,11 +361,6 @@ def test_the_hosts_of_an_allocation(environ: dict[str, str], slots: list[int]) -
     hosts = slurm.hosts(_NODES | environ)
     assert hosts == tuple(Host(f"n{number}", each) for number, each in enumerate(slots, 1))
     assert sum(slots) == slurm.tasks(_NODES | environ)
-
-
-def test_no_allocation_has_no_hosts() -> None:
-    assert slurm.hosts({"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_NTASKS": "3"}) == ()
-    assert slurm.hosts({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "3"}) == ()
 
 
 def test_the_hosts_of_an_allocation_can_be_done_without() -> None:
@@ -422,8 +379,6 @@ def test_the_hosts_of_an_allocation_can_be_done_without() -> None:
     ("settings", "environ", "text"),
     [
         ({"min_ranks": 2, "n": 4}, {}, r"the smallest number of ranks \(min_ranks\) needs hosts to do without"),
-        ({"min_ranks": 2}, {"SLURM_JOB_ID": "7"}, r"the smallest number of ranks \(min_ranks\) needs hosts .*"),
-        ({"min_ranks": 2, "engine": "mpich"}, _NODES, r"the smallest number of ranks \(min_ranks\) needs hosts .*"),
         ({"min_ranks": 4}, _NODES, "the smallest number of ranks must be from 1 to 3, not 4"),
         ({"min_ranks": 0}, _NODES, "the smallest number of ranks must be at least 1, not 0"),
     ],
@@ -443,8 +398,6 @@ _LIST = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin v
     [
         ("mpich", _LIST, "pmi2"),
         ("openmpi", _LIST, "pmix"),
-        ("intel", _LIST, None),
-        (None, _LIST, None),
         ("openmpi", "srun: MPI types are...\nsrun: pmi2\n", None),
         ("mpich", "srun: MPI types are...\nsrun: pmi2\n", "pmi2"),
         ("mpich", "", None),
@@ -514,11 +467,6 @@ def test_other_hosts_are_not_for_the_local_engine() -> None:
         engines.choose_engine(job(engine="local", hosts=(Host("elsewhere", 2),)), {})
 
 
-def test_slurm_where_there_is_none() -> None:
-    with pytest.raises(UsageError, match=r"^--engine slurm: there is no srun on PATH$"):
-        engines.choose_engine(job(n=2, engine="slurm"), {"PATH": "/none"})
-
-
 # -- words
 
 
@@ -526,7 +474,6 @@ def test_slurm_where_there_is_none() -> None:
     ("engine_output", "sentence"),
     [
         ("", None),
-        ("[mpiexec@a] HYDU_create_process: execvp error\n", None),
         (
             "ssh: connect to host b port 22: No route to host\r\nmore\n",
             "host b cannot be reached by ssh: No route to host",
@@ -557,20 +504,12 @@ def test_what_engines_say_in_one_sentence(engine_output: str, sentence: str | No
     assert explain_start_failure(engine_output) == sentence
 
 
-@pytest.mark.parametrize(
-    ("engine_output", "host"),
-    [
-        ("", None),
-        ("x\nssh: connect to host b port 22: No route to host\n", "b"),
-        ("Connection closed by 10.0.0.2 port 22\n", "10.0.0.2"),
-        ("Host key verification failed.\n", None),
-    ],
-)
-def test_which_host_ssh_does_not_reach(engine_output: str, host: str | None) -> None:
-    assert unreachable_host(engine_output) == host
+def test_the_host_that_ssh_does_not_reach() -> None:
+    assert unreachable_host("x\nssh: connect to host b port 22: No route to host\n") == "b"
+    assert unreachable_host("Host key verification failed.\n") is None
 
 
-def test_what_a_agent_prints_is_heard() -> None:
+def test_the_start_error_of_an_agent_is_found() -> None:
     assert errors.find_start_error(f"noise\n{errors.start_error_line(errors.StartError('too few'))}\n") == "too few"
 
 

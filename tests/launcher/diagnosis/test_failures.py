@@ -126,19 +126,6 @@ def test_later_failures_are_one_line(ddp_launch: Any) -> None:
     assert done.stderr.splitlines()[-1].endswith("raised ValueError: first")
 
 
-def test_a_hook_that_calls_the_one_before_adds_nothing(ddp_launch: Any) -> None:
-    done = ddp_launch(
-        """
-        before = sys.excepthook
-        sys.excepthook = lambda *what: before(*what)
-        raise ValueError("x")
-        """,
-        n=1,
-    )
-    assert done.stderr.count("Traceback") == 1
-    assert "rank.py" not in done.stderr
-
-
 def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any, tmp_path: Path) -> None:
     done = ddp_launch(
         """

@@ -142,17 +142,6 @@ def test_a_restart_is_judged_anew() -> None:
     assert (harness.asked, len(harness.failures)) == (2, 2)
 
 
-def test_stacks_are_shown_where_the_folder_takes_none(tmp_path: Path) -> None:
-    harness = Harness(tmp_path / "gone", limit=10.0)
-    harness.run(11.0)
-    harness.detector.stacks(0, STACKS)
-    harness.detector.stacks(1, STACKS)
-    harness.detector.tick(harness.now)
-    assert "the stacks cannot be written: [Errno 2]" in harness.console.said[-2]
-    assert harness.console.said[-1].startswith("ddp-launch: rank 1 stands here")
-    assert len(harness.failures) == 1
-
-
 @pytest.mark.parametrize("state", ["T", "t"])
 def test_nobody_waits_for_the_stacks_of_a_stopped_rank(state: str) -> None:
     harness = Harness(limit=10.0)
@@ -262,15 +251,6 @@ def test_a_job_that_has_failed_or_ended_is_not_judged() -> None:
         end(harness.detector)
         harness.run(20.0)
         assert (harness.output, harness.asked) == ("", 0)
-
-
-def test_ranks_that_end_while_they_are_asked_are_not_judged() -> None:
-    harness = Harness(limit=10.0)
-    harness.run(11.0)
-    harness.detector.rank_ended(0, 0)
-    harness.detector.rank_ended(1, 0)
-    assert harness.detector.tick(harness.now) == float("inf")
-    assert harness.failures == []
 
 
 @pytest.mark.parametrize(

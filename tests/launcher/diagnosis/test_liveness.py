@@ -178,72 +178,53 @@ def waits(rank: int, **fields: Any) -> RankState:
     return snapshot(rank, **{"calls": 417, "call": GATHER, "call_state": "started", **fields})
 
 
+STANDS = "sleeps at data.py:31 in load"
+WAIT = f"while rank 0 waits in {GATHER}"
+LAST = "its Python was last seen at data.py:31 in load,"
+DIFFERENT = "the ranks wait in different calls:"
+BEHIND = "rank 1 is behind (416 calls so far)"
+NONE = "no rank computes, and none waits in a collective:"
+SAME_ORDER = "every rank must make the same calls in the same order"
+ALL_GATHER = "all_gather #417 (train.py:95) float32 (7,)"
+STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at data.py:31 in load"
+
+
 @pytest.mark.parametrize(
-    ("snapshots", "ranks", "text"),
+    ("states", "ranks", "text"),
     [
         # behind
-        (
-            [waits(0), snapshot(1), waits(2)],
-            (1,),
-            f"rank 1 (pid 101) sleeps at data.py:31 in load, while ranks 0, 2 wait in {GATHER}",
-        ),
+        ([waits(0), snapshot(1)], (1,), f"rank 1 (pid 101) {STANDS}, {WAIT}"),
         (
             [waits(0), snapshot(1, cpu=0.04, state="R", where_age=12.0)],
             (1,),
-            (
-                "rank 1 (pid 101) computes; its Python was last seen at data.py:31 in load, 12 s ago, in C code that "
-                f"keeps the GIL, while rank 0 waits in {GATHER}"
-            ),
+            f"rank 1 (pid 101) computes; {LAST} 12 s ago, in C code that keeps the GIL, {WAIT}",
         ),
         # the root is through with the call in which rank 1 is missed
-        (
-            [snapshot(0, calls=417, call=GATHER), snapshot(1), waits(2)],
-            (1,),
-            f"rank 1 (pid 101) sleeps at data.py:31 in load, while rank 2 waits in {GATHER}",
-        ),
-        # on communicators of their own numbers do not compare, but who waits is clear
-        (
-            [snapshot(0, calls=500), waits(1)],
-            (0,),
-            f"rank 0 (pid 100) sleeps at data.py:31 in load, while rank 1 waits in {GATHER}",
-        ),
+        ([waits(0), snapshot(1), snapshot(2, calls=417, call=GATHER)], (1,), f"rank 1 (pid 101) {STANDS}, {WAIT}"),
+        # numbers of communicators of their own do not compare, but who waits is clear
+        ([waits(0), snapshot(1, calls=500)], (1,), f"rank 1 (pid 101) {STANDS}, {WAIT}"),
         (
             [waits(0), *[snapshot(rank) for rank in range(1, 6)]],
             (1, 2, 3, 4, 5),
-            (
-                "rank 1 (pid 101) sleeps at data.py:31 in load; rank 2 (pid 102) sleeps at data.py:31 in load; rank 3 "
-                f"(pid 103) sleeps at data.py:31 in load; and 2 more ranks, while rank 0 waits in {GATHER}"
-            ),
+            "; ".join(f"rank {rank} (pid 10{rank}) {STANDS}" for rank in (1, 2, 3)) + f"; and 2 more ranks, {WAIT}",
         ),
         # stopped, silent, in the kernel
         (
             [waits(0), snapshot(1, state="T", where_age=600.0, cpu=1.0)],
             (1,),
-            (
-                "rank 1 (pid 101) is stopped; its Python was last seen at data.py:31 in load, 600 s ago, while rank 0 "
-                f"waits in {GATHER}"
-            ),
+            f"rank 1 (pid 101) is stopped; {LAST} 600 s ago, {WAIT}",
         ),
         (
             [waits(0), waits(1, silence=33.0)],
             (1,),
-            "rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for 33 s, while rank 0 waits in "
-            + GATHER,
+            f"rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for 33 s, {WAIT}",
         ),
-        (
-            [waits(0), snapshot(1, state="D")],
-            (1,),
-            (
-                "rank 1 (pid 101) is stuck in the kernel (a disk, a network file system, a driver) at data.py:31 in "
-                f"load, while rank 0 waits in {GATHER}"
-            ),
-        ),
+        ([waits(0), snapshot(1, state="D")], (1,), f"rank 1 (pid 101) {STUCK}, {WAIT}"),
         # stopped outside, and another that is behind: both
         (
             [waits(0), snapshot(1), snapshot(2, state="T", where=None)],
             (2, 1),
-            "rank 2 (pid 102) is stopped; rank 1 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in "
-            + GATHER,
+            f"rank 2 (pid 102) is stopped; rank 1 (pid 101) {STANDS}, {WAIT}",
         ),
         ([snapshot(0), snapshot(1, state="T", where=None)], (1,), "rank 1 (pid 101) is stopped"),
         # all wait
@@ -254,57 +235,37 @@ def waits(rank: int, **fields: Any) -> RankState:
         ),
         ([waits(0)], (0,), f"rank 0 (pid 100) waits in {GATHER}"),
         (
-            [waits(0), waits(1, call="all_gather #417 (train.py:95) float32 (7,)"), waits(2)],
+            [waits(0), waits(1, call=ALL_GATHER), waits(2)],
             (),
-            (
-                f"the ranks wait in different calls: ranks 0, 2 in {GATHER}, rank 1 in all_gather #417 (train.py:95) "
-                "float32 (7,); every rank must make the same calls in the same order"
-            ),
+            f"{DIFFERENT} ranks 0, 2 in {GATHER}, rank 1 in {ALL_GATHER}; {SAME_ORDER}",
         ),
         (
             [waits(0), waits(1, call=REDUCE, calls=416)],
             (1,),
-            (
-                f"the ranks wait in different calls: rank 0 in {GATHER}, rank 1 in {REDUCE}; rank 1 is behind (416 "
-                "calls so far); every rank must make the same calls in the same order"
-            ),
+            f"{DIFFERENT} rank 0 in {GATHER}, rank 1 in {REDUCE}; {BEHIND}; {SAME_ORDER}",
         ),
         (
             [waits(0, on="rows"), waits(1, on="columns")],
             (),
-            (
-                f"the ranks wait in different calls: rank 0 in {GATHER} of rows, rank 1 in {GATHER} of columns; every "
-                "rank must make the same calls in the same order"
-            ),
+            f"{DIFFERENT} rank 0 in {GATHER} of rows, rank 1 in {GATHER} of columns; {SAME_ORDER}",
         ),
         # nobody waits
         (
             [snapshot(0), snapshot(1)],
             (),
-            (
-                "no rank computes, and none waits in a collective: rank 0 (pid 100) sleeps at data.py:31 in load; rank "
-                "1 (pid 101) sleeps at data.py:31 in load"
-            ),
+            f"no rank computes, and none waits in a collective: rank 0 (pid 100) {STANDS}; rank 1 (pid 101) {STANDS}",
         ),
-        (
-            [snapshot(0), snapshot(1, calls=415)],
-            (1,),
-            "rank 1 (pid 101) sleeps at data.py:31 in load, and no rank computes",
-        ),
+        ([snapshot(0), snapshot(1, calls=415)], (1,), f"rank 1 (pid 101) {STANDS}, and no rank computes"),
         # several hosts
-        (
-            [waits(0), snapshot(1, host="node7")],
-            (1,),
-            f"rank 1 on node7 (pid 101) sleeps at data.py:31 in load, while rank 0 waits in {GATHER}",
-        ),
+        ([waits(0), snapshot(1, host="node7")], (1,), f"rank 1 on node7 (pid 101) {STANDS}, {WAIT}"),
     ],
 )
-def test_culprits(snapshots: list[RankState], ranks: tuple[int, ...], text: str) -> None:
-    assert diagnose_hang(snapshots)[:2] == (ranks, text)
+def test_culprits(states: list[RankState], ranks: tuple[int, ...], text: str) -> None:
+    assert diagnose_hang(states)[:2] == (ranks, text)
 
 
 @pytest.mark.parametrize(
-    ("snapshots", "samples"),
+    ("states", "samples"),
     [
         ([waits(0), snapshot(1), snapshot(2)], (1, 2)),
         ([waits(rank) for rank in range(9)], (0,)),
@@ -312,8 +273,8 @@ def test_culprits(snapshots: list[RankState], ranks: tuple[int, ...], text: str)
         ([snapshot(rank) for rank in range(9)], (0, 1, 2)),
     ],
 )
-def test_whose_stacks_say_most(snapshots: list[RankState], samples: tuple[int, ...]) -> None:
-    assert diagnose_hang(snapshots).samples == samples
+def test_whose_stacks_say_most(states: list[RankState], samples: tuple[int, ...]) -> None:
+    assert diagnose_hang(states).samples == samples
 
 
 def test_table() -> None:

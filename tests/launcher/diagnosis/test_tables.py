@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 
+from collectives.world import STOPPED
 from launcher.agent.rank import quote_colons, unquote_colons
 from launcher.diagnosis.failures import (
     AgentLost,
@@ -14,11 +16,14 @@ from launcher.diagnosis.failures import (
     Failure,
     Hung,
     NotStarted,
+    NotStopped,
     Raised,
     RankFailed,
+    Stop,
     TimeLimit,
     others,
     root_cause,
+    stop_of,
 )
 from launcher.linux import children_of
 
@@ -156,3 +161,32 @@ def test_ranks_that_raised_the_same_are_told_together(kind: str, first: str, sec
 
 def test_children_of() -> None:
     assert sorted(children_of({2: 1, 3: 2, 4: 3, 5: 1, 7: 6}, 1)) == [2, 3, 4, 5]
+
+
+AS_ASKED = "stopped as asked{}, state saved: start the same command to go on"
+LATE = "{} ended before all had saved (more time: --grace): start the same command to go on from the checkpoint before"
+
+
+@pytest.mark.parametrize(
+    ("ends", "steps", "stop", "text"),
+    [
+        ([0, 0], [], None, ""),
+        ([-15, -15], [], None, ""),
+        ([STOPPED, STOPPED], [120, 120], Stop(120), AS_ASKED.format(" at step 120")),
+        ([STOPPED, STOPPED], [], Stop(None), AS_ASKED.format("")),
+        ([STOPPED, STOPPED], [7, 8], Stop(None), AS_ASKED.format("")),  # they do not agree
+        ([0, STOPPED], [5], Stop(5), AS_ASKED.format(" at step 5")),  # rank 0 had nothing left to do
+        ([STOPPED, -9], [5], Stop(5, (1,)), LATE.format("rank 1 was")),
+        ([STOPPED, None], [], Stop(None, (1,)), LATE.format("rank 1 was")),
+    ],
+)
+def test_how_a_job_stopped(ends: list[int | None], steps: Collection[int], stop: Stop | None, text: str) -> None:
+    found = stop_of(dict(enumerate(ends)), steps)
+    assert found == stop
+    assert str(found or "") == text
+
+
+def test_who_went_on_is_a_failure() -> None:
+    failure = NotStopped(at=0.0, ranks=(1, 2), seconds=10.0)
+    assert str(failure) == "ranks 1, 2 went on for 10 s after the others had stopped as asked (more time: --grace)"
+    assert failure.code == 1
