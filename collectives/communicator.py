@@ -19,10 +19,10 @@ import numpy as np
 from collectives.arrays import as_array, as_bytes, is_device_array
 from collectives.backends.shm.call_cache import CallPlan, no_result
 from collectives.backends.shm.hierarchy import share
-from collectives.engine.call import MISS, CallArguments, CollectiveOp
+from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import check_timeout, whole
 from collectives.engine.queue import CommunicatorRegistry
-from collectives.engine.verify import signature_hash, spans
+from collectives.engine.verify import spans
 from collectives.errors import ArgumentError, DtypeError
 from collectives.exit_notice import ExitNotice
 from collectives.ops.data_movement import DataMovement
@@ -30,7 +30,7 @@ from collectives.ops.objects import Objects
 from collectives.ops.p2p import PointToPoint
 from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
-from collectives.transport import Signature, Steps, Transport
+from collectives.transport import Steps, Transport
 
 if TYPE_CHECKING:
     from collectives.backends.device.device_communicator import DeviceCommunicator
@@ -103,17 +103,18 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
         if async_op or self._cached("barrier", None, None, None, None) is MISS:
-            return self._barrier(async_op=async_op)
+            return self._run(self._barrier(), async_op)
         return None
 
-    def _barrier(self, *_: Any, async_op: bool = False) -> Any:
+    def _barrier(self, *_: Any) -> CollectiveOp[None]:
         def steps(call: CollectiveOp[None]) -> Steps[None]:
-            signatures = yield from self.verify(call, Signature(signature_hash("barrier", "", None, None)))
+            signatures = yield from self.verify(call, self._signature(call))
             if signatures is None:  # else the ranks have met just now
                 yield self.transport.barrier()
 
-        plan = CallPlan(None, None, no_result, None, self._barrier)
-        return self._run("barrier", None, steps, async_op, plan=plan)
+        return self._collective(
+            "barrier", None, steps, plan=lambda: CallPlan(None, None, no_result, None, self._barrier)
+        )
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
         """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
@@ -143,27 +144,27 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         nbytes = math.prod(lengths) * kind.itemsize
 
         def steps(call: CollectiveOp[Array]) -> Steps[Array]:
-            yield from self.verify(call, Signature(signature_hash("empty", "", kind, lengths)))
+            yield from self.verify(call, self._signature(call))
             memory = (yield from self.transport.empty(nbytes)) if nbytes else None
             if memory is None:
                 return np.zeros(lengths, kind)
             return memory.view(kind).reshape(lengths)
 
-        array: Array = self._run("empty", None, steps, False, f"{kind} {lengths}")
+        array: Array = self._run(self._collective("empty", None, steps, f"{kind} {lengths}"), False)
         return array
 
     def duplicate(self) -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
-            yield from self.verify(call, Signature(signature_hash("duplicate", "", None, None)))
+            yield from self.verify(call, self._signature(call))
             transport, test = self.transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self.transport)
             twin = Communicator(transport, self.timeout, self.registry)
             return twin
 
-        twin: Communicator = self._run("duplicate", None, steps, False)
+        twin: Communicator = self._run(self._collective("duplicate", None, steps), False)
         return twin
 
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
@@ -182,7 +183,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         mine = np.array([color is not None, color or 0, self.rank if key is None else key], np.int64)
 
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
-            yield from self.verify(call, Signature(signature_hash("split", "", None, None)))
+            yield from self.verify(call, self._signature(call))
             everyones = np.empty((self.size, 3), np.int64)
             yield self.transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * self.size)
             members = None if color is None else plan_split(everyones.tolist(), int(color))
@@ -195,7 +196,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
                 part = Communicator(transport, limit, self.registry)
             return part
 
-        part: Communicator | None = self._run("split", None, steps, False, f"color {color} key {key}")
+        part: Communicator | None = self._run(self._collective("split", None, steps), False)
         return part
 
     def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
@@ -231,12 +232,11 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             left = {rank: each for rank, each in exit_notices.items() if rank in members}
             return [rank for rank, each in sorted(left.items()) if each.failed or key not in each.calls]
 
-        call: CollectiveOp[Communicator] = CollectiveOp(
-            "create_group", CallArguments(None, f"ranks {spans(sorted(members))}"), self.timeout
-        )
+        more = f"ranks {spans(sorted(members))}"
+        call: CollectiveOp[Communicator] = CollectiveOp("create_group", None, more, self.timeout)
         call.steps, call.gone = steps(call), gone
         call.peers = missing
-        made = self._p2p.run(call)
+        made = self.queue.run(call, ordered=False)
         made.connect_nccl()
         return made
 

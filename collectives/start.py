@@ -15,12 +15,11 @@ from collectives.backends.shm.hierarchy import share
 from collectives.backends.single import DetachedTransport
 from collectives.communicator import Communicator
 from collectives.engine.communicator_base import check_timeout
-from collectives.engine.progress import run_to_completion
-from collectives.engine.queue import CommunicatorRegistry
+from collectives.engine.queue import CommunicatorRegistry, run_to_completion
 from collectives.engine.shutdown import ExitStatus, shut_down
 from collectives.errors import ArgumentError, BackendError
 from collectives.flight.recorder import process_recorder
-from collectives.flight.sampler import Sampler
+from collectives.flight.sampler import start_sampler
 from collectives.nccl_config import NcclConfig
 from collectives.transport import Placement
 from collectives.world import WORKER_OF, World, promised, started_by_torchrun, torchrun_job
@@ -122,7 +121,7 @@ def _join(backend: str, timeout: float, checks: int | None, nccl: NcclConfig | N
     recorder = process_recorder()
     recorder.identify(membership.rank, membership.size)
     if membership.size > 1:
-        Sampler(recorder).start()
+        start_sampler(recorder)
     comm = Communicator(run_to_completion("init", share(inner), inner, timeout), timeout, registry)
     status = ExitStatus(lambda: sum(registry.calls().values()))
     status.watch()

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from collectives.arrays import as_bytes
-from collectives.engine.call import MISS, CallArguments, CollectiveOp, Work
+from collectives.engine.call import MISS, CollectiveOp, Work
 from collectives.engine.queue import CallQueue, CommunicatorRegistry
-from collectives.engine.verify import TEXT, table, to_text
+from collectives.engine.verify import TEXT, signature_hash, table, to_text
 from collectives.errors import ArgumentError, MismatchError
 from collectives.reduction import Array
 from collectives.transport import Signature, Signatures, Steps, Transport, differ
@@ -47,19 +47,28 @@ class CommunicatorBase:
     def _ended(self) -> None:
         self.registry.leave(self.transport.key)
 
-    def _run(
-        self, name: str, x: Array | None, steps: Describe[Any], async_op: bool, more: str = "", plan: Any = None
-    ) -> Any:
-        """Puts a call in the queue. plan: how the next call like it can be served from the call cache."""
-        call: CollectiveOp[Any] = CollectiveOp(name, CallArguments(x, more), self.timeout)
-        call.steps = steps(call)
+    def _collective(
+        self, name: str, x: Array | None, steps: Describe[Any], more: str = "", plan: Callable[[], Any] | None = None
+    ) -> CollectiveOp[Any]:
+        """A call of this communicator. plan: how the next one like it can be carried out by the call cache"""
+        call: CollectiveOp[Any] = CollectiveOp(name, x, more, self.timeout)
+        call.steps, call.plan = steps(call), plan
+        return call
+
+    def _run(self, call: CollectiveOp[Any], async_op: bool) -> Any:
+        """Carries a call out, or starts it."""
         if async_op:
             self.queue.submit(call)
             return Work(call)
         result = self.queue.run(call)
-        if plan is not None and self._call_cache is not None and call.signatures is not None:
-            self._call_cache.learn(call, x, plan)
+        if call.plan is not None and self._call_cache is not None and call.signatures is not None:
+            self._call_cache.learn(call)
         return result
+
+    def _signature(self, call: CollectiveOp[Any], shape: tuple[int, ...] | None = None, rows: int = 0) -> Signature:
+        """What the ranks compare: name and arguments, and with a shape the dtype and that shape."""
+        dtype = None if shape is None else call.dtype
+        return Signature(signature_hash(call.name, call.more, dtype, shape), rows)
 
     def verify(
         self,
@@ -89,9 +98,7 @@ class CommunicatorBase:
     def _mismatch(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
         """What these ranks raise, whose transport it is: they have made different calls, and tell each other which."""
         texts = np.empty((transport.size, TEXT), np.uint8)
-        what = call.what
-        array = "" if what.dtype is None else f"{what.dtype} {what.shape}"
-        mine = to_text(call.name, what.more, array, str(call.site))
+        mine = to_text(call.name, call.more, call.array, call.site)
         yield transport.all_gather(mine, texts.reshape(-1), [TEXT] * transport.size)
         return MismatchError(table(texts, ranks, self.rank, call.number))
 

@@ -1,4 +1,4 @@
-"""Waiting: how long a rank spins, yields and sleeps until a step is complete, and what ends a wait that would not end.
+"""Waiting: how long a rank spins, yields and sleeps between two tests of a step, and what ends a wait.
 
 Nothing here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C arrives or a
 rank turns out to have left.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 from collectives import exit_notice
-from collectives.engine.call import CallArguments, CollectiveOp
+from collectives.engine.call import CollectiveOp
 from collectives.engine.verify import spans
 from collectives.errors import CollectiveTimeout, PeerLeft
-from collectives.flight.report import describe_process
+from collectives.flight.reader import describe_process
 from collectives.time_limit import TimeLimit
-from collectives.transport import Steps, Test, Transport
-
-T = TypeVar("T")
+from collectives.transport import Test, Transport
 
 _SPIN = 5e-6  # s; a peer that is about to arrive is worth a short spin,
 _YIELD = 300e-6  # s; a later one gets this core whenever it can use it: ranks may share one,
@@ -35,29 +33,10 @@ PAUSE = 100e-6
 # at the end of the wait some bandwidth is lost that computing hides. Shorter than _YIELD, so that ranks of a node that
 # test in turns meet.
 LONG_PAUSE = 250e-6
-_POLL_INTERVAL = 0.05  # s; how often a waiting rank looks who has left
 _SHOWN = 8  # late ranks of which a timeout says what they do
 _ORDER = "Every rank must make the same calls in the same order"
 
 _crowded_until = 0.0
-
-
-def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
-    """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
-    call: CollectiveOp[T] = CollectiveOp(name, CallArguments(None, ""), timeout)
-    call.steps, call.number = steps, 0
-    return run_steps(call, transport)
-
-
-def run_steps(call: CollectiveOp[T], transport: Transport) -> T:
-    """Takes a call's steps to their end in this thread, and returns its result."""
-    try:
-        while True:
-            call.test = test = next(call.steps)
-            if not test():
-                _wait(test, call, transport)
-    except StopIteration as end:
-        return end.value
 
 
 def spin(test: Test) -> bool:
@@ -79,63 +58,34 @@ def spin(test: Test) -> bool:
     return False
 
 
-def _wait(test: Test, call: CollectiveOp[Any], transport: Transport) -> None:
-    if spin(test):
-        return
-    watch = WaitMonitor(test, call, transport)
-    while not test():
-        time.sleep(PAUSE if call.pause is None else call.pause())
-        watch.poll()
+def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
+    """Looks at a call whose test has not been True for a while.
+
+    Raises: PeerLeft if a rank that it waits for has left; CollectiveTimeout if the time limit of this step has passed.
+    """
+    exit_notices = transport.exit_notices()
+    if exit_notices:
+        if call.gone is not None:
+            gone = call.gone(exit_notices)
+        else:
+            gone = exit_notice.left_before(exit_notices, transport.key, call.number)
+        # Tested again: what it sent before it left may have arrived just before the notice.
+        if gone and not (call.test is not None and call.test()):
+            raise PeerLeft(f"{exit_notice.describe(exit_notices, gone)} while rank {transport.rank} waits in {call}")
+    if call.limit is None:
+        call.limit = TimeLimit(call.timeout)
+    elif call.limit.passed():
+        late = _describe_late(call, transport)
+        raise CollectiveTimeout(f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {late}")
 
 
-class WaitMonitor:
-    """Ends one wait, by an error, when its time is over or the rank it waits for has left."""
-
-    __slots__ = ("_call", "_limit", "_look", "_test", "_transport")
-
-    def __init__(self, test: Test, call: CollectiveOp[Any], transport: Transport) -> None:
-        self._test = test
-        self._call = call
-        self._transport = transport
-        self._limit = TimeLimit(call.timeout)
-        self._look = time.monotonic() + _POLL_INTERVAL
-
-    def poll(self) -> None:
-        """Now and then looks who has left, what has broken, and at the time.
-
-        Raises: PeerLeft, CollectiveTimeout; what `break_off` was given.
-        """
-        now = time.monotonic()
-        if now < self._look:
-            return
-        self._look = now + _POLL_INTERVAL
-        call, transport = self._call, self._transport
-        if call.look is not None:
-            call.look(call)
-        exit_notices = transport.exit_notices()
-        if exit_notices:
-            if call.gone is not None:
-                gone = call.gone(exit_notices)
-            else:
-                gone = exit_notice.left_before(exit_notices, transport.key, call.number)
-            if gone and not self._test():
-                raise PeerLeft(
-                    f"{exit_notice.describe(exit_notices, gone)} while rank {transport.rank} waits in {call}"
-                )
-        if self._limit.passed():
-            late = describe_late(call, transport)
-            raise CollectiveTimeout(f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {late}")
-
-
-def describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
-    """Says who has not come to a call whose time is over, as far as this rank knows, and what they do on this node."""
+def _describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
+    """Names the ranks that are late for a call, as far as this rank knows, and the last call of those on its node."""
     late = list(transport.late() if call.peers is None else call.peers)
     if not late:
         return f"{_ORDER}; one has not arrived, or hangs elsewhere"
     missed = "arrived" if call.peers is None else "made the call that it answers"
     head = f"{'Rank' if len(late) == 1 else 'Ranks'} {spans(late)} {'has' if len(late) == 1 else 'have'} not {missed}"
     processes = {rank: pid for rank in late[:_SHOWN] if (pid := transport.pid(rank)) is not None}
-    if not processes:
-        return f"{head}. {_ORDER}"
     lines = [f"\n  rank {rank} (pid {pid}): {describe_process(pid)}" for rank, pid in processes.items()]
-    return f"{head}:{''.join(lines)}\n  {_ORDER}."
+    return f"{head}:{''.join(lines)}\n  {_ORDER}." if lines else f"{head}. {_ORDER}"

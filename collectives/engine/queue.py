@@ -1,23 +1,24 @@
-"""Progress: who drives a communicator's collectives to their end, and in which order.
+"""The calls of a communicator under way: collectives in their one order, sends and receives each on its own.
 
-A synchronous call runs in the caller when nothing of its communicator is queued or in flight; everything else goes
-through one helper thread a communicator, one call after the other.
+Steps are taken by whichever thread waits for a call of the communicator, for all of its calls, as in MPI. So a call
+that a thread waits for never changes threads. A helper thread takes the steps while no thread waits.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.engine.call import CallArguments, CallSite, CollectiveOp, copy_error
-from collectives.engine.progress import LONG_PAUSE, PAUSE, run_steps
+from collectives.engine.call import CollectiveOp, copy_error
+from collectives.engine.progress import LONG_PAUSE, PAUSE, check_wait, spin
 from collectives.errors import (
     ArgumentError,
     CollectiveInterrupted,
@@ -25,294 +26,168 @@ from collectives.errors import (
     CommunicatorClosed,
     MismatchError,
     TooManyCommunicators,
+    WorldError,
     no_rank,
 )
-from collectives.flight.recorder import FAILED, QUEUED, STARTED, process_recorder
+from collectives.flight.recorder import FAILED, QUEUED, process_recorder
 from collectives.nccl_config import NcclConfig
 from collectives.time_limit import TimeLimit
-from collectives.transport import Transport
+from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
 
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
 _IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
+_LOOK = 0.05  # s; how often a waiting rank looks who has left, and at the time
+_IDLE_LOOKS = 10  # of the helper thread, after which it sleeps until it is woken, which costs as much as a short call
 
 # MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
 _never_freed: list[Any] = []
 
 
-class Begun(NamedTuple):
-    """A cached call that a thread has begun, and that its next `run` goes on with."""
-
-    thread: int
-    record: int
-    number: int
-
-
 class CallQueue:
-    """The calls of one communicator on one rank, in their one order.
+    """The calls of one communicator on one rank.
 
-    started: how many collectives; p2p_counts: returns what a leaving rank says of its sends and receives, which are not
-    part of the collectives' order because two ranks alone make them
+    started: how many collectives; p2p_counts: returns what a leaving rank says of its sends and receives
+    lock: guards the order of calls; inside: the thread that holds it is in the middle of a cached call
     """
 
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
         self._transport = transport
         self._ended = ended  # called once, when it is closed and all its calls are finished
-        self._closed = False
-        self._given_back = False
-        self._error: BaseException | None = None
+        self._closed = self._closing = self._given_back = False
+        self._error: BaseException | None = None  # once a call has ended half-way
         self._heard: Callable[[], None] = lambda: None  # called before it is raised
         self._broken_off = False
         self.recorder = process_recorder()
-        self.communicator = self.recorder.communicator(transport.key)
         self.started = 0
         self.p2p_counts: Callable[[], dict[str, int]] = dict
-        self.forked: Callable[[], None] = lambda: None  # called in a forked child
         self._unordered_numbers: Counter[str] = Counter()
         self._begin()
         _queues.add(self)
 
     def _begin(self) -> None:
-        """Nothing is queued or under way."""
-        self.lock = threading.RLock()  # a signal handler may close the communicator in the middle of a call
-        self.inside = False  # a prepared call is under way, in the thread that holds the lock
-        self._postponed = False  # close was called in the middle of one
-        self._changed = threading.Condition(self.lock)
-        self._queue: deque[CollectiveOp[Any]] = deque()
-        self._busy = False  # a call is being driven, by whichever thread
+        """Nothing is under way."""
+        self.lock = threading.RLock()  # reentrant: a signal handler may come in the middle
+        self.inside = False
+        self._ordered: deque[CollectiveOp[Any]] = deque()  # the first one is being carried out
+        self._unordered: list[CollectiveOp[Any]] = []
+        self._stepping = threading.RLock()  # held by the thread that takes steps,
+        self._stepper = 0  # which is this one
+        self._waiting = 0  # threads
+        self._next_look = 0.0
         self._helper: threading.Thread | None = None
-        self._unordered = 0
-        self._waiting = 0  # threads, for calls that the helper thread drives
-        self._draining = 0  # how many wait until nothing is under way
-        self.begun: Begun | None = None
+        self._wake = threading.Event()
 
     def _detach_from_parent(self) -> None:
         """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
+        no_calls = no_rank(self._transport.rank, self._transport.size)
+        for call in (*self._ordered, *self._unordered):
+            parent = f"goes on in process {os.getppid()}, of which this one was forked: wait for it there"
+            call.abandon(WorldError(f"{call} {parent}"))
         self._begin()
-        self.forked()
-        if self._transport.name != "single":  # else there is nobody who would take it for the parent
-            self._error, self._heard = no_rank(self._transport.rank, self._transport.size), lambda: None
-            self._closed = self._given_back = True  # all that it holds is the parent's
+        if self._transport.name != "single":  # else no other rank would take it for the parent
+            self._error, self._heard = no_calls, lambda: None
+            self._closed = self._closing = self._given_back = True  # all that it holds is the parent's
 
-    def run(self, call: CollectiveOp[T]) -> T:
-        """Runs `call` after all that were submitted before it, and returns its result."""
-        inline = False
+    # Calls -----------------------------------------------------------------------------------------------------------
+
+    def run(self, call: CollectiveOp[T], ordered: bool = True) -> T:
+        """Runs `call` now, and returns its result. ordered: after all collectives that were submitted before it."""
+        self._refuse_nested(call)  # before it is counted
+        self._enter(call, ordered)
+        return self.complete(call)
+
+    def submit(self, call: CollectiveOp[Any], ordered: bool = True) -> None:
+        """Starts `call`, which goes on in the threads that wait for a call, or in the helper thread."""
+        self._enter(call, ordered)
+        if not ordered or (call.small and self._ordered and self._ordered[0] is call):
+            self._start(call, ordered)
+        if not call.done:
+            if self._helper is None:
+                self._start_helper()
+            elif not self._wake.is_set():
+                self._wake.set()
+
+    def resume(self, call: CollectiveOp[Any], record: int) -> None:
+        """Enters a collective that this thread has begun with the lock held; it calls `complete` without the lock."""
+        call.queue, call.number, call.record, call.recorder = self, self.started, record, self.recorder
+        self.started += 1
+        self._ordered.append(call)
+
+    def complete(self, call: CollectiveOp[T]) -> T:
+        """Sees an entered call through in this thread, and returns its result."""
         try:
-            with self._changed:
-                inline = self._goes_on_with(call)
-                if not inline:
-                    self._not_in_helper(call)  # before it is counted
-                    self._enter(call)
-                    inline = not self._busy and not self._queue
-                    self._enlist(call, STARTED if inline else QUEUED)
-                if inline:
-                    self._busy = True
-                else:
-                    self._enqueue(call)
-            if inline:
-                return self.drive(call)
-        finally:  # reached wherever Ctrl-C strikes
-            if inline:
-                with self._changed:
-                    self._busy = False
-                    # An idle helper thread is left alone: woken after every call, it would slow the next one down.
-                    if self._queue or self._closed or self._draining:
-                        self._changed.notify_all()
-        # Its own time limit ends it, so waiting for it ends too.
-        call.join(None)
-        return call.outcome()
-
-    def submit(self, call: CollectiveOp[Any]) -> None:
-        """Has the helper thread run `call` after all that were submitted before it."""
-        call.drive, call.pause = partial(self._join, call), self._pause
-        with self._changed:
-            self._enter(call)
-            self._enlist(call, QUEUED)
-            self._enqueue(call)
-
-    def _join(self, call: CollectiveOp[Any], timeout: float | None) -> bool:
-        self._not_in_helper(call)
-        with self.lock:
-            self._waiting += 1
-        try:
-            return call.block(timeout)
-        finally:
-            with self.lock:
-                self._waiting -= 1
-
-    def _pause(self) -> float:
-        return PAUSE if self._waiting else LONG_PAUSE
-
-    def _not_in_helper(self, call: CollectiveOp[Any]) -> None:
-        if threading.current_thread() is self._helper:
-            raise CollectivesError(
-                f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, which runs "
-                "in the thread that has to carry it out: give it async_op=True, and wait for it elsewhere"
-            )
-
-    def close(self) -> None:
-        """Takes no further calls. Those under way are finished by the helper thread, which then ends."""
-        with self._changed:
-            if self._closed:
-                return
-            if self.inside:
-                self._postponed = True
-                return
-            self._closed = True
-            self._changed.notify_all()
-            helped = self._helper is not None or self._busy or self._unordered > 0
-            if helped and self._helper is None:
-                self._start_helper()  # another thread's call is in flight: somebody must end after it
-        if not helped:
-            self._end()
-
-    def _finished(self) -> bool:
-        """True if nothing is queued or in flight, and if a closed communicator has given back what it holds."""
-        return not (self._busy or self._queue or self._unordered or (self._closed and not self._given_back))
-
-    def drain(self, limit: TimeLimit) -> bool:
-        """Waits until nothing is queued or in flight; False if that is not so within the limit."""
-        with self._changed:
-            self._draining += 1
-            try:
-                while not self._changed.wait_for(self._finished, limit.remaining()):
-                    if limit.passed():
-                        return False
-                return True
-            finally:
-                self._draining -= 1
-
-    def enter_unordered(self, call: CollectiveOp[Any]) -> None:
-        """Counts a send, a receive or another call of a few ranks, which is no part of the collectives' order.
-
-        `leave_unordered` ends it.
-        """
-        with self.lock:
-            self._admit(call)
-            call.number = self._unordered_numbers[call.name]
-            call.look = self._look
-            self._enlist(call, STARTED)
-            self._unordered_numbers[call.name] += 1
-            self._unordered += 1
-
-    def note(self, call: CollectiveOp[Any]) -> None:
-        """Enters a call that is on a device already, outside the collectives' order."""
-        with self._changed:
-            self._admit(call)
-            call.number = self.started
-            self._enlist(call, STARTED)
-        call.finish(None, None)
-
-    def leave_unordered(self) -> None:
-        """A call outside the collectives' order is finished."""
-        with self.lock:
-            self._unordered -= 1
-            if self._closed or self._draining:
-                self._changed.notify_all()
-
-    def drive(self, call: CollectiveOp[T]) -> T:
-        """Runs an entered call to its end in this thread, and returns its result."""
-        call.look = self._look
-        self.recorder.start(call.record)
-        try:
-            if self._error is not None:
-                raise copy_error(self._error)
-            # Infinities and NaN are values here: a rank on which they are errors would leave the others waiting.
-            with np.errstate(all="ignore"):
-                result = run_steps(call, self._transport)
-        # Where in our own code an error was noticed tells the user nothing.
-        except _IN_ORDER as error:
-            call.finish(None, error)
-            raise error.with_traceback(None) from error.__cause__
-        except CollectivesError as error:
-            raise self._break(call, error).with_traceback(None) from None
-        except Exception as error:
-            raise self._break(call, error) from error
+            self.wait(call, None)
         except BaseException as error:
             self._break(call, error)
             raise
-        call.finish(result, None)
-        return result
+        return call.outcome()
 
-    def fail(self, call: CollectiveOp[Any], error: BaseException) -> None:
-        """Publishes that `error` ended an entered call; unless ranks still agree, it breaks the communicator."""
-        if isinstance(error, _IN_ORDER):
-            call.finish(None, error)
-        else:
-            self._break(call, error)
+    def note(self, call: CollectiveOp[Any]) -> None:
+        """Enters a call that is on a device already, outside the collectives' order."""
+        with self.lock:
+            self._admit(call)
+            self._record(call, self.started)
+        call.finish(None, None)
 
-    def occupied(self) -> bool:
-        """True if a call could not be run now, in the calling thread. Asked with the lock held."""
-        ends = self._closed or self._postponed or self._error is not None
-        return ends or self.inside or self._busy or bool(self._queue)
-
-    def hand_over(self, index: int) -> None:
-        """The call that this thread runs next has been begun already: its signature is published, under this record.
-
-        Called with the lock held, by a thread that found the queue unoccupied and calls `withdraw` in the end.
-        """
-        self._busy = True
-        self.begun = Begun(threading.get_ident(), index, self.started)
-        self.started += 1
-
-    def withdraw(self) -> None:
-        """If this thread has not run what it handed over, because Ctrl-C came in between, that breaks us."""
-        with self._changed:
-            if self.begun is not None and self.begun.thread == threading.get_ident():
-                self.interrupt(f"call #{self.begun.number}", self.begun.record, KeyboardInterrupt())
-                self._changed.notify_all()
-
-    def interrupt(self, what: str, index: int, error: BaseException) -> None:
-        """A call that this thread ran by itself ended half-way, so ranks no longer agree. Called with the lock held."""
-        self.recorder.end(index, FAILED)
-        self._error = _interrupted(self._transport.rank, what, error)
-        self._busy, self.begun = False, None
-
-    def break_off(self, error: CollectivesError, heard: Callable[[], None]) -> None:
-        """From any thread: what a finished call left running on a device has failed, so no further call can be trusted.
-
-        heard: called when a call is about to raise the error
-        """
-        with self._changed:
-            if self._error is None:
-                self._error, self._heard, self._broken_off = error, heard, True
-
-    def _look(self, call: CollectiveOp[Any]) -> None:
-        """Raises: what broke the communicator from elsewhere, while `call` waits."""
-        if self._broken_off:
-            _never_freed.append(call)
-            self._heard()
-            assert self._error is not None
-            raise copy_error(self._error)
-
-    @property
-    def broken(self) -> bool:
-        """True once a call ended half-way: no further call on this communicator can be trusted."""
-        return self._error is not None
-
-    def _enter(self, call: CollectiveOp[Any]) -> None:
-        self._admit(call)
-        call.number = self.started
-        self.started += 1
-
-    def _goes_on_with(self, call: CollectiveOp[Any]) -> bool:
-        """True if this thread has begun that call."""
-        begun = self.begun
-        if begun is None or begun.thread != threading.get_ident():
-            return False
-        self.begun = None
-        call.record, call.recorder, call.number = begun.record, self.recorder, begun.number
+    def wait(self, call: CollectiveOp[Any], timeout: float | None) -> bool:
+        """Takes steps until `call` is finished; False if it is not after `timeout` seconds."""
+        self._refuse_nested(call)
+        limit = None if timeout is None else TimeLimit(timeout)
+        with self.lock:
+            self._waiting += 1
+        try:
+            with np.errstate(all="ignore"):  # infinities and NaN are values here, and errors on no rank
+                self._take_steps()
+                while not call.done:
+                    if not spin(lambda: call.done or self._take_steps()):
+                        time.sleep(PAUSE)
+                        while not (call.done or self._take_steps(look=True) or (limit is not None and limit.passed())):
+                            time.sleep(PAUSE)
+                    if limit is not None and limit.passed():
+                        return call.done
+        finally:
+            with self.lock:
+                self._waiting -= 1
         return True
 
-    def _enlist(self, call: CollectiveOp[Any], state: int) -> None:
-        signature = self.intern(call.name, call.what, call.site)
-        call.record = self.recorder.begin(self.communicator, call.number, signature, state)
-        call.recorder = self.recorder
+    def drain(self, limit: TimeLimit) -> bool:
+        """Waits until nothing is under way and a closed queue has ended; False if that is not so within the limit."""
+        while self._ordered or self._unordered or (self._closed and not self._given_back):
+            if limit.passed():
+                return False
+            with np.errstate(all="ignore"):
+                self._take_steps(look=True)
+            time.sleep(PAUSE)
+        return True
 
-    def intern(self, name: str, what: CallArguments, site: CallSite) -> int:
-        """The flight record's number for such a call."""
-        return self.recorder.intern(name, what.dtype, what.shape, what.more, site.file, site.line)
+    def close(self) -> None:
+        """Takes no further calls. The helper thread finishes those under way."""
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._wake.set()
+            if self._helper is None and (self._ordered or self._unordered or self.inside):
+                self._start_helper()
+        self._end_if_idle()
+
+    def occupied(self) -> bool:
+        """True if a collective could not be run now, in the calling thread. Asked with the lock held."""
+        return self.inside or self._closed or self._error is not None or bool(self._ordered)
+
+    def _enter(self, call: CollectiveOp[Any], ordered: bool) -> None:
+        with self.lock:
+            self._admit(call)
+            if ordered:
+                self._record(call, self.started)
+                self.started += 1
+                self._ordered.append(call)
+            else:
+                self._record(call, self._unordered_numbers[call.name])
+                self._unordered_numbers[call.name] += 1
+                self._unordered.append(call)
 
     def _admit(self, call: CollectiveOp[Any]) -> None:
         if self._error is not None:
@@ -323,62 +198,192 @@ class CallQueue:
                 f"rank {self._transport.rank}: {call.name} ({call.site}) was called in the middle of another call of "
                 "this communicator, by a signal handler or a finalizer"
             )
-        if self._closed or self._postponed:
+        if self._closed:
             raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
 
-    def _enqueue(self, call: CollectiveOp[Any]) -> None:
-        self._queue.append(call)
-        if self._helper is None:
-            self._start_helper()
-        self._changed.notify_all()
+    def _record(self, call: CollectiveOp[Any], number: int) -> None:
+        call.queue, call.number, call.recorder = self, number, self.recorder
+        signature = self.recorder.intern(self._transport.key, *call.signature)
+        call.record = self.recorder.begin(signature, number, QUEUED)
+
+    def _refuse_nested(self, call: CollectiveOp[Any]) -> None:
+        if self._stepper and self._stepper == threading.get_ident():
+            raise CollectivesError(
+                f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, or a signal "
+                "handler, of the thread that has to carry it out: give it async_op=True, and wait for it elsewhere"
+            )
+
+    # Steps -----------------------------------------------------------------------------------------------------------
+
+    def _take_steps(self, look: bool = False) -> bool:
+        """Takes all steps that can be taken now; True if there was any. look: also ends calls that wait in vain."""
+        if self._stepper:  # another thread takes them, or a signal handler has interrupted this one
+            return False
+        taken = False
+        ordered = self._ordered
+        with self._stepping:
+            try:
+                self._stepper = threading.get_ident()
+                while ordered:
+                    call = ordered[0]
+                    taken = self._advance(call) or taken
+                    if not call.done:
+                        break
+                for call in tuple(self._unordered):
+                    taken = self._advance(call) or taken
+                if look:
+                    self._look()
+            finally:
+                self._stepper = 0
+        if self._closed:
+            self._end_if_idle()
+        return taken
+
+    def _start(self, call: CollectiveOp[Any], first: bool) -> None:
+        """Takes the steps of a call that can be taken now, or the first alone: a later one may ask for the scale."""
+        with self._stepping, np.errstate(all="ignore"):
+            before = self._stepper  # a done callback, or a signal handler, may start calls
+            try:
+                self._stepper = threading.get_ident()
+                self._advance(call, first)
+            finally:
+                self._stepper = before
+
+    def _advance(self, call: CollectiveOp[Any], first: bool = False) -> bool:
+        """Takes the steps of one call that can be taken now; True if there was any. first: at most one"""
+        before = call.test
+        try:
+            if call.done:
+                return True
+            if before is None:
+                if self._error is not None:
+                    raise copy_error(self._error)
+                self.recorder.start(call.record)
+            while call.test is None or (not first and call.test()):
+                call.test, call.limit = next(call.steps), None
+        except StopIteration as end:
+            call.finish(end.value, None)
+        except _IN_ORDER as error:
+            call.finish(None, error)
+        except Exception as error:
+            self._break(call, error)
+        except BaseException as error:  # Ctrl-C, half-way in a step
+            self._break(call, error)
+            raise
+        finally:
+            if call.done:
+                self._forget(call)
+        return call.done or call.test is not before
+
+    def _forget(self, call: CollectiveOp[Any]) -> None:
+        if self._ordered and self._ordered[0] is call:
+            self._ordered.popleft()
+        elif call in self._unordered:
+            self._unordered.remove(call)
+
+    def _look(self) -> None:
+        """Now and then looks who has left, what has broken, and at the time."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK
+        for call in (*islice(self._ordered, 1), *self._unordered):
+            try:
+                if self._broken_off:
+                    _never_freed.append(call)
+                    self._heard()
+                    assert self._error is not None
+                    raise copy_error(self._error)
+                check_wait(call, self._transport)
+            except Exception as error:
+                self._break(call, error)
+                self._forget(call)
+
+    def _help(self) -> None:
+        idle = 0
+        with np.errstate(all="ignore"):
+            while not self._closing:
+                if not (self._ordered or self._unordered):
+                    idle += 1
+                    self._end_if_idle()
+                    if idle > _IDLE_LOOKS:
+                        self._wake.clear()
+                        if not (self._ordered or self._unordered or self._closed):
+                            self._wake.wait()
+                        idle = 0
+                        continue
+                elif not self._waiting:
+                    idle = 0
+                    if self._take_steps(look=True):
+                        while not self._waiting and spin(self._take_steps):
+                            pass
+                time.sleep(LONG_PAUSE)
 
     def _start_helper(self) -> None:
         self._helper = threading.Thread(target=self._help, name=f"collectives-{self._transport.key}", daemon=True)
+        self._wake.set()
         self._helper.start()
 
-    def _end(self) -> None:
+    # Ends ------------------------------------------------------------------------------------------------------------
+
+    def _end_if_idle(self) -> None:
+        """Gives back what a closed queue holds, once all its calls are finished."""
+        with self.lock:
+            if not self._closed or self._closing or self._ordered or self._unordered or self.inside:
+                return
+            self._closing = True
         try:
+            self._wake.set()
             if self._error is None:  # a broken one may still be written to
                 self._transport.close()
             self._ended()
         finally:
-            with self._changed:
-                self._given_back = True
-                self._changed.notify_all()
+            self._given_back = True
 
-    def _help(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: not self._busy and (self._queue or (self._closed and not self._unordered))
-                )
-                if not self._queue:
-                    break
-                call = self._queue.popleft()
-                self._busy = True
-            try:
-                self.drive(call)
-            except BaseException:  # published in the call, raised where it is waited for
-                pass
-            finally:
-                with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
-            del call  # its arrays belong to whoever waits, not to an idle thread
-        self._end()
+    @property
+    def broken(self) -> bool:
+        """True once a call ended half-way: no further call on this communicator can be trusted."""
+        return self._error is not None
 
-    def _break(self, call: CollectiveOp[Any], error: BaseException) -> BaseException:
+    def interrupt(self, what: str, record: int, error: BaseException) -> None:
+        """A cached call ended half-way in this thread, so ranks no longer agree. Called with the lock held."""
+        self.recorder.end(record, FAILED)
+        self._error = self._interrupted(what, error)
+
+    def break_off(self, error: CollectivesError, heard: Callable[[], None]) -> None:
+        """From any thread: what a finished call left running on a device has failed, so no further call can be trusted.
+
+        heard: called when a call is about to raise the error
+        """
+        with self.lock:
+            if self._error is None:
+                self._error, self._heard, self._broken_off = error, heard, True
+
+    def _break(self, call: CollectiveOp[Any], error: BaseException) -> None:
+        """Ends a call half-way: ranks no longer agree on what comes next."""
+        if not isinstance(error, Exception):
+            error = self._interrupted(str(call), error)
+        elif not isinstance(error, CollectivesError):
+            cause = error
+            error = CollectivesError(f"rank {self._transport.rank}: {call} failed: {type(error).__name__}: {error}")
+            error.__cause__ = cause
         if self._error is None:
-            if isinstance(error, Exception):
-                if not isinstance(error, CollectivesError):
-                    reason = f"{type(error).__name__}: {error}"
-                    error = CollectivesError(f"rank {self._transport.rank}: {call} failed: {reason}")
-                self._error = error
-            else:
-                self._error = _interrupted(self._transport.rank, str(call), error)
+            self._error = error
             _never_freed.append(call)
         call.finish(None, error)
-        return error
+
+    def _interrupted(self, what: str, error: BaseException) -> CollectiveInterrupted:
+        return CollectiveInterrupted(
+            f"rank {self._transport.rank}: {what} was interrupted ({type(error).__name__}); this communicator cannot "
+            "go on"
+        )
+
+
+def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
+    """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
+    call: CollectiveOp[T] = CollectiveOp(name, None, "", timeout)
+    call.steps = steps
+    return CallQueue(transport).run(call)
 
 
 _queues: weakref.WeakSet[CallQueue] = weakref.WeakSet()
@@ -392,12 +397,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _interrupted(rank: int, what: str, error: BaseException) -> CollectiveInterrupted:
-    return CollectiveInterrupted(
-        f"rank {rank}: {what} was interrupted ({type(error).__name__}); this communicator cannot go on"
-    )
-
-
 class CommunicatorRegistry:
     """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls.
 
@@ -408,7 +407,7 @@ class CommunicatorRegistry:
         self.wanted = wanted
         self.nccl = nccl
         self._open: dict[str, CallQueue] = {}
-        self._closed: dict[str, int] = {}  # calls, by communicator and by line
+        self._closed: dict[str, int] = {}  # calls, by communicator, and of sends and receives by pair of ranks
         self._closed_with: dict[str, list[CallQueue]] = {}  # what was made of a communicator for its own use
 
     def join(self, key: str, queue: CallQueue) -> None:
@@ -429,14 +428,14 @@ class CommunicatorRegistry:
             self._close_followers(key)
 
     def calls(self) -> Mapping[str, int]:
-        """How many calls each communicator made, and how many sends and receives on each line; closed ones too."""
+        """How many calls each communicator made, and how many sends and receives by pair; closed ones too."""
         calls: dict[str, int] = {}
         for key, queue in self._open.copy().items():
             calls.update(_calls_of(key, queue))
         return {**calls, **self._closed.copy()}
 
     def drain(self, limit: TimeLimit) -> None:
-        """Waits until no call is queued or in flight, or the limit is over."""
+        """Waits until no call is under way, or the limit is over."""
         for queue in self._open.copy().values():
             queue.drain(limit)
 

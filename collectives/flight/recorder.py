@@ -13,7 +13,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Hashable
 from time import monotonic_ns
 
@@ -21,10 +20,8 @@ from collectives.errors import ArgumentError
 from collectives.flight.layout import (
     BACKWARDS_WORD,
     CALL,
-    CALL_SIZE,
     CALLS,
     CALLS_AT,
-    COMMUNICATOR_SIZE,
     DONE,
     FAILED,
     HEADER,
@@ -42,7 +39,6 @@ from collectives.flight.layout import (
     STATE_BITS,
     STEP_WORD,
     VERSION,
-    communicator_at,
     pack_text,
     signature_at,
     truncate,
@@ -52,9 +48,7 @@ from collectives.world import report
 __all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "mark_step", "process_recorder"]
 
 Location = tuple[str, int, str]  # file, line, function
-
-_WORDS = CALL_SIZE // 8
-_FIRST_WORD = CALLS_AT // 8
+_SIZE, _WORDS, _FIRST_WORD = CALL.size, CALL.size // 8, CALLS_AT // 8
 
 
 class Recorder:
@@ -62,20 +56,17 @@ class Recorder:
 
     rank, size: of the world, -1 while they are not known
     fd: of the memfd, None where the system refuses one; then only this process can read the record, by `peek`
+    oldest: signatures up to this number may soon be overwritten, and have to be interned anew before they are used
     """
 
     def __init__(self, rank: int = -1, size: int = -1) -> None:
         self.fd, memory = _shared_memory()
         self._use(memory)
         self._indices = itertools.count(1)  # its `next` cannot be torn by another thread
-        self._changed = threading.Lock()
+        self._lock = threading.Lock()
         self._signatures: dict[tuple[Hashable, ...], int] = {}
-        self._keys: dict[int, tuple[Hashable, ...]] = {}  # the same, the other way round; in order of age
-        self._serials = itertools.count(1)
-        self._free = deque(range(SIGNATURES))
-        self.evictions = 0  # how often signatures have been: who keeps one looks here before using it
-        self._communicators: dict[str, int] = {}
-        self._communicator_numbers = itertools.count(1)
+        self._slots: dict[int, tuple[Hashable, ...]] = {}
+        self._newest = self.oldest = 0
         clock = time.time_ns() - monotonic_ns()
         HEADER.pack_into(memory, 0, MAGIC, VERSION, SIZE, os.getpid(), rank, size, clock, -1, -1)
         _recorders.add(self)
@@ -95,42 +86,38 @@ class Recorder:
 
     def begin(
         self,
-        communicator: int,
-        number: int,
         signature: int,
+        number: int,
         state: int = STARTED,
         _pack_into: Callable[..., None] = CALL.pack_into,  # bound here: a local name is found faster
     ) -> int:
         """Enters a call; its index, for `start` and `end`.
 
-        communicator, signature: as `communicator` and `intern` returned them
-        number: the call's sequence number on its communicator
-        state: STARTED, or QUEUED
+        signature: from `intern`; number: the call's sequence number on its communicator; state: STARTED, or QUEUED
         """
         index = next(self._indices)
         now = monotonic_ns()
         started = now if state == STARTED else 0
-        stamp = index << STATE_BITS | state
-        at = CALLS_AT + index % CALLS * CALL_SIZE
-        _pack_into(self._bytes, at, index, communicator, number, signature, now, started, 0, stamp)
+        at = CALLS_AT + index % CALLS * _SIZE
+        _pack_into(self._bytes, at, index, signature, number, now, started, 0, index << STATE_BITS | state)
         return index
 
     # After CALLS others have begun, a call has no record any more. Should they begin between the look and the writing,
     # where a thread may lose the GIL, the two ends of that record disagree, and no reader believes it.
 
     def start(self, index: int) -> None:
-        """A queued call is being driven."""
+        """A queued call is being carried out."""
         words, first = self._words, _FIRST_WORD + index % CALLS * _WORDS
         if words[first] == index:
-            words[first + 5] = monotonic_ns()
-            words[first + 7] = index << STATE_BITS | STARTED
+            words[first + 4] = monotonic_ns()
+            words[first + 6] = index << STATE_BITS | STARTED
 
     def end(self, index: int, state: int = DONE) -> None:
         """A call is DONE, or FAILED."""
         words, first = self._words, _FIRST_WORD + index % CALLS * _WORDS
         if words[first] == index:
-            words[first + 6] = monotonic_ns()
-            words[first + 7] = index << STATE_BITS | state
+            words[first + 5] = monotonic_ns()
+            words[first + 6] = index << STATE_BITS | state
 
     def times(self, index: int) -> tuple[int, int, int] | None:
         """When a call was entered, started and ended, in nanoseconds of CLOCK_MONOTONIC; 0: not yet.
@@ -138,49 +125,36 @@ class Recorder:
         None once CALLS others have begun since.
         """
         at = _FIRST_WORD + index % CALLS * _WORDS
-        found, _, _, _, called, started, ended, _ = self._words[at : at + _WORDS].tolist()
-        return (called, started, ended) if found == index == self._words[at] else None
+        found, _, _, queued, started, ended, _ = self._words[at : at + _WORDS].tolist()
+        return (queued, started, ended) if found == index == self._words[at] else None
 
-    def intern(self, name: str, dtype: Hashable, shape: Hashable, more: str, file: str, line: int) -> int:
-        """The number of a signature, for the `begin` that follows; do not keep it longer, for it may be given up.
+    def intern(
+        self, communicator: str, name: str, dtype: Hashable, shape: Hashable, more: str, file: str, line: int
+    ) -> int:
+        """The number of a signature, for the `begin` that follows.
 
         dtype, shape: anything that is hashable and says by `str` what it is; None where there is no array
         more: the op, the root; file, line: of the user's code
         """
-        key = (name, dtype, shape, more, file, line)
-        number = self._signatures.get(key)
-        if number is not None:
+        key = (communicator, name, dtype, shape, more, file, line)
+        number = self._signatures.get(key, 0)
+        if number > self.oldest:
             return number
-        fields = [
-            truncate(name, 32),
-            truncate("" if dtype is None else str(dtype), 24),
-            truncate("" if shape is None else str(shape), 64),
-            truncate(more, 48),
-            truncate(file, 112, keep_end=True),
-            str(line),
-        ]
-        with self._changed:
-            if key in self._signatures:  # another thread was faster
-                return self._signatures[key]
-            if not self._free:
-                self._evict_unused()
-            number = next(self._serials) * SIGNATURES + self._free.popleft()
-            at = signature_at(number)
-            self._bytes[at : at + SIGNATURE_SIZE] = pack_text(number, fields, SIGNATURE_SIZE)
-            self._keys[number] = key
+        texts = ["" if each is None else str(each) for each in key]
+        fields = [truncate(text, limit) for text, limit in zip(texts[:5], (96, 32, 24, 64, 48), strict=True)]
+        with self._lock:
+            self._newest = number = self._newest + 1
+            # Its slot is overwritten after SIGNATURES others, but it is not used any more after half of them: so it
+            # outlasts the calls of the ring that point to it.
+            self.oldest = max(0, number - SIGNATURES // 2)
+            before = self._slots.get(number % SIGNATURES, ())
+            if self._signatures.get(before) == number - SIGNATURES:
+                del self._signatures[before]
+            packed = pack_text(number, [*fields, truncate(file, 112, keep_end=True), str(line)], SIGNATURE_SIZE)
+            self._bytes[signature_at(number) : signature_at(number) + SIGNATURE_SIZE] = packed
+            self._slots[number % SIGNATURES] = key
             self._signatures[key] = number
         return number
-
-    def communicator(self, key: str) -> int:
-        """The number of a communicator; the same for the same key."""
-        with self._changed:
-            number = self._communicators.get(key)
-            if number is None:
-                number = self._communicators[key] = next(self._communicator_numbers)
-                at = communicator_at(number)
-                packed = pack_text(number, [truncate(key, 112)], COMMUNICATOR_SIZE)
-                self._bytes[at : at + COMMUNICATOR_SIZE] = packed
-            return number
 
     def record_position(self, at: Location, within: Location | None = None) -> None:
         """Says where the Python code of this process stands now: in the user's file, and within whose function."""
@@ -198,20 +172,11 @@ class Recorder:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
 
-    def _evict_unused(self) -> None:
-        """Frees the slots of all signatures to which no call of the ring points: at least half of them."""
-        calls = self._words[_FIRST_WORD : _FIRST_WORD + CALLS * _WORDS].tolist()
-        used = set(calls[3::_WORDS])
-        self.evictions += 1
-        for number in [number for number in self._keys if number not in used]:
-            del self._signatures[self._keys.pop(number)]
-            self._free.append(number % SIGNATURES)  # the oldest are overwritten first
-
     def _detach_from_parent(self) -> None:
         """In a forked child: the memory is the parent's, so this process goes on in a private copy."""
         memory = mmap.mmap(-1, SIZE)
         memory[:] = self._bytes
-        self._changed = threading.Lock()
+        self._lock = threading.Lock()
         self.fd = None
         self._use(memory)
 

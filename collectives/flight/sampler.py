@@ -13,7 +13,6 @@ import operator
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -28,46 +27,20 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
-class Sampler:
-    """A daemon thread that samples the main thread. It ends with the process, and no forked child has it.
+def start_sampler(recorder: Recorder, period: float = PERIOD) -> None:
+    """Starts a daemon thread that samples the main thread now and every `period` seconds, until the process ends."""
+    over = threading.Event()
 
-    period: seconds between two samples
-    """
-
-    def __init__(self, recorder: Recorder, period: float = PERIOD) -> None:
-        self._recorder = recorder
-        self._period = period
-        self._thread: threading.Thread | None = None
-        self._over = threading.Event()
-        _samplers.add(self)
-
-    def start(self) -> None:
-        """Takes a first sample at once, and one every period from then on; does nothing if it runs already."""
-        if self._thread is not None:
-            return
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(self._over,), name="flight-sampler", daemon=True)
-        self._thread.start()
-        atexit.register(self.stop)
-
-    def stop(self) -> None:
-        """Takes no further sample."""
-        self._over.set()
-        self._thread = None
-        atexit.unregister(self.stop)
-
-    def _run(self, over: threading.Event) -> None:
+    def sample() -> None:
         while True:
             where = main_thread_position()
             if where is not None:
-                self._recorder.record_position(*where)
-            if over.wait(self._period):
+                recorder.record_position(*where)
+            if over.wait(period):
                 return
 
-    def _forget(self) -> None:
-        # In a forked child, which has no threads and was not asked to sample.
-        self._thread = None
-        atexit.unregister(self.stop)
+    threading.Thread(target=sample, name="flight-sampler", daemon=True).start()
+    atexit.register(over.set)
 
 
 def main_thread_position() -> tuple[Location, Location | None] | None:
@@ -114,14 +87,3 @@ def _location(frame: FrameType) -> Location:
 
 def _is_library(file: str) -> bool:
     return file.startswith((_STANDARD, "<frozen ")) or any(folder in file for folder in _INSTALLED)
-
-
-_samplers: weakref.WeakSet[Sampler] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for sampler in _samplers:
-        sampler._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +14,10 @@ from collectives.backends.shm.control_block import ControlBlock
 from collectives.engine import array_header as header
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
-from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, split_rows
 from collectives.reduction import Array
-from collectives.transport import ROWS, Signature, Signatures, Steps, Test
+from collectives.transport import ROWS, Signatures, Steps, Test
 
 
 class DataMovement(CommunicatorBase):
@@ -37,39 +35,39 @@ class DataMovement(CommunicatorBase):
         """
         if not async_op and (y := self._cached("broadcast", x, root, None, None)) is not MISS:
             return y
-        return self._broadcast(x, root=self._check_root(root), async_op=async_op)
-
-    def _broadcast(self, x: Any, out: Any = None, scale: Any = None, *, root: int, async_op: bool = False) -> Any:
+        root = self._check_root(root)
         if is_device_array(x):
             return self._device(x).broadcast(x, root, async_op)
+        return self._run(self._broadcast(x, root), async_op)
+
+    def _broadcast(self, x: Any, root: int) -> CollectiveOp[Any]:
         array = as_array(x)
         dtype, shape, is_root = array.dtype, array.shape, self.rank == root
         if not is_root:
             writable(array, "x")
-        signature = Signature(signature_hash("broadcast", f"root {root}", dtype, shape))
 
         def start(x: Array, out: Any, scale: Any, signatures: Signatures | None) -> tuple[Test, Array]:
             return self.transport.broadcast(as_bytes(x), root), x
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             moved = contiguous(array)
-            yield from self.verify(call, signature, as_bytes(moved) if is_root else None)
+            yield from self.verify(call, self._signature(call, shape), as_bytes(moved) if is_root else None)
             yield start(moved, None, None, None)[0]
             if moved is not array and not is_root:
                 np.copyto(array, moved)
             return x
 
-        plan = None
-        if self._call_cache is not None and not async_op and array is x:
-            plan = CallPlan(
+        def plan() -> CallPlan:
+            return CallPlan(
                 root,
                 dtype if is_root else None,
                 lambda control, _: filled(control, root, dtype, shape),
                 start,
-                partial(self._broadcast, root=root),
+                lambda x, out, scale: self._broadcast(x, root),
                 writes=not is_root,
             )
-        return self._run("broadcast", array, steps, async_op, f"root {root}", plan)
+
+        return self._collective("broadcast", array, steps, f"root {root}", plan if array is x else None)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on the root alone.
@@ -83,8 +81,7 @@ class DataMovement(CommunicatorBase):
         out = out if self.rank == root else None
         if not async_op and (y := self._cached("gather", x, (root, lengths), out, None)) is not MISS:
             return y
-        root = self._check_root(root)
-        return self._gather(x, out, name="gather", root=root, lengths=lengths, async_op=async_op)
+        return self._gather_any("gather", x, out, self._check_root(root), lengths, async_op)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on every rank.
@@ -95,29 +92,21 @@ class DataMovement(CommunicatorBase):
         """
         if not async_op and (y := self._cached("all_gather", x, (None, lengths), out, None)) is not MISS:
             return y
-        return self._gather(x, out, name="all_gather", root=None, lengths=lengths, async_op=async_op)
+        return self._gather_any("all_gather", x, out, None, lengths, async_op)
 
-    def _gather(
-        self,
-        x: Any,
-        out: Any,
-        scale: Any = None,
-        *,
-        name: str,
-        root: int | None,
-        lengths: Lengths,
-        async_op: bool = False,
-    ) -> Any:
-        """root: None if every rank gets the result."""
+    def _gather_any(self, name: str, x: Any, out: Any, root: int | None, lengths: Lengths, async_op: bool) -> Any:
         if is_device_array(x):
             return self._device(x).gather(name, x, root, lengths, out, async_op)
+        return self._run(self._gather(name, x, out, root, lengths), async_op)
+
+    def _gather(self, name: str, x: Any, out: Any, root: int | None, lengths: Lengths) -> CollectiveOp[Any]:
+        """root: None if every rank gets the result."""
         part = rows(as_array(x))
         known = joined_rows(len(part), lengths, self.rank, self.size)
         receives = root is None or self.rank == root
         target = None if out is None else as_array(out, "out")
         more = (("" if root is None else f"root {root}") + in_words(lengths, known)).strip()
         dtype, row = part.dtype, part.shape[1:]
-        signature = Signature(signature_hash(name, more, dtype, row), len(part))
 
         def move(x: Array, whole: Array | None, counts: list[int]) -> Test:
             width = row_bytes(x)
@@ -130,7 +119,7 @@ class DataMovement(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = contiguous(part)
-            signatures = yield from self.verify(call, signature, as_bytes(sent))
+            signatures = yield from self.verify(call, self._signature(call, row, len(sent)), as_bytes(sent))
             counts = yield from header.exchange_lengths(self.transport, part, known, signatures)
             whole = result_array((sum(counts), *row), dtype, part, target) if receives else None
             yield move(sent, whole, counts)
@@ -149,16 +138,12 @@ class DataMovement(CommunicatorBase):
             pieces = [Rows(rank, (each[ROWS], *row), 0, each[ROWS]) for rank, each in enumerate(signatures)]
             return concatenated(control, dtype, pieces)
 
-        plan = None
-        if self._call_cache is not None and not async_op and part is x and isinstance(lengths, str | None):
-            plan = CallPlan(
-                (root, lengths),
-                dtype,
-                result,
-                start,
-                partial(self._gather, name=name, root=root, lengths=lengths),
-            )
-        return self._run(name, part, steps, async_op, more, plan)
+        def plan() -> CallPlan:
+            again = lambda x, out, scale: self._gather(name, x, out, root, lengths)  # noqa: E731
+            return CallPlan((root, lengths), dtype, result, start, again)
+
+        planned = part is x and isinstance(lengths, str | None)
+        return self._collective(name, part, steps, more, plan if planned else None)
 
     def scatter(
         self, x: Any, root: int = 0, *, lengths: Sequence[int] | None = None, out: Any = None, async_op: bool = False
@@ -174,21 +159,13 @@ class DataMovement(CommunicatorBase):
             y = self._cached("scatter", x if self.rank == root else None, root, out, None)
             if y is not MISS:
                 return y
-        return self._scatter(x, out, root=self._check_root(root), lengths=lengths, async_op=async_op)
-
-    def _scatter(
-        self,
-        x: Any,
-        out: Any,
-        scale: Any = None,
-        *,
-        root: int,
-        lengths: Sequence[int] | None = None,
-        async_op: bool = False,
-    ) -> Any:
+        root = self._check_root(root)
         near = x if is_device_array(x) else out  # off the root, out alone tells that the root's x is on a GPU
         if is_device_array(near):
             return self._device(near).scatter(x, root, lengths, out, async_op)
+        return self._run(self._scatter(x, out, root, lengths), async_op)
+
+    def _scatter(self, x: Any, out: Any, root: int, lengths: Sequence[int] | None = None) -> CollectiveOp[Any]:
         whole = _splittable(x, "scatter") if self.rank == root else None
         # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root sends.
         message, prefix = header.empty(self.size), None
@@ -196,7 +173,6 @@ class DataMovement(CommunicatorBase):
             message = prefix = header.encode(whole, split_rows(len(whole), lengths, self.size))
         target = None if out is None else as_array(out, "out")
         checksum = 0 if prefix is None else zlib.crc32(prefix.tobytes())
-        signature = Signature(signature_hash("scatter", f"root {root}", None, None), checksum)
 
         def start(sent: Array | None, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
             dtype, row, parts = header.decode(message)
@@ -208,6 +184,7 @@ class DataMovement(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = None if whole is None else contiguous(whole)
+            signature = self._signature(call, rows=checksum)
             yield from self.verify(call, signature, None if sent is None else as_bytes(sent), prefix=prefix)
             yield self.transport.root_prefix(message, root)
             test, buffer = start(sent, target, source=whole)
@@ -220,11 +197,13 @@ class DataMovement(CommunicatorBase):
             mine = Rows(root, (sum(parts), *row), first, first + parts[self.rank], len(message))
             return concatenated(control, dtype, [mine])
 
-        plan = None
-        if self._call_cache is not None and not async_op and lengths is None and (whole is None or whole is x):
-            dtype = None if whole is None else whole.dtype
-            plan = CallPlan(root, dtype, result, start, partial(self._scatter, root=root), prefix)
-        return self._run("scatter", whole, steps, async_op, f"root {root}", plan)
+        def plan() -> CallPlan:
+            again = lambda x, out, scale: self._scatter(x, out, root)  # noqa: E731
+            return CallPlan(root, wire, result, start, again, prefix)
+
+        wire = None if whole is None else whole.dtype
+        planned = lengths is None and (whole is None or whole is x)
+        return self._collective("scatter", whole, steps, f"root {root}", plan if planned else None)
 
     def all_to_all(
         self,
@@ -247,11 +226,11 @@ class DataMovement(CommunicatorBase):
         """
         if lengths is None and not async_op and (y := self._cached("all_to_all", x, None, out, None)) is not MISS:
             return y
-        return self._all_to_all(x, out, lengths=lengths, async_op=async_op)
-
-    def _all_to_all(self, x: Any, out: Any, scale: Any = None, *, lengths: Any = None, async_op: bool = False) -> Any:
         if is_device_array(x):
             return self._device(x).all_to_all(x, lengths, out, async_op)
+        return self._run(self._all_to_all(x, out, lengths), async_op)
+
+    def _all_to_all(self, x: Any, out: Any, lengths: Any = None) -> CollectiveOp[Any]:
         whole = _splittable(x, "all_to_all")
         sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
         target = None if out is None else as_array(out, "out")
@@ -259,7 +238,6 @@ class DataMovement(CommunicatorBase):
         dtype, row = whole.dtype, whole.shape[1:]
         prefix = as_bytes(np.array(sends, np.int64))
         table: list[list[int]] = []  # [source][destination], once the ranks have exchanged it
-        signature = Signature(signature_hash("all_to_all", more, dtype, row), zlib.crc32(prefix.tobytes()))
 
         def start(sent: Array, out: Array | None, *_: Any, source: Array | None = None) -> tuple[Test, Array]:
             buffer = result_array((sum(sends[self.rank] for sends in table), *row), dtype, source, out)
@@ -269,6 +247,7 @@ class DataMovement(CommunicatorBase):
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = contiguous(whole)
+            signature = self._signature(call, row, zlib.crc32(prefix.tobytes()))
             signatures = yield from self.verify(call, signature, as_bytes(sent), prefix=prefix)
             if known is not None:
                 table[:] = known
@@ -290,10 +269,11 @@ class DataMovement(CommunicatorBase):
                 pieces.append(Rows(rank, (sum(sends), *row), first, first + sends[self.rank], len(prefix)))
             return concatenated(control, dtype, pieces)
 
-        plan = None
-        if self._call_cache is not None and not async_op and whole is x and lengths is None:
-            plan = CallPlan(None, dtype, result, start, self._all_to_all, prefix)
-        return self._run("all_to_all", whole, steps, async_op, more, plan)
+        def plan() -> CallPlan:
+            again = lambda x, out, scale: self._all_to_all(x, out)  # noqa: E731
+            return CallPlan(None, dtype, result, start, again, prefix)
+
+        return self._collective("all_to_all", whole, steps, more, plan if lengths is None and whole is x else None)
 
 
 def result_array(shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:

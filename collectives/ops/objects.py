@@ -18,10 +18,9 @@ import numpy as np
 from collectives.arrays import as_bytes
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
-from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError
 from collectives.reduction import Array
-from collectives.transport import Signature, Steps
+from collectives.transport import Steps
 
 _PROTOCOL = 5
 
@@ -39,10 +38,8 @@ class Objects(CommunicatorBase):
         root = self._check_root(root)
         length, mine = _pickled(o) if self.rank == root else (0, _NOTHING)
 
-        header = Signature(signature_hash("broadcast_object", f"root {root}", None, None))
-
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self.verify(call, header)
+            yield from self.verify(call, self._signature(call))
             lengths = np.array([length], np.int64)
             yield self.transport.broadcast(as_bytes(lengths), root)
             whole = mine if self.rank == root else np.empty(abs(int(lengths[0])), np.uint8)
@@ -50,7 +47,7 @@ class Objects(CommunicatorBase):
             self._check_pickled({root: int(lengths[0])}, {root: whole})
             return o if self.rank == root else self._unpickled(whole, root)
 
-        return self._run("broadcast_object", None, steps, async_op, f"root {root}")
+        return self._run(self._collective("broadcast_object", None, steps, f"root {root}"), async_op)
 
     def gather_object(self, o: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """All ranks' objects in rank order, on the root alone.
@@ -62,10 +59,8 @@ class Objects(CommunicatorBase):
         root = self._check_root(root)
         length, mine = _pickled(o)
 
-        header = Signature(signature_hash("gather_object", f"root {root}", None, None))
-
         def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
-            yield from self.verify(call, header)
+            yield from self.verify(call, self._signature(call))
             lengths = yield from self._exchange_numbers(length)
             counts = [abs(n) for n in lengths]
             if min(lengths) < 0:  # for everybody, since the root alone could not tell the others
@@ -74,7 +69,7 @@ class Objects(CommunicatorBase):
             yield self.transport.gather(mine, whole, counts, root)
             return None if whole is None else self._all_unpickled(_parts(whole, counts))
 
-        return self._run("gather_object", None, steps, async_op, f"root {root}")
+        return self._run(self._collective("gather_object", None, steps, f"root {root}"), async_op)
 
     def all_gather_object(self, o: Any, *, async_op: bool = False) -> Any:
         """All ranks' objects in rank order, on every rank.
@@ -85,14 +80,12 @@ class Objects(CommunicatorBase):
         """
         length, mine = _pickled(o)
 
-        header = Signature(signature_hash("all_gather_object", "", None, None))
-
         def steps(call: CollectiveOp[list[Any]]) -> Steps[list[Any]]:
-            yield from self.verify(call, header)
+            yield from self.verify(call, self._signature(call))
             lengths = yield from self._exchange_numbers(length)
             return (yield from self._all_objects(mine, lengths))
 
-        return self._run("all_gather_object", None, steps, async_op)
+        return self._run(self._collective("all_gather_object", None, steps), async_op)
 
     def scatter_object(self, objects: Sequence[Any] | None, root: int = 0, *, async_op: bool = False) -> Any:
         """Object r of the root's list, on rank r.
@@ -112,10 +105,8 @@ class Objects(CommunicatorBase):
             if failed:
                 each = [failed[0]] * self.size
 
-        header = Signature(signature_hash("scatter_object", f"root {root}", None, None))
-
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self.verify(call, header)
+            yield from self.verify(call, self._signature(call))
             lengths = np.array([length for length, _ in each], np.int64)
             yield self.transport.broadcast(as_bytes(lengths), root)
             counts = [abs(int(n)) for n in lengths]
@@ -125,7 +116,7 @@ class Objects(CommunicatorBase):
             self._check_pickled({root: int(lengths[self.rank])}, {root: mine})
             return self._unpickled(mine, root)
 
-        return self._run("scatter_object", None, steps, async_op, f"root {root}")
+        return self._run(self._collective("scatter_object", None, steps, f"root {root}"), async_op)
 
     def _all_objects(self, mine: Array, lengths: list[int]) -> Steps[list[Any]]:
         counts = [abs(n) for n in lengths]

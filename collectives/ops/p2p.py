@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from collectives.arrays import as_array, as_bytes, contiguous, is_device_array
 from collectives.engine import array_header as header
-from collectives.engine.call import CallArguments, CollectiveOp, Work
+from collectives.engine.call import CollectiveOp, Work
 from collectives.engine.communicator_base import CommunicatorBase, whole
 from collectives.engine.p2p_queue import P2PQueue
 from collectives.engine.queue import CommunicatorRegistry
@@ -29,7 +29,8 @@ class PointToPoint(CommunicatorBase):
 
     def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
         super().__init__(transport, timeout, registry)
-        self._p2p = P2PQueue(self.queue, transport)
+        self._p2p = P2PQueue(transport)
+        self.queue.p2p_counts = self._p2p.counts
         self._rendezvous_tags = itertools.count()
         self._others = [rank for rank in range(self.size) if rank != self.rank]
 
@@ -58,13 +59,13 @@ class PointToPoint(CommunicatorBase):
             )
             first = self.transport.send(message, dst, EAGER_TAG)
             second = self.transport.send(as_bytes(moved), dst, rendezvous_tag) if rendezvous_tag else None
-            self._p2p.sent(dst)
+            self._p2p.sent[dst] += 1
             yield first
             if second is not None:
                 yield second
-                self._p2p.fetched(dst)
+                self._p2p.fetched[dst] += 1
 
-        call: CollectiveOp[None] = CollectiveOp("send", CallArguments(source, f"to {dst} tag {tag}"), self.timeout)
+        call: CollectiveOp[None] = CollectiveOp("send", source, f"to {dst} tag {tag}", self.timeout)
         call.steps = steps(call)
         call.peers, call.gone = (dst,), partial(self._p2p.never_received, dst)
         return self._post(call, async_op)
@@ -101,20 +102,16 @@ class PointToPoint(CommunicatorBase):
             return result if src is not None else (result, message.src)
 
         what = f"from {'any rank' if src is None else src} tag {tag}"
-        call: CollectiveOp[Any] = CollectiveOp("recv", CallArguments(target, what), self.timeout)
+        call: CollectiveOp[Any] = CollectiveOp("recv", target, what, self.timeout)
         call.steps = steps(call)
         call.peers, call.gone = self._others if src is None else (src,), partial(self._p2p.never_sent, src)
         return self._post(call, async_op)
 
     def _post(self, call: CollectiveOp[T], async_op: bool) -> T | Work[T]:
         if not async_op:
-            return self._p2p.run(call)
-        self._p2p.submit(call)
+            return self.queue.run(call, ordered=False)
+        self.queue.submit(call, ordered=False)
         return Work(call)
-
-    def _ended(self) -> None:
-        self._p2p.end()
-        super()._ended()
 
 
 def _check_tag(tag: Any) -> int:

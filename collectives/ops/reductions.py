@@ -12,10 +12,9 @@ from collectives.arrays import as_array, check_out, contiguous, flat, is_device_
 from collectives.backends.shm.call_cache import CallPlan, no_result, reduced
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase, Scale
-from collectives.engine.verify import signature_hash
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.reduction import Array, ReduceOp, Reduction, check_scale, describe, finish, wire_op
-from collectives.transport import Finish, Signature, Signatures, Steps, Test, then
+from collectives.transport import Finish, Signatures, Steps, Test, then
 
 
 class Reductions(CommunicatorBase):
@@ -36,7 +35,7 @@ class Reductions(CommunicatorBase):
         """
         if not async_op and (y := self._cached("all_reduce", x, op, out, scale)) is not MISS:
             return y
-        return self._reduce(x, out, scale, name="all_reduce", op=op, async_op=async_op)
+        return self._reduce_any("all_reduce", x, out, scale, op, async_op)
 
     def reduce(
         self,
@@ -57,8 +56,7 @@ class Reductions(CommunicatorBase):
         out = out if self.rank == root else None
         if not async_op and (y := self._cached("reduce", x, (op, root), out, scale)) is not MISS:
             return y
-        root = self._check_root(root)
-        return self._reduce(x, out, scale, name="reduce", op=op, root=root, async_op=async_op)
+        return self._reduce_any("reduce", x, out, scale, op, async_op, root=self._check_root(root))
 
     def reduce_scatter(
         self,
@@ -81,22 +79,33 @@ class Reductions(CommunicatorBase):
         """
         if lengths is None and not async_op and (y := self._cached("reduce_scatter", x, op, out, scale)) is not MISS:
             return y
-        return self._reduce(x, out, scale, name="reduce_scatter", op=op, lengths=lengths, async_op=async_op)
+        return self._reduce_any("reduce_scatter", x, out, scale, op, async_op, lengths=lengths)
 
-    def _reduce(
+    def _reduce_any(
         self,
+        name: str,
         x: Any,
         out: Any,
         scale: Scale,
-        *,
-        name: str,
         op: ReduceOp | str,
+        async_op: bool,
         root: int = 0,
         lengths: Sequence[int] | None = None,
-        async_op: bool = False,
     ) -> Any:
         if is_device_array(x):
             return self._device(x).reduce(name, x, op, scale, out, async_op, root, lengths)
+        return self._run(self._reduce(name, x, out, scale, op, root, lengths), async_op)
+
+    def _reduce(
+        self,
+        name: str,
+        x: Any,
+        out: Any,
+        scale: Scale,
+        op: ReduceOp | str,
+        root: int = 0,
+        lengths: Sequence[int] | None = None,
+    ) -> CollectiveOp[Any]:
         source = as_array(x)
         reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
         in_place = name == "all_reduce"
@@ -105,7 +114,6 @@ class Reductions(CommunicatorBase):
             same = out is x and reduction.shape == source.shape
             target = writable(source, "out") if same else check_out(out, reduction.shape, source.dtype)
         transport, size, op_between = self.transport, self.size, wire_op(reduction.op)
-        signature = Signature(signature_hash(name, reduction.text, source.dtype, source.shape))
 
         def start(
             x: Array, out: Array | None, scale: Scale, signatures: Signatures | None
@@ -125,7 +133,7 @@ class Reductions(CommunicatorBase):
             sent, total = _buffers(source, target, reduction, in_place)
             payload = flat(sent)
             buffer = None if total is None or not in_place else payload if total is sent else flat(total)
-            yield from self.verify(call, signature, payload, buffer)
+            yield from self.verify(call, self._signature(call, source.shape), payload, buffer)
             test, total = start(sent, total, scale, None)
             yield test
             if total is None:
@@ -133,18 +141,19 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        plan = None
-        if self._call_cache is not None and not async_op and source is x and lengths is None:
-            # These functions outlive the call, and must not keep its arrays alive.
-            plan = CallPlan(
+        dtype, shape = source.dtype, source.shape  # the plan outlives the call, and must not keep its arrays alive
+
+        def plan() -> CallPlan:
+            return CallPlan(
                 (op, root) if name == "reduce" else op,
                 reduction.wire,
-                _inline_result(reduction, source.dtype, source.shape, self.rank),
+                _inline_result(reduction, dtype, shape, self.rank),
                 # Else the way to the wire's dtype and back is what takes time.
-                start if reduction.wire == source.dtype else None,
-                partial(self._reduce, name=name, op=op, root=root),
+                start if reduction.wire == dtype else None,
+                lambda x, out, scale: self._reduce(name, x, out, scale, op, root),
             )
-        return self._run(name, source, steps, async_op, reduction.text, plan)
+
+        return self._collective(name, source, steps, reduction.text, plan if source is x and lengths is None else None)
 
 
 def _inline_result(reduction: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...], rank: int) -> Callable[..., Any]:

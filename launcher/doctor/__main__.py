@@ -46,7 +46,7 @@ def run(argv: Sequence[str] | None = None) -> int:
 def calls(pids: Sequence[int], last: int, as_json: bool) -> int:
     """Prints the `last` calls of each process, read from outside; returns 1 if one could not be read, else 0."""
     from collectives.errors import RecordError
-    from collectives.flight.report import read, table
+    from collectives.flight.reader import read, table
 
     records, errors = [], {}
     for pid in dict.fromkeys(pids):

@@ -27,7 +27,7 @@ from collectives.backends.device.device_work import DeviceReceiveWork, DeviceWor
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.engine import array_header
-from collectives.engine.call import CallArguments, CollectiveOp, Work
+from collectives.engine.call import CollectiveOp, Work
 from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.engine.progress import PAUSE
 from collectives.engine.verify import signature_hash
@@ -111,7 +111,7 @@ class DeviceCommunicator:
     # Calls -----------------------------------------------------------------------------------------------------------
 
     def _call(self, name: str, x: Any, more: str) -> CollectiveOp[Any]:
-        return CollectiveOp(name, CallArguments(x, more), self._comm.timeout)
+        return CollectiveOp(name, x, more, self._comm.timeout)
 
     def _handoff(self, *buffers: Any) -> StreamHandoff:
         self.watchdog.check()

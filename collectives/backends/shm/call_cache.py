@@ -98,7 +98,7 @@ def reduced(
         np.copyto(out, y, casting="unsafe")
         return out
 
-    # As in `CallQueue.drive`; integers have no error state that could be raised.
+    # As in `CallQueue.wait`; integers have no error state that could be raised.
     return Result(np.errstate(all="ignore")(read) if wire.kind in "fc" else read, wanted, dtype)
 
 
@@ -148,7 +148,7 @@ class CallPlan(NamedTuple):
     result: how the result is made of the inline buffers, from the control block and all ranks' signatures
     start: starts to move what does not fit into inline buffers, from x, out, scale and the signatures; returns its test
     and the result. None: large arrays take the general path
-    again: makes such a call, of x, out and scale, on the general path
+    again: such a call, of x, out and scale, for the general path
     prefix: what lies in the inline buffer before x
     writes: x is written
     """
@@ -157,7 +157,7 @@ class CallPlan(NamedTuple):
     wire: np.dtype[Any] | None
     result: Callable[[ControlBlock, Signatures], Result]
     start: Callable[[Any, Any, Any, Signatures | None], tuple[Test, Any]] | None
-    again: Callable[[Any, Any, Any], Any]
+    again: Callable[[Any, Any, Any], CollectiveOp[Any]]
     prefix: Array | None = None
     writes: bool = False
 
@@ -187,23 +187,23 @@ class CallCache:
             return MISS
         return cached.run(x, out, scale)
 
-    def learn(self, call: CollectiveOp[Any], x: Array | None, plan: CallPlan) -> None:
+    def learn(self, call: CollectiveOp[Any]) -> None:
         """Prepares the call that has just been carried out."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
-        if frame is None or frame.f_code.co_filename != call.site.file or frame.f_lineno != call.site.line:
+        if frame is None or (frame.f_code.co_filename, frame.f_lineno) != (call.file, call.line):
             return  # called from ddp's code, on behalf of more than one place
-        signatures = call.signatures
-        assert signatures is not None
+        assert call.signatures is not None
+        assert call.plan is not None
+        signatures, plan = call.signatures, call.plan()
         small = max(header[NBYTES] + header[PREFIX] for header in signatures) <= INLINE_BYTES
         if not small and (plan.start is None or max(header[NBYTES] for header in signatures) > _LARGEST):
             return
         while len(self._cached) >= _KEPT:
             self._cached.pop(next(iter(self._cached)), None)  # another thread may have been faster
-        shape, dtype = (None, None) if x is None else (x.shape, x.dtype)
-        key = (call.name, id(frame.f_code), frame.f_lasti, plan.option, shape, dtype)
-        self._cached[key] = _CachedCall(self._transport, self._queue, call, frame.f_code, x, plan, small)
+        key = (call.name, id(frame.f_code), frame.f_lasti, plan.option, call.shape, call.dtype)
+        self._cached[key] = _CachedCall(self._transport, self._queue, call, frame.f_code, plan, small)
 
 
 class _CachedCall:
@@ -216,11 +216,10 @@ class _CachedCall:
 
     __slots__ = (
         "_begin",
-        "_call",
         "_control",
-        "_evictions",
         "_expected",
         "_header",
+        "_key",
         "_mine",
         "_plan",
         "_queue",
@@ -240,7 +239,6 @@ class _CachedCall:
         queue: CallQueue,
         call: CollectiveOp[Any],
         code: CodeType,
-        x: Array | None,
         plan: CallPlan,
         small: bool,
     ) -> None:
@@ -248,7 +246,7 @@ class _CachedCall:
         control = transport.control
         self.code = code
         self._transport, self._control, self._queue = transport, control, queue
-        self._call, self._timeout = (call.name, call.what, call.site), call.timeout
+        self._key, self._timeout = call.signature, call.timeout
         self._header = tuple(call.signatures[control.me][word] for word in (HASH, ROWS, NBYTES, PREFIX))
         self._shown = Signature(self._header[0], self._header[1])
         # Where each other rank's header is, and what it should say.
@@ -262,11 +260,11 @@ class _CachedCall:
         self._plan, self._small = plan, small
         self._scalable = plan.wire is not None and plan.wire.kind in "fc"
         self._begin = queue.recorder.begin
-        self._evictions = self._signature = -1
+        self._signature = 0
         self._result = plan.result(control, call.signatures)
         self._mine: Sequence[Array] | None = None
-        if plan.wire is not None and x is not None:
-            self._mine = inline_arrays(control, control.me, plan.wire, x.shape, self._header[3])
+        if plan.wire is not None and call.shape is not None:
+            self._mine = inline_arrays(control, control.me, plan.wire, call.shape, self._header[3])
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
         """The result, or MISS."""
@@ -276,74 +274,70 @@ class _CachedCall:
         if not small and not _movable(x, out):
             return MISS
         queue = self._queue
-        index, half_way, rest = -1, False, None
-        try:
-            with queue.lock:  # the others hold it for a moment only
-                if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
-                    return MISS
-                queue.inside = True
-                try:
-                    control = self._control
-                    if queue.recorder.evictions != self._evictions:
-                        self._evictions, self._signature = queue.recorder.evictions, queue.intern(*self._call)
-                    index = self._begin(queue.communicator, queue.started, self._signature)
-                    if small:
-                        sequence = control.sequence + 1
-                        parity = sequence & 1
-                        if self._mine is not None:
-                            self._mine[parity][...] = x
-                        if plan.prefix is not None:
-                            control.inline[parity][control.me][: len(plan.prefix)] = plan.prefix
-                        at = control.header(parity, control.me)
-                        _WORDS(control.bytes, (at + HASH) * 8, *self._header)
-                        half_way = True
-                        control.sequence = control.words[at + SEQUENCE] = sequence
-                        if self._all_agree(sequence):
+        index, half_way = -1, False
+        call: CollectiveOp[Any] | None = None
+        with queue.lock:  # the others hold it for a moment only
+            if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
+                return MISS
+            queue.inside = True
+            try:
+                control = self._control
+                if self._signature <= queue.recorder.oldest:
+                    self._signature = queue.recorder.intern(self._transport.key, *self._key)
+                index = self._begin(self._signature, queue.started)
+                if small:
+                    sequence = control.sequence + 1
+                    parity = sequence & 1
+                    if self._mine is not None:
+                        self._mine[parity][...] = x
+                    if plan.prefix is not None:
+                        control.inline[parity][control.me][: len(plan.prefix)] = plan.prefix
+                    at = control.header(parity, control.me)
+                    _WORDS(control.bytes, (at + HASH) * 8, *self._header)
+                    half_way = True
+                    control.sequence = control.words[at + SEQUENCE] = sequence
+                    if self._all_agree(sequence):
+                        queue.started += 1
+                        half_way = False
+                        result = self._result.read(parity, x, out, scale)
+                        queue.recorder.end(index)
+                        return result
+                else:
+                    half_way = True
+                    payload = None if self._header[2] < 0 else flat(x)
+                    buffer = None if out is None else payload if out is x else flat(out)
+                    met = self._transport.exchange_signatures(self._shown, payload, buffer, plan.prefix)
+                    if self._all_agree(control.sequence):
+                        met()
+                        assert plan.start is not None
+                        with np.errstate(all="ignore"):  # as in `CallQueue.wait`
+                            test, result = plan.start(x, out, scale, self._transport.signatures())
+                            complete = test() or spin(test)
+                        if complete:
                             queue.started += 1
                             half_way = False
-                            result = self._result.read(parity, x, out, scale)
                             queue.recorder.end(index)
                             return result
-                    else:
-                        half_way = True
-                        payload = None if self._header[2] < 0 else flat(x)
-                        buffer = None if out is None else payload if out is x else flat(out)
-                        met = self._transport.exchange_signatures(self._shown, payload, buffer, plan.prefix)
-                        if self._all_agree(control.sequence):
-                            met()
-                            assert plan.start is not None
-                            with np.errstate(all="ignore"):  # as in `CallQueue.drive`
-                                test, result = plan.start(x, out, scale, self._transport.signatures())
-                                complete = test() or spin(test)
-                            if complete:
-                                queue.started += 1
-                                half_way = False
-                                queue.recorder.end(index)
-                                return result
-                            rest = _rest(test, result)
-                    if rest is None:
-                        control.published = True
-                    queue.hand_over(index)
-                except BaseException as error:
-                    if half_way:
-                        queue.interrupt(str(self), index, error)
-                    else:
-                        queue.recorder.end(index, FAILED)
-                    raise
-                finally:
-                    queue.inside = False
-            if rest is None:
-                return plan.again(x, out, scale)
-            call: CollectiveOp[Any] = CollectiveOp(*self._call[:2], self._timeout, self._call[2])
-            call.steps = rest
-            return queue.run(call)
-        finally:
-            if queue.begun is not None:
-                queue.withdraw()
+                        call = self._general(x)
+                        call.steps = _rest(test, result)
+                if call is None:
+                    call = plan.again(x, out, scale)
+                    control.published = True
+                queue.resume(call, index)
+            except BaseException as error:
+                if half_way:
+                    call = self._general(x)
+                    call.number = queue.started
+                    queue.interrupt(str(call), index, error)
+                else:
+                    queue.recorder.end(index, FAILED)
+                raise
+            finally:
+                queue.inside = False
+        return queue.complete(call)
 
-    def __str__(self) -> str:
-        name, what, site = self._call
-        return f"{name} #{self._queue.started} ({site}) {what}"
+    def _general(self, x: Any) -> CollectiveOp[Any]:
+        return CollectiveOp(self._key[0], x, self._key[3], self._timeout)
 
     def _accepts(self, x: Any, out: Any, scale: Any) -> bool:
         """True if these can be used as they are."""

@@ -71,6 +71,7 @@ class LifeContract:
                 counts.put(comm.queue.started - begun)
                 started.put(following)
 
+            go = threading.Event()
             gate = comm.all_reduce(np.ones(1), scale=lambda: float(go.wait(20)), async_op=True)
             gate.add_done_callback(start_next)  # before it is complete, so that the helper thread runs it
             go.set()
@@ -83,7 +84,6 @@ class LifeContract:
             assert following.wait() == comm.size
             assert comm.all_reduce(np.ones(1)) == comm.size
 
-        go = threading.Event()
         run(check)
 
     def test_a_duplicate_is_a_world_of_its_own(self, run: Run) -> None:

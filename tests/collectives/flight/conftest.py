@@ -14,11 +14,11 @@ import pytest
 HEAD = """
 import os, signal, sys, threading, time
 from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder
-from collectives.flight.sampler import Sampler
+from collectives.flight.sampler import start_sampler
 recorder = Recorder(rank=1, size=4)
-world = recorder.communicator("world")
 def call(name="all_reduce"):
-    return recorder.begin(world, 417, recorder.intern(name, "float32", (512, 10), "sum", "/home/me/train.py", 88))
+    signature = recorder.intern("world", name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
+    return recorder.begin(signature, 417)
 def ready():
     print("ready", flush=True)
 """

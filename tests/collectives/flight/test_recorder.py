@@ -10,23 +10,26 @@ from typing import Any
 
 import pytest
 
-from collectives.flight.reader import FlightReader
-from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder
-from collectives.flight.report import RecordedCall, read
+import collectives
+from collectives.errors import ArgumentError
+from collectives.flight import layout
+from collectives.flight.reader import FlightReader, RecordedCall
+from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, process_recorder
 
 
-def signature(recorder: Recorder, name: str = "all_reduce") -> int:
-    return recorder.intern(name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
+def begin(recorder: Recorder, number: int, name: str = "all_reduce", on: str = "world", state: int = 2) -> int:
+    signature = recorder.intern(on, name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
+    return recorder.begin(signature, number, state)
 
 
 def calls(recorder: Recorder) -> list[RecordedCall]:
-    return read(FlightReader(recorder.peek)).calls
+    return FlightReader(recorder.peek).record().calls
 
 
 def test_a_call_through_its_states() -> None:
     recorder = Recorder(rank=2, size=4)
     before = time.monotonic_ns()
-    index = recorder.begin(recorder.communicator("world"), 417, signature(recorder), QUEUED)
+    index = begin(recorder, 417, state=QUEUED)
     (queued,) = calls(recorder)
     assert (queued.state, queued.started, queued.ended) == ("queued", 0, 0)
     assert before <= queued.queued <= time.monotonic_ns()
@@ -35,62 +38,58 @@ def test_a_call_through_its_states() -> None:
     assert (started.state, started.queued, started.ended) == ("started", queued.queued, 0)
     recorder.end(index)
     (done,) = calls(recorder)
-    assert done.state == "done"
-    assert done.queued <= started.started == done.started <= done.ended <= time.monotonic_ns()
     assert done == started._replace(state="done", ended=done.ended)
-    assert (done.order, done.communicator, done.number) == (1, "world", 417)
-    assert (done.name, done.dtype, done.shape, done.more) == ("all_reduce", "float32", "(512, 10)", "sum")
-    assert (done.file, done.line, done.site) == ("/home/me/train.py", 88, "train.py:88")
+    assert done.queued <= done.started <= done.ended <= time.monotonic_ns()
+    assert (done.order, done.communicator, done.number, done.site) == (1, "world", 417, "train.py:88")
+    assert str(done) == "all_reduce #417 (train.py:88) sum float32 (512, 10)"
 
 
 def test_the_ring_goes_round_and_signatures_are_given_up_and_none_is_ever_wrong() -> None:
     recorder = Recorder()
-    world, other = recorder.communicator("world"), recorder.communicator("world.1")
     reader = FlightReader(recorder.peek)
     for number in range(10_000):
         # Each second call has a new signature, 5,000 in all; the others share one, which must not be given up.
-        name = f"gather_{number}" if number % 2 else "all_reduce"
-        index = recorder.begin(other if number % 3 else world, number, signature(recorder, name))
-        recorder.end(index, DONE if number % 5 else FAILED)
+        name, on = f"gather_{number}" if number % 2 else "all_reduce", "world.1" if number % 3 else "world"
+        recorder.end(begin(recorder, number, name, on), DONE if number % 5 else FAILED)
         if number % 500 == 499:
-            for call in read(reader).calls:
+            for call in reader.record().calls:
                 assert call.name == (f"gather_{call.number}" if call.number % 2 else "all_reduce")
-    record = read(reader)
-    assert [call.order for call in record.calls] == list(range(9_001, 10_001))
-    for call in record.calls:
-        assert call.number == call.order - 1
-        assert call.name == (f"gather_{call.number}" if call.number % 2 else "all_reduce")
-        assert call.communicator == ("world.1" if call.number % 3 else "world")
-        assert call.state == ("done" if call.number % 5 else "failed")
-    assert record.calls == read(FlightReader(recorder.peek)).calls
+                assert call.communicator == ("world.1" if call.number % 3 else "world")
+                assert call.state == ("done" if call.number % 5 else "failed")
+    assert [(call.order, call.number) for call in calls(recorder)] == [(n + 1, n) for n in range(9_000, 10_000)]
 
 
 def test_texts_of_any_length_and_kind() -> None:
     recorder = Recorder()
-    world = recorder.communicator("w" * 500)
-    long = recorder.intern("größe" * 50, "f" * 99, tuple(range(999)), "x" * 99, "/ü" * 999 + "/train.py", 2**31)
-    odd = recorder.intern("a\0b", "", (), "", "/home/\udcff/train.py", 7)
-    recorder.begin(world, 0, long)
-    recorder.begin(world, 1, odd)
+    long = "größe" * 50, "f" * 99, tuple(range(999)), "x" * 99, "/ü" * 999 + "/train.py", 2**31
+    recorder.begin(recorder.intern("w" * 500, *long), 0)
+    recorder.begin(recorder.intern("world", "a\0b", None, None, "", "/home/\udcff/train.py", 7), 1)
     first, second = calls(recorder)
-    assert first.communicator == "w" * 109 + "…"
+    assert first.communicator == "w" * 93 + "…"
     assert first.site == "train.py:2147483648"
-    assert first.file.startswith("…")
-    assert first.name.startswith("größegröße")
-    assert first.shape.startswith("(0, 1, 2, ")
-    assert (second.name, second.file, second.line) == ("a b", "/home/?/train.py", 7)
+    assert (first.file[0], first.name[:10], first.shape[:9]) == ("…", "größegröße", "(0, 1, 2,")
+    assert (second.name, second.dtype, second.file, second.line) == ("a b", "", "/home/?/train.py", 7)
+
+
+def test_text_that_is_torn_is_not_believed() -> None:
+    old, new = (layout.pack_text(number, [f"{number}" * 40, "train.py"], 128) for number in (3, 4))
+    assert layout.unpack_text(new, 2) == (4, ["4" * 40, "train.py"])
+    for cut in range(1, 56):
+        assert layout.unpack_text(new[:cut] + old[cut:], 2) is None
+    assert layout.unpack_text(bytes(128), 2) is None
+    assert layout.unpack_text(b"", 2) is None
 
 
 def test_a_call_that_goes_on_a_thousand_calls_late_touches_no_other() -> None:
     recorder = Recorder()
-    world, called = recorder.communicator("world"), signature(recorder)
-    late = recorder.begin(world, 0, called, QUEUED)
+    late = begin(recorder, 0, state=QUEUED)
     for number in range(1, 1_001):
-        recorder.begin(world, number, called)
+        begin(recorder, number)
     before = calls(recorder)
     recorder.start(late)
     recorder.end(late)
     assert calls(recorder) == before
+    assert recorder.times(late) is None
     assert [call.number for call in before] == list(range(1, 1_001))
 
 
@@ -98,10 +97,9 @@ def test_threads_write_side_by_side() -> None:
     recorder = Recorder()
 
     def write(thread: int) -> None:
-        mine = recorder.communicator(f"world.{thread}")
         for number in range(3_000):
-            name = f"from_{thread}_{number % 1_000}"  # 4,000 signatures: they are given up while others write
-            recorder.end(recorder.begin(mine, number, signature(recorder, name)))
+            # 4,000 signatures: they are given up while others write
+            recorder.end(begin(recorder, number, f"from_{thread}_{number % 1_000}", f"world.{thread}"))
 
     threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
     for thread in threads:
@@ -109,26 +107,23 @@ def test_threads_write_side_by_side() -> None:
     seen = 0
     reader = FlightReader(recorder.peek)
     while any(thread.is_alive() for thread in threads) or not seen:
-        for call in read(reader).calls:
+        for call in reader.record().calls:
             seen += 1
-            # One that was given up between `intern` and `begin`, by another thread, is unknown but never wrong.
             assert call.name in (f"from_{call.communicator[6:]}_{call.number % 1_000}", "?")
     for thread in threads:
         thread.join()
-    record = read(reader)
     # One thread may have lost the GIL between two words, until others had gone round the ring: such a call is missing.
-    assert 990 <= len(record.calls) <= 1_000
-    assert {call.state for call in record.calls} == {"done"}
-    assert all(11_001 <= call.order <= 12_000 for call in record.calls)
+    found = reader.record().calls
+    assert 990 <= len(found) <= 1_000
+    assert all(11_001 <= call.order <= 12_000 and call.state == "done" for call in found)
 
 
 def test_a_forked_child_writes_nothing_into_its_parents_record(recorded: Any) -> None:
     job = recorded(
         """
         from collectives.flight.reader import FlightReader
-        from collectives.flight.report import read
         def show():
-            print([call.name for call in read(FlightReader(recorder.peek)).calls], recorder.fd, flush=True)
+            print([call.name for call in FlightReader(recorder.peek).record().calls], recorder.fd, flush=True)
         ready()
         call("before")
         child = os.fork()
@@ -152,5 +147,20 @@ def test_without_shared_memory_the_process_itself_can_read(monkeypatch: pytest.M
     monkeypatch.setattr(os, "memfd_create", refuse)
     recorder = Recorder()
     assert recorder.fd is None
-    recorder.end(recorder.begin(recorder.communicator("world"), 5, signature(recorder)))
+    recorder.end(begin(recorder, 5))
     assert [(call.number, call.state) for call in calls(recorder)] == [(5, "done")]
+
+
+def test_marking_steps() -> None:
+    recorder = process_recorder()
+    record = FlightReader(recorder.peek).record
+    collectives.mark_step(7)
+    collectives.mark_step()
+    recorder.count_backwards(4)
+    assert record().step == 8  # the program's own count goes before that of backwards
+    for wrong in (-1, 1.5, "3", 1 << 63):
+        with pytest.raises(ArgumentError, match="number of a step"):
+            collectives.mark_step(wrong)  # type: ignore[arg-type]  # what is refused
+    other = Recorder()
+    other.count_backwards(3)
+    assert FlightReader(other.peek).record().step == 3

@@ -76,9 +76,9 @@ class TestOfARank:
     def test_a_stopped_rank_shows_its_last_sample(self, keep: Any, becomes: Callable[[int, str], None]) -> None:
         body = """
         from collectives.flight.recorder import process_recorder
-        from collectives.flight.sampler import Sampler
+        from collectives.flight.sampler import start_sampler
         def load():
-            Sampler(process_recorder(), period=0.05).start()
+            start_sampler(process_recorder(), period=0.05)
             time.sleep(0.3)
             print("ready", flush=True)
             time.sleep(60)

@@ -13,8 +13,7 @@ import pytest
 import collectives
 from collectives.backends.device import cuda
 from collectives.backends.device.nccl_transport import NcclTransport
-from collectives.flight.reader import FlightReader
-from collectives.flight.report import read
+from collectives.flight.reader import FlightReader, read
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl
 

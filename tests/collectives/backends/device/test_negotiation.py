@@ -12,7 +12,7 @@ import pytest
 import collectives
 from collectives.backends.device import negotiation
 from collectives.backends.device.negotiation import Capability, decide
-from collectives.engine.progress import run_to_completion
+from collectives.engine.queue import run_to_completion
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 

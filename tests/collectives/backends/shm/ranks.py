@@ -13,7 +13,7 @@ from collectives import Communicator
 from collectives.backends.mpi.mpi_world import place_rank
 from collectives.backends.shm.hierarchy import share
 from collectives.backends.threads import ThreadTransport
-from collectives.engine.progress import run_to_completion
+from collectives.engine.queue import run_to_completion
 
 T = TypeVar("T")
 

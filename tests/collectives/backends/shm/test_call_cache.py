@@ -36,19 +36,19 @@ LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1, 40_000]
 def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many cached calls were carried out, and how many were left to the general path."""
     counted: Counter[str] = Counter()
-    cached_run, hand_over = call_cache._CachedCall.run, CallQueue.hand_over
+    cached_run, resume = call_cache._CachedCall.run, CallQueue.resume
 
     def run(self: Any, x: Any, out: Any, scale: Any) -> Any:
         result = cached_run(self, x, out, scale)
         counted["left" if result is MISS else "taken"] += 1
         return result
 
-    def handed_over(self: CallQueue, index: int) -> None:
+    def resumed(self: CallQueue, *args: Any) -> None:
         counted.update({"left": 1, "taken": -1})
-        hand_over(self, index)
+        resume(self, *args)
 
     monkeypatch.setattr(call_cache._CachedCall, "run", run)
-    monkeypatch.setattr(CallQueue, "hand_over", handed_over)
+    monkeypatch.setattr(CallQueue, "resume", resumed)
     return counted
 
 
@@ -403,7 +403,7 @@ def test_a_signal_never_leaves_the_lock_of_a_prepared_call_held() -> None:
     comm = kept[0]
     assert comm._call_cache is not None
     prepared = next(iter(comm._call_cache._cached.values()))
-    comm.queue._busy = True  # so that it takes the lock, looks, and goes
+    comm.queue._closed = True  # so that it takes the lock, looks, and goes
     for attempt in range(200):
         with pytest.raises(Stop), alarm_after(20e-6 + attempt * 1e-6):
             _for_ever(lambda: prepared.run(None, None, None))
@@ -427,7 +427,7 @@ def test_a_call_interrupted_on_its_way_from_the_cache_to_the_general_path_breaks
                 assert left.wait(10)  # so that rank 0 leaves its cached call half-way
                 return
             if last:
-                monkeypatch.setattr("collectives.ops.reductions.is_device_array", interrupted)
+                monkeypatch.setattr("collectives.ops.reductions.as_array", interrupted)
             try:
                 comm.all_reduce(x)
                 assert not last

@@ -18,7 +18,7 @@ from collectives.backends.mpi.mpi_transport import MPITransport
 from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.backends.shm.hierarchy import HierarchicalTransport, share
 from collectives.backends.shm.shm_transport import ShmTransport
-from collectives.engine.progress import run_to_completion
+from collectives.engine.queue import run_to_completion
 from tests.collectives.backends.shm.ranks import run_sharing
 from tests.collectives.contract.run import Run
 from tests.collectives.test_contract import Contract, by_messages
