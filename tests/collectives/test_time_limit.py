@@ -12,8 +12,8 @@ import pytest
 
 import collectives
 from collectives import Communicator, time_limit, world
-from collectives.backends.nccl.issuer import StillRunning, run_within
 from collectives.errors import CollectiveTimeout
+from collectives.time_limit import StillRunning, run_within
 
 SECOND = 10**9
 

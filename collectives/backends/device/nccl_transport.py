@@ -7,27 +7,78 @@ What NCCL has no call for is made of those it has:
     gather and kin     a group of sends and receives
 
 What it does not reduce as NumPy does (`reduces`), its caller gathers.
+
+Two communicators of one device whose operations are started in different order on two ranks can wait for each other
+for ever. So one thread of the device issues the operations of all, in an order that is the same on all ranks.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import DeviceTransport
-from collectives.backends.nccl.issuer import Issuer
 from collectives.backends.nccl.library import DTYPES
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import CollectivesError
 from collectives.reduction import ReduceOp
+from collectives.time_limit import carry_out
 from collectives.transport import Steps, offsets
+
+T = TypeVar("T")
 
 _BYTE = np.dtype(np.uint8)
 _REALS: dict[Any, Any] = {np.dtype(np.complex64): np.float32, np.dtype(np.complex128): np.float64}
+
+
+_issuers: dict[int, Issuer] = {}
+_lock = threading.Lock()
+
+
+def issuer_of(device: int, enter: Callable[[], object] = lambda: None) -> Issuer:
+    """The one issuer of a device, made at the first request; it lives as long as the process.
+
+    enter: called once in the thread, to make the device its current one (`cupy.cuda.Device(i).use`)
+    """
+    with _lock:
+        if device not in _issuers:
+            _issuers[device] = Issuer(f"nccl-issuer-{device}", enter)
+        return _issuers[device]
+
+
+class Issuer:
+    """A thread that carries out calls one after the other."""
+
+    def __init__(self, name: str, enter: Callable[[], object] = lambda: None) -> None:
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._enter = enter
+        threading.Thread(target=self._issue, name=name, daemon=True).start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Queues `call`. Returns: a future of its result or exception."""
+        outcome: Future[T] = Future()
+        self._queue.put((outcome, call))
+        return outcome
+
+    def _issue(self) -> None:
+        entered: Future[Any] = Future()
+        carry_out(self._enter, entered)
+        while True:
+            outcome, call = self._queue.get()
+            if entered.exception() is None:
+                carry_out(call, outcome)
+            else:
+                error = RuntimeError("the issuing thread could not enter its device")
+                error.__cause__ = entered.exception()
+                outcome.set_exception(error)
+            del outcome, call  # an idle thread must not keep what they hold
 
 
 class NcclTransport(DeviceTransport):

@@ -17,13 +17,14 @@ import numpy as np
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import DeviceTransport, SingleDeviceTransport
 from collectives.backends.device.host_staged import HostStagedTransport
-from collectives.backends.device.nccl_transport import NcclTransport
-from collectives.backends.nccl import issuer, library
+from collectives.backends.device.nccl_transport import NcclTransport, issuer_of
+from collectives.backends.nccl import library
 from collectives.backends.nccl.library import UNIQUE_ID_BYTES, Nccl
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import BackendError, CollectivesError
 from collectives.nccl_config import NcclConfig
+from collectives.time_limit import run_in_thread
 from collectives.transport import Steps, Transport, gather_records
 
 logger = logging.getLogger("collectives")
@@ -111,7 +112,7 @@ def negotiate(
         raise BackendError(f"rank {transport.rank} has no GPU whose arrays could be moved: {why_not}")
     if not use_nccl or communicator is None:
         return HostStagedTransport(cuda, transport)
-    return NcclTransport(cuda, communicator, issuer.issuer_of(cuda.index, _enter(cuda)), watchdog)
+    return NcclTransport(cuda, communicator, issuer_of(cuda.index, _enter(cuda)), watchdog)
 
 
 def capability(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple[Nccl | None, Capability]:
@@ -154,7 +155,7 @@ def _connect(
     def connect() -> NcclCommunicator:
         return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=enter, config=config)
 
-    connected = issuer.run_in_thread(connect, "collectives-connect")  # it waits for the other ranks
+    connected = run_in_thread(connect, "collectives-connect")  # it waits for the other ranks
     yield connected.done
     try:
         return connected.result(), ""

@@ -7,10 +7,9 @@ other, everything else by sends and receives between the ranks. Source of the op
 from __future__ import annotations
 
 import sys
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from collectives.errors import TooManyCommunicators
 from collectives.exit_notice import ExitNotice, among
 from collectives.lengths import even_lengths
 from collectives.reduction import Array, ReduceOp
+from collectives.time_limit import run_in_thread
 from collectives.transport import (
     EAGER_LIMIT,
     EAGER_TAG,
@@ -37,8 +37,6 @@ from collectives.transport import (
     then,
 )
 
-T = TypeVar("T")
-
 #: MPI before 4.0 counts in C's int.
 INT = 2**31 - 1
 
@@ -47,6 +45,8 @@ _TOGETHER = 8 << 20
 
 # Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.
 _PIECES = 2 * RENDEZVOUS_TAG
+
+_THREAD = "collectives-split"
 
 # Eager messages that MPI was still writing when their communicator was closed.
 _unfinished: list[Any] = []
@@ -76,27 +76,27 @@ class MPITransport(Transport):
         self._limit = limit
         self._longest = max(limit, EAGER_LIMIT)  # eager messages go in one piece
         self.placement = membership.placement(members, members.index(membership.rank))
-        self._headers: Array | None = None
+        self._signatures: Array | None = None
         self._status = MPI.Status()
         self._arriving: tuple[int, Array, Any] | None = None
         # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
         self._checks = None if self.local_size == self.size else membership.checks
 
     def exchange_signatures(
-        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+        self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        self._headers = None
+        self._signatures = None
         if self._checks == 0:
             return completed
         if self._checks is not None:
             self._checks -= 1
-        self._headers = np.zeros((self.size, WORDS), np.int64)
-        shown = np.zeros(WORDS, np.int64)
-        shown[HASH : HASH + len(header)] = header
-        return self.all_prefixes(shown.view(np.uint8), self._headers.view(np.uint8))
+        self._signatures = np.zeros((self.size, WORDS), np.int64)
+        mine = np.zeros(WORDS, np.int64)
+        mine[HASH : HASH + len(signature)] = signature
+        return self.all_prefixes(mine.view(np.uint8), self._signatures.view(np.uint8))
 
     def signatures(self) -> Signatures | None:
-        return None if self._headers is None else self._headers.tolist()
+        return None if self._signatures is None else self._signatures.tolist()
 
     def pid(self, rank: int) -> int | None:
         return self._membership.pid(self._members[rank])
@@ -163,18 +163,16 @@ class MPITransport(Transport):
         return self._exchange(_split(x, sends), _split(out, receives))
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
-        if len(x) <= self._longest:
-            return self._comm.Isend([x, self._MPI.BYTE], dst, tag).Test
-        return all_of(
-            [self._comm.Isend([x[a:b], self._MPI.BYTE], dst, tag).Test for a, b in chunks(len(x), self._longest)]
-        )
+        return self._message(self._comm.Isend, x, dst, tag)
 
     def recv(self, out: Array, src: int, tag: int) -> Test:
-        if len(out) <= self._longest:
-            return self._comm.Irecv([out, self._MPI.BYTE], src, tag).Test
-        return all_of(
-            [self._comm.Irecv([out[a:b], self._MPI.BYTE], src, tag).Test for a, b in chunks(len(out), self._longest)]
-        )
+        return self._message(self._comm.Irecv, out, src, tag)
+
+    def _message(self, start: Callable[..., Any], array: Array, peer: int, tag: int) -> Test:
+        if len(array) <= self._longest:
+            return start([array, self._MPI.BYTE], peer, tag).Test
+        pieces = [array[a:b] for a, b in chunks(len(array), self._longest)]
+        return all_of([start([piece, self._MPI.BYTE], peer, tag).Test for piece in pieces])
 
     def arrived(self) -> tuple[int, Array] | None:
         if self._arriving is None:
@@ -194,20 +192,20 @@ class MPITransport(Transport):
         return self._comm.Ibarrier().Test
 
     def duplicate(self, key: str) -> tuple[MPITransport, Test]:
-        twin = self._another(None, self._members, key)
+        twin = self._another(range(self.size), key)
         return twin, self._make(self._comm.Dup, twin)
 
     def split(self, members: Sequence[int] | None, key: str) -> tuple[MPITransport | None, Test]:
         if members is None:
             return None, self._make(lambda: self._comm.Split(self._MPI.UNDEFINED), None)
-        part = self._another(None, [self._members[rank] for rank in members], key)
+        part = self._another(members, key)
         return part, self._make(lambda: self._comm.Split(members[0], members.index(self.rank)), part)
 
     def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[MPITransport, Test]:
         group = self._comm.Get_group().Incl(list(members))
         # Keeps groups apart that several threads make at once.
         tag = 1 + zlib.crc32(key.encode()) % (RENDEZVOUS_TAG - 1)
-        part = self._another(None, [self._members[rank] for rank in members], key)
+        part = self._another(members, key)
 
         def steps() -> Iterator[Test]:
             # MPI_Create_group cannot end before all members have come, not even when the process exits. The second
@@ -215,11 +213,11 @@ class MPITransport(Transport):
             others = list(missing)
             for _ in range(2):
                 yield self._presence(others, tag, missing)
-            made, errors = _in_a_thread(lambda: self._comm.Create_group(group, tag))
-            yield lambda: bool(made or errors)
-            if errors:
-                raise self._no_room(errors)
-            part._comm = made[0]
+            made = run_in_thread(lambda: self._comm.Create_group(group, tag), _THREAD)
+            yield made.done
+            if made.exception() is not None:
+                raise self._no_room(made.exception())
+            part._comm = made.result()
 
         return part, _in_turn(steps())
 
@@ -245,22 +243,22 @@ class MPITransport(Transport):
             # MPI has no nonblocking split, and an error of its Idup may come to another call. All ranks are here, so
             # it takes microseconds; but one that is stopped in these must not take the others' time limit away, so a
             # thread of its own waits for it.
-            made, errors = _in_a_thread(make)
-            yield lambda: bool(made or errors)
-            failed = np.array([len(errors)], np.int64)
+            made = run_in_thread(make, _THREAD)
+            yield made.done
+            error = made.exception()
+            failed = np.array([error is not None], np.int64)
             yield self._comm.Iallreduce(self._MPI.IN_PLACE, failed, self._MPI.SUM).Test
-            if not failed[0]:
-                if part is not None:
-                    part._comm = made[0]
-                return
-            if made and part is not None:
-                made[0].Free()
-            raise self._no_room(errors)
+            if failed[0]:
+                if error is None and part is not None:
+                    made.result().Free()
+                raise self._no_room(error)
+            if part is not None:
+                part._comm = made.result()
 
         return _in_turn(steps())
 
-    def _no_room(self, errors: Sequence[BaseException]) -> TooManyCommunicators:
-        reason = str(errors[0]).strip().rpartition("\n")[2] if errors else "on another rank"
+    def _no_room(self, error: BaseException | None) -> TooManyCommunicators:
+        reason = "on another rank" if error is None else str(error).strip().rpartition("\n")[2]
         return TooManyCommunicators(
             f"rank {self.rank}: MPI cannot make another communicator ({reason}). It has room for some 2,000, and a "
             "duplicate or split takes one or two: close those that are not needed any more (comm.close())"
@@ -276,8 +274,10 @@ class MPITransport(Transport):
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         return among(self._members, self._membership.exit_notices())
 
-    def _another(self, comm: Any, members: Sequence[int], key: str) -> MPITransport:
-        return MPITransport(self._MPI, comm, self._membership, members, key, self._limit)
+    def _another(self, members: Sequence[int], key: str) -> MPITransport:
+        """The transport of these ranks of this one, whose MPI communicator is still to be made."""
+        of_world = [self._members[rank] for rank in members]
+        return MPITransport(self._MPI, None, self._membership, of_world, key, self._limit)
 
     def _pieces(self, length: int, start: Callable[[int, int], Any]) -> Test:
         """The test of an operation on `length` items, in pieces where MPI counts no further, one after the other."""
@@ -318,18 +318,3 @@ def _in_turn(started: Iterator[Test]) -> Test:
         return False
 
     return test
-
-
-def _in_a_thread(fn: Callable[[], T]) -> tuple[list[T], list[BaseException]]:
-    """Starts fn in a thread of its own. Returns: where its result will be, and where an exception would be."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            results.append(fn())
-        except BaseException as error:  # told by who looks there
-            errors.append(error)
-
-    threading.Thread(target=work, name="collectives-split", daemon=True).start()
-    return results, errors

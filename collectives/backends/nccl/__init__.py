@@ -2,6 +2,5 @@
 
 library            where libnccl comes from, and every function of it that is called
 nccl_communicator  one rank's end of an NCCL communicator; no call blocks without limit
-issuer             the one thread that issues for a device; threads for calls that may block
 watchdog           keeps what is in flight, and ends what failed or timed out
 """

@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.nccl.issuer import StillRunning, run_within
 from collectives.backends.nccl.library import IN_PROGRESS, OPS, SUCCESS, TIMEOUT, UNIQUE_ID_BYTES, Nccl, UniqueId
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
 from collectives.nccl_config import NcclConfig, configuration
 from collectives.reduction import ReduceOp
-from collectives.time_limit import TimeLimit
+from collectives.time_limit import StillRunning, TimeLimit, run_within
 
 _SPIN = 50e-6  # s; most calls that are in progress are so for a moment
 _PAUSE = 100e-6  # s; a first call, which connects the ranks, takes long enough to sleep

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import collectives
-from collectives.backends.device import cuda, negotiation
-from collectives.backends.nccl import issuer
+from collectives.backends.device import cuda, nccl_transport, negotiation
 from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl, Hub
 from tests.collectives.backends.device.machine import Machine
 from tests.gpu.standin import Cupy
@@ -49,7 +48,7 @@ class Rig:
         monkeypatch.setattr(negotiation.library, "load", load_library)
         monkeypatch.setattr(negotiation, "unique_id", self.hub.unique_id)
         monkeypatch.setattr(negotiation.NcclCommunicator, "connect", connect)
-        monkeypatch.setattr(issuer, "_issuers", {})
+        monkeypatch.setattr(nccl_transport, "_issuers", {})
         monkeypatch.setattr(negotiation, "_logged", set())
 
     def make_cupy(self, monkeypatch: pytest.MonkeyPatch) -> Cupy:

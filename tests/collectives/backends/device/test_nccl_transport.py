@@ -8,7 +8,8 @@ import weakref
 
 import pytest
 
-from collectives.backends.nccl.issuer import Issuer, StillRunning, run_within
+from collectives.backends.device.nccl_transport import Issuer
+from collectives.time_limit import StillRunning, run_within
 
 
 def refuse() -> None:
