@@ -1,4 +1,4 @@
-"""This process in MPI's world: joining it, who else is in it, leaving it.
+"""This process in MPI's world: joining it, the other ranks, leaving it.
 
 The one module that imports mpi4py.
 """
@@ -27,7 +27,6 @@ from collectives.transport import Placement
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
-_HOST_BYTES = 256  # what POSIX allows a host name, rounded up
 _EXIT_TAG = 0  # tag
 # How UCX, which MPICH's wheel goes over TCP with, cuts what it sends: its own 8 KiB keep the core busy with copies that
 # backward needs for itself (benchmarks/overlap.py). No number depends on it, and who has set it keeps what he has set.
@@ -70,16 +69,13 @@ class MPIWorld:
         with _limited(timeout):
             self.comm = base.Dup()
             self._exit_comm = base.Dup()
-            self._hosts = np.zeros((base.size, _HOST_BYTES), np.uint8)
-            name = MPI.Get_processor_name().encode()[:_HOST_BYTES]
-            self.comm.Allgather(np.frombuffer(name.ljust(_HOST_BYTES, b"\0"), np.uint8), self._hosts)
+            mine = (MPI.Get_processor_name(), os.getpid(), cores_here(), segment_files.mapped_here())
             # Every rank has left MPI_Init when this returns.
-            around = self.comm.allgather((os.getpid(), cores_here(), segment_files.mapped_here()))
-        self._pids = [pid for pid, _, _ in around]
-        self.node = [rank for rank in range(base.size) if self._is_here(rank)]
-        self.cores = [around[rank][1] for rank in self.node]
+            self._hosts, self._pids, cores, mapped = zip(*self.comm.allgather(mine), strict=True)
+        self.node = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[base.rank]]
+        self.cores = [cores[rank] for rank in self.node]
         if self.node[0] == base.rank:
-            segment_files.unlink(segment_files.needless([around[rank][2] for rank in self.node]))
+            segment_files.unlink(segment_files.needless([mapped[rank] for rank in self.node]))
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
         self._left: dict[int, ExitNotice] = {}
@@ -88,7 +84,7 @@ class MPIWorld:
 
     def placement(self, members: Sequence[int], rank: int) -> Placement:
         """Where rank `rank` stands in a communicator of these ranks of the world."""
-        return place_rank([self._hosts[member].tobytes() for member in members], rank)
+        return place_rank([self._hosts[member] for member in members], rank)
 
     def op(self, op: ReduceOp, dtype: np.dtype[Any]) -> Any:
         """MPI's op for arrays of that dtype."""
@@ -96,11 +92,11 @@ class MPIWorld:
         # What MPI_MAX makes of a NaN depends on where it stands, so ranks would end up with different values. And Open
         # MPI's sums of short integers saturate in vector units and wrap around elsewhere (its issue 8045).
         ours = dtype.kind == "f" if op in _ORDER else op is ReduceOp.SUM and dtype.kind in "iu" and dtype.itemsize < 4
-        if ours:
-            if (op, dtype) not in self._ops:
-                self._ops[op, dtype] = MPI.Op.Create(_combining(COMBINE[op], dtype), commute=True)
-            return self._ops[op, dtype]
-        return {ReduceOp.SUM: MPI.SUM, ReduceOp.PROD: MPI.PROD, ReduceOp.MAX: MPI.MAX, ReduceOp.MIN: MPI.MIN}[op]
+        if not ours:
+            return getattr(MPI, op.name)
+        if (op, dtype) not in self._ops:
+            self._ops[op, dtype] = MPI.Op.Create(_combining(COMBINE[op], dtype), commute=True)
+        return self._ops[op, dtype]
 
     @property
     def rank(self) -> int:
@@ -136,10 +132,7 @@ class MPIWorld:
 
     def pid(self, rank: int) -> int | None:
         """The process that a rank is, None if it is on another node."""
-        return self._pids[rank] if self._is_here(rank) else None
-
-    def _is_here(self, rank: int) -> bool:
-        return self._hosts[rank].tobytes() == self._hosts[self.rank].tobytes()
+        return self._pids[rank] if rank in self.node else None
 
     def notices_sent(self) -> bool:
         """True once this rank's own exit notice has reached every rank."""
@@ -256,7 +249,7 @@ def _mismatch(promised: world.World, size: int, library: str) -> str:
     )
 
 
-def place_rank(hosts: Sequence[bytes], rank: int) -> Placement:
+def place_rank(hosts: Sequence[str], rank: int) -> Placement:
     """A rank's placement by all ranks' host names; nodes are counted in the order of their first rank."""
     mine = hosts[rank]
     return Placement(
