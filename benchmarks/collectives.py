@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import harness
@@ -73,16 +73,17 @@ def size(nbytes: int) -> str:
     return f"{nbytes / unit:g} {name}"
 
 
-def bench(name: str, nbytes: int, options: list[str]) -> Rounds:
+def bench(name: str, nbytes: int, options: list[str], start: Sequence[str] = (sys.executable,)) -> Rounds:
     """Implementation → us of each round, by `ddp-bench`: out of place but for all_reduce, which has both.
 
+    start: a module to run makes it a command
     Raises: SystemExit if the ranks fail.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "found.json")
         sizes = [name, "-b", str(nbytes), "-e", str(nbytes), "--check", "--json", str(file)]
         baselines = "mpi4py,torch-gloo" if harness.has_torch() else "mpi4py"
-        command = [sys.executable, "-m", "launcher.bench", *sizes, "--vs", baselines, *options]
+        command = [*start, "-m", "launcher.bench", *sizes, "--vs", baselines, *options]
         environ = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
         done = subprocess.run(command, cwd=harness.ROOT, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
         if done.returncode != 0:

@@ -16,14 +16,14 @@ from typing import Any
 from benchmarks import harness, two_hosts
 from benchmarks.harness import Goal, Rounds, at_most, over
 from benchmarks.training_worker import TASKS
-from benchmarks.worker_pool import WorkerPool
+from benchmarks.worker_pool import RankPool
 
 HOOKS = ("fp16", "bf16", "powersgd:1", "powersgd:4", "topk:0.01")
 NONE = "none"
 WORTHWHILE = ("mlp-512", "mlp-1024")  # communication takes half of the step or more
 
 
-def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: WorkerPool) -> dict[str, Any]:
+def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: RankPool) -> dict[str, Any]:
     """All hooks' turns. Each number is the slowest rank's."""
     names = [NONE, *hooks]
     for name in names:
@@ -40,7 +40,7 @@ def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: Work
     return {"label": TASKS[task][0], "hooks": found}
 
 
-def accuracies(hooks: Sequence[str], epochs: int, seeds: int, ours: WorkerPool) -> dict[str, float]:
+def accuracies(hooks: Sequence[str], epochs: int, seeds: int, ours: RankPool) -> dict[str, float]:
     """The share of test images that are classified right, over all seeds."""
     found = {}
     for name in (NONE, *hooks):
@@ -83,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     hooks, tasks = args.hooks.split(","), {}
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(WorkerPool("ddp", 2, two_hosts.wanted(stack, args)))
+        ours = stack.enter_context(RankPool("ddp", 2, two_hosts.wanted(stack, args)))
         for task in args.only:
             tasks[task] = measure(task, hooks, args.rounds, args.steps, ours)
             show(tasks[task])

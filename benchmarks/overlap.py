@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import harness, two_hosts
 from benchmarks.harness import Goal, Rounds, at_least, at_most, over
 from benchmarks.training_worker import TASKS
-from benchmarks.worker_pool import WorkerPool, libraries
+from benchmarks.worker_pool import RankPool, libraries
 
 MIB = 1 << 20
 EVERYTHING = 1 << 20  # MiB: more than there is
@@ -54,13 +54,13 @@ def first_bucket(ready: Sequence[float], plan: Sequence[Sequence[int]]) -> float
     return max(ready[index] for index in plan[0])
 
 
-def measure(task: str, rounds: int, steps: int, ours: WorkerPool, theirs: WorkerPool | None) -> dict[str, Any]:
+def measure(task: str, rounds: int, steps: int, ours: RankPool, theirs: RankPool | None) -> dict[str, Any]:
     """All implementations' turns. Each number is the slowest rank's."""
-    sizes = ours.ask("build", name=BARE, task=task, options=None)[0]["sizes"]
+    sizes = ours.ask("build", name=BARE, task=task, options=None)[0]
     plans: dict[str, list[list[int]]] = {}
     for name, options in OURS.items():
         ours.ask("build", name=name, task=task, options=options)
-        plan = ours.ask("plan", name=name)[0]["plan"]
+        plan = ours.ask("plan", name=name)[0]
         if name not in ("default", "off") and plan in [plans[each] for each in plans if each != "default"]:
             ours.ask("drop", name=name)
         else:
@@ -176,7 +176,7 @@ def main() -> None:
     reached: list[Goal] = []
     with contextlib.ExitStack() as stack:
         hosts = two_hosts.wanted(stack, args)
-        pools = [stack.enter_context(WorkerPool(library, 2, hosts)) for library in libraries(args.alone)]
+        pools = [stack.enter_context(RankPool(library, 2, hosts)) for library in libraries(args.alone)]
         for task in args.only:
             found = tasks[task] = measure(task, args.rounds, args.steps, pools[0], pools[1] if pools[1:] else None)
             show(found)

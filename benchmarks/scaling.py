@@ -21,13 +21,13 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.harness import Goal, Rounds, at_least, at_most, over
 from benchmarks.training_worker import TASKS
-from benchmarks.worker_pool import WorkerPool, libraries
+from benchmarks.worker_pool import RankPool, libraries
 
 TURN = 0.3  # s, if three steps do not take longer
 OPTIONS: dict[str, dict[str, Any] | None] = {"bare": None, "wrapped": {}}
 
 
-def measure(task: str, rounds: int, steps: int | None, pools: list[WorkerPool]) -> dict[str, Any]:
+def measure(task: str, rounds: int, steps: int | None, pools: list[RankPool]) -> dict[str, Any]:
     """All implementations' turns: library → "bare 1", "wrapped 2", … → seconds of the slowest rank's step."""
     turns = [(pool, name) for pool in pools for name in OPTIONS]
     for pool, name in turns:
@@ -81,7 +81,7 @@ def main() -> None:
     tasks: dict[str, Any] = {}
     reached: list[Goal] = []
     with contextlib.ExitStack() as stack:
-        pools = [stack.enter_context(WorkerPool(name, size)) for name in libraries(args.alone) for size in (1, 2)]
+        pools = [stack.enter_context(RankPool(name, size)) for name in libraries(args.alone) for size in (1, 2)]
         for task in args.only:
             found = tasks[task] = measure(task, args.rounds, args.steps, pools)
             show(found)

@@ -10,10 +10,10 @@ rounds. Peak memory is that of a fresh process over what it had after its import
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, models
+from benchmarks.worker_pool import WorkerPool
 
 Step = Callable[[], float]  # one step; returns the loss
 
@@ -93,35 +94,9 @@ def cnn(t: Any, seed: int = 0) -> Task:
 def gpt(
     t: Any, vocabulary: int = 96, layers: int = 4, d: int = 128, heads: int = 4, length: int = 128, batch: int = 16
 ) -> Task:
-    nn, functional = t.nn, t.nn.functional
-
-    class Block(nn.Module):  # type: ignore[misc]  # either library's
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.qkv, self.project = nn.LayerNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
-            self.between, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-
-        def forward(self, x: Any) -> Any:
-            n, s, _ = x.shape
-            q, k, v = self.qkv(self.before(x)).reshape(n, s, 3, heads, d // heads).permute(2, 0, 3, 1, 4).unbind(0)
-            seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.project(seen.transpose(1, 2).reshape(n, s, d))
-            return x + self.down(functional.gelu(self.up(self.between(x))))
-
-    class Model(nn.Module):  # type: ignore[misc]  # either library's
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.positions = nn.Embedding(vocabulary, d), nn.Embedding(length, d)
-            self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
-            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
-            self.head.weight = self.tokens.weight
-
-        def forward(self, x: Any) -> Any:
-            x = self.tokens(x) + self.positions(t.arange(x.shape[1]))
-            return self.head(self.norm(self.blocks(x)))
-
+    model = models.gpt(t, vocabulary=vocabulary, layers=layers, width=d, heads=heads, length=length)
     x, y = integers(t, vocabulary, batch, length), integers(t, vocabulary, batch * length)
-    return Task(model=Model(), optimizer=adamw, x=x, y=y)
+    return Task(model=model, optimizer=adamw, x=x, y=y)
 
 
 STEPS: dict[str, tuple[str, float, Callable[[Any], Task]]] = {
@@ -142,64 +117,48 @@ def resident(field: str) -> int:
     return int(status[field].split()[0])
 
 
-def serve(key: str, name: str) -> None:
-    """Trains with one library.
-
-    Prints the KiB that five steps took over what the process had after its imports; then, for each number on standard
-    input, runs as many steps and prints the seconds of one.
-    """
-    t = importlib.import_module(name)
-    if name == "torch":
-        t.set_num_threads(1)
-    t.nn.Linear, t.optim.SGD  # noqa: B018  # ddp imports these when they are first used
-    x = t.ones(2, 2)
-    float((x @ x).sum())  # the first product sets up the library's threads and buffers
-    before = resident("VmRSS")
-    step = train(t, STEPS[key][2](t))
-    for _ in range(5):
-        step()
-    print(resident("VmHWM") - before, flush=True)
-    for line in sys.stdin:
-        print(harness.seconds(step, int(line)), flush=True)
-
-
-class Process:
-    """A process of one library, which runs steps on request. peak: KiB of five steps"""
+class Worker:
+    """Trains with one library, on request."""
 
     def __init__(self, key: str, name: str) -> None:
-        code = f"from benchmarks.train_step import serve; serve({key!r}, {name!r})"
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=harness.ROOT,
-            env={**os.environ, **threads},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.peak = int(self.process.stdout.readline())
+        self._key, self._t = key, importlib.import_module(name)
+        if name == "torch":
+            self._t.set_num_threads(1)
 
-    def run(self, repeats: int) -> float:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{repeats}\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline())
+    def first(self) -> int:
+        """Makes five steps; the KiB that they took at most over what the process had after its imports."""
+        t = self._t
+        t.nn.Linear, t.optim.SGD  # noqa: B018  # ddp imports these when they are first used
+        x = t.ones(2, 2)
+        float((x @ x).sum())  # the first product sets up the library's threads and buffers
+        before = resident("VmRSS")
+        self._step = train(t, STEPS[self._key][2](t))
+        for _ in range(5):
+            self._step()
+        return resident("VmHWM") - before
+
+    def steps(self, repeats: int) -> float:
+        """Seconds of one of so many steps."""
+        return harness.seconds(self._step, repeats)
+
+
+def start(key: str, library: str) -> WorkerPool:
+    """A process of its own for one library."""
+    code = "import sys; from benchmarks import train_step, worker_pool as pool; "
+    code += f"pool.serve(sys.argv[1], train_step.Worker({key!r}, {library!r}))"
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return WorkerPool(lambda path: [[sys.executable, "-c", code, path]], name=library, **threads)
 
 
 def compare(key: str, rounds: int) -> dict[str, Any]:
     """The times of both in seconds, a round each in turn, the median of the rounds' ratios, and the peaks in KiB."""
-    processes = {name: Process(key, name) for name in LIBRARIES}
-    try:
-        taken = max(each.run(3) for each in processes.values())
+    with contextlib.ExitStack() as stack:
+        pools = {name: stack.enter_context(start(key, name)) for name in LIBRARIES}
+        peaks = {name: pool.ask("first")[0] for name, pool in pools.items()}
+        taken = max(pool.ask("steps", repeats=3)[0] for pool in pools.values())
         repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
-        calls = {name: lambda each=each: each.run(repeats) for name, each in processes.items()}
+        calls = {name: lambda pool=pool: pool.ask("steps", repeats=repeats)[0] for name, pool in pools.items()}
         times = harness.take_turns(calls, rounds, warmup=0)
-    finally:
-        for each in processes.values():
-            each.process.communicate(timeout=60)
-    peaks = {name: each.peak for name, each in processes.items()}
     return {"seconds": times, "ratio": harness.over(times["ddp"], times["torch"]), "peak_kib": peaks}
 
 

@@ -2,25 +2,20 @@
 
     python -m benchmarks.training_worker LIBRARY SOCKET ADDRESS RANK SIZE
 
-Each library has ranks of its own, as it has for its users, which live for the whole run. Between its turns a rank waits
-in a read of SOCKET, where `worker_pool.py` sends requests in lines of JSON. Rank r has the r-th core of this machine to
-itself, with all its threads, and no other core.
+Each library has ranks of its own, as it has for its users, which live for the whole run (`worker_pool.py`). Rank r has
+the r-th core of this machine to itself, with all its threads, and no other core.
 
 `ddp` finds its ranks as a job of its own does; PyTorch's use gloo, rank 0 at ADDRESS.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
-import json
 import os
-import socket
 import statistics
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.train_step import STEPS, Task, cnn, gpt, loss_of, mlp, sgd
+from benchmarks.worker_pool import serve
 
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of a host of its own
 LIMIT = 120.0  # s
@@ -72,10 +68,6 @@ class Ours:
             options["comm_hook"] = our_hook(options.pop("hook"))
         return self.t.DataParallel(net, self.comm, **options)
 
-    def plan(self, model: Any) -> list[list[str]] | None:
-        """Whose gradients travel together, in the order of the buckets; None if the library hides it."""
-        return [list(bucket) for bucket in model.plan.buckets]
-
     def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
         """A call that reduces float32 arrays of these lengths, one after the other, while nothing is computed."""
         arrays = [self._alone.empty(length) for length in lengths]
@@ -89,22 +81,17 @@ class Ours:
 
 
 class Theirs:
-    """Ranks of PyTorch, with gloo."""
+    """Ranks of PyTorch, with gloo. store: rank 0's; port: of it"""
 
-    def __init__(self, address: str, rank: int, size: int, port: Callable[[int | None], int]) -> None:
+    def __init__(self, address: str, rank: int, size: int, store: Any, port: int) -> None:
         import torch
 
         torch.set_num_threads(1)
-        dist: Any = torch.distributed
         limit = datetime.timedelta(seconds=LIMIT)
-        store = None
-        if rank == 0:
-            store = dist.TCPStore(address, 0, size, is_master=True, wait_for_workers=False, timeout=limit)
-        number = port(store.port if store else None)
-        store = store or dist.TCPStore(address, number, size, is_master=False, timeout=limit)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
         self.t: Any = torch
-        self._dist = dist
+        self._dist: Any = torch.distributed
+        store = store or self._dist.TCPStore(address, port, size, is_master=False, timeout=limit)
+        self._dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
         self.rank, self.size = rank, size
 
     def barrier(self) -> None:
@@ -112,9 +99,6 @@ class Theirs:
 
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         return self.t.nn.parallel.DistributedDataParallel(net, **options)
-
-    def plan(self, model: Any) -> list[list[str]] | None:
-        return None
 
     def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
         tensors = [self.t.zeros(length) for length in lengths]
@@ -237,29 +221,52 @@ class Trained:
 
 
 class Worker:
-    """Answers requests: each public method is one, its arguments what the request holds."""
+    """Answers requests: each public method is one. address: where rank 0 of PyTorch's listens"""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, library: str, address: str, rank: int, size: int) -> None:
+        self._library, self._address, self._rank, self._size = library, address, rank, size
+        self._store: Any = None
+        self._ranks: Any = None  # Ours or Theirs
         self._trained: dict[str, Trained] = {}
         self._reductions: dict[tuple[int, ...], Callable[[], None]] = {}
 
-    def build(self, name: str, task: str, options: dict[str, Any] | None) -> Found:
-        """Makes an implementation, and has it do its first steps, after which its buckets stay as they are."""
+    def listen(self) -> int | None:
+        """The port at which PyTorch's ranks find rank 0."""
+        if self._library == "ddp" or self._rank != 0:
+            return None
+        from torch.distributed import TCPStore
+
+        limit = datetime.timedelta(seconds=LIMIT)
+        self._store = TCPStore(self._address, 0, self._size, is_master=True, wait_for_workers=False, timeout=limit)
+        return int(self._store.port)
+
+    def join(self, port: int | None) -> int:
+        """Joins the other ranks; which rank this is."""
+        if self._library == "ddp":
+            self._ranks = Ours()
+        else:
+            assert port is not None
+            self._ranks = Theirs(self._address, self._rank, self._size, self._store, port)
+        pin(self._ranks.rank)
+        return int(self._ranks.rank)
+
+    def build(self, name: str, task: str, options: dict[str, Any] | None) -> list[int]:
+        """Makes an implementation, and has it do its first steps, after which its buckets stay as they are.
+
+        Returns: elements of each parameter
+        """
         made = self._trained[name] = Trained(self._ranks, task, options)
         made.steps(FIRST)
-        return {"sizes": made.sizes()}
+        return made.sizes()
 
-    def plan(self, name: str) -> Found:
-        """The buckets of an implementation, as numbers of its parameters; None if they cannot be known."""
+    def plan(self, name: str) -> list[list[int]]:
+        """The buckets of an implementation of ours, as numbers of its parameters."""
         made = self._trained[name]
-        plan = self._ranks.plan(made.model)
-        return {"plan": plan and [[made.names.index(each) for each in bucket] for bucket in plan]}
+        return [[made.names.index(each) for each in bucket] for bucket in made.model.plan.buckets]
 
-    def drop(self, name: str) -> Found:
-        """Lets go of an implementation."""
+    def drop(self, name: str) -> None:
+        """Forgets an implementation."""
         del self._trained[name]
-        return {}
 
     def train(self, name: str, steps: int) -> Found:
         """One step that is not timed, and `steps` that are."""
@@ -290,12 +297,11 @@ class Worker:
 
     def digits(self, hook: str | None, epochs: int, seed: int) -> Found:
         """The accuracy that a hook leaves."""
-        assert isinstance(self._ranks, Ours)
         return digits(self._ranks.comm, hook, epochs, seed)
 
-    def digest(self, name: str) -> Found:
+    def digest(self, name: str) -> str:
         """What is equal on all ranks if their parameters are."""
-        return {"digest": self._trained[name].digest()}
+        return self._trained[name].digest()
 
 
 def sent() -> int | None:
@@ -313,31 +319,11 @@ def pin(rank: int) -> None:
 
 def main() -> None:
     library, path, address, rank, size = sys.argv[1:]
-    stream = socket.socket(socket.AF_UNIX)
-    stream.connect(path)
-    lines = stream.makefile("rw")
-
-    def answer(found: Found) -> None:
-        lines.write(json.dumps(found) + "\n")
-        lines.flush()
-
-    def port(mine: int | None) -> int:
-        answer({"port": mine})
-        return int(json.loads(lines.readline())["port"])
-
-    ranks: Ranks = Theirs(address, int(rank), int(size), port) if library == "torch" else Ours()
-    pin(ranks.rank)
-    worker = Worker(ranks)
-    answer({"rank": ranks.rank})
-    with contextlib.suppress(OSError):  # the benchmark ended in the middle of a turn
-        for line in lines:
-            request = json.loads(line)
-            try:
-                answer(getattr(worker, request.pop("do"))(**request))
-            except Exception:
-                answer({"error": traceback.format_exc()})
+    serve(path, Worker(library, address, int(rank), int(size)))
     if library != "ddp":
-        ranks.t.distributed.destroy_process_group()
+        import torch.distributed
+
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

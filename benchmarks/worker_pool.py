@@ -1,24 +1,25 @@
-"""Ranks of one library that live for a whole benchmark and run what is requested of them.
+"""Processes that live for a whole benchmark and run what is requested of them, one request at a time.
 
-    with two_hosts.hosts("1gbit") as names, WorkerPool("ddp", 2, names) as ours:
-        ours.ask("train", name="bare", steps=3)    # every rank's answer, while the others wait in a read
+    with WorkerPool(lambda path: [[sys.executable, "-m", "benchmarks.some_worker", path]]) as pool:
+        pool.ask("train", steps=3)    # every process's answer
 
-Requests are the methods of `training_worker.Worker`. When the benchmark ends, however it does, its connections close
-and the ranks end.
+Each process calls `serve(path, worker)`: requests are the methods of `worker`. `RankPool` has the ranks of one library
+(`training_worker.py`). When the benchmark ends, however it does, connections close and the processes end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks import harness, two_hosts
@@ -26,43 +27,134 @@ from benchmarks import harness, two_hosts
 STARTING = 60.0  # s
 TURN = 300.0  # s
 ENDING = 30.0  # s
-Answers = list[dict[str, Any]]
+Answers = list[Any]
 
 
-def libraries(alone: bool = False) -> list[str]:
-    """Ours, and PyTorch if it is installed and wanted."""
-    return ["ddp", "torch"] if not alone and harness.has_torch() else ["ddp"]
+class WorkerError(SystemExit):
+    """A process failed, or did not answer in time. Ends a benchmark that does not handle it with one sentence."""
 
 
 class WorkerPool:
+    """Processes that serve requests.
+
+    commands: what starts them, given the path of the socket that they connect to; size: how many connect, if not one a
+    command; patience: seconds after which a process that does not end is killed
+
+    Raises: WorkerError, here and at every request, if a process fails or does not answer.
+    """
+
+    def __init__(
+        self,
+        commands: Callable[[str], Sequence[Sequence[str]]],
+        size: int | None = None,
+        name: str = "a worker",
+        patience: float = ENDING,
+        **environ: str,
+    ) -> None:
+        self.name = name
+        self._stack = contextlib.ExitStack()
+        self._connections: list[Connection] = []
+        with contextlib.ExitStack() as starting:
+            starting.callback(self._stack.close)
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+            listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+            path = str(Path(folder, "socket"))
+            listener.bind(path)
+            listener.listen()
+            listener.settimeout(STARTING)
+            environ = {**os.environ, "PYTHONPATH": str(harness.ROOT), **environ}
+            self._processes = [
+                subprocess.Popen(
+                    command, cwd=harness.ROOT, env=environ, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+                for command in commands(path)
+            ]
+            for process in self._processes:
+                self._stack.callback(_end, process, patience)
+            for _ in range(size or len(self._processes)):
+                try:
+                    stream, _ = listener.accept()
+                except TimeoutError:
+                    raise WorkerError(f"{name} did not connect within {STARTING:g} s") from None
+                stream.setblocking(True)
+                self._connections.append(self._stack.enter_context(Connection(stream.detach())))
+            starting.pop_all()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._stack.close()
+
+    def ask(self, do: str, **what: Any) -> Answers:
+        """What each process answers, in their order."""
+        self.send(do, **what)
+        return self.receive()
+
+    def send(self, do: str, **what: Any) -> None:
+        """Requests it of every process, without waiting for the answers."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):  # it has ended, which `receive` reports
+                connection.send((do, what))
+
+    def receive(self, limit: float = TURN) -> Answers:
+        """The answers to the last request. limit: seconds that each may take"""
+        answers = []
+        for connection in self._connections:
+            try:
+                answer, error = connection.recv() if connection.poll(limit) else (None, f"no answer for {limit:.0f} s")
+            except (EOFError, OSError):
+                answer, error = None, "it has ended"
+            if error:
+                raise WorkerError(f"{self.name}: {error}")
+            answers.append(answer)
+        return answers
+
+
+def serve(path: str, worker: object) -> None:
+    """Answers requests until the benchmark ends."""
+    with contextlib.suppress(EOFError, OSError), Client(path) as connection:
+        while True:
+            do, what = connection.recv()
+            try:
+                connection.send((getattr(worker, do)(**what), ""))
+            except Exception:
+                connection.send((None, traceback.format_exc()))
+
+
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """The connections are closed, so processes end by themselves; those that hang are killed."""
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class RankPool(WorkerPool):
     """Ranks of one library.
 
     library: ddp or torch; size: how many; hosts: one for each, as `two_hosts.hosts` names them; None: this machine,
     where ours are started by `ddp-launch`, or as one process.
-
-    Raises: SystemExit, here and at every request, if a rank fails or does not answer.
     """
 
     def __init__(self, library: str, size: int, hosts: list[str] | None = None) -> None:
         self.library, self.size = library, size
-        self._stack = contextlib.ExitStack()
-        self._lines: list[Any] = []
-        try:
-            self._start(hosts)
-        except BaseException:
-            self._stack.close()
-            raise
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stack.close()
-
-    def ask(self, do: str, **what: Any) -> Answers:
-        """What each rank answers, in the order of ranks."""
-        self._send({"do": do, **what})
-        return self._receive()
+        environ = {"OMP_NUM_THREADS": "1"} | ({} if hosts is None else {"GLOO_SOCKET_IFNAME": "eth0"})
+        commands = lambda path: rank_commands(library, size, hosts, path)  # noqa: E731
+        super().__init__(commands, size, f"a rank of {library}", **environ)
+        with contextlib.ExitStack() as starting:
+            starting.callback(self.close)
+            port = next((port for port in self.ask("listen") if port is not None), None)
+            ranks = self.ask("join", port=port)
+            if sorted(ranks) != list(range(size)):
+                raise WorkerError(f"{size} ranks of {library} do not know each other: {ranks}")
+            self._connections = [self._connections[ranks.index(rank)] for rank in range(size)]
+            starting.pop_all()
 
     def slowest(self, do: str, **what: Any) -> dict[str, float]:
         """The largest number of each kind that the ranks answer."""
@@ -72,70 +164,13 @@ class WorkerPool:
 
     def finish(self, name: str, reduced: bool) -> None:
         """Checks that ranks have the same parameters if gradients were reduced, and drops the implementation."""
-        same = len({each["digest"] for each in self.ask("digest", name=name)}) == 1
+        same = len(set(self.ask("digest", name=name))) == 1
         if same != (reduced or self.size == 1):  # ranks have different samples
-            raise SystemExit(f"{self.library}, {name}: gradients were {'not ' if reduced else ''}reduced")
+            raise WorkerError(f"{self.library}, {name}: gradients were {'not ' if reduced else ''}reduced")
         self.ask("drop", name=name)
 
-    def _start(self, hosts: list[str] | None) -> None:
-        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
-        listener = self._stack.enter_context(socket.socket(socket.AF_UNIX))
-        path = str(Path(folder, "socket"))
-        listener.bind(path)
-        listener.listen(self.size)
-        listener.settimeout(STARTING)
-        environ = {**os.environ, "PYTHONPATH": str(harness.ROOT), "OMP_NUM_THREADS": "1"}
-        if hosts is not None:
-            environ["GLOO_SOCKET_IFNAME"] = "eth0"
-        for command in commands(self.library, self.size, hosts, path):
-            process = subprocess.Popen(
-                command, cwd=harness.ROOT, env=environ, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-            self._stack.callback(_end, process)
-        for _ in range(self.size):
-            try:
-                stream, _ = listener.accept()
-            except TimeoutError:
-                raise SystemExit(f"not all ranks of {self.library} connected within {STARTING:g} s") from None
-            stream.settimeout(TURN)
-            self._stack.callback(stream.close)
-            self._lines.append(self._stack.enter_context(stream.makefile("rw")))
-        answers = self._receive()
-        if "port" in answers[0]:
-            self._send({"port": next(each["port"] for each in answers if each["port"] is not None)})
-            answers = self._receive()
-        if sorted(each["rank"] for each in answers) != list(range(self.size)):
-            raise SystemExit(f"{self.size} ranks of {self.library} do not know each other: {answers}")
-        ordered = sorted(zip(answers, self._lines, strict=True), key=lambda pair: pair[0]["rank"])
-        self._lines = [lines for _, lines in ordered]
 
-    def _send(self, what: dict[str, Any]) -> None:
-        for lines in self._lines:
-            lines.write(json.dumps(what) + "\n")
-            lines.flush()
-
-    def _receive(self) -> Answers:
-        answers = []
-        for lines in self._lines:
-            try:
-                answers.append(json.loads(lines.readline()))
-            except (OSError, ValueError):
-                raise SystemExit(f"a rank of {self.library} ended, or did not answer for {TURN:g} s") from None
-            if "error" in answers[-1]:
-                raise SystemExit(f"a rank of {self.library}: {answers[-1]['error']}")
-        return answers
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The connections are closed, so ranks end by themselves; those that hang are killed."""
-    try:
-        process.wait(ENDING)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def commands(library: str, size: int, hosts: list[str] | None, path: str) -> list[list[str]]:
+def rank_commands(library: str, size: int, hosts: list[str] | None, path: str) -> list[list[str]]:
     """What starts the ranks: one command for a job, or one for each rank."""
     address = "127.0.0.1" if hosts is None else two_hosts.ADDRESS
     rank = ["-m", "benchmarks.training_worker", library, path, address]
@@ -146,3 +181,8 @@ def commands(library: str, size: int, hosts: list[str] | None, path: str) -> lis
         return [[*two_hosts.start(hosts), *rank, "-1", str(size)]]
     launch = ["-m", "launcher", "-n", str(size)] if size > 1 else []
     return [[sys.executable, *launch, *rank, "-1", str(size)]]
+
+
+def libraries(alone: bool = False) -> list[str]:
+    """Ours, and PyTorch if it is installed and wanted."""
+    return ["ddp", "torch"] if not alone and harness.has_torch() else ["ddp"]

@@ -155,8 +155,8 @@ def test_compression_trains_with_each_hook(results: Callable[..., dict[str, Any]
 
 
 def test_what_a_rank_raises_ends_the_benchmark(run_job: Run) -> None:
-    train = "with WorkerPool('ddp', 1) as ours: ours.ask('train', name='nobody', steps=1)"
-    code = f"from benchmarks.worker_pool import WorkerPool\n{train}"
+    train = "with RankPool('ddp', 1) as ours: ours.ask('train', name='nobody', steps=1)"
+    code = f"from benchmarks.worker_pool import RankPool\n{train}"
     done = run_job([sys.executable, "-c", code])
     assert done.returncode == 1
     assert "a rank of ddp: " in done.stderr

@@ -19,8 +19,10 @@ from benchmarks.gpu import __main__ as benchmark
 from benchmarks.gpu import correctness, h2d_overlap, sharing
 from benchmarks.gpu.rows import PROMISES, Promise, differs, implementations, ratio
 from benchmarks.gpu.tasks import TASKS
-from benchmarks.gpu.turns import ROOT, Implementation, compile_all, take_turns
+from benchmarks.gpu.turns import Implementation, compile_all, take_turns
 from benchmarks.gpu.worker import FIRST, Library, train
+from benchmarks.harness import ROOT
+from benchmarks.worker_pool import WorkerError
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FASTER = Promise(task="gpt2", ours=("ddp", "ddp-graph"), theirs="torch", goal=2.0)
@@ -62,21 +64,21 @@ def test_every_promise_is_about_a_task_and_compared_with_pytorch() -> None:
 
 
 class Entered:
-    """An implementation that is only noted, in `happened`."""
+    """An implementation that only notes what is requested of it, in `happened`."""
 
     happened: list[str] = []  # noqa: RUF012  # of one test, which clears it
 
-    def __init__(self, task: str, name: str, device: str, phase: str = "run") -> None:
-        self.task, self.name, self.said = task, name, {"losses": [1.0], "again": [1.0], "peaks": {}}
-        self.happened.append(f"{phase} {task} {name}")
+    def __init__(self, task: str, name: str, device: str) -> None:
+        self.task, self.name, self.found = task, name, {"losses": [1.0], "again": [1.0], "peaks": {}}
+
+    def start_compiling(self) -> None:
+        self.happened.append(f"compile {self.task} {self.name}")
 
     def compiled(self, deadline: float) -> None:
-        return None
+        pass
 
-    def ready(self, deadline: float) -> str | None:
+    def ready(self, deadline: float) -> None:
         self.happened.append(f"warm {self.name}")
-        self.deadline = deadline
-        return None
 
     def steps(self, count: int) -> float:
         self.happened.append("turn")
@@ -105,8 +107,7 @@ def test_all_compile_at_once_and_warm_up_alone(monkeypatch: pytest.MonkeyPatch, 
     happened = iter(Entered.happened[2 * count :])
     for task in TASKS:
         group = implementations(task)
-        expected = [*[f"run {task} {name}" for name in group], *[f"warm {name}" for name in group]]
-        assert [next(happened) for _ in expected] == expected
+        assert [next(happened) for _ in group] == [f"warm {name}" for name in group]
         assert [next(happened) for _ in range(3 * len(group))] == ["turn"] * 2 * len(group) + ["closed"] * len(group)
     assert {each["met"] for each in found["promises"]} == {True, False, None}
 
@@ -116,9 +117,9 @@ def test_what_cudnn_computes_is_not_measured_without_it(
 ) -> None:
     found = measured(monkeypatch, tmp_path / "gpu.json", None)
     assert {task for task, each in found["tasks"].items() if each["seconds"]} == {"small-gpt"}
-    said = capsys.readouterr().out
-    assert "gpt2 is not measured: cuDNN is missing" in said
-    assert "resnet18 is not measured: cuDNN is missing" in said
+    printed = capsys.readouterr().out
+    assert "gpt2 is not measured: cuDNN is missing" in printed
+    assert "resnet18 is not measured: cuDNN is missing" in printed
     assert not any("gpt2" in each for each in Entered.happened)
 
 
@@ -130,16 +131,16 @@ class Turning:
 
     def steps(self, count: int) -> float:
         if not self.left:
-            raise RuntimeError(f"{self.name} gave no answer: out of memory")
+            raise WorkerError(f"{self.name}: out of memory")
         self.left -= 1
         return 0.125
 
 
-def test_who_gives_no_answer_is_out_and_the_others_go_on() -> None:
+def test_a_process_that_fails_is_out_and_the_others_go_on() -> None:
     group: list[Any] = [Turning("torch", 100), Turning("ddp", 3), Turning("ddp-graph", 0)]
     times, out = take_turns(group, 4, time.monotonic() + 60)
     assert times == {"torch": [0.125] * 4}
-    assert out == {name: f"{name} gave no answer: out of memory" for name in ("ddp", "ddp-graph")}
+    assert out == {name: f"{name}: out of memory" for name in ("ddp", "ddp-graph")}
 
 
 SUITE = """
@@ -157,18 +158,20 @@ def test_takes_long(): time.sleep({seconds})
 """
 
 
-@pytest.mark.parametrize(("seconds", "limit", "said"), [(0, 60, "2 passed, 2 failed, 1 skipped"), (60, 15, "")])
-def test_tests_tell_what_failed_and_stop_in_time(
-    seconds: int, limit: float, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("seconds", "limit", "code"), [(0, 60, 1), (60, 15, 2)])
+def test_tests_report_what_failed_and_stop_in_time(
+    seconds: int, limit: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
 ) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: on a GPU\nfilterwarnings = error\n")
     (tmp_path / "test_suite.py").write_text(SUITE.format(seconds=seconds))
     (tmp_path / "test_broken.py").write_text("import no_such_module")
     monkeypatch.setattr(correctness, "ROOT", tmp_path)
-    found = correctness.run_tests(limit, 2, ["test_suite.py", "test_broken.py"])
-    assert found["summary"].startswith(said), found
-    assert found["summary"].endswith("not finished after 15 s") == bool(seconds), found
-    assert "assert (1 + 1) == 3" in found["failed"]["test_suite::test_fails"]
+    assert correctness.run_tests(limit, 2, ["test_suite.py", "test_broken.py"]) == code
+    printed = capfd.readouterr().out
+    assert "FAILED test_suite.py::test_fails - assert (1 + 1) == 3" in printed
+    assert ("not finished after 15 s" in printed) == bool(seconds)
+    assert "2 passed, 1 skipped" in printed or seconds
+    assert (tmp_path / "gpu-tests.xml").exists()
 
 
 def test_the_paths_hold_every_test_that_needs_a_gpu() -> None:
@@ -188,11 +191,10 @@ def test_without_a_gpu_one_line_says_so(run_job: Run, tmp_path: Path) -> None:
 
 
 def test_who_cannot_compile_is_named() -> None:
-    group = [Implementation("small-gpt", name, "cpu", "compile") for name in ("ddp", "ddp-graph")]
-    troubles = compile_all(group, time.monotonic() + 60)
-    assert [*troubles] == ["small-gpt ddp-graph"]
-    assert "DeviceError" in troubles["small-gpt ddp-graph"]
-    assert all(each.process.poll() is not None for each in group)
+    group = [Implementation("small-gpt", name, "cpu") for name in ("ddp", "ddp-graph")]
+    failed = compile_all(group, time.monotonic() + 60)
+    assert [*failed] == ["small-gpt ddp-graph"]
+    assert "DeviceError" in failed["small-gpt ddp-graph"]
 
 
 def test_the_loader_and_two_ranks_are_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

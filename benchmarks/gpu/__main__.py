@@ -27,6 +27,7 @@ from benchmarks.gpu import h2d_overlap, sharing
 from benchmarks.gpu.rows import PROMISES, differs, implementations, ratio
 from benchmarks.gpu.tasks import TASKS
 from benchmarks.gpu.turns import WARMING, Implementation, compile_all, median_ms, take_turns
+from benchmarks.worker_pool import WorkerError
 from ddp.backends import cudnn
 
 OTHERS = ("loader", "two-ranks")
@@ -63,7 +64,7 @@ def main() -> None:
         print(f"{task} is not measured: {NO_CUDNN}", flush=True)
         found["tasks"][task] = {"seconds": {}, "out": dict.fromkeys(named.pop(task), NO_CUDNN)}
     if args.device == "cuda":
-        compiling = [Implementation(task, name, "cuda", "compile") for task in named for name in named[task]]
+        compiling = [Implementation(task, name, "cuda") for task in named for name in named[task]]
         found["compiling"] = compile_all(compiling, min(deadline, time.monotonic() + COMPILING))
     for number, (task, names) in enumerate(named.items()):
         group = [Implementation(task, name, args.device) for name in names]
@@ -118,28 +119,29 @@ def facts(device: str) -> dict[str, Any]:
 def compare(task: str, group: list[Implementation], rounds: int, deadline: float, device: str) -> dict[str, Any]:
     """The losses and times of a task's implementations, those whose losses are right."""
     items = (TASKS[task] if device == "cuda" else TASKS[task].small()).items
-    troubles: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    reference = group[0]
     for each in group:
-        trouble = each.ready(time.monotonic() + WARMING)
-        if trouble is None and each is not group[0] and "losses" in group[0].said:
-            trouble = differs(each.said["losses"], group[0].said["losses"], group[0].said["again"])
-        if trouble is not None:
-            troubles[each.name] = trouble
-            print(f"{task}: {each.name} is out: {trouble}", flush=True)
-    able = [each for each in group if each.name not in troubles]
-    times, gone = take_turns(able, rounds, deadline)
-    for name, trouble in gone.items():
-        troubles[name] = trouble
-        print(f"{task}: {name} is out: {trouble}", flush=True)
-    able = [each for each in able if each.name in times]
+        try:
+            each.ready(time.monotonic() + WARMING)
+            if each is not reference and reference.found:
+                why = differs(each.found["losses"], reference.found["losses"], reference.found["again"])
+                failed |= {each.name: why} if why else {}
+        except WorkerError as error:
+            failed[each.name] = str(error)
+    times, failed_later = take_turns([each for each in group if each.name not in failed], rounds, deadline)
+    failed |= failed_later
+    for name, why in failed.items():
+        print(f"{task}: {name} is out: {why}", flush=True)
+    able = [each for each in group if each.name in times]
     print(f"\n{task:<14} {'ms a step':>10} {TASKS[task].unit + '/s':>12} {'peak MiB':>9} {'reserved':>9}")
     for each in able:
         milliseconds = median_ms(times[each.name])
-        peaks = "".join(f"{nbytes / 2**20:9.0f} " for nbytes in each.said["peaks"].values())
+        peaks = "".join(f"{nbytes / 2**20:9.0f} " for nbytes in each.found["peaks"].values())
         print(f"{each.name:<14} {milliseconds:10.3f} {1000 * items / milliseconds:12.0f} {peaks}", flush=True)
-    losses = {each.name: each.said["losses"] for each in able}
-    peaks = {each.name: each.said["peaks"] for each in able}
-    return {"items": items, "seconds": times, "losses": losses, "peaks": peaks, "out": troubles}
+    losses = {each.name: each.found["losses"] for each in able}
+    peaks = {each.name: each.found["peaks"] for each in able}
+    return {"items": items, "seconds": times, "losses": losses, "peaks": peaks, "out": failed}
 
 
 def summary(tasks: dict[str, Any]) -> Any:
@@ -151,8 +153,8 @@ def summary(tasks: dict[str, Any]) -> Any:
             kept = None if got is None else promise.met(got)
             shown = "     -" if got is None else f"{got:6.2f}"
             goal = "    -" if promise.goal is None else f"{promise.goal:5.2f}"
-            said = "not measured" if got is None else {True: "met", False: "missed", None: "for comparison"}[kept]
-            print(f"{promise.label:<80} {shown} {goal} {said}", flush=True)
+            word = "not measured" if got is None else {True: "met", False: "missed", None: "for comparison"}[kept]
+            print(f"{promise.label:<80} {shown} {goal} {word}", flush=True)
             yield {"what": promise.label, "goal": promise.goal, "ratio": got, "met": kept}
 
 

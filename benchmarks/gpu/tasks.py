@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import models
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -55,71 +57,14 @@ class Task:
 
 
 def gpt(t: Any, size: Size) -> Any:
-    """GPT-2's architecture: (N, T) tokens to (N, T, vocabulary) logits, the head tied to the embedding."""
-    nn, functional, d = t.nn, t.nn.functional, size.width
-
-    class Block(nn.Module):  # type: ignore[misc]  # either library's
-        def __init__(self) -> None:
-            super().__init__()
-            self.before, self.qkv, self.project = nn.LayerNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
-            self.between, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
-
-        def forward(self, x: Any) -> Any:
-            n, s, _ = x.shape
-            cut = self.qkv(self.before(x)).reshape(n, s, 3, size.heads, d // size.heads)
-            q, k, v = cut.permute(2, 0, 3, 1, 4).unbind(0)
-            seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.project(seen.transpose(1, 2).reshape(n, s, d))
-            return x + self.expanded(self.between(x))
-
-        def expanded(self, x: Any) -> Any:
-            up, down = self.up, self.down
-            if hasattr(functional, "feed_forward"):  # what a user of ours writes; PyTorch fuses when it compiles
-                return functional.feed_forward(x, up.weight, up.bias, down.weight, down.bias, "gelu", "tanh")
-            return down(functional.gelu(up(x), approximate="tanh"))
-
-    class Model(nn.Module):  # type: ignore[misc]  # either library's
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.positions = nn.Embedding(size.vocabulary, d), nn.Embedding(size.length, d)
-            self.blocks = nn.Sequential(*(Block() for _ in range(size.layers)))
-            self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, size.vocabulary, bias=False)
-            self.head.weight = self.tokens.weight
-
-        def forward(self, x: Any) -> Any:
-            x = self.tokens(x) + self.positions(t.arange(x.shape[1], device=x.device))
-            return self.head(self.norm(self.blocks(x)))
-
-    return Model()
+    """GPT-2's architecture."""
+    sizes = {"vocabulary": size.vocabulary, "layers": size.layers, "heads": size.heads, "length": size.length}
+    return models.gpt(t, width=size.width, tanh=True, **sizes)
 
 
 def resnet18(t: Any, size: Size) -> Any:
-    """ResNet-18 for (N, 3, 32, 32) images: its stem is one convolution. Source: He et al. 2015, arXiv:1512.03385."""
-    nn = t.nn
-
-    class Block(nn.Module):  # type: ignore[misc]  # either library's
-        def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-            super().__init__()
-            self.one = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-            self.norm_one = nn.BatchNorm2d(outputs)
-            self.two = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-            self.norm_two = nn.BatchNorm2d(outputs)
-            self.relu = nn.ReLU()
-            self.short = nn.Identity()
-            if stride > 1 or inputs != outputs:
-                shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-                self.short = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
-
-        def forward(self, x: Any) -> Any:
-            y = self.norm_two(self.two(self.relu(self.norm_one(self.one(x)))))
-            return self.relu(y + self.short(x))
-
-    width = size.width
-    layers: list[Any] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    for stage in range(4):
-        inputs, outputs = width * 2 ** max(stage - 1, 0), width * 2**stage
-        layers += [Block(inputs, outputs, 1 if stage == 0 else 2), Block(outputs, outputs, 1)]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width * 8, 10))
+    """ResNet-18 for (N, 3, 32, 32) images."""
+    return models.resnet18(t, width=size.width, classes=10, small_images=True)
 
 
 def _tokens(size: Size, seed: int) -> tuple[Any, Any]:

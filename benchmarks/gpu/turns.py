@@ -2,107 +2,64 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import queue
 import statistics
-import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent.parent
+from benchmarks.worker_pool import WorkerError, WorkerPool
+
 ROUND = 0.25  # s that one turn takes, about
 PATIENCE = 60.0  # s that a turn may take
 WARMING = 60.0  # s that imports, warm-up and the first losses may take, of each implementation
 
 
 class Implementation:
-    """One process of `benchmarks.gpu.worker`. phase: "compile" or "run"; said: its first line, once `ready`."""
+    """One process of `benchmarks.gpu.worker`. found: its first losses and peak memory, once `ready`"""
 
-    def __init__(self, task: str, name: str, device: str, phase: str = "run") -> None:
+    def __init__(self, task: str, name: str, device: str) -> None:
         self.task, self.name = task, name
-        command = [sys.executable, "-m", "benchmarks.gpu.worker", task, name, device, phase]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.said: dict[str, Any] = {}
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._noise: list[str] = []
-        self._ears = [threading.Thread(target=each, daemon=True) for each in (self._hear, self._overhear)]
-        for each in self._ears:
-            each.start()
+        self.found: dict[str, Any] = {}
+        command = [sys.executable, "-m", "benchmarks.gpu.worker"]
+        commands = lambda path: [[*command, path, task, name, device]]  # noqa: E731
+        self._pool = WorkerPool(commands, name=f"{task} {name}", patience=0.1)  # it may be in the middle of a step
 
-    def _hear(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
+    def start_compiling(self) -> None:
+        """Requests it, without waiting."""
+        self._pool.send("compile")
 
-    def _overhear(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._noise = [*self._noise[-39:], line]
+    def compiled(self, deadline: float) -> None:
+        """Waits until it has compiled. Raises: WorkerError"""
+        self._pool.receive(max(deadline - time.monotonic(), 0.01))
 
-    def compiled(self, deadline: float) -> str | None:
-        """Waits until it has compiled, in the phase "compile". Returns: what went wrong, or None."""
-        trouble = self._answer(deadline)
-        return None if self.process.poll() == 0 and not self.said else trouble
-
-    def ready(self, deadline: float) -> str | None:
-        """Has it warm up, and waits until it can be asked for steps. Returns: why it never will, or None."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended, and says why
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
-        return self._answer(deadline)
-
-    def _answer(self, deadline: float) -> str | None:
-        try:
-            while True:
-                line = self._lines.get(timeout=max(deadline - time.monotonic(), 0.01))
-                if line is None:
-                    return f"ended with {self.process.wait()}: {''.join(self._noise)[-2000:]}"
-                if line.startswith("{"):  # a library may print what it likes before
-                    self.said = json.loads(line)
-                    return self.said.get("traceback", self.said.get("error"))
-        except queue.Empty:
-            return "was not ready in time"
+    def ready(self, deadline: float) -> None:
+        """Has it warm up, and waits until steps can be requested. Raises: WorkerError"""
+        self._pool.send("warm_up")
+        (self.found,) = self._pool.receive(max(deadline - time.monotonic(), 0.01))
 
     def steps(self, count: int) -> float:
-        """The seconds of one step, over `count`. Raises: RuntimeError if it does not answer."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{count}\n")
-            self.process.stdin.flush()
-            line = self._lines.get(timeout=PATIENCE)
-        except (OSError, queue.Empty):
-            line = None
-        if line is None:
-            raise RuntimeError(f"{self.name} gave no answer: {''.join(self._noise)[-2000:]}")
-        return float(line)
+        """The seconds of one step, over `count`. Raises: WorkerError"""
+        self._pool.send("steps", count=count)
+        return float(self._pool.receive(PATIENCE)[0])
 
     def close(self) -> None:
         """Ends the process."""
-        self.process.kill()
-        self.process.wait()
-        for ear in self._ears:
-            ear.join()
-        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert pipe is not None
-            pipe.close()
+        self._pool.close()
 
 
 def compile_all(implementations: list[Implementation], deadline: float) -> dict[str, str]:
-    """Waits until all have compiled, and ends them. Returns: of those that could not, why: they will try once more."""
-    try:
-        found = {f"{each.task} {each.name}": each.compiled(deadline) for each in implementations}
-    finally:
-        for each in implementations:
+    """Has all compile at the same time, and ends them. Returns: why some could not; they will try once more."""
+    failed = {}
+    for each in implementations:
+        each.start_compiling()
+    for each in implementations:
+        try:
+            each.compiled(deadline)
+        except WorkerError as error:
+            failed[f"{each.task} {each.name}"] = str(error)
+        finally:
             each.close()
-    return {name: trouble for name, trouble in found.items() if trouble is not None}
+    return failed
 
 
 def take_turns(
@@ -110,25 +67,23 @@ def take_turns(
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Times of all implementations, in fewer rounds where time runs out.
 
-    Returns: of each implementation the seconds of a step, one number a round; and of those that gave up meanwhile, why
+    Returns: of each implementation the seconds of a step, one number a round; and of those that failed, why
     """
     repeats: dict[str, int] = {}
     times: dict[str, list[float]] = {each.name: [] for each in implementations}
-    out: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for number in range(rounds):
         if number >= 3 and time.monotonic() > deadline:
             break
-        for each in implementations:
-            if each.name in out:
-                continue
+        for each in [each for each in implementations if each.name not in failed]:
             try:
                 if each.name not in repeats:
                     repeats[each.name] = max(1, int(ROUND / max(each.steps(3), 1e-6)))
                 times[each.name].append(each.steps(repeats[each.name]))
-            except RuntimeError as error:
-                out[each.name] = str(error)
+            except WorkerError as error:
+                failed[each.name] = str(error)
                 del times[each.name]
-    return times, out
+    return times, failed
 
 
 def median_ms(times: list[float]) -> float:

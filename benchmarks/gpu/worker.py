@@ -1,27 +1,22 @@
-"""One library that trains one task in a process of its own, as its users would write it: it steps when it is asked to.
+"""One library that trains one task in a process of its own, as its users would write it, on request.
 
-    python -m benchmarks.gpu.worker small-gpt ddp-graph cuda compile
-    python -m benchmarks.gpu.worker small-gpt ddp-graph cuda run < numbers_of_steps
+    python -m benchmarks.gpu.worker SOCKET small-gpt ddp-graph cuda
 
-`compile` trains a few steps and ends: what it compiles is in the caches on disk then, and several may do so at once.
-`run` reads an empty line before it trains, so that it has the device to itself: cuDNN's plans are timed. Then it prints
-its losses and peak memory, or what went wrong, and for each number that it reads the seconds of one step over as many,
-all work on the device included.
+Several may compile at once; each warms up and makes its steps while it has the device to itself.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from benchmarks.gpu.tasks import TASKS, Task, weights
+from benchmarks.worker_pool import serve
 
 FIRST = 8  # steps whose losses are compared; after them everything is compiled and allocated
 Step = Callable[[], Any]
@@ -113,43 +108,40 @@ def first_losses(step: Step) -> list[float]:
     return [float(step()) for _ in range(FIRST)]
 
 
-def seconds(library: Library, step: Step, repeats: int) -> float:
-    """Of one step, from an idle device to an idle device."""
-    library.synchronize()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    library.synchronize()
-    return (time.perf_counter() - start) / repeats
+class Worker:
+    """One implementation of a task, on request."""
 
+    def __init__(self, key: str, name: str, device: str) -> None:
+        self._name, self._device = name, device
+        self._task = TASKS[key] if device == "cuda" else TASKS[key].small()
 
-def main() -> None:
-    key, name, device, phase = sys.argv[1:5]
-    task = TASKS[key] if device == "cuda" else TASKS[key].small()
-    said: dict[str, Any] = {}
-    try:
-        library = Library(name, device)
-        if phase == "run":
-            sys.stdin.readline()
-        else:
-            library.t.backends.cudnn.benchmark = False  # beside others, plans are timed in vain
-        if name == "torch" and phase == "run":
-            said["again"] = first_losses(train(library, task, backwards=True))
+    def compile(self) -> None:
+        """Trains a few steps: what they compile is in the caches on disk afterwards."""
+        library = Library(self._name, self._device)
+        library.t.backends.cudnn.benchmark = False  # beside other processes, timing plans is useless
+        first_losses(train(library, self._task))
+
+    def warm_up(self) -> dict[str, Any]:
+        """Trains the first steps; their losses, and peak memory. again: losses of PyTorch with the batch reversed"""
+        self._library = library = Library(self._name, self._device)
+        found: dict[str, Any] = {}
+        if self._name == "torch":
+            found["again"] = first_losses(train(library, self._task, backwards=True))
         library.forget()
-        step = train(library, task)
-        said["losses"] = first_losses(step)
-        seconds(library, step, 3)
-        said["peaks"] = library.peaks()
-    except Exception as error:
-        said = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-        print(json.dumps(said), flush=True)
-        return
-    if phase == "compile":
-        return
-    print(json.dumps(said), flush=True)
-    for line in sys.stdin:
-        print(seconds(library, step, int(line)), flush=True)
+        self._step = train(library, self._task)
+        found["losses"] = first_losses(self._step)
+        self.steps(3)
+        return {**found, "peaks": library.peaks()}
+
+    def steps(self, count: int) -> float:
+        """Seconds of one of so many steps, from an idle device to an idle device."""
+        self._library.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            self._step()
+        self._library.synchronize()
+        return (time.perf_counter() - start) / count
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.argv[1], Worker(*sys.argv[2:5]))

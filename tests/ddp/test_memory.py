@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.train_step import Process
+from benchmarks.train_step import start
 
 
 def peak(library: str) -> int:
-    process = Process("deep", library)
-    process.process.communicate(timeout=60)
-    return process.peak
+    with start("deep", library) as pool:
+        return int(pool.ask("first")[0])
 
 
 def test_a_deep_network_takes_no_more_than_pytorch() -> None:
