@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
@@ -17,6 +15,7 @@ from ddp.amp import GradScaler, autocast
 from ddp.autograd import checkpoint
 from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel import DataParallel
+from tests.ddp.parallel.ranks import on_ranks, parameters
 
 
 def make_net() -> nn.Module:
@@ -26,14 +25,6 @@ def make_net() -> nn.Module:
 
 def rows(rank: int, step: int) -> ddp.Tensor:
     return ddp.from_numpy(np.random.default_rng([rank, step]).normal(size=(4, 4)).astype(np.float32))
-
-
-def parameters(net: nn.Module) -> dict[str, np.ndarray]:
-    return {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
 
 
 def test_scaled_steps_are_those_of_one_process_and_an_overflow_on_one_rank_is_skipped_by_all() -> None:

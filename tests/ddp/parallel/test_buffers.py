@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.autograd import checkpoint
 from ddp.parallel import DataParallel
 from ddp.parallel.planner import WARM
+from tests.ddp.parallel.ranks import on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 DTYPES = (ddp.float32, ddp.float64, ddp.bfloat16, ddp.float16, ddp.int64, ddp.uint8, ddp.bool)
@@ -45,10 +45,6 @@ class Counting(nn.Module):
 
 def values(net: nn.Module) -> dict[str, np.ndarray]:
     return {name: buffer.numpy().copy() for name, buffer in net.named_buffers()}
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
 
 
 def step(model: DataParallel) -> None:
@@ -177,20 +173,3 @@ def test_a_checkpointed_call_of_the_model_runs_again_inside_backward_and_calls_n
     for calls, got in on_ranks(rank):
         assert calls == ["all_reduce", "all_reduce"]  # the control message and the bucket
         assert_array_equal(got, [2, 3])
-
-
-def test_batch_norm_in_evaluation_reads_rank_0s_statistics() -> None:
-    def rank(comm: Communicator) -> Any:
-        ddp.manual_seed(0)
-        model = DataParallel(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), comm)
-        rng = np.random.default_rng(comm.rank)
-        for _ in range(3):
-            x = ddp.from_numpy(rng.normal(size=(4, 2)).astype(np.float32))
-            model(x).square().sum().backward()
-            model.zero_grad()
-        model(x)  # makes them rank 0's, and then counts this batch
-        return values(model.module)
-
-    first, second = on_ranks(rank)
-    assert first["1.num_batches_tracked"] == second["1.num_batches_tracked"] == 4
-    assert (first["1.running_mean"] != second["1.running_mean"]).any()

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
 from ddp.parallel import DataParallel
 from ddp.parallel.checks import bit_sum, describe_drift, mix
+from tests.ddp.parallel.ranks import on_ranks
 
 
 def make_net() -> nn.Module:
     ddp.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Linear(2, 1))
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
 
 
 def backward(model: DataParallel, rank: int) -> None:

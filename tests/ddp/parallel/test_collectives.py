@@ -14,13 +14,10 @@ import ddp
 from collectives import Communicator, MismatchError
 from ddp import parallel
 from ddp.errors import DtypeError, GraphError
+from tests.ddp.parallel.ranks import on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 CALLS = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all")
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
 
 
 def recorded(fn: Callable[[Any], Any], size: int = 2) -> list[str]:
@@ -195,15 +192,5 @@ def test_a_rank_in_no_grad_among_others_that_are_not_is_a_mismatch() -> None:
     def rank(comm: Communicator) -> None:
         with ddp.set_grad_enabled(comm.rank == 0), pytest.raises(MismatchError):
             parallel.all_reduce(weights(), comm=comm)
-
-    on_ranks(rank)
-
-
-def test_ranks_that_go_back_through_different_collectives_are_told_so() -> None:
-    def rank(comm: Communicator) -> None:
-        w = weights()
-        y, z = parallel.all_reduce(w, comm=comm), parallel.all_gather(w, comm)
-        with pytest.raises(MismatchError):
-            (z if comm.rank else y).sum().backward()
 
     on_ranks(rank)

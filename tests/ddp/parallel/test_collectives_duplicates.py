@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-import collectives
 import ddp
 from collectives import Communicator, CommunicatorClosed
 from ddp import parallel
 from ddp.parallel import collectives as differentiable
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
+from tests.ddp.parallel.ranks import on_ranks
 
 
 def weights() -> ddp.Tensor:

@@ -17,6 +17,7 @@ from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.comm_hooks import GradBucket
+from tests.ddp.parallel.ranks import gradients
 from tests.ddp.parallel.recorder import Recorder
 
 FEATURES, CLASSES = 6, 3
@@ -36,15 +37,11 @@ def loss_sum(model: Any, x: np.ndarray, t: np.ndarray) -> ddp.Tensor:
     return F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t), reduction="sum")
 
 
-def grads(net: nn.Module) -> dict[str, np.ndarray]:
-    return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
-
-
 def on_whole_batch(n: int) -> dict[str, np.ndarray]:
     net = make_net()
     x, t = data(n)
     F.cross_entropy(net(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
-    return grads(net)
+    return gradients(net)
 
 
 def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
@@ -258,7 +255,7 @@ def test_one_backward_through_two_wrapped_models_has_one_weight() -> None:
         hidden = net[1](body(ddp.from_numpy(x[mine])))
         logits = net[4](net[3](head(hidden)))
         head.backward(F.cross_entropy(logits, ddp.from_numpy(t[mine]), reduction="sum"), weight=len(x[mine]))
-        return {name: g for name, g in grads(net).items() if name[0] in "02"}
+        return {name: g for name, g in gradients(net).items() if name[0] in "02"}
 
     expected = {name: g for name, g in on_whole_batch(4).items() if name[0] in "02"}
     for got in collectives.run_threads(rank, 2):
@@ -301,13 +298,13 @@ def test_a_second_wrapper_goes_on_with_the_gradients_of_the_first() -> None:
         model = DataParallel(model, comm, bucket_cap_mb=0.0001, comm_hook=hook)
         part(model, 4)
         assert hook.calls > 1
-        found = grads(net)
+        found = gradients(net)
         model = DataParallel(net, comm)
         with pytest.raises(ParallelError, match="already a mean over ranks"):
             part(model, 0)
         net.zero_grad()
         part(model, 4)
-        return found, grads(net)
+        return found, gradients(net)
 
     for got, again in collectives.run_threads(rank, 2):
         assert_same(got, on_whole_batch(6))
@@ -329,51 +326,10 @@ def test_pytorchs_switch_for_accumulation() -> None:
             assert model.reducer.steps == step
         with pytest.raises(ArgumentError, match="require_backward_grad_sync is True or False, got 1"):
             model.require_backward_grad_sync = 1  # type: ignore[assignment]  # what is refused
-        return grads(model.module)
+        return gradients(model.module)
 
     for got in collectives.run_threads(rank, 2):
         assert_same(got, on_whole_batch(4))
-
-
-@pytest.mark.parametrize("frozen_when", ["before it is wrapped", "after a step"])
-def test_what_a_frozen_parameter_has_for_a_gradient_stays(frozen_when: str) -> None:
-    x, t = data(4)
-
-    def clear(*layers: nn.Module) -> None:
-        for layer in layers:
-            layer.zero_grad()
-
-    def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
-        net, mine, found = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
-        if frozen_when == "before it is wrapped":
-            loss_sum(net, x, t).backward()
-            found.append(grads(net))
-            net[0].requires_grad_(False)
-            clear(net[2], net[4])
-        model = DataParallel(net, comm)
-        for step in range(4 + len(found)):  # the plan changes meanwhile
-            if step > 0:
-                net[0].requires_grad_(False)
-                clear(net[2], net[4])
-            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
-            found.append(grads(net))
-        net[0].requires_grad_(True)
-        clear(net[2], net[4])
-        with pytest.raises(ParallelError, match=r"would add to 0\.weight\.grad"):
-            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
-        model.zero_grad()
-        model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
-        found.append(grads(net))
-        return found
-
-    alone = make_net()
-    loss_sum(alone, x, t).backward()
-    expected = grads(alone)
-    for first, *others in collectives.run_threads(rank, 2):
-        assert_allclose(others[-1]["0.weight"], expected["0.weight"] / 2, atol=1e-14)
-        for got in others[:-1]:
-            assert_array_equal(got["0.weight"], first["0.weight"])
-            assert_allclose(got["2.weight"], expected["2.weight"] / 2, atol=1e-14)
 
 
 def test_a_parameter_unfrozen_and_used_on_one_rank_is_reduced_on_all() -> None:
@@ -386,14 +342,14 @@ def test_a_parameter_unfrozen_and_used_on_one_rank_is_reduced_on_all() -> None:
         model = DataParallel(net, comm)
         net.right.requires_grad_(True)
         model(ddp.from_numpy(x), "left" if comm.rank == 0 else "left right").sum().backward()
-        return grads(net)
+        return gradients(net)
 
     ddp.manual_seed(0)
     alone = Branches()
     alone(ddp.from_numpy(x), "left right").sum().backward()
     first, second = collectives.run_threads(rank, 2)
     assert_same(first, second)
-    assert_allclose(first["right.weight"], grads(alone)["right.weight"] / 2, atol=1e-14)
+    assert_allclose(first["right.weight"], gradients(alone)["right.weight"] / 2, atol=1e-14)
 
 
 def test_a_read_only_buffer_is_a_difference_that_all_ranks_hear_of() -> None:

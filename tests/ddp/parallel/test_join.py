@@ -15,6 +15,7 @@ from collectives import CollectiveTimeout, Communicator
 from ddp import nn
 from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel import DataParallel
+from tests.ddp.parallel.ranks import on_ranks
 
 STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
 
@@ -60,10 +61,6 @@ def by_hand(
                 p.grad /= total(active, step)
             optimizer.step()
     return parameters(net)
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
 
 
 def assert_all(everyones: list[dict[str, np.ndarray]], expected: dict[str, np.ndarray]) -> None:

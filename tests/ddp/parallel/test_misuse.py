@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-import collectives
 import ddp
 from collectives import CollectiveTimeout, Communicator
 from ddp import nn
 from ddp.errors import DtypeError, GraphError, GraphFreedError, ParallelError
 from ddp.parallel import DataParallel
+from tests.ddp.parallel.ranks import gradients, on_ranks
 
 
 def make_net(seed: int = 0) -> nn.Module:
@@ -30,14 +30,6 @@ def rows(rank: int, n: int = 2) -> ddp.Tensor:
 
 def loss_of(model: nn.Module, rank: int, n: int = 2) -> ddp.Tensor:
     return model(rows(rank, n)).square().sum()
-
-
-def gradients(net: nn.Module) -> dict[str, np.ndarray]:
-    return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int = 2, timeout: float = 20) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=timeout)
 
 
 def expected_mean(size: int = 2) -> dict[str, np.ndarray]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 import ddp
@@ -21,6 +20,7 @@ from ddp.parallel import DataParallel, ZeroOptimizer
 from ddp.parallel import planner as planner_module
 from ddp.parallel.bucket_plan import Link, Plan
 from ddp.parallel.planner import WARM, Planner, arrival_order, measure_link
+from tests.ddp.parallel.ranks import on_ranks
 
 NAN = float("nan")
 
@@ -177,66 +177,6 @@ def test_a_given_plan_that_does_not_fit_is_refused(buckets: list[list[str]], mes
     given = Plan(buckets=tuple(map(tuple, buckets)), nbytes=(0,) * len(buckets), origin="by hand")
     with pytest.raises(ParallelError, match=f"does not fit this model: {message}"):
         planner(Fake(), kinds="xyzz", pinned=given).begin(ALL)
-
-
-class Net(nn.Module):
-    """Layers that run in another order than they were made, and on some ranks not at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        ddp.manual_seed(0)
-        for name in ("one", "two", "three", "four"):
-            setattr(self, name, nn.Linear(3, 3, bias=False).double())
-
-    def forward(self, x: ddp.Tensor, order: str) -> ddp.Tensor:
-        for name in order.split():
-            x = ddp.tanh(getattr(self, name)(x))
-        return x
-
-
-def rows(rank: int) -> ddp.Tensor:
-    return ddp.from_numpy(np.random.default_rng(rank).normal(size=(2, 3)))
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
-
-
-def gradients(net: nn.Module) -> dict[str, np.ndarray]:
-    return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
-
-
-def test_live_gradients_survive_a_new_plan_and_what_a_user_kept_is_left_alone() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(Net(), comm, bucket_cap_mb=1e-6)
-        for _ in range(WARM - 1):
-            model(rows(comm.rank), "four three two one").sum().backward()
-        model.zero_grad(set_to_none=True)
-        before = model.plan
-        with model.no_sync():
-            model(rows(comm.rank), "one two three").sum().backward()
-        kept = {name: p.grad for name, p in model.module.named_parameters() if p.grad is not None}
-        model(rows(comm.rank), "four two").sum().backward()
-        assert model.plan.buckets != before.buckets
-        alone = Net()
-        for other in range(2):
-            (alone(rows(other), "one two three").sum() / 2).backward()
-            (alone(rows(other), "four two").sum() / 2).backward()
-        first = gradients(model.module)
-        assert first.keys() == gradients(alone).keys()
-        for name, g in gradients(alone).items():
-            assert_allclose(first[name], g, atol=1e-14)
-        said = {name: g.numpy().copy() for name, g in kept.items()}
-        later = {name: p.grad for name, p in model.module.named_parameters()}
-        model.zero_grad()
-        model(rows(comm.rank), "four three two one").sum().backward()
-        for name, g in said.items():
-            assert_array_equal(kept[name].numpy(), g)
-        for name, p in model.module.named_parameters():  # the plan stayed, and so did the memory
-            assert p.grad is not None
-            assert np.shares_memory(p.grad.numpy(), later[name].numpy())
-
-    on_ranks(rank, 2)
 
 
 def test_automatic_plans_are_the_same_on_all_ranks_and_print_as_a_table() -> None:

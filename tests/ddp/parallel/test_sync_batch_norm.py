@@ -18,15 +18,12 @@ from ddp import nn
 from ddp.errors import DtypeError, GraphError, ShapeError, VersionError
 from ddp.parallel import all_reduce
 from ddp.parallel.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+from tests.ddp.parallel.ranks import on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 C = 3
 SHARDS = [[6], [3, 3], [5, 1], [1, 1], [1, 1, 1], [4, 0, 2], [0, 2], [2, 0, 0, 3], [0, 1, 1, 0], [3, 2, 4, 1]]
 RESTS = [(), (3, 4), (20, 30)]  # of the shape, behind (N, C); long rows take another way
-
-
-def on_ranks(fn: Callable[[Communicator], Any], size: int = 2) -> list[Any]:
-    return collectives.run_threads(fn, size, timeout=20)
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray:

@@ -55,27 +55,6 @@ def test_the_first_steps_are_exact_and_what_is_not_worth_it_always_is() -> None:
     assert sorted(n / 8 for _, n in calls[4:]) == sorted([*wide, *tall])
 
 
-def test_a_gradient_that_stays_is_found_by_warm_start() -> None:
-    """Subspace iteration goes on from step to step, and ends at the best approximation there is."""
-    rng = np.random.default_rng(3)
-    u, _ = np.linalg.qr(rng.standard_normal((30, 30)))
-    v, _ = np.linalg.qr(rng.standard_normal((20, 20)))
-    matrix = (u[:, :20] * 0.7 ** np.arange(20)) @ v
-    best = np.sqrt((0.49 ** np.arange(2, 20)).sum())
-    steps = [[{"w": matrix}]] * 15
-
-    def errors(warm_start: bool) -> list[float]:
-        def make() -> PowerSGD:
-            return PowerSGD(2, 0, warm_start=warm_start, use_error_feedback=False)
-
-        return [float(np.linalg.norm(got["w"] - matrix)) for got in drive(make, steps, [1.0] * 15)[0]]
-
-    warm, cold = errors(True), errors(False)
-    assert warm[0] > 1.05 * best
-    assert warm[-1] < 1.001 * best
-    assert min(cold) > 1.01 * best
-
-
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_step_that_overflowed_leaves_nothing_behind(bad: float) -> None:
     steps = random_steps(5, 2, {"w": (20, 10)})

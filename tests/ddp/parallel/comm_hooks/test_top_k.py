@@ -21,16 +21,6 @@ SHAPES = {"weight": (20, 15), "bias": (7,), "one": ()}
 PLAN = [["one", "weight"], ["bias"]]
 
 
-def test_the_table_of_the_largest() -> None:
-    assert largest(np.array([1.0, -3, 2, 0]), 2).tolist() == [1, 2]
-    assert largest(np.array([1.0, -1, 1, -1, 1]), 3).tolist() == [0, 1, 2]  # of equal ones the first
-    assert largest(np.array([0.0, -0.0, 0]), 2).tolist() == [0, 1]
-    assert largest(np.array([5.0, np.inf, np.nan, -np.nan, 1]), 3).tolist() == [1, 2, 3]
-    assert largest(np.array([1.0, 2]), 2).tolist() == [0, 1]
-    assert largest(np.array([]), 0).tolist() == []
-    assert largest(np.array([1e-45, 1, 3e-45], np.float32), 2).tolist() == [1, 2]
-
-
 @given(st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, -2.5, 1e-30, np.inf]), max_size=200), st.data())
 @settings(deadline=None)
 def test_the_largest_of_any_numbers(numbers: list[float], data: st.DataObject) -> None:

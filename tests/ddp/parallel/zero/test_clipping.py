@@ -16,32 +16,29 @@ from ddp.amp import GradScaler
 from ddp.nn import functional as F
 from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel.zero import ZeroOptimizer
-from tests.ddp.parallel.zero.training import assert_equal, backward, batch, optimizer_of, values, wrapped
+from tests.ddp.parallel.zero.training import Make, assert_equal, backward, batch, compare, values, wrapped
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf")])
 @pytest.mark.parametrize("max_norm", [0.05, 1e6])
 def test_clipping_by_the_global_norm(norm_type: float, max_norm: float) -> None:
-    def run(sharded: bool) -> list[Any]:
-        def rank(comm: Communicator) -> Any:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.SGD, lr=0.1, momentum=0.9)
-            norms = []
-            for step in range(3):
-                optimizer.zero_grad()
-                backward(model, step, sometimes=step == 1)
-                if isinstance(optimizer, ZeroOptimizer):
-                    norm = optimizer.clip_grad_norm_(max_norm, norm_type)
-                else:
-                    norm = clip_grad_norm_(model.parameters(), max_norm, norm_type)
-                norms.append((norm.item(), norm.dtype, norm.shape))
-                optimizer.step()
-            return norms, values(model)
+    def rank(comm: Communicator, make: Make) -> Any:
+        model = wrapped(comm)
+        optimizer = make(model, optim.SGD, lr=0.1, momentum=0.9)
+        norms = []
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, step, sometimes=step == 1)
+            if isinstance(optimizer, ZeroOptimizer):
+                norm = optimizer.clip_grad_norm_(max_norm, norm_type)
+            else:
+                norm = clip_grad_norm_(model.parameters(), max_norm, norm_type)
+            norms.append((norm.item(), norm.dtype, norm.shape))
+            optimizer.step()
+        return norms, values(model)
 
-        return collectives.run_threads(rank, 3)
-
-    expected, weights = run(sharded=False)[0]
-    for norms, got in run(sharded=True):
+    (expected, weights), sharded = compare(rank, 3)
+    for norms, got in sharded:
         for norm, theirs in zip(norms, expected, strict=True):
             assert norm[0] == pytest.approx(theirs[0], rel=1e-5)
             assert norm[1:] == theirs[1:]
@@ -81,30 +78,27 @@ def test_what_is_no_number_is_refused_before_anything_is_told() -> None:
 
 @pytest.mark.parametrize("scale", [1024.0, 1000.0])  # any, not powers of two alone
 def test_a_grad_scaler_leaves_out_the_same_steps_on_all_ranks(scale: float) -> None:
-    def run(sharded: bool) -> list[Any]:
-        def rank(comm: Communicator) -> Any:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
-            scaler = GradScaler(init_scale=scale, growth_interval=2)
-            scales = []
-            for step in range(6):
-                optimizer.zero_grad()
-                x, t = batch(step, comm.rank, comm.size)
-                loss = scaler.scale(F.cross_entropy(model(x), t))
-                if step == 3 and comm.rank == 0:
-                    loss = loss * float("inf")
-                loss.backward()
-                if step % 2:
-                    scaler.unscale_(optimizer)
-                scaler.step(optimizer)
-                scaler.update()
-                scales.append(scaler.get_scale())
-            return scales, values(model)
+    def rank(comm: Communicator, make: Make) -> Any:
+        model = wrapped(comm)
+        optimizer = make(model, optim.Adam, lr=0.01)
+        scaler = GradScaler(init_scale=scale, growth_interval=2)
+        scales = []
+        for step in range(6):
+            optimizer.zero_grad()
+            x, t = batch(step, comm.rank, comm.size)
+            loss = scaler.scale(F.cross_entropy(model(x), t))
+            if step == 3 and comm.rank == 0:
+                loss = loss * float("inf")
+            loss.backward()
+            if step % 2:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+        return scales, values(model)
 
-        return collectives.run_threads(rank, 3)
-
-    expected = run(sharded=False)
-    assert expected[0][0] == [scale * factor for factor in (1, 2, 2, 1, 1, 2)]
-    for scales, got in run(sharded=True):
-        assert scales == expected[0][0]
-        assert_equal(got, expected[0][1])
+    (scales, expected), sharded = compare(rank, 3)
+    assert scales == [scale * factor for factor in (1, 2, 2, 1, 1, 2)]
+    for theirs, got in sharded:
+        assert theirs == scales
+        assert_equal(got, expected)

@@ -7,21 +7,20 @@ from typing import Any
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-import collectives
 import ddp
 from collectives import Communicator
 from ddp import optim
 from ddp.nn import functional as F
 from ddp.optim import lr_scheduler
 from ddp.parallel import DataParallel
-from ddp.parallel.zero import ZeroOptimizer
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
     Arrays,
+    Make,
     assert_equal,
     backward,
     batch,
-    optimizer_of,
+    compare,
     replan,
     train,
     values,
@@ -34,146 +33,99 @@ IDS = [f"{kind.__name__}-{len(settings)}" for kind, settings in OPTIMIZERS]
 @pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=IDS)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_optimizer_over_plans_that_change(kind: Any, settings: dict[str, Any], size: int) -> None:
-    def run(sharded: bool) -> list[Arrays]:
-        def rank(comm: Communicator) -> Arrays:
-            model = wrapped(comm, seed=comm.rank)
-            optimizer = optimizer_of(model, sharded, kind, **settings)
+    def rank(comm: Communicator, make: Make) -> Arrays:
+        model = wrapped(comm, seed=comm.rank)
 
-            def between(step: int) -> None:
-                if step in (3, 5):  # state and gradients are there, and move to other ranks
-                    replan(model, step)
+        def between(step: int) -> None:
+            if step in (3, 5):  # state and gradients are there, and move to other ranks
+                replan(model, step)
 
-            return train(model, optimizer, range(7), between)
+        return train(model, make(model, kind, **settings), range(7), between)
 
-        return collectives.run_threads(rank, size)
-
-    expected = run(sharded=False)
-    for got in run(sharded=True):
-        assert_equal(got, expected[0])
+    expected, sharded = compare(rank, size)
+    for got in sharded:
+        assert_equal(got, expected)
 
 
 def test_groups_with_settings_and_names_of_their_own_under_a_schedule() -> None:
-    def run(sharded: bool) -> list[tuple[Arrays, Any]]:
-        def rank(comm: Communicator) -> tuple[Arrays, Any]:
-            model = wrapped(comm)
-            named = list(model.module.named_parameters())
-            groups = [
-                {"params": [(n, p) for n, p in named if n.endswith("bias")], "lr": 0.05, "weight_decay": 0.0},
-                {"params": [(n, p) for n, p in named if not n.endswith("bias")], "lr": ddp.tensor(0.02)},
-            ]
-            if sharded:
-                optimizer: optim.Optimizer = ZeroOptimizer(model, optim.AdamW, groups, weight_decay=0.1)
-            else:
-                optimizer = optim.AdamW(groups, weight_decay=0.1)
-            schedule = lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
-            for step in range(6):
-                train(model, optimizer, [step])
-                schedule.step()
-            return values(model), optimizer.state_dict()["param_groups"]
+    def rank(comm: Communicator, make: Make) -> tuple[Arrays, Any]:
+        model = wrapped(comm)
+        named = list(model.module.named_parameters())
+        groups = [
+            {"params": [(n, p) for n, p in named if n.endswith("bias")], "lr": 0.05, "weight_decay": 0.0},
+            {"params": [(n, p) for n, p in named if not n.endswith("bias")], "lr": ddp.tensor(0.02)},
+        ]
+        optimizer = make(model, optim.AdamW, params=groups, weight_decay=0.1)
+        schedule = lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
+        for step in range(6):
+            train(model, optimizer, [step])
+            schedule.step()
+        return values(model), optimizer.state_dict()["param_groups"]
 
-        return collectives.run_threads(rank, 2)
-
-    (expected, groups), *_ = run(sharded=False)
-    for got, theirs in run(sharded=True):
+    (expected, groups), sharded = compare(rank)
+    for got, theirs in sharded:
         assert_equal(got, expected)
         assert theirs == groups
 
 
 def test_a_parameter_unfrozen_later_and_one_frozen_meanwhile() -> None:
-    def run(sharded: bool) -> list[Arrays]:
-        def rank(comm: Communicator) -> Arrays:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
-            train(model, optimizer, range(3))
-            model.module.frozen.requires_grad_()
-            model.module.first.weight.requires_grad_(False)
-            train(model, optimizer, range(3, 6))
-            model.module.first.weight.requires_grad_()
-            return train(model, optimizer, range(6, 9))
+    def rank(comm: Communicator, make: Make) -> Arrays:
+        model = wrapped(comm)
+        optimizer = make(model, optim.Adam, lr=0.01)
+        train(model, optimizer, range(3))
+        model.module.frozen.requires_grad_()
+        model.module.first.weight.requires_grad_(False)
+        train(model, optimizer, range(3, 6))
+        model.module.first.weight.requires_grad_()
+        return train(model, optimizer, range(6, 9))
 
-        return collectives.run_threads(rank, 3)
-
-    expected = run(sharded=False)
-    assert (expected[0]["frozen"] != 1).any()
-    for got in run(sharded=True):
-        assert_equal(got, expected[0])
+    expected, sharded = compare(rank, 3)
+    assert (expected["frozen"] != 1).any()
+    for got in sharded:
+        assert_equal(got, expected)
 
 
 def test_a_parameter_without_a_bucket_keeps_its_state() -> None:
     """Its state is loaded while it is frozen, so no bucket holds it; when it is used, its momenta go on."""
 
-    def run(sharded: bool) -> list[Any]:
-        def rank(comm: Communicator) -> Any:
-            model = wrapped(comm)
-            model.module.sometimes.requires_grad_(False)
-            model = DataParallel(model, comm)
-            optimizer = optimizer_of(model, sharded, optim.Adam, lr=0.01)
-            number = [name for name, _ in model.module.named_parameters()].index("sometimes")
-            momenta = {name: ddp.full((37,), 0.25) for name in ("exp_avg", "exp_avg_sq")}
-            state = optimizer.state_dict()
-            optimizer.load_state_dict({**state, "state": {number: {"step": ddp.tensor(2.0), **momenta}}})
-            train(model, optimizer, range(2))
-            assert optimizer.state_dict()["state"][number]["step"].item() == 2
-            model.module.sometimes.requires_grad_(True)
-            return train(model, optimizer, range(2, 5))
+    def rank(comm: Communicator, make: Make) -> Arrays:
+        model = wrapped(comm)
+        model.module.sometimes.requires_grad_(False)
+        model = DataParallel(model, comm)
+        optimizer = make(model, optim.Adam, lr=0.01)
+        number = [name for name, _ in model.module.named_parameters()].index("sometimes")
+        momenta = {name: ddp.full((37,), 0.25) for name in ("exp_avg", "exp_avg_sq")}
+        state = optimizer.state_dict()
+        optimizer.load_state_dict({**state, "state": {number: {"step": ddp.tensor(2.0), **momenta}}})
+        train(model, optimizer, range(2))
+        assert optimizer.state_dict()["state"][number]["step"].item() == 2
+        model.module.sometimes.requires_grad_(True)
+        return train(model, optimizer, range(2, 5))
 
-        return collectives.run_threads(rank, 3)
-
-    expected = run(sharded=False)
-    for got in run(sharded=True):
-        assert_equal(got, expected[0])
+    expected, sharded = compare(rank, 3)
+    for got in sharded:
+        assert_equal(got, expected)
 
 
 def test_accumulation_inside_no_sync_and_over_repeated_backwards() -> None:
-    def run(sharded: bool) -> list[Arrays]:
-        def rank(comm: Communicator) -> Arrays:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.SGD, lr=0.1, momentum=0.9)
-            for step in range(3):
-                optimizer.zero_grad()
-                with model.no_sync():
-                    backward(model, 10 + step, sometimes=comm.rank == 1)
-                backward(model, 20 + step)
-                optimizer.step()
-                backward(model, 30 + step)  # adds to the gradients that are there
-                optimizer.step()
-                optimizer.step()  # the same gradients once more
-            return values(model)
+    def rank(comm: Communicator, make: Make) -> Arrays:
+        model = wrapped(comm)
+        optimizer = make(model, optim.SGD, lr=0.1, momentum=0.9)
+        for step in range(3):
+            optimizer.zero_grad(set_to_none=step > 0)
+            with model.no_sync():
+                backward(model, 10 + step, sometimes=comm.rank == 1)
+            backward(model, 20 + step)
+            optimizer.step()
+            backward(model, 30 + step)  # adds to the gradients that are there
+            optimizer.step()
+            optimizer.step()  # the same gradients once more
+        return values(model)
 
-        return collectives.run_threads(rank, 2)
-
-    expected = run(sharded=False)
-    for got in run(sharded=True):
+    expected, sharded = compare(rank)
+    for got in sharded:
         for name in got:  # sums of sums, in another order
-            assert_allclose(got[name], expected[0][name], rtol=2e-2 if name == "scale" else 1e-4, atol=1e-6)
-
-
-def test_a_closure_and_hooks() -> None:
-    def rank(comm: Communicator) -> Any:
-        results = []
-        for sharded in (False, True):
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, optim.SGD, lr=0.1)
-            seen: list[str] = []
-            optimizer.register_step_pre_hook(lambda *_, seen=seen: seen.append("before"))
-            optimizer.register_step_post_hook(lambda *_, seen=seen: seen.append("after"))
-
-            def closure(model: Any = model, optimizer: Any = optimizer) -> ddp.Tensor:
-                optimizer.zero_grad()
-                x, t = batch(0, comm.rank, comm.size)
-                loss = F.cross_entropy(model(x), t)
-                loss.backward()
-                return loss
-
-            with ddp.no_grad():
-                losses = [optimizer.step(closure).item() for _ in range(3)]
-            results.append((losses, seen, values(model)))
-        return results
-
-    for plain, sharded in collectives.run_threads(rank, 2):
-        assert sharded[:2] == plain[:2]
-        assert plain[1] == ["before", "after"] * 3
-        assert_equal(sharded[2], plain[2])
+            assert_allclose(got[name], expected[name], rtol=2e-2 if name == "scale" else 1e-4, atol=1e-6)
 
 
 class Naive(optim.Optimizer):
@@ -198,27 +150,25 @@ class Naive(optim.Optimizer):
 
 
 def test_an_optimizer_of_one_s_own() -> None:
-    def rank(comm: Communicator) -> None:
-        results = []
-        for sharded in (False, True):
-            model = wrapped(comm)
-            optimizer = ZeroOptimizer(model, Naive) if sharded else Naive(model.parameters())
-            for step in range(4):
-                optimizer.zero_grad()
-                x, t = batch(step, 0, 1)  # every rank the whole batch: the mean is that of one
-                F.cross_entropy(model(x), t).backward()
-                if step == 2:
-                    replan(model, 3)
-                optimizer.step()
-            results.append((values(model), optimizer.state_dict()))
-        (expected, theirs), (got, state) = results
+    def rank(comm: Communicator, make: Make) -> tuple[Arrays, dict[str, Any]]:
+        model = wrapped(comm)
+        optimizer = make(model, Naive)
+        for step in range(4):
+            optimizer.zero_grad()
+            x, t = batch(step, 0, 1)  # every rank the whole batch: the mean is that of one
+            F.cross_entropy(model(x), t).backward()
+            if step == 2:
+                replan(model, 3)
+            optimizer.step()
+        return values(model), optimizer.state_dict()
+
+    (expected, theirs), sharded = compare(rank)
+    for got, state in sharded:
         for name in got:
             assert_allclose(got[name], expected[name], rtol=1e-2 if name == "scale" else 1e-5, atol=1e-6, err_msg=name)
         assert sorted(state["state"]) == sorted(theirs["state"])
         for number, entry in theirs["state"].items():
-            assert list(entry) == list(state["state"][number])
-            assert entry["count"] == state["state"][number]["count"] == 4
-            assert entry["mean"].shape == state["state"][number]["mean"].shape
-            assert_array_equal(entry["rate"].numpy(), state["state"][number]["rate"].numpy())
-
-    collectives.run_threads(rank, 2)
+            mine = state["state"][number]
+            assert list(entry) == list(mine)
+            assert (entry["count"], entry["mean"].shape) == (mine["count"], mine["mean"].shape)
+            assert_array_equal(entry["rate"].numpy(), mine["rate"].numpy())

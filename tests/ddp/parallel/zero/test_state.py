@@ -19,10 +19,12 @@ from ddp.parallel.zero import ZeroOptimizer
 from ddp.parallel.zero.shards import join_state
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
+    Make,
     arrays,
     assert_equal,
     assert_same_state,
     batch,
+    compare,
     optimizer_of,
     replan,
     train,
@@ -34,26 +36,18 @@ IDS = [f"{kind.__name__}-{len(settings)}" for kind, settings in OPTIMIZERS]
 
 @pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=IDS)
 def test_the_state_dict_is_that_of_the_plain_optimizer(kind: Any, settings: dict[str, Any]) -> None:
-    def run(sharded: bool) -> list[dict[str, Any]]:
-        def rank(comm: Communicator) -> dict[str, Any]:
-            model = wrapped(comm)
-            optimizer = optimizer_of(model, sharded, kind, **settings)
-            lr_scheduler.StepLR(optimizer, 5)
-            train(model, optimizer, range(3))
-            return optimizer.state_dict()
+    def rank(comm: Communicator, make: Make) -> tuple[dict[str, Any], list[str]]:
+        model = wrapped(comm)
+        optimizer = make(model, kind, **settings)
+        lr_scheduler.StepLR(optimizer, 5)
+        train(model, optimizer, range(3))
+        return optimizer.state_dict(), [name for name, _ in model.module.named_parameters()]
 
-        return collectives.run_threads(rank, 3)
-
-    expected = run(sharded=False)[0]
+    (expected, names), sharded = compare(rank, 3)
     if kind is optim.Adagrad:  # it begins at once for all; without a bucket that waits for the first gradient
-        names = [name for name, _ in wrapped_names()]
         del expected["state"][names.index("frozen")]
-    for got in run(sharded=True):
+    for got, _ in sharded:
         assert_same_state(got, expected)
-
-
-def wrapped_names() -> list[tuple[str, Any]]:
-    return collectives.run_threads(lambda comm: list(wrapped(comm).module.named_parameters()), 1)[0]
 
 
 @pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=IDS)

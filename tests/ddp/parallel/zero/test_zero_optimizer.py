@@ -15,7 +15,7 @@ from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from tests.ddp.parallel.recorder import Recorder
-from tests.ddp.parallel.zero.training import Net, backward, batch, train, values, wrapped
+from tests.ddp.parallel.zero.training import Make, Net, backward, batch, compare, train, values, wrapped
 
 
 def recorded(comm: Communicator) -> tuple[DataParallel, ZeroOptimizer, list[str]]:
@@ -175,32 +175,28 @@ def test_a_rank_that_makes_no_step_is_named_with_the_bucket() -> None:
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_rank_without_data_takes_part_in_the_steps_of_the_others(clip: bool) -> None:
-    def run(sharded: bool) -> list[Any]:
-        def rank(comm: Communicator) -> Any:
-            model = wrapped(comm)
-            kind = optim.Adam
-            optimizer = ZeroOptimizer(model, kind, lr=0.01) if sharded else kind(model.parameters(), lr=0.01)
-            schedule = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-            with model.join(optimizers=[optimizer]):
-                for step in range(2 + 2 * comm.rank):
-                    optimizer.zero_grad()
-                    x, t = batch(step, comm.rank, 3)
-                    nn.functional.cross_entropy(model(x), t).backward()
-                    if clip:
-                        if isinstance(optimizer, ZeroOptimizer):
-                            optimizer.clip_grad_norm_(1e-3)
-                        else:
-                            clip_grad_norm_(model.parameters(), 1e-3)
-                    optimizer.step()
-                    schedule.step()
-            return values(model)
+    def rank(comm: Communicator, make: Make) -> Any:
+        model = wrapped(comm)
+        optimizer = make(model, optim.Adam, lr=0.01)
+        schedule = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        with model.join(optimizers=[optimizer]):
+            for step in range(2 + 2 * comm.rank):
+                optimizer.zero_grad()
+                x, t = batch(step, comm.rank, 3)
+                nn.functional.cross_entropy(model(x), t).backward()
+                if clip:
+                    if isinstance(optimizer, ZeroOptimizer):
+                        optimizer.clip_grad_norm_(1e-3)
+                    else:
+                        clip_grad_norm_(model.parameters(), 1e-3)
+                optimizer.step()
+                schedule.step()
+        return values(model)
 
-        return collectives.run_threads(rank, 3)
-
-    expected = run(sharded=False)
-    for got in run(sharded=True):
+    expected, sharded = compare(rank, 3)
+    for got in sharded:
         for name in got:
-            assert got[name] == pytest.approx(expected[0][name], rel=1e-2 if name == "scale" else 1e-4, abs=1e-6), name
+            assert got[name] == pytest.approx(expected[name], rel=1e-2 if name == "scale" else 1e-4, abs=1e-6), name
 
 
 def test_a_model_is_wrapped_again_and_its_old_optimizer_says_so() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn, optim
@@ -118,7 +119,24 @@ def train(
 
 def optimizer_of(model: DataParallel, sharded: bool, kind: type[optim.Optimizer], **settings: Any) -> optim.Optimizer:
     """Over all parameters of the model, those that are frozen too."""
-    return ZeroOptimizer(model, kind, **settings) if sharded else kind(model.module.parameters(), **settings)
+    if sharded:
+        return ZeroOptimizer(model, kind, **settings)
+    return kind(settings.pop("params", model.module.parameters()), **settings)
+
+
+Make = Callable[..., optim.Optimizer]  # (model, class, **settings)
+
+
+def compare(rank: Callable[[Communicator, Make], Any], size: int = 2) -> tuple[Any, list[Any]]:
+    """What rank 0 returns with an unsharded optimizer, and what all ranks return with a sharded one."""
+
+    def run(sharded: bool) -> list[Any]:
+        def make(model: DataParallel, kind: type[optim.Optimizer], **settings: Any) -> optim.Optimizer:
+            return optimizer_of(model, sharded, kind, **settings)
+
+        return collectives.run_threads(lambda comm: rank(comm, make), size)
+
+    return run(False)[0], run(True)
 
 
 def assert_equal(got: Arrays, expected: Arrays) -> None:
