@@ -15,7 +15,7 @@ import resource
 import signal
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from launcher.errors import StartError, UsageError
 
@@ -121,6 +121,17 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 def become_subreaper() -> None:
     """Orphans below this process come to it instead of to init, so that it can end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def signal_pipe(numbers: Iterable[int]) -> int:
+    """A file descriptor on which each of these signals arrives as a byte; the process does nothing else at them."""
+    read_end, write_end = os.pipe()
+    for fd in (read_end, write_end):
+        os.set_blocking(fd, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    for number in numbers:
+        signal.signal(number, lambda number, frame: None)
+    return read_end
 
 
 def fill_standard_streams() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from launcher.errors import StartError
+from launcher.linux import read_text
 
 TYPE_CHECKING = False  # not of `typing`, for the agent's sake
 if TYPE_CHECKING:
@@ -34,13 +35,10 @@ def rules(bind: bool, share: bool, nodes: Sequence[int] | None, files: bool = Fa
     >>> rules(bind=True, share=False, nodes=(4, 2))
     'bind nodes=4,2'
     """
-    words = {
-        "bind": bind,
-        "share": share,
-        "files": files,
-        "nodes=" + ",".join(map(str, nodes or ())): nodes is not None,
-    }
-    return " ".join(word for word, holds in words.items() if holds)
+    words = [word for word, holds in (("bind", bind), ("share", share), ("files", files)) if holds]
+    if nodes is not None:
+        words.append("nodes=" + ",".join(map(str, nodes)))
+    return " ".join(words)
 
 
 class Placement:
@@ -165,11 +163,7 @@ def by_topology(cores: set[int]) -> list[int]:
 
 
 def _topology(core: int, name: str) -> int:
-    try:
-        with open(f"/sys/devices/system/cpu/cpu{core}/topology/{name}") as file:
-            return int(file.read())
-    except (OSError, ValueError):
-        return 0
+    return int(read_text(f"/sys/devices/system/cpu/cpu{core}/topology/{name}") or 0)
 
 
 def _nodes(words: Sequence[str]) -> list[int] | None:
@@ -245,9 +239,8 @@ def cores_near(gpu: str, driver: str = DRIVER, bus: str = BUS) -> frozenset[int]
         if gpu.isdigit():
             place = places[int(gpu)]
         else:
-            place = next(
-                each for each in places if f"GPUUUID:{gpu}" in _read_driver_file(f"{driver}/{each}/information")
-            )
+            texts = {each: "".join(read_text(f"{driver}/{each}/information").split()) for each in places}
+            place = next(each for each, text in texts.items() if f"GPUUUID:{gpu}" in text)
         with open(f"{bus}/{place.lower()}/local_cpulist") as file:
             return frozenset(parse_cpu_list(file.read()))
     except (OSError, IndexError, StopIteration, ValueError):
@@ -266,9 +259,3 @@ def parse_cpu_list(text: str) -> list[int]:
         if first:
             found += range(int(first), int(last or first) + 1)
     return found
-
-
-def _read_driver_file(path: str) -> str:
-    """A file of the driver, without its blanks."""
-    with open(path) as file:
-        return "".join(file.read().split())

@@ -189,7 +189,8 @@ FLOORS = {
     ),
     "launcher": (
         ("errors", "debugger", "function_worker"),
-        ("linux", "network", "placement", "protocol", "arguments", "tracing"),
+        ("linux",),
+        ("network", "placement", "protocol", "arguments", "tracing"),
         ("job",),
         ("options", "engines"),
         ("config", "agent", "diagnosis"),

@@ -15,7 +15,7 @@ from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
 from launcher.agent.heartbeat import Heartbeat, MemoryWatch
 from launcher.agent.stacks import LOOK, Stacks
 from launcher.agent.suspend import ORDERED, PAUSED, SILENT, Suspension
-from launcher.linux import reap_all, stat_of, sweep
+from launcher.linux import reap_all, signal_pipe, stat_of, sweep
 from launcher.protocol import PING, Message, ProtocolError, connect, to_bytes, to_text, type_and_value
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
@@ -48,7 +48,6 @@ class Agent:
 
     pid: of the rank; pipes: our ends of its standard streams and of its reports
     stacks, page: file descriptors of the memory for its stacks, and of the page by which its time limits are stopped
-    ours: files whose frames are not the user's
     above: pids of the parent, and of its parent if that is an agent supervisor; identity: the first message
     """
 
@@ -56,9 +55,8 @@ class Agent:
         self,
         pid: int,
         pipes: dict[str, int],
-        stacks: int | None,
-        page: int | None,
-        ours: tuple[str, ...],
+        stacks: int,
+        page: int,
         above: Sequence[int],
         identity: Message,
     ) -> None:
@@ -67,7 +65,7 @@ class Agent:
         self.above = above
         self.identity = identity
         self.heartbeat = Heartbeat(pid)
-        self.stacks = Stacks(pid, stacks, ours, self.heartbeat)
+        self.stacks = Stacks(pid, stacks, self.heartbeat)
         self.suspension = Suspension(page)
         self.memory = MemoryWatch(pid)
         self.reports = Reports()
@@ -86,12 +84,7 @@ class Agent:
 
     def keep(self, address: str, secret: str) -> NoReturn:
         """Watches the rank to its end, and ends like it."""
-        self.wakeup, signals = os.pipe()
-        os.set_blocking(self.wakeup, False)
-        os.set_blocking(signals, False)
-        signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, *_ENDING, *_PASSED_ON):
-            signal.signal(number, lambda number, frame: None)
+        self.wakeup = signal_pipe((signal.SIGCHLD, *_ENDING, *_PASSED_ON))
         try:
             self.channel, messages = connect(address, secret, self.identity)
         except errors.StartError as words:

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, World, promised
 from launcher import errors
 from launcher.agent import rank
-from launcher.agent.rank import unquote_colons
+from launcher.agent.rank import STACKS_NAME, unquote_colons
 from launcher.linux import become_subreaper, die_with_parent, fill_standard_streams, fork, is_above, stat_of
 from launcher.placement import NCCL_FILE, PLACEMENT, Placement
 
@@ -58,7 +58,9 @@ def main(args: Sequence[str]) -> NoReturn:
     if placement.debug:
         ours["nccl"], theirs["nccl"] = os.pipe()
         os.set_blocking(ours["nccl"], False)
-    stacks, page = _memory("ddp-stacks"), _memory("ddp-pause", 4096)
+    # Memory that the rank and its agent share.
+    stacks, page = os.memfd_create(STACKS_NAME), os.memfd_create("ddp-pause")
+    os.ftruncate(page, 4096)
     # What comes right after a fork, Python takes for the parent's and forgets: the rank takes it when it can.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     pid = fork()
@@ -79,6 +81,7 @@ def main(args: Sequence[str]) -> NoReturn:
             {
                 AGENT: str(agent),
                 REPORT: str(theirs["report"]),
+                PAUSE_FD: str(page),
                 "RANK": str(world.rank),
                 "WORLD_SIZE": str(world.size),
             },
@@ -87,8 +90,6 @@ def main(args: Sequence[str]) -> NoReturn:
         if "nccl" in theirs:
             # By the rank's number, so that a program which it starts finds the same pipe and not a file of its own.
             os.environ[NCCL_FILE] = f"/proc/{os.getpid()}/fd/{theirs['nccl']}"
-        if page is not None:
-            os.environ[PAUSE_FD] = str(page)
         if placement.cores is not None:
             os.sched_setaffinity(0, placement.cores)
         rank.run(unquote_colons(args), stacks, mask)
@@ -112,8 +113,7 @@ def main(args: Sequence[str]) -> NoReturn:
         "name": stat_of(engine).name,
         "host": os.uname().nodename,
     }
-    files = (rank.__file__, __file__)
-    Agent(pid, ours, stacks, page, files, above, identity).keep(address, secret)
+    Agent(pid, ours, stacks, page, above, identity).keep(address, secret)
 
 
 def _leave_group(pid: int) -> None:
@@ -126,16 +126,6 @@ def _leave_group(pid: int) -> None:
         os.setpgid(pid, pid)
     except (PermissionError, ProcessLookupError):
         pass  # the rank has done it, and is another program already, or has ended
-
-
-def _memory(name: str, size: int = 0) -> int | None:
-    """Memory that the rank and its agent share, as a file descriptor; None where the system has none to give."""
-    try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    except (AttributeError, OSError):  # an old C library, a sandbox
-        return None
-    os.ftruncate(fd, size)
-    return fd
 
 
 def _pipes() -> tuple[dict[str, int], dict[str, int]]:

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 #: At this signal a rank writes its Python stacks; a real-time one, far from those that libraries take: SIGUSR1 and
 #: SIGUSR2 are the user's.
 STACKS = signal.SIGRTMAX - 3
+#: Of the memory that they are written to.
+STACKS_NAME = "ddp-stacks"
 
 # Characters. More would only scroll away what matters: the beginning says where it was, the end names the error.
 _TRACEBACK_LIMIT, _MESSAGE_LIMIT = 1 << 16, 1 << 12
 
 
-def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> NoReturn:
+def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoReturn:
     """Runs `SCRIPT ARGS...` or `-m MODULE ARGS...`; ends the way a Python program does.
 
     stacks: file descriptor to which all threads' Python stacks are written at the signal STACKS
@@ -45,9 +47,8 @@ def run(target: Sequence[str], stacks: int | None, mask: Iterable[int] = ()) -> 
     """
     me = os.getpid()
     reported = False
-    if stacks is not None:
-        # In C, in the signal's own handler: whatever holds the GIL or never returns to Python cannot keep it from that.
-        faulthandler.register(STACKS, file=stacks, all_threads=True, chain=False)
+    # In C, in the signal's own handler: whatever holds the GIL or never returns to Python cannot keep it from that.
+    faulthandler.register(STACKS, file=stacks, all_threads=True, chain=False)
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         nonlocal reported

@@ -10,29 +10,25 @@ import os
 import re
 
 from launcher.agent.heartbeat import Heartbeat
-from launcher.agent.rank import STACKS
+from launcher.agent.rank import STACKS, STACKS_NAME
 from launcher.linux import read_text
 
-NAME = "ddp-stacks"
 #: How often to look (s) while a text is awaited.
 LOOK = 0.01
 _LIMIT = 1.0  # s; the rank's threads may all be kept from their cores for a while
 _QUIET = 0.1  # s without growth
 _MOST = 1 << 22  # bytes; more than faulthandler writes of a hundred threads
-_FRAME = re.compile(r'  File "(.*)", line (?:\d+|\?\?\?) in .*')
 
 
 class Stacks:
     """Collects the stacks of one rank on request.
 
-    fd: of the shared memory, None where the system has none to give
-    ours: files whose frames are not the user's
+    fd: of the shared memory
     """
 
-    def __init__(self, pid: int, fd: int | None, ours: tuple[str, ...], heartbeat: Heartbeat) -> None:
+    def __init__(self, pid: int, fd: int, heartbeat: Heartbeat) -> None:
         self._pid = pid
         self._fd = fd
-        self._ours = ours
         self._heartbeat = heartbeat
         self._until: float | None = None
         self._size = 0
@@ -50,7 +46,6 @@ class Stacks:
         refusal = self._refusal()
         if refusal is not None:
             return f"{refusal}; {self._heartbeat.stood()}\n"
-        assert self._fd is not None
         os.ftruncate(self._fd, 0)
         self._until, self._size, self._grown = now + _LIMIT, 0, now
         os.kill(self._pid, STACKS)
@@ -59,7 +54,6 @@ class Stacks:
     def look(self, now: float) -> str | None:
         """The text, once it is complete; words that say why not when its time is over. now: monotonic, s"""
         assert self._until is not None
-        assert self._fd is not None
         size = os.fstat(self._fd).st_size
         if size != self._size:
             self._size, self._grown = size, now
@@ -68,7 +62,7 @@ class Stacks:
             return None
         self._until = None
         if data:
-            return users_frames(data.decode(errors="replace"), self._ours)
+            return data.decode(errors="replace")
         state = self._heartbeat.state()
         how = f"within {_LIMIT:g} s" + (f" (its state is {state})" if state else ", it has ended")
         return f"it did not write its stacks {how}; {self._heartbeat.stood()}\n"
@@ -80,10 +74,8 @@ class Stacks:
             return "it has ended"
         if state == "T":
             return "it is stopped and cannot write its stacks"
-        if self._fd is None:
-            return "this system gives no memory for its stacks"
         try:
-            if not os.readlink(f"/proc/{self._pid}/fd/{self._fd}").startswith(f"/memfd:{NAME}"):
+            if not os.readlink(f"/proc/{self._pid}/fd/{self._fd}").startswith(f"/memfd:{STACKS_NAME}"):
                 return "it has closed the file for its stacks"
         except OSError:
             return "it has closed the file for its stacks, or may not be looked into"
@@ -100,16 +92,3 @@ def catches(status: str, number: int) -> bool:
     """
     found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> number - 1 & 1)
-
-
-def users_frames(text: str, ours: tuple[str, ...]) -> str:
-    """The stacks without the frames below the user's: those of `ours` in the thread that ran the script.
-
-    text: as faulthandler writes it, innermost frame first
-    """
-    kept = []
-    for line in text.splitlines(keepends=True):
-        frame = _FRAME.match(line)
-        if frame is None or frame[1] not in ours:
-            kept.append(line)
-    return "".join(kept)

@@ -23,10 +23,10 @@ PAUSED = "paused"
 class Suspension:
     """The reasons for which one rank stands still, and what follows from them.
 
-    page: file descriptor of the page by which the rank learns of it, None if there is none
+    page: file descriptor of the page by which the rank learns of it
     """
 
-    def __init__(self, page: int | None) -> None:
+    def __init__(self, page: int) -> None:
         self._page = page
         self._reasons: set[str] = set()
         self._stopped: set[int] = set()
@@ -58,8 +58,7 @@ class Suspension:
             self._continue()
 
     def _write(self, at: int, word: int) -> None:
-        if self._page is not None:
-            os.pwrite(self._page, word.to_bytes(8, sys.byteorder), at)
+        os.pwrite(self._page, word.to_bytes(8, sys.byteorder), at)
 
     def _stop(self) -> None:
         me = os.getpid()

@@ -19,7 +19,7 @@ from collectives.backends.mpi.pmi_server import KeyValueSpace
 from launcher.engines.engine import Engine, StartRequest, register
 from launcher.engines.mpiexec import MPICH, without_outer_mpi
 from launcher.errors import UsageError
-from launcher.linux import fork, raise_file_limit, reap_all
+from launcher.linux import fork, raise_file_limit, reap_all, signal_pipe
 
 _NAME = "ddp_pmi_server"  # of the process, too: no longer than the kernel's 15 characters
 _CHUNK = 1 << 16
@@ -71,11 +71,7 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Starts the agents and answers their ranks until all agents have ended; 1 if one of them has failed, else 0."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:  # a sandbox may refuse it
         comm.write(_NAME)
-    signals, wakeup = os.pipe()
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    for each in (signal.SIGCHLD, *_PASSED_ON):
-        signal.signal(each, lambda *args: None)
+    signals = signal_pipe((signal.SIGCHLD, *_PASSED_ON))
     # By the mapping, ranks know that they share a node, and speak through shared memory.
     space = KeyValueSpace(n, {"PMI_process_mapping": f"(vector,(0,1,{n}))"})
     poll = select.poll()

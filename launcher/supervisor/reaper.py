@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from launcher import errors
 from launcher.errors import StartError, UsageError
-from launcher.linux import become_subreaper, die_with_parent, fork, reap_all, remove_stale_segments, sweep
+from launcher.linux import become_subreaper, die_with_parent, fork, reap_all, remove_stale_segments, signal_pipe, sweep
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SWEEP_LIMIT = 3.0
@@ -125,11 +125,7 @@ def _watch(
     """Runs the reaper until the launcher closes the socket or dies."""
     began = time.time()
     become_subreaper()
-    wakeup, signals = os.pipe()
-    os.set_blocking(wakeup, False)
-    os.set_blocking(signals, False)
-    signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    wakeup = signal_pipe((signal.SIGCHLD,))
     for number in _ENDING:
         signal.signal(number, signal.SIG_DFL)  # the launcher's handlers are not ours
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
