@@ -111,8 +111,8 @@ def conv2d(
     xp: Any, x: Array, w: Array, b: Array | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> tuple[Array, Any]:
     """As `conv._conv2d`; with channels last where x or w has them."""
-    walk = Window(x.shape[2:], w.shape[2:], stride, padding, dilation)
-    shape = Shape.of(x.shape[0], w.shape, groups, walk)
+    window = Window(x.shape[2:], w.shape[2:], stride, padding, dilation)
+    shape = Shape.of(x.shape[0], w.shape, groups, window)
     last = prefers_channels_last(x) or prefers_channels_last(w)
     kernel = _kernel(xp, w, last)
     # Backward takes the filters as they were laid out here, if that took a copy.
@@ -136,10 +136,10 @@ def _shown(xp: Any, x: Array, last: bool) -> Array:
 
 def _correlated(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape, last: bool) -> Array:
     if _dnn_takes(x, w):
-        walk = shape.walk
-        steps = ConvolutionSteps(walk.padding, walk.stride, walk.dilation)
+        window = shape.window
+        steps = ConvolutionSteps(window.padding, window.stride, window.dilation)
         x, w = _shown(xp, x, last), _shown(xp, w, last)
-        out = empty_image(xp, (shape.n, shape.groups * shape.filters, *walk.out), x.dtype, last)
+        out = empty_image(xp, (shape.n, shape.groups * shape.filters, *window.out), x.dtype, last)
         bias = None if b is None else xp.ascontiguousarray(b, x.dtype)
         if bias is not None and address(bias) % ALIGNED:
             bias = bias.copy()
@@ -155,10 +155,10 @@ def _correlated(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape, last
 
 def _of_image(xp: Any, g: Array, w: Array, shape: Shape, last: bool) -> Array:
     if _dnn_takes(g, w):
-        walk = shape.walk
+        window = shape.window
         g, w = _shown(xp, g, last), _shown(xp, w, last)
-        dx = empty_image(xp, (shape.n, shape.groups * shape.channels, *walk.image), g.dtype, last)
-        if image_gradient_graph(xp, g, w, dx, ConvolutionSteps(walk.padding, walk.stride, walk.dilation), last):
+        dx = empty_image(xp, (shape.n, shape.groups * shape.channels, *window.image), g.dtype, last)
+        if image_gradient_graph(xp, g, w, dx, ConvolutionSteps(window.padding, window.stride, window.dilation), last):
             return dx
     dx = im2col_layout(xp, shape, g.dtype).adjoint(as_format(xp, g, False), as_format(xp, w, False), None, False)[0]
     return as_format(xp, dx, last)
@@ -166,10 +166,10 @@ def _of_image(xp: Any, g: Array, w: Array, shape: Shape, last: bool) -> Array:
 
 def _of_filters(xp: Any, g: Array, x: Array, shape: Shape, filters: tuple[int, ...], last: bool) -> Array:
     if _dnn_takes(g, x):
-        walk = shape.walk
+        window = shape.window
         g, x = _shown(xp, g, last), _shown(xp, x, last)
         dw = empty_image(xp, filters, g.dtype, last)
-        if filter_gradient_graph(xp, x, g, dw, ConvolutionSteps(walk.padding, walk.stride, walk.dilation), last):
+        if filter_gradient_graph(xp, x, g, dw, ConvolutionSteps(window.padding, window.stride, window.dilation), last):
             return dw
     dw = im2col_layout(xp, shape, g.dtype).adjoint(as_format(xp, g, False), None, as_format(xp, x, False), False)[1]
     return xp.zeros(filters, g.dtype) if dw is None else dw  # None: no sample
@@ -200,8 +200,8 @@ def conv_transpose2d(
     groups: int,
 ) -> tuple[Array, Any]:
     """As `conv._conv_transpose2d`; with channels last where x or w has them."""
-    walk = Window(size, w.shape[2:], stride, padding, dilation, x.shape[2:])
-    shape = Shape.of(x.shape[0], w.shape, groups, walk)
+    window = Window(size, w.shape[2:], stride, padding, dilation, x.shape[2:])
+    shape = Shape.of(x.shape[0], w.shape, groups, window)
     last = prefers_channels_last(x) or prefers_channels_last(w)
     kernel = _kernel(xp, w, last)
     out = _of_image(xp, x, kernel, shape, last)

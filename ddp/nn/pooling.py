@@ -140,7 +140,7 @@ def _pool(name: str, op: Any, input: Tensor, window: tuple[Any, ...], **counting
     found = window_of(name, (images.shape[2], images.shape[3]), pair(size, "kernel_size"), step, around, spread, ceil)
     if any(2 * p > k for p, k in zip(found.padding, size, strict=True)):
         raise ArgumentError(f"{name}: padding {found.padding} is more than half of kernel {size}")
-    result = apply(op, (images,), walk=found, **counting)
+    result = apply(op, (images,), window=found, **counting)
     if isinstance(result, tuple):
         return tuple([_restore_ndim(each, dims, input) for each in result])
     return _restore_ndim(result, dims, input)

@@ -99,7 +99,7 @@ def unfold(input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size =
         raise ShapeError(f"unfold: input {tuple(input.shape)}: expected (N, C, H, W) or (C, H, W)")
     image = (input.shape[2], input.shape[3])
     how = window_of("unfold", image, pair(kernel_size, "kernel_size"), stride, padding, dilation)
-    return apply(convolution.im2col, (input,), walk=how)
+    return apply(convolution.im2col, (input,), window=how)
 
 
 def fold(
@@ -124,7 +124,7 @@ def fold(
             f"fold: input {tuple(input.shape)}: images of {image} have {how.out[0]} x {how.out[1]} patches, "
             f"not {input.shape[2]}"
         )
-    return apply(convolution.col2im, (input,), walk=how)
+    return apply(convolution.col2im, (input,), window=how)
 
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:

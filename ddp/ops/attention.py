@@ -46,12 +46,12 @@ class _Attention:
         self.xp, self.scale, self.dtype = xp, scale, compute_dtype(q)
         sizes = zip(q.shape[:-2], k.shape[:-2], v.shape[:-2], strict=True)
         self.lead = tuple(0 if 0 in each else max(each) for each in sizes)
-        self.q, self.k, self.v = (self.spread(x.astype(self.dtype, copy=False)) for x in (q, k, v))
-        self.mask = None if mask is None else self.spread(mask)
+        self.q, self.k, self.v = (self.broadcast(x.astype(self.dtype, copy=False)) for x in (q, k, v))
+        self.mask = None if mask is None else self.broadcast(mask)
         self.later = ~xp.tri(q.shape[-2], k.shape[-2], dtype=bool) if causal else None
         self.bytes_of_head = q.shape[-2] * k.shape[-2] * self.dtype.itemsize
 
-    def spread(self, x: Array) -> Array:
+    def broadcast(self, x: Array) -> Array:
         """x over all leading axes."""
         return self.xp.broadcast_to(x, (*self.lead, *x.shape[-2:]))
 

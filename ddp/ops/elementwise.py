@@ -107,7 +107,7 @@ def _flat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -
 div_rounded = Op("div_rounded", _div_rounded, _flat_backward, inputs=("x", "y"))
 
 
-def _rest(name: str, quotient: Callable[[Any, Array, Array], Array]) -> Op:
+def _remainder(name: str, quotient: Callable[[Any, Array, Array], Array]) -> Op:
     """What a division leaves, by the array module's function of this name: dx = g, dy = -g*quotient."""
 
     def forward(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
@@ -121,9 +121,9 @@ def _rest(name: str, quotient: Callable[[Any, Array, Array], Array]) -> Op:
 
 
 # z = x - y*floor(x/y), with the sign of y;  dx = g, dy = -g*floor(x/y)
-remainder = _rest("remainder", lambda xp, x, y: xp.floor_divide(x, y))
+remainder = _remainder("remainder", lambda xp, x, y: xp.floor_divide(x, y))
 # z = x - y*trunc(x/y), with the sign of x;  dx = g, dy = -g*trunc(x/y)
-fmod = _rest("fmod", lambda xp, x, y: xp.trunc(xp.divide(x, y)))
+fmod = _remainder("fmod", lambda xp, x, y: xp.trunc(xp.divide(x, y)))
 
 
 # z = x^y;  dx = g*y*x^(y-1), 0 where y = 0; dy = g*z*log(x), 0 where x = 0 and y >= 0 (as PyTorch has it)

@@ -73,7 +73,7 @@ def _index(xp: Any, x: Array, places: Places) -> tuple[Array, Any]:
 
 
 def _index_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (collected(xp, g, *residual),)
+    return (scatter_to_zeros(xp, g, *residual),)
 
 
 index = Op("index", _index, _index_backward, inputs=("x",), supports_bfloat16=True)
@@ -135,7 +135,7 @@ def flat(places: Places, shape: tuple[int, ...]) -> Array:
     return found
 
 
-def collected(xp: Any, g: Array, shape: tuple[int, ...], places: Places) -> Array:
+def scatter_to_zeros(xp: Any, g: Array, shape: tuple[int, ...], places: Places) -> Array:
     """Zeros of `shape` with each of `g` (the shape of x[places]) added where x[places] reads it."""
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
     if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask names nothing twice
@@ -255,7 +255,7 @@ def _writing(write: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:
 # z = x with v added at places;  dx = g;  dv = g at places, summed to the shape of v
 def _index_add(xp: Any, out: Array, v: Any, places: Places) -> Any:
     shape = out[places].shape
-    out += collected(xp, xp.broadcast_to(xp.asarray(v, out.dtype), shape), out.shape, places)
+    out += scatter_to_zeros(xp, xp.broadcast_to(xp.asarray(v, out.dtype), shape), out.shape, places)
     return places, shape_of(v)
 
 
@@ -271,8 +271,8 @@ index_add = Op("index_add", _writing(_index_add), _index_add_backward, inputs=("
 def _scatter(xp: Any, out: Array, v: Any, index: Array, dim: int) -> Any:
     where = positions(xp, index, dim, out.shape)
     flat = out.reshape(-1)
-    flat[where] = _corner(v, index)
-    _stored(out, flat)
+    flat[where] = _crop(v, index)
+    _store(out, flat)
     return where, shape_of(v)
 
 
@@ -283,22 +283,22 @@ def _scatter_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
         dx = xp.array(g, order="C")
         dx.reshape(-1)[where] = 0
     if needs[1]:
-        dv = _uncornered(xp, g.reshape(-1).take(where), shape)
+        dv = _uncrop(xp, g.reshape(-1).take(where), shape)
     return dx, dv
 
 
-def _stored(out: Array, flat: Array) -> None:
+def _store(out: Array, flat: Array) -> None:
     """What was written to `flat`, which is `out` as a vector, in `out`; a copy where its memory asked for one."""
     if not out.flags.c_contiguous:
         out[...] = flat.reshape(out.shape)
 
 
-def _corner(v: Any, index: Array) -> Any:
+def _crop(v: Any, index: Array) -> Any:
     """The part of `v` that `index` covers; a number as it is."""
     return v[tuple(map(slice, index.shape))] if shape_of(v) else v
 
 
-def _uncornered(xp: Any, g: Array, shape: tuple[int, ...]) -> Array:
+def _uncrop(xp: Any, g: Array, shape: tuple[int, ...]) -> Array:
     if g.shape == shape:
         return g
     out = xp.zeros(shape, g.dtype)
@@ -313,9 +313,9 @@ scatter = Op("scatter", _writing(_scatter), _scatter_backward, inputs=("x", "v")
 def _scatter_add(xp: Any, out: Array, v: Array, index: Array, dim: int) -> Any:
     where = positions(xp, index, dim, out.shape)
     flat = out.reshape(-1)
-    sums = add_flat(xp, flat, where, _corner(v, index))
+    sums = add_flat(xp, flat, where, _crop(v, index))
     if sums is flat:
-        _stored(out, flat)
+        _store(out, flat)
     else:
         out[...] = sums.reshape(out.shape)
     return where, v.shape
@@ -323,7 +323,7 @@ def _scatter_add(xp: Any, out: Array, v: Array, index: Array, dim: int) -> Any:
 
 def _scatter_add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     where, shape = residual
-    return g if needs[0] else None, _uncornered(xp, g.reshape(-1).take(where), shape) if needs[1] else None
+    return g if needs[0] else None, _uncrop(xp, g.reshape(-1).take(where), shape) if needs[1] else None
 
 
 scatter_add = Op("scatter_add", _writing(_scatter_add), _scatter_add_backward, inputs=("x", "v"))

@@ -47,7 +47,7 @@ def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array 
     return where, weights
 
 
-def spread(
+def sample_gradient(
     xp: Any, g: Array, scale: Any, weights: Array | None, keep: Array | None, where: Array, reduction: str
 ) -> Array:
     """The gradient of each sample's unreduced loss, without its weight where it has none: (N, M') or ()."""
@@ -140,10 +140,12 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
     x = saved[0]
     top, sums, where, keep, weight, weights, smoothing, scale, reduction = residual
     rows, wide = columns(x), sums.dtype
-    at_target = of_all = spread(xp, g.astype(wide, copy=False), scale, weights, keep, where, reduction)
+    at_target = of_all = sample_gradient(xp, g.astype(wide, copy=False), scale, weights, keep, where, reduction)
     even = None
     if smoothing:
-        part = spread(xp, g.astype(wide, copy=False), scale, None, keep, where, reduction) * (smoothing / rows.shape[1])
+        part = sample_gradient(xp, g.astype(wide, copy=False), scale, None, keep, where, reduction) * (
+            smoothing / rows.shape[1]
+        )
         mass = rows.shape[1] if weight is None else weight.sum()
         at_target = at_target * (1 - smoothing)
         of_all = at_target + part * mass
@@ -181,7 +183,7 @@ def _soft_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, 
     x, t = saved
     top, sums, mass, scale, reduction = residual
     rows, wide = columns(x).astype(sums.dtype, copy=False), sums.dtype
-    g = spread(xp, g.astype(wide, copy=False), scale, None, None, sums, reduction)
+    g = sample_gradient(xp, g.astype(wide, copy=False), scale, None, None, sums, reduction)
     dx = dt = None
     if needs[0]:
         dx = scaled_exponentials(xp, rows, top, (g * mass / sums).astype(wide, copy=False)) - columns(t) * g
@@ -224,7 +226,7 @@ def _nll_loss(
 def _nll_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, where, keep, weights, scale, reduction = residual
     dx = xp.zeros(shape, g.dtype)
-    dx.reshape(-1)[where] = -spread(xp, g, scale, weights, keep, where, reduction)
+    dx.reshape(-1)[where] = -sample_gradient(xp, g, scale, weights, keep, where, reduction)
     return (dx,)
 
 
@@ -247,7 +249,7 @@ def _binary_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[
 
 def _binary_cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, reduction: Any) -> Gradients:
     x, t = saved
-    g = incoming(g, reduction, x.size)
+    g = unreduced_gradient(g, reduction, x.size)
     dx = dt = None
     if needs[0]:
         dx = x - t
@@ -293,7 +295,7 @@ def _softplus(xp: Any, x: Array) -> Array:
 def _with_logits_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, t = saved
     weight, reduction = residual
-    g = incoming(g, reduction, x.size)
+    g = unreduced_gradient(g, reduction, x.size)
     dx = dt = None
     if needs[0]:
         # 1/(1 + e^x) by the hyperbolic tangent, which does not overflow.
@@ -339,7 +341,7 @@ def _kl_div(xp: Any, x: Array, t: Array, log_target: bool, reduction: str) -> tu
 def _kl_div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     t, x = saved
     log_target, reduction = residual
-    g = incoming(g, reduction, t.size)
+    g = unreduced_gradient(g, reduction, t.size)
     p = xp.exp(t) if log_target else t
     dx = p * -g if needs[0] else None
     if not needs[1]:
@@ -366,7 +368,7 @@ def reduce_losses(xp: Any, losses: Array, reduction: str) -> Array:
     return out / losses.size if losses.size else xp.full((), xp.nan)
 
 
-def incoming(g: Array, reduction: str, size: int) -> Array:
+def unreduced_gradient(g: Array, reduction: str, size: int) -> Array:
     """The gradient of each loss, as an array that broadcasts to it."""
     return g / max(size, 1) if reduction == "mean" else g
 
@@ -383,7 +385,7 @@ def _pair(name: str, value: Value, slope: Slope) -> Op:
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         d, bound, reduction = residual
         wide = g.astype(d.dtype, copy=False)
-        dx = slope(xp, d, bound, incoming(wide, reduction, d.size)).astype(g.dtype, copy=False)
+        dx = slope(xp, d, bound, unreduced_gradient(wide, reduction, d.size)).astype(g.dtype, copy=False)
         return dx if needs[0] else None, -dx if needs[1] else None
 
     return Op(name, forward, backward, inputs=("x", "y"))

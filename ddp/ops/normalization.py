@@ -188,7 +188,7 @@ class RowGroups:
         """The statistics of sums of rows, (N, C) each."""
         raise NotImplementedError
 
-    def spread(self, xp: Any, statistic: Array) -> Array:
+    def broadcast(self, xp: Any, statistic: Array) -> Array:
         """A statistic as what broadcasts against (N, C)."""
         raise NotImplementedError
 
@@ -208,7 +208,7 @@ class BatchRows(RowGroups):
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
         return [each.sum(axis=0) for each in sums]
 
-    def spread(self, xp: Any, statistic: Array) -> Array:
+    def broadcast(self, xp: Any, statistic: Array) -> Array:
         return statistic
 
 
@@ -229,7 +229,7 @@ class _ChannelGroups(RowGroups):
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
         return [each.reshape(-1, self.groups, self.members).sum(axis=2) for each in sums]
 
-    def spread(self, xp: Any, statistic: Array) -> Array:
+    def broadcast(self, xp: Any, statistic: Array) -> Array:
         return xp.repeat(statistic, self.members, axis=1)
 
 
@@ -286,8 +286,8 @@ def _line(
     xp: Any, layout: RowGroups, mean: Array, rstd: Array, w: Array | None, b: Array | None
 ) -> tuple[Array, Array]:
     """The factor and the summand of (x - mean)*rstd*w + b."""
-    scale = layout.spread(xp, rstd) if w is None else layout.spread(xp, rstd) * w
-    shift = layout.spread(xp, mean) * scale
+    scale = layout.broadcast(xp, rstd) if w is None else layout.broadcast(xp, rstd) * w
+    shift = layout.broadcast(xp, mean) * scale
     return scale, -shift if b is None else b - shift
 
 
@@ -300,7 +300,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
     if x is None:
         return None, None, g.sum(axis=1).reshape(layout.matrix).sum(axis=0).astype(kind, copy=False)
     x = x.reshape(g.shape)
-    m, r = layout.spread(xp, mean), layout.spread(xp, rstd)
+    m, r = layout.broadcast(xp, mean), layout.broadcast(xp, rstd)
     far = is_far(xp, mean, 1 / (rstd * rstd))
     sums = channel_sums(xp, g, x, _per_row(xp, layout, m) if far else None)
     along, across = (each.reshape(layout.matrix) for each in sums)
@@ -321,7 +321,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
             return None, dw, db
         slope = across * (rstd * rstd * rstd / -layout.count)
         shift = along * (rstd / -layout.count) - mean * slope
-        dx = _map_rows(xp, layout, g, scale, layout.spread(xp, shift), x, layout.spread(xp, slope))
+        dx = _map_rows(xp, layout, g, scale, layout.broadcast(xp, shift), x, layout.broadcast(xp, slope))
     return dx.reshape(shape).astype(dtype, copy=False), dw, db
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp.ops.convolution import Pair, Window, frame, samples
+from ddp.ops.convolution import Pair, Window, pad_image, samples
 from ddp.ops.op import (
     BITS,
     Array,
@@ -20,7 +20,7 @@ from ddp.ops.op import (
     total,
     where_or_zero,
 )
-from ddp.ops.shape import along, stretches
+from ddp.ops.shape import along, split_slices
 
 # Max pooling as a running maximum over shifted views: one pass an element of the kernel, and no unfolded copy.
 
@@ -30,20 +30,20 @@ def _lowest(xp: Any, dtype: Any) -> Any:
 
 
 # z = max of x under the window;  dx = g at the first element that equals it, at the last nan (as PyTorch has it)
-def _max_pool2d(xp: Any, x: Array, walk: Window) -> tuple[Array, Any]:
-    framed = frame(xp, x, walk, _lowest(xp, x.dtype))
-    seen = [framed[..., rows, columns] for rows, columns in walk.shifts()]
-    top = xp.empty((*x.shape[:2], *walk.out), x.dtype)
+def _max_pool2d(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
+    padded = pad_image(xp, x, window, _lowest(xp, x.dtype))
+    seen = [padded[..., rows, columns] for rows, columns in window.shifts()]
+    top = xp.empty((*x.shape[:2], *window.out), x.dtype)
     xp.maximum(seen[0], seen[min(1, len(seen) - 1)], out=top)
     for each in seen[2:]:
         xp.maximum(top, each, out=top)
-    return top, walk
+    return top, window
 
 
-def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: Any) -> Gradients:
+def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, window: Any) -> Gradients:
     x, out = saved
     dx = xp.empty(x.shape, x.dtype)
-    whole = walk.framed == walk.image
+    whole = window.padded == window.image
     scratch: tuple[Array, Array, Array] | None = None
     for tile in samples(xp, len(x), dx[:1].nbytes):
         n = tile.stop - tile.start
@@ -51,12 +51,12 @@ def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, walk: An
             bits = BITS[g.dtype.itemsize]
             scratch = xp.empty(out[tile].shape, bits), xp.empty(out[tile].shape, bits), xp.empty(out[tile].shape, bool)
         rest, part, hit = scratch[0][:n], scratch[1][:n], scratch[2][:n]
-        back = dx[tile] if whole else xp.empty((*dx[tile].shape[:2], *walk.framed), x.dtype)
-        if not walk.even:
+        back = dx[tile] if whole else xp.empty((*dx[tile].shape[:2], *window.padded), x.dtype)
+        if not window.covers_once:
             back[...] = 0
-        _hand_out(xp, g[tile], x[tile], out[tile], walk, back, rest, part, hit)
+        _route_gradient(xp, g[tile], x[tile], out[tile], window, back, rest, part, hit)
         if not whole:
-            dx[tile] = back[..., walk.inside[0], walk.inside[1]]
+            dx[tile] = back[..., window.inside[0], window.inside[1]]
     return (dx,)
 
 
@@ -67,24 +67,24 @@ def may_be_any(xp: Any, mask: Array) -> bool:
     return bool(mask.any())
 
 
-def _hand_out(
-    xp: Any, g: Array, x: Array, top: Array, walk: Window, back: Array, rest: Array, part: Array, hit: Array
+def _route_gradient(
+    xp: Any, g: Array, x: Array, top: Array, window: Window, back: Array, rest: Array, part: Array, hit: Array
 ) -> None:
     # By the bits of g as integers, as `select` does it: `rest` is what has not gone anywhere yet.
     rest.view(g.dtype)[...] = g
-    framed = frame(xp, x, walk, xp.nan)  # which equals nothing: a window of -inf must not find the frame
-    for rows, columns in walk.shifts():
-        part[...] = xp.equal(framed[..., rows, columns], top, out=hit)  # not in the product: it would convert in pieces
+    padded = pad_image(xp, x, window, xp.nan)  # which equals nothing: a window of -inf must not find the frame
+    for rows, columns in window.shifts():
+        part[...] = xp.equal(padded[..., rows, columns], top, out=hit)  # not in the product: it would convert in pieces
         xp.multiply(part, rest, out=part)
         xp.bitwise_xor(rest, part, out=rest)
-        if walk.apart:
+        if window.is_disjoint:
             back[..., rows, columns] = part.view(g.dtype)
         else:
             back[..., rows, columns] += part.view(g.dtype)
     if may_be_any(xp, rest):  # windows whose maximum is nan
-        framed = frame(xp, x, walk, 0)
-        for rows, columns in reversed(list(walk.shifts())):
-            part[...] = xp.isnan(framed[..., rows, columns], out=hit)
+        padded = pad_image(xp, x, window, 0)
+        for rows, columns in reversed(list(window.shifts())):
+            part[...] = xp.isnan(padded[..., rows, columns], out=hit)
             xp.multiply(part, rest, out=part)
             xp.bitwise_xor(rest, part, out=rest)
             back[..., rows, columns] += part.view(g.dtype)
@@ -94,32 +94,32 @@ max_pool2d = Op("max_pool2d", _max_pool2d, _max_pool2d_backward, inputs=("x",), 
 
 
 # z = max of x under the window, and where in (H, W) it lies, as one number;  dx = g there
-def _max_pool2d_with_indices(xp: Any, x: Array, walk: Window) -> tuple[tuple[Array, Array], Any]:
-    framed = frame(xp, x, walk, _lowest(xp, x.dtype))
-    lines, across = (xp.arange(n) * s - p for n, s, p in zip(walk.out, walk.stride, walk.padding, strict=True))
-    top = xp.full((*x.shape[:2], *walk.out), _lowest(xp, x.dtype), x.dtype)
+def _max_pool2d_with_indices(xp: Any, x: Array, window: Window) -> tuple[tuple[Array, Array], Any]:
+    padded = pad_image(xp, x, window, _lowest(xp, x.dtype))
+    lines, across = (xp.arange(n) * s - p for n, s, p in zip(window.out, window.stride, window.padding, strict=True))
+    top = xp.full((*x.shape[:2], *window.out), _lowest(xp, x.dtype), x.dtype)
     which = xp.full(top.shape, -1, "int32")  # the kernel's element; none yet
     index = xp.zeros(top.shape, "int64")
-    for element, (rows, columns) in enumerate(walk.shifts()):
-        value = framed[..., rows, columns]
-        i, j = (k * d for k, d in zip(divmod(element, walk.kernel[1]), walk.dilation, strict=True))
+    for element, (rows, columns) in enumerate(window.shifts()):
+        value = padded[..., rows, columns]
+        i, j = (k * d for k, d in zip(divmod(element, window.kernel[1]), window.dilation, strict=True))
         better = (value > top) | (which < 0)
         if x.dtype.kind == "f":
             better |= xp.isnan(value)
         p, q = (lines + i)[:, None], across + j
-        better &= (p >= 0) & (p < walk.image[0]) & (q >= 0) & (q < walk.image[1])  # the frame is not the image
+        better &= (p >= 0) & (p < window.image[0]) & (q >= 0) & (q < window.image[1])  # the frame is not the image
         top = xp.where(better, value, top)
         which = xp.where(better, element, which).astype("int32", copy=False)
-        index = xp.where(better, p * walk.image[1] + q, index)
-    return (top, index), (which, walk)
+        index = xp.where(better, p * window.image[1] + q, index)
+    return (top, index), (which, window)
 
 
 def _max_pool2d_with_indices_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    (g, _), (which, walk) = g, residual
-    back = xp.zeros((*g.shape[:2], *walk.framed), g.dtype)
-    for element, (rows, columns) in enumerate(walk.shifts()):
+    (g, _), (which, window) = g, residual
+    back = xp.zeros((*g.shape[:2], *window.padded), g.dtype)
+    for element, (rows, columns) in enumerate(window.shifts()):
         back[..., rows, columns] += where_or_zero(xp, which == element, g)
-    return (back[..., walk.inside[0], walk.inside[1]],)
+    return (back[..., window.inside[0], window.inside[1]],)
 
 
 max_pool2d_with_indices = Op(
@@ -130,14 +130,14 @@ max_pool2d_with_indices = Op(
 # Average pooling: a running sum over shifted views, or over what each position sees where there are few positions.
 
 
-def _divisor(xp: Any, walk: Window, count_include_pad: bool, override: int | None, dtype: Any) -> Any:
+def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | None, dtype: Any) -> Any:
     """What each position's sum is divided by: a number, or an array (OH, OW)."""
     if override is not None:
         return override
-    if walk.framed == walk.image:
-        return walk.elements
+    if window.padded == window.image:
+        return window.elements
     counts = []
-    for n, k, s, p, out in zip(walk.image, walk.kernel, walk.stride, walk.padding, walk.out, strict=True):
+    for n, k, s, p, out in zip(window.image, window.kernel, window.stride, window.padding, window.out, strict=True):
         start = xp.arange(out) * s - p
         if count_include_pad:
             counts.append(xp.minimum(start + k, n + p) - start)
@@ -148,43 +148,43 @@ def _divisor(xp: Any, walk: Window, count_include_pad: bool, override: int | Non
 
 # z = sum of x under the window / divisor;  dx = g / divisor at every element of it
 def _avg_pool2d(
-    xp: Any, x: Array, walk: Window, count_include_pad: bool, divisor_override: int | None
+    xp: Any, x: Array, window: Window, count_include_pad: bool, divisor_override: int | None
 ) -> tuple[Array, Any]:
-    framed, wide = frame(xp, x, walk, 0), compute_dtype(x)
-    if _few(walk):
-        total = walk.view(xp, framed, 2).sum((-2, -1), dtype=wide)
+    padded, wide = pad_image(xp, x, window, 0), compute_dtype(x)
+    if _few(window):
+        total = window.view(xp, padded, 2).sum((-2, -1), dtype=wide)
     else:
-        total = xp.zeros((*x.shape[:2], *walk.out), wide)
-        for rows, columns in walk.shifts():
-            total += framed[..., rows, columns]
-    divisor = _divisor(xp, walk, count_include_pad, divisor_override, total.dtype)
+        total = xp.zeros((*x.shape[:2], *window.out), wide)
+        for rows, columns in window.shifts():
+            total += padded[..., rows, columns]
+    divisor = _divisor(xp, window, count_include_pad, divisor_override, total.dtype)
     total /= divisor
-    return total.astype(x.dtype, copy=False), (walk, divisor)
+    return total.astype(x.dtype, copy=False), (window, divisor)
 
 
 def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    walk, divisor = residual
+    window, divisor = residual
     part = (g / divisor).astype(g.dtype, copy=False)
-    if _few(walk):
-        back = xp.zeros((*g.shape[:2], *walk.framed), compute_dtype(g))
-        for p in range(walk.out[0]):
-            rows = slice(p * walk.stride[0], p * walk.stride[0] + walk.kernel[0])
-            for q in range(walk.out[1]):
-                columns = slice(q * walk.stride[1], q * walk.stride[1] + walk.kernel[1])
+    if _few(window):
+        back = xp.zeros((*g.shape[:2], *window.padded), compute_dtype(g))
+        for p in range(window.out[0]):
+            rows = slice(p * window.stride[0], p * window.stride[0] + window.kernel[0])
+            for q in range(window.out[1]):
+                columns = slice(q * window.stride[1], q * window.stride[1] + window.kernel[1])
                 back[..., rows, columns] += part[..., p : p + 1, q : q + 1]
-    elif walk.even:
-        back = xp.empty((*g.shape[:2], *walk.framed), g.dtype)
-        for rows, columns in walk.shifts():
+    elif window.covers_once:
+        back = xp.empty((*g.shape[:2], *window.padded), g.dtype)
+        for rows, columns in window.shifts():
             back[..., rows, columns] = part
     else:
-        back = xp.zeros((*g.shape[:2], *walk.framed), compute_dtype(g))
-        for rows, columns in walk.shifts():
+        back = xp.zeros((*g.shape[:2], *window.padded), compute_dtype(g))
+        for rows, columns in window.shifts():
             back[..., rows, columns] += part
-    return (back[..., walk.inside[0], walk.inside[1]].astype(g.dtype, copy=False),)
+    return (back[..., window.inside[0], window.inside[1]].astype(g.dtype, copy=False),)
 
 
-def _few(walk: Window) -> bool:
-    return walk.elements > walk.out[0] * walk.out[1]
+def _few(window: Window) -> bool:
+    return window.elements > window.out[0] * window.out[1]
 
 
 avg_pool2d = Op("avg_pool2d", _avg_pool2d, _avg_pool2d_backward, inputs=("x",))
@@ -255,7 +255,7 @@ def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, 
     return [Tap(below, 1 - part), Tap(np.minimum(below + 1, n - 1), part)]
 
 
-def _gather(xp: Any, x: Array, axis: int, found: list[Tap]) -> Array:
+def _resample(xp: Any, x: Array, axis: int, found: list[Tap]) -> Array:
     """z[i] = sum over the taps of weight[i] * x[read[i]]."""
     out = None
     for tap in found:
@@ -266,7 +266,7 @@ def _gather(xp: Any, x: Array, axis: int, found: list[Tap]) -> Array:
     return out
 
 
-def _gather_back(xp: Any, g: Array, axis: int, found: list[Tap], n: int) -> Array:
+def _resample_backward(xp: Any, g: Array, axis: int, found: list[Tap], n: int) -> Array:
     """dx[j] = sum over the taps, and the outputs that read j through them, of weight * g."""
     dx = None
     for read, weight in found:
@@ -299,14 +299,14 @@ def _interpolate(
             axes.append((axis, n, taps(n, out, scale, mode, align_corners, x.dtype)))
     (out,) = as_float32(x)
     for axis, _, found in axes:
-        out = _gather(xp, out, axis, found)
+        out = _resample(xp, out, axis, found)
     return out.astype(x.dtype, copy=not axes), axes
 
 
 def _interpolate_backward(xp: Any, g: Array, needs: Needs, saved: Saved, axes: Any) -> Gradients:
     (dx,) = as_float32(g)
     for axis, n, found in reversed(axes):
-        dx = _gather_back(xp, dx, axis, found, n)
+        dx = _resample_backward(xp, dx, axis, found, n)
     return (dx.astype(g.dtype, copy=False),)
 
 
@@ -358,7 +358,7 @@ def _continued_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     for axis, (before, after) in enumerate(widths):
         if before or after:
             n = g.shape[axis] - before - after
-            head, inner, tail = (g[stretch] for stretch in stretches(axis, (before, n, after)))
+            head, inner, tail = (g[stretch] for stretch in split_slices(axis, (before, n, after)))
             inner = inner.copy()
             RETURNS[mode](inner, head, tail, axis)
             g = inner

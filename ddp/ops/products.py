@@ -216,7 +216,7 @@ def _act(xp: Any, x: Array, activation: str, keep: bool) -> tuple[Array, Any]:
     return gelu.forward(xp, x, tanh=True, slope=keep)
 
 
-def _behind(xp: Any, g: Array, slope: Array, activation: str) -> Array:
+def _act_backward(xp: Any, g: Array, slope: Array, activation: str) -> Array:
     return where_or_zero(xp, slope, g) if activation == "relu" else g * slope
 
 
@@ -231,7 +231,7 @@ def _linear_act_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
     slope, activation, shape = residual
-    return _linear_backward(xp, _behind(xp, g, slope, activation), needs, saved, shape, outs)
+    return _linear_backward(xp, _act_backward(xp, g, slope, activation), needs, saved, shape, outs)
 
 
 linear_act = Op(

@@ -15,7 +15,7 @@ from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, compute_d
 from ddp.ops.products import column_sums, product
 
 
-def _turned(x: Array, reverse: bool) -> Array:
+def _in_order(x: Array, reverse: bool) -> Array:
     return x[::-1] if reverse else x
 
 
@@ -41,16 +41,16 @@ def _states(xp: Any, steps: int, first: Array) -> Array:
 
 def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array, ...]:
     # Copies: backward reads the states, and the results belong to the caller.
-    return tuple(x.astype(dtype) for x in (_turned(hs[1:], reverse), hs[-1], *last))
+    return tuple(x.astype(dtype) for x in (_in_order(hs[1:], reverse), hs[-1], *last))
 
 
-def _arriving(xp: Any, g: Sequence[Array | None], shape: tuple[int, ...], reverse: bool) -> tuple[Any, Array]:
+def _output_gradients(xp: Any, g: Sequence[Array | None], shape: tuple[int, ...], reverse: bool) -> tuple[Any, Array]:
     """The gradient of each step's state, None for none, and that of the last one, in memory of its own."""
     each, last = as_float32(*g[:2])
-    return None if each is None else _turned(each, reverse), _own(xp, last, shape, g)
+    return None if each is None else _in_order(each, reverse), _gradient_or_zeros(xp, last, shape, g)
 
 
-def _own(xp: Any, g: Array | None, shape: tuple[int, ...], like: Sequence[Array | None]) -> Array:
+def _gradient_or_zeros(xp: Any, g: Array | None, shape: tuple[int, ...], like: Sequence[Array | None]) -> Array:
     if g is not None:
         return g.astype(compute_dtype(g), order="C")
     return xp.zeros(shape, compute_dtype(next(x for x in like if x is not None)))
@@ -66,7 +66,7 @@ def _weights(
     flat_in, flat_re = _rows(d_in), _rows(d_re)
     dx = product(xp, flat_in, w).reshape(x.shape) if needs[0] else None
     dw_ih = product(xp, flat_in.T, _rows(x)) if needs[1] else None
-    dw_hh = product(xp, flat_re.T, _rows(_turned(hs[:-1], reverse))) if needs[2] else None
+    dw_hh = product(xp, flat_re.T, _rows(_in_order(hs[:-1], reverse))) if needs[2] else None
     return (
         dx,
         dw_ih,
@@ -85,7 +85,7 @@ def _rnn(
     relu, reverse, dtype = how["relu"], how["reverse"], x.dtype
     x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
     hs = _states(xp, len(x), h)
-    added = _turned(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
+    added = _in_order(_projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh), reverse)
     recurrent = xp.ascontiguousarray(w_hh.T)
     for t in range(len(x)):
         product(xp, hs[t], recurrent, hs[t + 1])
@@ -100,10 +100,10 @@ def _rnn(
 def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, w_ih, w_hh = as_float32(*saved)
     hs, relu, reverse = residual
-    each, dh = _arriving(xp, g, hs[0].shape, reverse)
+    each, dh = _output_gradients(xp, g, hs[0].shape, reverse)
     slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
     da = xp.empty_like(slope)
-    turned = _turned(da, reverse)
+    turned = _in_order(da, reverse)
     back = xp.ascontiguousarray(w_hh)
     for t in reversed(range(len(x))):
         if each is not None:
@@ -155,7 +155,7 @@ def _lstm(
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
     gates *= half
     recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
-    turned = _turned(gates, reverse)
+    turned = _in_order(gates, reverse)
     room, inner = xp.empty_like(turned[0]), xp.empty_like(c)
     for t in range(len(x)):
         a = turned[t]
@@ -178,14 +178,14 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     x, w_ih, w_hh, w_hr = as_float32(*saved)
     hs, cs, gates, reverse = residual
     size = cs.shape[2]
-    each, dh = _arriving(xp, g, hs[0].shape, reverse)
-    dc = _own(xp, g[2], cs[0].shape, g)
-    activations = _turned(gates, reverse)
+    each, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
+    activations = _in_order(gates, reverse)
     i, f, u, o = (activations[..., n * size : (n + 1) * size] for n in range(4))
     high = xp.tanh(cs[1:])
     # What the gates' gradients are multiples of, for all steps at once; the loop turns it into the gradients.
     da = xp.empty_like(gates)
-    turned = _turned(da, reverse)
+    turned = _in_order(da, reverse)
     for n, (a, factor) in enumerate(((i, u), (f, cs[:-1]), (None, i), (o, high))):
         part = turned[..., n * size : (n + 1) * size]
         if a is None:
@@ -261,7 +261,7 @@ def _gru(
     gates = _projected(xp, x, w_ih, bias)
     gates *= half
     recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
-    turned = _turned(gates, reverse)
+    turned = _in_order(gates, reverse)
     news, room = xp.empty_like(hs[1:]), xp.empty_like(turned[0])
     for t in range(len(x)):
         a, new = turned[t], turned[t][:, 2 * size :]
@@ -284,12 +284,12 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     x, w_ih, w_hh = as_float32(*saved)
     hs, gates, news, reverse = residual
     size = hs.shape[2]
-    each, dh = _arriving(xp, g, hs[0].shape, reverse)
-    activations = _turned(gates, reverse)
+    each, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    activations = _in_order(gates, reverse)
     r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
     # What da is a multiple of, for all steps at once: of da_n at r, of dh at z and n.
     de = xp.empty_like(gates)
-    turned = _turned(de, reverse)
+    turned = _in_order(de, reverse)
     at_r, at_z, at_n = (turned[..., k * size : (k + 1) * size] for k in range(3))
     xp.subtract(1, r, out=at_r)
     at_r *= r
@@ -301,7 +301,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     at_z *= z
     at_z *= hs[:-1] - n
     da_n = xp.empty_like(hs[1:])
-    new = _turned(da_n, reverse)
+    new = _in_order(da_n, reverse)
     back, room = xp.ascontiguousarray(w_hh), xp.empty_like(dh)
     for t in reversed(range(len(x))):
         if each is not None:

@@ -58,7 +58,7 @@ def along(dim: int, *parts: Any) -> tuple[Any, ...]:
     return (slice(None),) * dim + parts
 
 
-def stretches(dim: int, lengths: tuple[int, ...]) -> list[tuple[slice, ...]]:
+def split_slices(dim: int, lengths: tuple[int, ...]) -> list[tuple[slice, ...]]:
     """The indices of consecutive stretches of these lengths along `dim`."""
     start, found = 0, []
     for length in lengths:
@@ -69,7 +69,7 @@ def stretches(dim: int, lengths: tuple[int, ...]) -> list[tuple[slice, ...]]:
 
 # z0 | z1 | ... = x, cut along axis `dim`;  dx = [g0 | g1 | ...]
 def _split(xp: Any, x: Array, dim: int, lengths: tuple[int, ...]) -> tuple[Array, Any]:
-    return tuple([x[stretch] for stretch in stretches(dim, lengths)]), (x.shape, dim, lengths)
+    return tuple([x[stretch] for stretch in split_slices(dim, lengths)]), (x.shape, dim, lengths)
 
 
 def _joined(parts: Any, shape: tuple[int, ...], places: Sequence[Any]) -> Array | None:
@@ -89,10 +89,10 @@ def _joined(parts: Any, shape: tuple[int, ...], places: Sequence[Any]) -> Array 
 
 def _split_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, dim, lengths = residual
-    if (whole := _joined(g, shape, stretches(dim, lengths))) is not None:
+    if (whole := _joined(g, shape, split_slices(dim, lengths))) is not None:
         return (whole,)
     dx = xp.empty(shape, next(part.dtype for part in g if part is not None))
-    for part, stretch in zip(g, stretches(dim, lengths), strict=True):
+    for part, stretch in zip(g, split_slices(dim, lengths), strict=True):
         dx[stretch] = 0 if part is None else part
     return (dx,)
 
@@ -201,7 +201,7 @@ def _cat(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
 
 def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     dim, shapes = residual
-    parts = stretches(dim, tuple([0 if shape == (0,) else shape[dim] for shape in shapes]))
+    parts = split_slices(dim, tuple([0 if shape == (0,) else shape[dim] for shape in shapes]))
     return [g[part].reshape(shape) if need else None for need, part, shape in zip(needs, parts, shapes, strict=True)]
 
 
