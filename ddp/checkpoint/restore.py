@@ -25,7 +25,7 @@ from ddp.checkpoint.state import (
     restore_random,
     restore_user,
 )
-from ddp.errors import DdpError, DtypeError, ParallelError, StateDictError
+from ddp.errors import CheckpointError, DdpError, DtypeError, ParallelError, SerializationError, StateDictError
 from ddp.nn import Module
 from ddp.nn.state_dict import IncompatibleKeys
 from ddp.parallel.comm_hooks.error_feedback import reshard_hook_state
@@ -48,6 +48,13 @@ class SavedArrays(Decoder):
             return self.decode(encoded)
         finally:
             self.forget()
+
+    def decode(self, saved: JSON) -> Any:
+        """See Decoder. Raises: CheckpointError, which names the checkpoint, for what a Checkpointer does not write."""
+        try:
+            return super().decode(saved)
+        except SerializationError as error:
+            raise CheckpointError(f"{self._saved.path}: {error}") from None
 
     def want(self, names: Iterable[str]) -> None:
         """Reads these at once, which is faster than one by one."""
@@ -83,6 +90,16 @@ class Restorer:
 
     def check(self) -> None:
         """Raises: StateDictError, with names, if the checkpoint is of something else; nothing has changed yet."""
+        try:
+            self._check()
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, DdpError):
+                raise
+            raise CheckpointError(
+                f"{self._saved.path}: its state is none that a Checkpointer writes: {type(error).__name__}: {error}"
+            ) from error
+
+    def _check(self) -> None:
         training, state, names = self._training, self._saved.state, self._training.names
         self._optimizers = [
             SavedOptimizer(described, [own["pieces"][at] for own in self._saved.own_state], self._arrays)

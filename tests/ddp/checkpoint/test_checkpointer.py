@@ -12,8 +12,8 @@ import pytest
 import collectives
 import ddp
 from ddp import nn
-from ddp.checkpoint import Checkpointer, load_model, open_checkpoint
-from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
+from ddp.checkpoint import Checkpointer, Store, load_model, open_checkpoint
+from ddp.errors import ArgumentError, CheckpointError, DdpError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
 
@@ -281,6 +281,25 @@ def test_one_that_is_damaged_changes_nothing(asked: str, folder: Path) -> None:
     for said, reached in collectives.run_threads(run, size=2):
         assert "step-0000000005: rank-0000.safetensors: bytes" in said
         assert reached == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "its state is none that a Checkpointer writes: TypeError"),
+        ({"model": None}, "its state is none that a Checkpointer writes: KeyError: 'optimizers'"),
+        ({"scaler": {"odd": 1}}, "the structure holds .*'odd'"),
+    ],
+)
+def test_what_no_checkpointer_has_written_is_named(state: Any, message: str, folder: Path) -> None:
+    whole = {"model": None, "parallel": [], "optimizers": [], "schedulers": [], "scaler": None}
+    own = {"pieces": [], "hooks": [], "random": None, "user": None, "loader": None, "within": False}
+    store = Store(folder, collectives.init("single"))
+    store.write(1, {}, {**whole, **state} if state and "scaler" in state else state, own)
+    store.close()
+    scaler = ddp.amp.GradScaler() if state and "scaler" in state else None
+    with Checkpointer(folder, scaler=scaler) as ckpt, pytest.raises(DdpError, match=f"step-0000000001: .*{message}"):
+        ckpt.load()
 
 
 def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:
