@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ddp.errors import SharingError
-from ddp.multiprocessing.pickling import PackedObject, pack, register_fd_type, take_fd
+from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 
 _HEADER = struct.Struct("!IQ")  # descriptors, bytes
 _MOST = 253  # descriptors a sendmsg; the kernel's SCM_MAX_FD
@@ -48,22 +48,16 @@ class SharingConnection(Connection):
 
     def recv(self) -> Any:
         """The next object. Blocks until there is one. Raises: EOFError if nothing is left and no other end open."""
-        return self.recv_packed().open()
+        return self.take().open()
 
     def send_packed(self, packed: PackedObject) -> None:
         """Sends what `pack` has made."""
-        self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
-        self._check_writable()  # type: ignore[attr-defined]
         self.post(packed.data, [each.fileno() for each in packed.fd_owners])
 
-    def recv_packed(self) -> PackedObject:
-        """The next object, still packed: to be opened once locks have been released. Raises: EOFError."""
-        self._check_closed()  # type: ignore[attr-defined]
-        self._check_readable()  # type: ignore[attr-defined]
-        return self.take()
-
     def post(self, data: Any, fds: list[int]) -> None:
-        """Sends bytes, and with them the descriptors."""
+        """Sends bytes, and with them the descriptors. Raises: OSError if this end is closed, or cannot send."""
+        self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
+        self._check_writable()  # type: ignore[attr-defined]
         header = _HEADER.pack(len(fds), len(data))
         if len(data) <= _TOGETHER and len(fds) <= _MOST:
             self._send_all(header + data, fds)
@@ -87,7 +81,9 @@ class SharingConnection(Connection):
         self._socket.sendall(data[sent:])
 
     def take(self) -> PackedObject:
-        """The next message: its bytes and descriptors, which are the caller's. Raises: EOFError, OSError."""
+        """The next message, still packed: to be opened once locks have been released. Raises: EOFError, OSError."""
+        self._check_closed()  # type: ignore[attr-defined]
+        self._check_readable()  # type: ignore[attr-defined]
         fds: list[int] = []
         try:
             header = self._receive(_HEADER.size, fds)
@@ -147,20 +143,11 @@ def make_pipe(duplex: bool = True) -> tuple[SharingConnection, SharingConnection
     return SharingConnection(one.detach(), True, duplex), SharingConnection(other.detach(), duplex, True)
 
 
-def _connection_from_parent(fd: Any, readable: bool, writable: bool) -> SharingConnection:
-    return SharingConnection(fd.detach(), readable, writable)
-
-
-def _reduce(channel: SharingConnection) -> tuple[Any, ...]:
-    return _connection_from_parent, (reduction.DupFd(channel.fileno()), channel.readable, channel.writable)
-
-
-def _connection_from_fd(index: int, readable: bool, writable: bool) -> SharingConnection:
-    return SharingConnection(take_fd(index), readable, writable)
+def _reduce(connection: SharingConnection) -> tuple[Any, ...]:
+    return SharingConnection, (SentFd(connection), connection.readable, connection.writable)
 
 
 reduction.register(SharingConnection, _reduce)
-register_fd_type(SharingConnection, lambda channel: (_connection_from_fd, (channel.readable, channel.writable)))
 
 
 class _DeferredPickle:
@@ -226,7 +213,7 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
                 left = 0.0 if deadline is None or not block else max(0.0, deadline - time.monotonic())
                 if not self._poll(left):
                     raise queue.Empty
-            packed = self._reader.recv_packed()
+            packed = self._reader.take()
             self._sem.release()
         finally:
             self._rlock.release()
@@ -253,7 +240,7 @@ class SimpleQueue(multiprocessing.queues.SimpleQueue):  # type: ignore[type-arg]
     def get(self) -> Any:
         """Takes an object out, waiting for one if there is none."""
         with self._rlock:
-            packed = self._reader.recv_packed()
+            packed = self._reader.take()
         return packed.open()
 
     def put(self, obj: Any) -> None:

@@ -64,7 +64,7 @@ class ForkServerProcess(context.ForkServerProcess):
 def _start(kind: Any, process_obj: Any) -> Any:
     share_small_tensors((process_obj._args, process_obj._kwargs))
     popen = kind._Popen(process_obj)
-    vars(popen).pop("claims", None)
+    vars(popen).pop("fd_owners", None)
     return popen
 
 

@@ -11,7 +11,6 @@ import os
 import pickle
 import threading
 import weakref
-from collections.abc import Callable
 from multiprocessing import context, reduction
 from typing import Any
 
@@ -28,7 +27,6 @@ _SMALL = 1 << 16  # bytes
 
 # The blocks that tensors of this process lie in, so that what comes twice is mapped once, and what comes home is found.
 _known: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
-_connection_from_fd: dict[type, Callable[[Any], tuple[Any, tuple[Any, ...]]]] = {}
 
 
 class PackedObject:
@@ -71,16 +69,15 @@ def take_fd(index: int) -> int:
     return fd
 
 
-def register_fd_type(kind: type, reduce: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> None:
-    """Says how channels pack objects of `kind`, which have a `fileno()`: a function and its arguments for the receiver.
+class SentFd:
+    """The descriptor of an object, its `owner`, on its way to another process, where it is unpickled as a number."""
 
-    The function is called with the index of the descriptor, for `taken`, and those arguments.
-    """
-    _connection_from_fd[kind] = reduce
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
 
 
 class _Packer(reduction.ForkingPickler):
-    """The pickle of our channels."""
+    """The pickler of our connections."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -89,16 +86,19 @@ class _Packer(reduction.ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, TensorBase):
             return _reduce_tensor(obj)
-        reduce = _connection_from_fd.get(type(obj))
-        if reduce is None:
+        if type(obj) is Block:
+            return _block_by_fd(obj)
+        if type(obj) is not SentFd:
             return NotImplemented
-        self.fd_owners.append(obj)
-        rebuild, arguments = reduce(obj)
-        return rebuild, (len(self.fd_owners) - 1, *arguments)
+        self.fd_owners.append(obj.owner)
+        return take_fd, (len(self.fd_owners) - 1,)
 
 
 def pack(obj: Any) -> PackedObject:
-    """An object for `Channel.ship`; its tensors move to shared memory. Raises: GraphError for one in a graph."""
+    """An object as `SharingConnection.post` sends it; its tensors move to shared memory.
+
+    Raises: GraphError for a tensor that is the result of an op.
+    """
     share_small_tensors(obj)
     file = io.BytesIO()
     packer = _Packer(file)
@@ -162,14 +162,14 @@ def _tensor(
 def _gpu_tensor(
     kind: type[Any],
     where: device,
-    claim: Any,
+    reference: Any,
     memory: Any,
     dtype: Any,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     requires_grad: bool,
 ) -> Any:
-    array = ipc.import_array(where, claim, memory, dtype, shape, strides)
+    array = ipc.import_array(where, reference, memory, dtype, shape, strides)
     x = as_subclass(kind, wrap(array, device_of(array)))  # its number may be another one here
     return x.requires_grad_() if requires_grad else x
 
@@ -180,17 +180,8 @@ def _open_block(fd: int, token: str, nbytes: int) -> Block:
     if block is not None and not block.closed:
         os.close(fd)
         return block
-    os.set_inheritable(fd, False)
     block = _known[token] = Block.adopt(fd, token, nbytes)
     return block
-
-
-def _block_from_connection(index: int, token: str, nbytes: int) -> Block:
-    return _open_block(take_fd(index), token, nbytes)
-
-
-def _block_from_parent(fd: Any, token: str, nbytes: int) -> Block:
-    return _open_block(fd.detach(), token, nbytes)
 
 
 def _open_handle(handle: Handle) -> Block:
@@ -200,21 +191,11 @@ def _open_handle(handle: Handle) -> Block:
     return block
 
 
-def _claim_from_connection(index: int, token: str, pid: int) -> IpcReference:
-    return IpcReference(take_fd(index), token, pid)
+def _block_by_fd(block: Block) -> tuple[Any, ...]:
+    return _open_block, (SentFd(block), block.token, block.nbytes)
 
 
-def _claim_from_parent(fd: Any, token: str, pid: int) -> IpcReference:
-    claim = IpcReference(fd.detach(), token, pid)
-    os.set_inheritable(claim.fileno(), False)
-    return claim
-
-
-register_fd_type(Block, lambda block: (_block_from_connection, (block.token, block.nbytes)))
-register_fd_type(IpcReference, lambda claim: (_claim_from_connection, (claim.token, claim.pid)))
-
-
-# The standard ForkingPickler:
+# The standard ForkingPickler packs the arguments of a process that is started, and what others' queues and pipes carry.
 
 
 def _reduce_for_process(x: Any) -> Any:
@@ -225,19 +206,27 @@ def _reduce_for_process(x: Any) -> Any:
 
 
 def _reduce_block(block: Block) -> tuple[Any, ...]:
-    popen: Any = context.get_spawning_popen()
-    if popen is None:
-        return _open_handle, (block.handle(),)
-    return _block_from_parent, (popen.DupFd(popen.duplicate_for_child(block.fileno())), block.token, block.nbytes)
+    return _block_by_fd(block) if context.get_spawning_popen() is not None else (_open_handle, (block.handle(),))
 
 
-def _reduce_claim(claim: Any) -> tuple[Any, ...]:
+def _reduce_reference(reference: IpcReference) -> tuple[Any, ...]:
+    return IpcReference, (SentFd(reference), reference.token, reference.pid)
+
+
+def _reduce_fd(sent: SentFd) -> tuple[Any, ...]:
     popen: Any = context.get_spawning_popen()
     assert popen is not None, "others' channels copy what is on a GPU"
-    vars(popen).setdefault("claims", []).append(claim)  # to stay open until the child has it
-    return _claim_from_parent, (popen.DupFd(popen.duplicate_for_child(claim.fileno())), claim.token, claim.pid)
+    vars(popen).setdefault("fd_owners", []).append(sent.owner)  # to stay open until the child has it
+    return _fd_from_parent, (popen.DupFd(popen.duplicate_for_child(sent.owner.fileno())),)
+
+
+def _fd_from_parent(inherited: Any) -> int:
+    fd: int = inherited.detach()
+    os.set_inheritable(fd, False)
+    return fd
 
 
 reduction.register(Block, _reduce_block)
-reduction.register(IpcReference, _reduce_claim)
+reduction.register(IpcReference, _reduce_reference)
+reduction.register(SentFd, _reduce_fd)
 for_each_class(lambda kind: reduction.register(kind, _reduce_for_process))

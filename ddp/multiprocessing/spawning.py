@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -27,11 +28,6 @@ class ProcessException(Exception):
         super().__init__(msg)
         self.msg, self.error_index, self.pid = msg, error_index, pid
 
-    @property
-    def error_pid(self) -> int:
-        """The number of the process."""
-        return self.pid
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.msg, self.error_index, self.pid)
 
@@ -56,10 +52,15 @@ class ProcessExitedException(ProcessException):
 class ProcessContext:
     """The processes of a `spawn`. processes: in order of their index."""
 
-    def __init__(self, processes: Sequence[Any], reports: Sequence[Any]) -> None:
-        self.processes = list(processes)
-        self._reports = list(reports)  # the receiving ends
-        self._running: dict[Any, int] = {process.sentinel: index for index, process in enumerate(self.processes)}
+    def __init__(self) -> None:
+        self.processes: list[Any] = []
+        self._reports: list[Any] = []  # the receiving ends
+        self._running: dict[Any, int] = {}  # index by sentinel
+
+    def _add(self, process: Any, report: Any) -> None:
+        self._running[process.sentinel] = len(self.processes)
+        self.processes.append(process)
+        self._reports.append(report)
 
     def pids(self) -> list[int]:
         """The numbers of the processes."""
@@ -103,11 +104,11 @@ class ProcessContext:
 
     def _raise(self, index: int) -> None:
         process, report = self.processes[index], self._reports[index]
-        try:
-            text, pickled = report.recv() if report.poll() else (None, None)
-        except EOFError:
-            text = pickled = None
         code = process.exitcode
+        text = pickled = None
+        with contextlib.suppress(EOFError):  # it has sent none
+            if report.poll():  # a child of its own may have the other end still
+                text, pickled = report.recv()
         if text is not None:
             message = f"\n\n-- Process {index} terminated with the following error:\n{text}"
             raise ProcessRaisedException(message, index, process.pid) from _exception(pickled)
@@ -134,22 +135,17 @@ def start_processes(
     if nprocs < 1:
         raise ArgumentError(f"spawn: nprocs should be at least 1, is {nprocs}")
     made = default.get_context(start_method)
-    processes: list[Any] = []
-    reports = []
-    started = ProcessContext((), ())
+    started = ProcessContext()
     try:
         for index in range(nprocs):
             ours, theirs = made.Pipe(duplex=False)
             process = made.Process(target=_run, args=(fn, index, tuple(args), theirs), daemon=daemon)
             process.start()
             theirs.close()
-            processes.append(process)
-            reports.append(ours)
+            started._add(process, ours)
     except BaseException:
-        started.processes = processes
         started._end(_GRACE)
         raise
-    started = ProcessContext(processes, reports)
     if not join:
         return started
     started.join()

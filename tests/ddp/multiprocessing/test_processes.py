@@ -110,7 +110,7 @@ def test_an_exception_is_raised_here_and_ends_the_others() -> None:
     with pytest.raises(mp.ProcessRaisedException, match=r"Process 1 terminated(?s:.)*fail_beside_a_sleeper") as caught:
         started.join()
     assert isinstance(caught.value.__cause__, KeyError)
-    assert (caught.value.error_index, caught.value.error_pid) == (1, x[1].item())
+    assert (caught.value.error_index, caught.value.pid) == (1, x[1].item())
     assert started.pids() == x.tolist()
     assert [process.is_alive() for process in started.processes] == [False, False]
     assert time.monotonic() - began < 60
