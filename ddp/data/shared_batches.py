@@ -1,6 +1,6 @@
 """Batches between a worker and its consumer: arrays lie in shared memory, and only their description is sent.
 
-A worker takes a block from its `BlockPool`, collates arrays into it, and sends the block's descriptor once; the
+A worker takes one of its blocks, collates arrays into it, and sends the block's descriptor once; the
 consumer maps the block and makes arrays over the same memory. What holds the arrays (tuples, dicts, a class of the
 user's) is pickled with a number in the place of each array. When the last array over a block has gone, its `Lease`
 ends, and the worker may use the block again. So neither side allocates or faults pages in for each batch.
@@ -13,7 +13,7 @@ import math
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,46 +31,6 @@ _LONG = 1024  # bytes of a pickle that go into the block, too: results in the so
 _HELD = 32  # blocks of one worker that the consumer may keep; of what it keeps beyond that it gets copies
 
 _BFLOAT16 = bfloat16.name
-
-
-class BlockPool:
-    """The blocks of a sender: those that are free, and those that are taken.
-
-    dropped: called with the token of a block that is given up for a larger one, so that receivers can unmap
-    it
-    """
-
-    def __init__(self, dropped: Callable[[str], Any] | None = None) -> None:
-        self._dropped = dropped
-        self._free: list[Block] = []
-        self._taken: dict[str, Block] = {}
-
-    def take(self, nbytes: int) -> Block:
-        """A block of at least `nbytes` bytes: the smallest free one that will do, else a new one; its contents vary.
-
-        Where none of the free ones will do, the largest is dropped for the new one: sizes that grow leave no trail.
-        """
-        fitting = [block for block in self._free if block.nbytes >= nbytes]
-        if fitting:
-            block = min(fitting, key=lambda each: each.nbytes)
-            self._free.remove(block)
-        else:
-            if self._free:
-                largest = max(self._free, key=lambda each: each.nbytes)
-                self._free.remove(largest)
-                if self._dropped is not None:
-                    self._dropped(largest.token)
-            block = Block.create(max(1, -(-nbytes // _GRAIN)) * _GRAIN)
-        self._taken[block.token] = block
-        return block
-
-    def give_back(self, token: str) -> None:
-        """The block of that token, which was taken here, is free again."""
-        self._free.append(self._taken.pop(token))
-
-    def __len__(self) -> int:
-        """How many blocks there are, free and taken."""
-        return len(self._free) + len(self._taken)
 
 
 class Lease:
@@ -119,7 +79,8 @@ class BatchWriter:
     def __init__(self) -> None:
         self.dropped: list[str] = []  # tokens of blocks that are no more, for the consumer to forget
         self.new: Block | None = None  # of the last batch, if the consumer does not have it yet: closed once it has
-        self._pool = BlockPool(self.dropped.append)
+        self._free: list[Block] = []
+        self._taken: dict[str, Block] = {}  # by token
         self._block: Block | None = None
         self._used = 0
         self._usual = 0  # bytes of the largest batch so far
@@ -129,18 +90,33 @@ class BatchWriter:
         self.abandon()
         self._used = 0
         if self._usual:
-            self._block = self._pool.take(self._usual)
+            self._block = self._take(self._usual)
 
     def abandon(self) -> None:
         """There will be no batch of what was begun."""
         if self._block is not None:
-            self._pool.give_back(self._block.token)
+            self.give_back([self._block.token])
             self._block = None
 
     def give_back(self, tokens: list[str]) -> None:
         """The consumer has done with the batches in these blocks."""
-        for token in tokens:
-            self._pool.give_back(token)
+        self._free += [self._taken.pop(token) for token in tokens]
+
+    def _take(self, nbytes: int) -> Block:
+        """A block of at least `nbytes` bytes: the smallest free one that will do, else a new one; its contents vary.
+
+        Where none of the free ones will do, the largest is dropped for the new one: sizes that grow leave no trail.
+        """
+        self._free.sort(key=lambda block: block.nbytes)
+        block = next((block for block in self._free if block.nbytes >= nbytes), None)
+        if block is not None:
+            self._free.remove(block)
+        else:
+            if self._free:
+                self.dropped.append(self._free.pop().token)
+            block = Block.create(max(1, -(-nbytes // _GRAIN)) * _GRAIN)
+        self._taken[block.token] = block
+        return block
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array for the batch, in the block if it fits there; what it holds is arbitrary."""
@@ -194,10 +170,10 @@ class BatchWriter:
         block = self._block
         if block is not None and block.nbytes >= nbytes:
             return block
-        larger = self._pool.take(nbytes)
+        larger = self._take(nbytes)
         if block is not None:
             larger.array(np.uint8, self._used)[...] = block.array(np.uint8, self._used)
-            self._pool.give_back(block.token)
+            self.give_back([block.token])
         return larger
 
 
