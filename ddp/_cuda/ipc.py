@@ -1,4 +1,14 @@
-"""Who looks at GPU memory that this process has sent: each has an end of a pipe, which the kernel always closes."""
+"""GPU memory by CUDA IPC: another process opens the allocation that an array lies in, and uses the same bytes.
+
+CUDA counts no references across processes: the sender has to keep what it sent until no process uses it any more. So
+one end of a pipe goes with the handle, and the receiver closes it when its last array over the memory has gone. The
+kernel closes it for a receiver that dies, and for a message that is never read.
+
+The sender waits for its current stream, so that the receiver finds all writes. When an array of the receiver's has
+gone, the mapping is held until the stream that was current there is past it.
+
+Source: CUDA C++ Programming Guide, "Interprocess Communication"; CUDA driver API, cuMemGetAddressRange.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +16,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import queue
 import select
 import threading
 import weakref
@@ -40,48 +49,47 @@ class IpcReference:
 
 
 class _Exported:
-    """What this process has sent and others may still look at, by token: the array, our end of its pipe, its event."""
+    """What this process has sent and others may still use, by token: the array, and our end of its pipe."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, tuple[Array, int, Any]] = {}
+        self._arrays: dict[str, tuple[Array, int]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._arrays)
 
-    def hold(self, array: Array, event: Any = None) -> IpcReference:
-        """Keeps `array` and the event of its writes until the claim and all its copies are closed."""
+    def hold(self, array: Array) -> IpcReference:
+        """Keeps `array` until the reference and all its copies are closed."""
         ours, theirs = os.pipe()
-        claim = IpcReference(theirs, os.urandom(8).hex(), os.getpid())
+        reference = IpcReference(theirs, os.urandom(8).hex(), os.getpid())
         with self._lock:
-            self._arrays[claim.token] = (array, ours, event)
-        return claim
+            self._arrays[reference.token] = (array, ours)
+        return reference
 
     def sweep(self) -> int:
-        """Lets go of what nobody claims any more; how many arrays are left."""
+        """Drops arrays that no process refers to any more; returns how many are left."""
         with self._lock:
             poll = select.poll()
-            for _, fd, _ in self._arrays.values():
-                poll.register(fd, 0)  # that the other end is closed is always told
+            for _, fd in self._arrays.values():
+                poll.register(fd, 0)  # that the other end is closed is always reported
             closed = {fd for fd, _ in poll.poll(0)}
-            for token, (_, fd, _) in list(self._arrays.items()):
+            for token, (_, fd) in list(self._arrays.items()):
                 if fd in closed:
                     del self._arrays[token]
                     os.close(fd)
             return len(self._arrays)
 
-    def find(self, token: str) -> tuple[Array, Any]:
-        """The array that was sent under that token, and its event. Raises: SharingError if it has been let go of."""
+    def find(self, token: str) -> Array:
+        """The array that was sent under that token. Raises: SharingError if it has been dropped."""
         with self._lock:
             if token not in self._arrays:
                 raise SharingError("GPU memory came back to its process after that had let go of it")
-            array, _, event = self._arrays[token]
-            return array, event
+            return self._arrays[token][0]
 
     def forget(self) -> None:
         """In a forked child: these are the parent's."""
         self._lock = threading.Lock()
-        for _, fd, _ in self._arrays.values():
+        for _, fd in self._arrays.values():
             with contextlib.suppress(OSError):  # closed by whoever forked
                 os.close(fd)
         self._arrays = {}
@@ -91,55 +99,38 @@ exported = _Exported()
 os.register_at_fork(after_in_child=exported.forget)
 
 
-# GPU memory by CUDA IPC: another process opens the allocation that an array lies in, and looks at the same bytes.
-#
-# CUDA counts no references across processes: the sender has to keep what it sent until nobody looks at it any more. How
-# it learns that: with the handle goes one end of a pipe, and the receiver closes it when its last array over the memory
-# has gone. The kernel does so for one that dies, and for a message that is never read, so the other end tells the
-# truth.
-#
-# Nobody waits but streams: an event goes with the handle, after which the receiver's stream goes on; and when an array
-# of the receiver's has gone, a thread waits in its place until the stream that it was last current on has used it.
-#
-# Source: CUDA C++ Programming Guide, "Interprocess Communication"; CUDA driver API, cuMemGetAddressRange.
-
-
 class IpcMemory(NamedTuple):
-    """Where an array is for others.
+    """Where an array is for other processes.
 
-    handle: CUDA's of the allocation; offset: of the array in it, nbytes: as far as it reaches there; event: CUDA's
-    handle of what its writes are done at, b"" if they are; uuid: of the device, whatever its number is elsewhere
+    handle: CUDA's of the allocation; offset: of the array in it, nbytes: as far as it reaches there; uuid: of the
+    device, whatever its number is elsewhere
     """
 
     handle: bytes
     offset: int
     nbytes: int
-    event: bytes = b""
     uuid: bytes = b""
 
 
 def export_array(
     array: Array, where: device
 ) -> tuple[device, IpcReference, IpcMemory, Any, tuple[int, ...], tuple[int, ...]]:
-    """What `accept` needs in another process: device, claim, memory, dtype, shape, strides.
+    """What `import_array` needs in another process: device, reference, memory, dtype, shape, strides.
 
-    The receiver's stream will go on when the current one has done what was asked of it so far.
-    Raises: SharingError if CUDA cannot share this memory.
+    Waits for the current stream. Raises: SharingError if CUDA cannot share this memory.
     """
     exported.sweep()
     xp = where.xp
     low, high = _reach(array)
     with on(where):
-        lane = stream_order.current(xp)
-        if lane.capturing:
+        stream = stream_order.current(xp)
+        if stream.capturing:
             raise SharingError("a tensor cannot be sent while a graph is captured: nothing is in it before a replay")
-        theirs = getattr(array.data.mem, "_owner", None)
-        if isinstance(theirs, _Held):
-            # Their event would have to live until it is waited for, and who forwards is not told when that is.
-            lane.stream.synchronize()
-            return where, theirs.claim, theirs.part(array, low, high), array.dtype, array.shape, array.strides
+        stream.stream.synchronize()
+        owner = getattr(array.data.mem, "_owner", None)
+        if isinstance(owner, _Borrowed):
+            return where, owner.lease.reference, owner.part(array, low, high), array.dtype, array.shape, array.strides
         base = address_range(low) if high > low else low
-        event, mark = _mark(lane)
         try:
             handle = xp.cuda.runtime.ipcGetMemHandle(base) if high > low else b""
         except RuntimeError as error:  # CUDARuntimeError
@@ -148,59 +139,40 @@ def export_array(
                 "the pool does, and neither what cudaMallocAsync gave (ddp.cuda.memory.use('async')) nor managed "
                 "memory"
             ) from error
-    memory = IpcMemory(bytes(handle), array.data.ptr - base, high - base, mark, _uuid(xp, lane.device))
-    return where, exported.hold(array, event), memory, array.dtype, array.shape, array.strides
-
-
-_MOST = 1000  # events at a time; beyond, the host waits, as PyTorch's does: CUDA has no unbounded number of them
-
-
-def _mark(lane: stream_order.DeviceStream) -> tuple[Any, bytes]:
-    """An event of now, and its handle for others; (None, b"") if all is done already, because it was waited for."""
-    xp = lane.xp
-    if len(exported) < _MOST:
-        try:
-            event = lane.record(xp.cuda.Event(disable_timing=True, interprocess=True))
-            return event, bytes(xp.cuda.runtime.ipcGetEventHandle(event.ptr))
-        except RuntimeError:  # CUDARuntimeError: not on this system, as under WSL
-            pass
-    lane.stream.synchronize()
-    return None, b""
+    memory = IpcMemory(bytes(handle), array.data.ptr - base, high - base, _uuid(xp, stream.device))
+    return where, exported.hold(array), memory, array.dtype, array.shape, array.strides
 
 
 def import_array(
-    where: device, claim: IpcReference, memory: IpcMemory, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
+    where: device,
+    reference: IpcReference,
+    memory: IpcMemory,
+    dtype: Any,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
 ) -> Array:
-    """The array that another process offered; in the process that did so, that array itself.
+    """The array that another process exported; in the process that did so, that array itself.
 
     Raises: SharingError if CUDA cannot open the memory, or this process does not have the device.
     """
     xp = where.xp
-    if claim.pid == os.getpid():
-        array, event = exported.find(claim.token)  # CUDA opens no handle where it was made
-        if event is not None:
-            stream_order.current(xp, array.device.id).wait(event)
-        return _part(xp, array, memory, dtype, shape, strides)
-    index = _find(xp, memory.uuid, where, claim.pid)
+    if reference.pid == os.getpid():  # CUDA opens no handle where it was made
+        return _part(xp, exported.find(reference.token), memory, dtype, shape, strides)
+    index = _find(xp, memory.uuid, where, reference.pid)
     with xp.cuda.Device(index):
         if not memory.handle:
             return xp.empty(shape, dtype)
-        opened = _opened(xp, index, memory.handle, claim.pid)
-        if memory.event:
-            event = xp.cuda.runtime.ipcOpenEventHandle(memory.event)
-            xp.cuda.runtime.streamWaitEvent(stream_order.current(xp).stream.ptr, event)
-            xp.cuda.runtime.eventDestroy(event)  # CUDA keeps it for as long as the stream needs it
-    lease = _Lease(opened, claim)
-    held = _Held(lease, memory)
-    weakref.finalize(held, _let_go, xp, index, lease).atexit = False  # all goes with the process
-    pointer = xp.cuda.MemoryPointer(xp.cuda.UnownedMemory(opened.pointer, memory.nbytes, held, index), 0)
-    return xp.ndarray(shape, dtype, pointer + memory.offset, strides)
+        borrowed = _Borrowed(_Lease(_opened(xp, index, memory.handle, reference.pid), reference), memory)
+    # The finalizer holds the lease, and passes it on to the stream's order.
+    weakref.finalize(borrowed, _end_lease, xp, index, borrowed.lease).atexit = False  # all goes with the process
+    unowned = xp.cuda.UnownedMemory(borrowed.lease.opened.pointer, memory.nbytes, borrowed, index)
+    return xp.ndarray(shape, dtype, xp.cuda.MemoryPointer(unowned, memory.offset), strides)
 
 
 def _part(
     xp: Any, array: Array, memory: IpcMemory, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Array:
-    """What came home of `array`: itself, or a part of it that others have cut out."""
+    """What came back of `array`: itself, or a part of it that another process has cut out."""
     if (array.dtype, array.shape, array.strides) == (dtype, shape, strides):
         return array
     if not memory.handle:
@@ -225,82 +197,31 @@ class _Opened:
 
 
 class _Lease:
-    """The right to look at others' memory. It ends with its last reference: the mapping first, and then the claim."""
+    """The right to use another process's memory. It ends with its last reference: the mapping before the pipe."""
 
-    def __init__(self, opened: _Opened, claim: IpcReference) -> None:
-        self.opened: _Opened | None = opened
-        self.claim: IpcReference | None = claim
+    def __init__(self, opened: _Opened, reference: IpcReference) -> None:
+        self.opened, self.reference = opened, reference
 
     def __del__(self) -> None:
-        self.opened = None
-        self.claim = None
+        del self.opened, self.reference
 
 
-class _Held:
-    """What arrays over others' memory keep alive, and what is to be told to whom they are sent on."""
+class _Borrowed:
+    """What arrays over another process's memory keep alive."""
 
     def __init__(self, lease: _Lease, memory: IpcMemory) -> None:
-        self._lease, self._memory = weakref.ref(lease), memory
-
-    @property
-    def claim(self) -> IpcReference:
-        """The claim, which ends with its last copy, in whatever process."""
-        lease = self._lease()
-        assert lease is not None
-        assert lease.claim is not None, "it lives as long as this"
-        return lease.claim
+        self.lease, self.memory = lease, memory
 
     def part(self, array: Array, low: int, high: int) -> IpcMemory:
         """Where an array is in the memory of the process that it came from."""
-        lease = self._lease()
-        assert lease is not None
-        assert lease.opened is not None, "it lives as long as this"
-        base = lease.opened.pointer
-        handle = self._memory.handle if high > low else b""
-        return self._memory._replace(handle=handle, offset=array.data.ptr - base, nbytes=high - base, event=b"")
+        base = self.lease.opened.pointer
+        handle = self.memory.handle if high > low else b""
+        return self.memory._replace(handle=handle, offset=array.data.ptr - base, nbytes=high - base)
 
 
-def _let_go(xp: Any, index: int, lease: _Lease) -> None:
+def _end_lease(xp: Any, index: int, lease: _Lease) -> None:
     """The lease ends when the current stream has got this far."""
-    lane = stream_order.current(xp, index)
-    if lane.capturing:
-        stream_order.hold(lane, lease)
-        return
-    with xp.cuda.Device(index):
-        event = xp.cuda.Event(block=True, disable_timing=True)  # the thread sleeps
-    _leaving.put(xp, index, lane.record(event), lease)
-
-
-class _Leaving:
-    """What goes when an event has passed; a thread waits for these, so that nobody else has to."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Any, int, Any, _Lease]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def put(self, xp: Any, index: int, event: Any, lease: _Lease) -> None:
-        """Ends the lease when the event of that device has passed."""
-        self._queue.put((xp, index, event, lease))
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ddp-cuda-ipc", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            xp, index, event, lease = self._queue.get()
-            with contextlib.suppress(Exception), xp.cuda.Device(index):  # a device that has failed has lost all memory
-                event.synchronize()
-            del xp, event, lease
-
-    def forget(self) -> None:
-        """In a forked child: there is no such thread, and what was waited for is the parent's."""
-        self.__init__()  # type: ignore[misc]  # as new
-
-
-_leaving = _Leaving()
-os.register_at_fork(after_in_child=_leaving.forget)
+    stream_order.hold(stream_order.current(xp, index), lease)
 
 
 def _close(xp: Any, index: int, pointer: int) -> None:

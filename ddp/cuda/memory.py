@@ -73,13 +73,14 @@ def empty_cache() -> None:
 
 
 def ipc_collect() -> None:
-    """Lets go of tensors that were sent to other processes, and at which none of them looks any more.
+    """Drops tensors that were sent to other processes and that none of them uses any more, and received ones.
 
-    Sending a tensor and a full device do this, too; it helps a process that has sent its last one.
+    Sending a tensor and a full device do this, too; it helps a process that has sent or received its last one.
     """
-    from ddp._cuda.ipc import exported  # only where there is a GPU
+    from ddp._cuda import ipc, stream_order  # only where there is a GPU
 
-    exported.sweep()
+    stream_order.sweep()  # of tensors that came from other processes
+    ipc.exported.sweep()
 
 
 def memory_allocated(device: Where = None) -> int:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.ops import shape
 from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, assert_near, results
@@ -65,31 +64,6 @@ def test_the_projection_is_read_where_it_lies(gpu: Any, monkeypatch: pytest.Monk
         assert each.stride[0] == 6 * 3 * 32
 
 
-@pytest.mark.parametrize("parted", ["unbind", "split"])
-def test_the_gradient_of_the_projection_is_written_where_it_belongs(
-    parted: str, gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dnn_fake.install(gpu, monkeypatch)
-    x = ddp.from_numpy(draw(2, 6, 96, seed=3)).bfloat16().to("cuda").requires_grad_()
-    joined, joins = shape._joined, []
-
-    def watched(*arguments: Any) -> Any:
-        joins.append(joined(*arguments))
-        return joins[-1]
-
-    monkeypatch.setattr(shape, "_joined", watched)
-    if parted == "unbind":
-        parts = x.reshape(2, 6, 3, 4, 8).unbind(2)
-    else:
-        parts = [each.reshape(2, 6, 4, 8) for each in x.split(32, dim=2)]
-    y = attend(*(part.transpose(1, 2) for part in parts), is_causal=True)
-    (y * y).sum().backward()
-    assert [each is not None for each in joins] == [True]
-    if parted == "unbind":
-        assert x.grad is not None
-        close(x.grad.cpu().float().numpy(), projected("cpu", ddp.bfloat16, is_causal=True)[1], ddp.bfloat16)
-
-
 @pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16], ids=str)
 def test_grouped_heads(dtype: Any, path: Any) -> None:
     def run(device: str) -> list[Any]:
@@ -134,6 +108,9 @@ def test_where_backward_cannot_be_planned_forward_is_not_taken(gpu: Any, monkeyp
     for one, other in zip(projected("cuda", ddp.bfloat16), projected("cpu", ddp.bfloat16), strict=True):
         close(one, other, ddp.bfloat16)
     assert fake.ran == []
+    with ddp.no_grad():
+        attend(*[ddp.ones(2, 4, 6, 8, dtype=ddp.bfloat16, device="cuda")] * 3)
+    assert fake.ran == ["sdpa"], "no backward will follow"
 
 
 def test_what_cudnn_began_it_ends_though_it_was_turned_off(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
