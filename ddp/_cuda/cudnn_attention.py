@@ -134,14 +134,15 @@ def _cudnn_forward(
         return None
     queries, keys, values = (_readable(xp, x) for x in seen)
     out = _like(xp, queries, values.shape[-1])
-    arrays = {Q: queries, K: keys, V: values, OUT: out, STATS: xp.ndarray((*queries.shape[:3], 1), "float32")}
+    stats = xp.ndarray((*queries.shape[:3], 1), "float32")
+    arrays = {Q: queries, K: keys, V: values, OUT: out, STATS: stats}
     # A backward has to go on where this began. With dropout, a recomputation has to drop the same elements as a forward
     # under no_grad did, and so has to take the same way.
-    if (modes.state.enabled or how.p) and not _backward_graph(*arrays.values(), how).has_plan(xp):
+    if (modes.state.enabled or how.p) and not _backward_graph(queries, keys, values, out, stats, how).has_plan(xp):
         return None
     if not AttentionGraph({n: tensor_spec(x) for n, x in arrays.items()}, how).run(xp, arrays, key):
         return None
-    return out.reshape(*q.shape[:-1], v.shape[-1]), (None, (arrays[STATS], key, how))
+    return out.reshape(*q.shape[:-1], v.shape[-1]), (None, (stats, key, how))
 
 
 def attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:

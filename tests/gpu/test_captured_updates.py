@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import numpy as np
@@ -69,33 +68,6 @@ def test_rates_and_steps_go_on_in_a_graph(kind: str, settings: dict[str, Any], g
     np.testing.assert_allclose(p.detach().cpu().numpy(), q.detach().numpy(), rtol=1e-6)
     for name, value in expected.state[q].items():
         np.testing.assert_allclose(optimizer.state[p][name].cpu().numpy(), value.numpy(), rtol=1e-5)
-
-
-def test_a_replay_is_noted(gpu: Any) -> None:
-    step = Step("cuda", "AdamW", {"lr": 0.1})
-    step.run()
-    graph = ddp.cuda.CUDAGraph()
-    with ddp.cuda.graph(graph):
-        step.run()
-    before = step.p.version.count
-    step.optimizer._stepped = False
-    graph.replay()
-    assert step.p.version.count == before + 1
-    assert step.optimizer._stepped
-
-
-def test_a_graph_keeps_its_optimizer(gpu: Any) -> None:
-    step = Step("cuda", "AdamW", {"lr": 0.1})
-    step.run()
-    graph = ddp.cuda.CUDAGraph()
-    with ddp.cuda.graph(graph):
-        step.run()
-    before = step.p.tolist()
-    step.g.fill_(1.0)
-    del step.optimizer, step.schedule
-    gc.collect()
-    graph.replay()
-    assert step.p.tolist() != before
 
 
 def test_a_replay_sends_what_changed_and_nothing_else(gpu: Any) -> None:
@@ -182,21 +154,3 @@ def test_a_state_that_was_loaded_just_before(gpu: Any) -> None:
         found.append((step.p.detach().cpu().numpy(), step.optimizer.state[step.p]["step"].item()))
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
     assert found[0][1] == found[1][1]
-
-
-def test_a_graph_knows_what_it_has_taken_in(gpu: Any) -> None:
-    scaler = GradScaler(init_scale=8.0)
-    step = Step("cuda", "SGD", {"lr": 0.1})
-    step.run()
-    scaler.scale(step.g.sum())
-    graph = ddp.cuda.CUDAGraph()
-    with ddp.cuda.graph(graph):
-        scaler.step(step.optimizer)
-        scaler.update()
-    assert graph.told.fits()
-    scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 7})
-    assert not graph.told.fits()
-    scaler.load_state_dict({**scaler.state_dict(), "growth_interval": 2000})
-    assert graph.told.fits()
-    step.optimizer.param_groups[0]["momentum"] = 0.9  # brings a state along
-    assert not graph.told.fits()

@@ -103,64 +103,6 @@ def test_every_image_and_its_gradient_lies_with_channels_last(
             assert each.virtual or each.order == "last" or each.dim[1] == 1 or each.dim[2:] == [1, 1], each.dim
 
 
-def stepping() -> Any:
-    ddp.manual_seed(0)
-    net = Net().to("cuda").to(memory_format=ddp.channels_last)
-    optimizer = ddp.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-
-    def step(x: Any, y: Any) -> Any:
-        optimizer.zero_grad()
-        with ddp.amp.autocast("cuda", dtype=ddp.bfloat16):
-            loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
-
-
-def batches(count: int) -> list[Any]:
-    y = ddp.tensor([0, 1, 2, 3]).to("cuda")
-    images = [ddp.from_numpy(draw(4, 3, 9, 8, seed=s)).float().to("cuda") for s in range(count)]
-    return [(x.to(memory_format=ddp.channels_last), y) for x in images]
-
-
-def test_a_step_waits_for_nothing_and_mallocs_nothing(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    dnn_fake.install(gpu, monkeypatch)
-    step, data = stepping(), batches(6)
-    for batch in data[:3]:
-        step(*batch)
-    gpu.reset()
-    for batch in data[3:]:
-        step(*batch)
-    assert not gpu.synchronizations, gpu.waits
-    assert gpu.mallocs == gpu.frees == 0
-
-
-def test_a_captured_step_is_the_eager_one(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    dnn_fake.install(gpu, monkeypatch)
-    data = batches(7)
-    eager, graphed = stepping(), ddp.cuda.graphed_step(stepping(), warmup=2)
-    for batch in data:
-        # Not to the bit: NumPy's products may differ by where their factors lie.
-        assert graphed(*batch).item() == pytest.approx(eager(*batch).item(), rel=1e-2)
-    assert graphed.replays > 0
-    captures = graphed.captures
-    ddp.backends.cudnn.deterministic = True
-    graphed(*data[0])
-    assert graphed.captures > captures  # another switch, another graph
-
-
-def test_a_mean_far_from_zero_keeps_its_digits(gpu: Any) -> None:
-    x = np.random.default_rng(0).standard_normal((64, 4, 6, 5)).astype(np.float32) + 10_000
-    x[0, :, 0, 0] = -30_000  # a first pixel far from all others must not matter either
-    layer = nn.BatchNorm2d(4).to("cuda")
-    y = layer(ddp.from_numpy(x).to("cuda").to(memory_format=ddp.channels_last)).detach().cpu().double().numpy()
-    wide = x.astype(np.float64)
-    mean, var = (f(wide, axis=(0, 2, 3), keepdims=True) for f in (np.mean, np.var))
-    np.testing.assert_allclose(y, (wide - mean) / np.sqrt(var + 1e-5), rtol=5e-4, atol=1e-4)
-
-
 POOLS: list[Any] = [
     lambda x: nn.functional.max_pool2d(x, 3, 2, 1),
     lambda x: nn.functional.max_pool2d(x, 2, dilation=2, ceil_mode=True),
@@ -216,33 +158,3 @@ def test_others_keep_the_format(name: str, dtype: Any, gpu: Any) -> None:
     rounding = 1e-5 if dtype is ddp.float32 else 3e-2
     for one, other in zip(run("cuda"), run("cpu"), strict=True):
         np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding)
-
-
-def test_where_a_maximum_lies(gpu: Any) -> None:
-    x = ddp.from_numpy(draw(2, 3, 6, 6)).float()
-    expected = nn.functional.max_pool2d(x, 2, return_indices=True)
-    got = nn.functional.max_pool2d(x.to("cuda").to(memory_format=ddp.channels_last), 2, return_indices=True)
-    for one, other in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(one.cpu().numpy(), other.numpy())
-
-
-def test_a_format_is_asked_for_by_name() -> None:
-    x = ddp.ones(2, 3, 4, 5)
-    y = x.to(memory_format=ddp.channels_last)
-    assert y.is_contiguous(memory_format=ddp.channels_last)
-    assert not y.is_contiguous()
-    assert y.shape == x.shape
-    assert y.contiguous().is_contiguous()
-    assert x.contiguous(memory_format=ddp.channels_last).stride() == (60, 1, 15, 3)
-    assert y.to(memory_format=ddp.channels_last) is y
-    assert ddp.ones(2, 1, 4, 5).is_contiguous(memory_format=ddp.channels_last)
-    assert repr(ddp.channels_last) == "ddp.channels_last"
-    with pytest.raises(ddp.errors.ShapeError, match="N, C, H, W"):
-        ddp.ones(2, 3).to(memory_format=ddp.channels_last)
-
-
-def test_gradients_pass_a_change_of_format() -> None:
-    x = ddp.ones(2, 3, 4, 5, requires_grad=True)
-    (x.to(memory_format=ddp.channels_last) * 2).sum().backward()
-    assert x.grad is not None
-    assert (x.grad == 2).all()

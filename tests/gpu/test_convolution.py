@@ -13,7 +13,7 @@ from tests.ddp.cases.table import Case, draw
 from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, assert_near, results
 from tests.ddp.test_ops import CASES
-from tests.gpu import dnn_fake, simulated
+from tests.gpu import dnn_fake
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -95,14 +95,6 @@ def test_views_that_begin_at_odd_addresses(
     assert len(fake.ran) == 3
 
 
-def test_a_bias_that_cannot_be_fused_is_added(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = dnn_fake.install(gpu, monkeypatch)
-    fake.lacks = lambda operation: operation == "bias"
-    for one, other in zip(run("cuda", ddp.float32, True), run("cpu", ddp.float32, False), strict=True):
-        close(one, other, ddp.float32)
-    assert fake.ran == ["conv_fprop", "conv_dgrad", "conv_wgrad"]
-
-
 def test_what_cudnn_lacks_is_remembered_and_falls_back(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,19 +120,6 @@ def test_a_gpu_without_cudnn_is_warned_of_once(gpu: Any, monkeypatch: pytest.Mon
         run("cuda", ddp.float32, True)
     run("cuda", ddp.float16, True)  # another warning would be an error
     assert len(caught) == 1
-
-
-def test_a_plan_is_built_once_and_the_stream_told_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = dnn_fake.install(gpu, monkeypatch)
-    for _ in range(3):
-        run("cuda", ddp.float16, True)
-    assert len(fake.graphs) == 3
-    assert len(fake.ran) == 9
-    assert fake.told == 1
-    with ddp.cuda.stream(ddp.cuda.Stream()):
-        run("cuda", ddp.float16, True)
-    assert len(fake.graphs) == 3
-    assert fake.told == 2
 
 
 def test_the_fastest_plan_is_kept_where_that_is_asked_for(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +149,3 @@ def test_settings_choose_plans(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     run("cuda", ddp.float16, True)
     assert len(fake.ran) == before
     assert not ddp.backends.cudnn.enabled
-
-
-@pytest.mark.parametrize("gpu", simulated(4), indirect=True)
-def test_in_any_order_that_cuda_allows(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    dnn_fake.install(gpu, monkeypatch)
-    for one, other in zip(run("cuda", ddp.float32, True), run("cpu", ddp.float32, False), strict=True):
-        close(one, other, ddp.float32)

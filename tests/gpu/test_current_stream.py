@@ -86,56 +86,6 @@ def test_it_is_what_it_was(gpu: Any, current: Any, way: Callable[[], object]) ->
     assert ddp.cuda.current_stream() == current
 
 
-def test_contexts_of_cupy_end_on_ours(gpu: Any) -> None:
-    s, other = ddp.cuda.Stream(), gpu.cupy.cuda.Stream(non_blocking=True)
-    with ddp.cuda.stream(s):
-        with other:
-            pass
-        assert ddp.cuda.current_stream() == s
-    with other:
-        with ddp.cuda.stream(s):
-            pass
-        assert ddp.cuda.current_stream().cuda_stream == other.ptr
-
-
-def test_streams_within_a_capture_end_on_the_captured_one(gpu: Any) -> None:
-    for side in (ddp.cuda.stream(ddp.cuda.Stream()), gpu.cupy.cuda.Stream(non_blocking=True)):
-        with ddp.cuda.graph(ddp.cuda.CUDAGraph()):
-            before = ddp.cuda.current_stream()
-            with side:
-                pass
-            assert ddp.cuda.current_stream() == before
-
-
-def test_streams_within_a_warm_up_end_on_that_of_the_step(gpu: Any) -> None:
-    met = []
-
-    @ddp.cuda.graphed_step  # type: ignore[untyped-decorator]
-    def step(x: Any) -> Any:
-        met.append(ddp.cuda.current_stream())
-        with gpu.cupy.cuda.Stream(non_blocking=True):
-            pass
-        met.append(ddp.cuda.current_stream())
-        return x * 2
-
-    step(ddp.ones(3, device="cuda"))
-    assert met[0] == met[1] != ddp.cuda.current_stream()
-
-
-def test_of_two_devices(gpu: Any) -> None:
-    first, second = ddp.cuda.Stream(0), ddp.cuda.Stream(1)
-    ddp.cuda.set_stream(first)
-    with ddp.cuda.stream(second):
-        with ddp.cuda.stream(ddp.cuda.default_stream(0)):
-            assert ddp.cuda.current_stream(1) == second
-        assert ddp.cuda.current_device() == 1
-        assert ddp.cuda.current_stream() == second
-    assert ddp.cuda.current_device() == 0
-    assert ddp.cuda.current_stream() == first
-    assert ddp.cuda.current_stream(1) == ddp.cuda.default_stream(1)
-    ddp.cuda.set_stream(ddp.cuda.default_stream(0))
-
-
 def test_backward_goes_on_where_it_was(gpu: Any) -> None:
     """Whatever a backward of the user's own leaves current."""
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ddp
-from ddp._engine import stream_sync
 from ddp.errors import ArgumentError, DeviceError, DtypeError
-from ddp.nn import functional as F
 from tests.ddp.on_devices import At
 from tests.ddp.test_ops import CASES
 
@@ -54,22 +51,6 @@ def test_scopes_restore_what_was_there(gpu: Any) -> None:
         assert ddp.cuda.current_device() == 0
     with ddp.cuda.device(None), ddp.cuda.device_of(ddp.ones(2)):
         assert ddp.cuda.current_device() == 0
-
-
-def test_a_device_is_where_new_tensors_are_made(gpu: Any) -> None:
-    with ddp.device("cuda:1"):
-        assert ddp.zeros(2).device == ddp.device("cuda:1")
-        assert ddp.tensor([1.0]).device == ddp.device("cuda:1")
-        assert ddp.zeros(2, device="cpu").is_cpu
-        assert ddp.cuda.current_device() == 0  # as in PyTorch, which moves nothing else
-        with ddp.device("cpu"):
-            assert ddp.zeros(2).is_cpu
-        seen: list[str] = []
-        thread = threading.Thread(target=lambda: seen.append(ddp.zeros(1).device.type))
-        thread.start()
-        thread.join(timeout=10)
-        assert seen == ["cpu"]
-    assert ddp.zeros(2).is_cpu
 
 
 def test_the_default_device(gpu: Any) -> None:
@@ -116,33 +97,6 @@ def test_wrong_devices(gpu: Any) -> None:
         ddp.ones(1).to("gpu")
 
 
-@pytest.mark.parametrize("elsewhere", ["cpu", "cuda:1"])
-def test_what_stands_beside_the_operands_is_asked_where_it_is(gpu: Any, elsewhere: str) -> None:
-    here, there = ddp.rand(3, 4, device="cuda"), ddp.rand(4, device=elsewhere)
-    calls: tuple[Any, ...] = (
-        lambda: ddp.isclose(here, there),
-        lambda: ddp.allclose(there, here),
-        lambda: F.binary_cross_entropy_with_logits(here, here, pos_weight=there),
-        lambda: F.batch_norm(here, there, there, training=True),
-        lambda: ddp.normal(here, there),
-    )
-    for call in calls:
-        with pytest.raises(DeviceError, match=f"one tensor is on .*{elsewhere}"):
-            call()
-    assert ddp.allclose(here * 0 + 1, ddp.tensor(1.0))
-
-
-def test_classes_and_rows_on_another_gpu_than_the_current_one(gpu: Any) -> None:
-    classes = ddp.tensor([1, 2], device="cuda:1")
-    assert F.one_hot(classes).tolist() == F.one_hot(classes, 3).tolist() == [[0, 1, 0], [0, 0, 1]]
-    assert F.one_hot(classes).device == ddp.device("cuda:1")
-    table = ddp.arange(3.0, device="cuda:0").reshape(3, 1)
-    for rows in (classes, classes.cpu()):
-        for where in (0, 1):
-            found = F.embedding(rows, table.cuda(where))
-            assert (found.tolist(), found.get_device()) == ([[1.0], [2.0]], where)
-
-
 def test_moving(gpu: Any) -> None:
     x = ddp.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
     there = x.cuda(1)
@@ -156,19 +110,6 @@ def test_moving(gpu: Any) -> None:
     assert x.grad is not None
     assert x.grad.is_cpu
     assert x.grad.tolist() == [[2.0, 4.0], [6.0, 8.0]]
-
-
-def test_an_op_runs_on_the_device_of_its_tensors(gpu: Any) -> None:
-    x = ddp.tensor([1.0, -2.0, 3.0], device="cuda:1", requires_grad=True)
-    y = ddp.tensor([2.0, 2.0, 2.0], device="cuda:1")
-    gpu.machine.log.clear()
-    z = (x * y).relu().sum()
-    z.backward()
-    assert z.device == x.device
-    assert x.grad is not None
-    assert x.grad.tolist() == [2.0, 0.0, 2.0]
-    assert {queue for queue, what in gpu.log if what not in ("record", "wait")} == {"default 1."}
-    assert ddp.cuda.current_device() == 0
 
 
 def test_a_model_on_another_device_than_the_current_one(gpu: Any) -> None:
@@ -213,12 +154,6 @@ def test_tensors_of_two_devices_do_not_meet(gpu: Any, name: str, call: Any, pair
     assert all(where in str(raised.value) for where in pair)
 
 
-def test_a_model_and_its_input_on_two_devices(gpu: Any) -> None:
-    model = ddp.nn.Linear(2, 2).cuda(1)
-    with pytest.raises(DeviceError, match=r"linear.*cpu.*cuda:1|linear.*cuda:1.*cpu"):
-        model(ddp.ones(1, 2))
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -245,17 +180,6 @@ def test_a_number_on_the_cpu_is_a_number(gpu: Any, call: Any) -> None:
     assert results("cuda:0") == results("cuda:1") == results("cpu")
 
 
-def test_numbers_on_the_cpu_compare_and_change_in_place(gpu: Any) -> None:
-    x = ddp.tensor([1.0, 2.0], device="cuda:1")
-    assert (x > ddp.tensor(1.5)).tolist() == [False, True]
-    assert (ddp.tensor(1.5) > x).tolist() == [True, False]
-    assert x.add_(ddp.tensor(1.0)).tolist() == [2.0, 3.0]
-    x[0] = ddp.tensor(9.0)
-    assert x.tolist() == [9.0, 3.0]
-    with pytest.raises(DeviceError, match=r"add_.*cuda:1.*cpu|add_.*cpu.*cuda:1"):
-        ddp.ones(2).add_(ddp.tensor(1.0, device="cuda:1"))
-
-
 def test_every_op_looks_after_its_device(gpu: Any) -> None:
     """A sample of the table that all ops have a case in: no array is met on another device than its own."""
     cases = [case for case in random.Random(5).sample(CASES, len(CASES)) if case.op in AWAY]
@@ -267,36 +191,6 @@ def test_every_op_looks_after_its_device(gpu: Any) -> None:
         if y.requires_grad:
             y.backward(ddp.ones(*y.shape, device="cuda:1"))
         assert ddp.cuda.current_device() == 0
-
-
-def test_staying_on_one_device_takes_no_long_way(gpu: Any) -> None:
-    for where in ("cuda:0", "cuda:1"):
-        with ddp.cuda.device(where):
-            x = ddp.ones(3, device=where, requires_grad=True)
-            (x * 2).exp().sum().backward()
-        assert not stream_sync.switch.on
-    with ddp.cuda.device(1):
-        y = (x * 2).exp().sum()
-    gpu.machine.log.clear()
-    y.backward()  # from device 0
-    assert {queue for queue, what in gpu.log if what not in ("record", "wait")} == {"default 1."}
-    assert x.grad is not None
-    assert x.grad.device == x.device
-
-
-def test_seeds_are_per_device(gpu: Any) -> None:
-    ddp.cuda.manual_seed_all(3)
-    first = [ddp.rand(3, device=f"cuda:{i}").tolist() for i in (0, 1)]
-    ddp.cuda.manual_seed_all(3)
-    assert [ddp.rand(3, device=f"cuda:{i}").tolist() for i in (0, 1)] == first
-
-
-def test_module_to_and_cuda(gpu: Any) -> None:
-    model = ddp.nn.Sequential(ddp.nn.Linear(2, 2), ddp.nn.BatchNorm1d(2))
-    assert {p.device for p in model.cuda(1).parameters()} == {ddp.device("cuda:1")}
-    assert {b.device for b in model.buffers()} == {ddp.device("cuda:1")}
-    assert {p.device for p in model.to("cuda:0", non_blocking=True).parameters()} == {ddp.device("cuda:0")}
-    assert {p.device for p in model.cpu().parameters()} == {ddp.device("cpu")}
 
 
 def test_a_forked_child_is_told_that_cuda_is_none_of_its(gpu: Any) -> None:
@@ -334,39 +228,3 @@ def test_where_random_numbers_are(gpu: Any) -> None:
     with pytest.raises(ArgumentError, match=r"expected a state of .* bytes, got 3"):
         generator.set_state(ddp.zeros(3, dtype=ddp.uint8))
     assert ddp.cuda.is_bf16_supported()
-
-
-def test_writes_and_draws_on_another_gpu_than_the_current_one(gpu: Any) -> None:
-    x = ddp.tensor([[-1.0, 2.0], [3.0, -4.0]], device="cuda:1")
-    for name in ("relu_", "elu_", "celu_", "selu_", "leaky_relu_", "hardtanh_"):
-        here = x.clone()
-        assert getattr(F, name)(here) is here
-        assert here.tolist() == getattr(F, name[:-1])(x).tolist()
-    leaf = x.clone().requires_grad_()
-    for _ in range(2):
-        leaf.grad = x * 2
-    assert leaf.grad is not None
-    assert (leaf.grad.tolist(), leaf.grad.get_device()) == ((x * 2).tolist(), 1)
-    assert F.gaussian_nll_loss(x, x, x.abs()).get_device() == 1
-    for draw in ("exponential_", "uniform_", "normal_", "random_", "bernoulli_"):
-        assert getattr(x.clone(), draw)().get_device() == 1
-    assert F.gumbel_softmax(x).sum(-1).tolist() == pytest.approx([1, 1])
-
-
-def test_what_is_more_than_an_op_runs_on_another_gpu_than_the_current_one(gpu: Any) -> None:
-    x = ddp.rand(3, 4, device="cuda:1")
-    assert x.equal(x.clone())
-    assert x.allclose(x + 1e-9)
-    eye = ddp.nn.init.orthogonal_(ddp.empty(3, 4, device="cuda:1"))
-    assert eye.get_device() == 1
-    y = F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5)
-    assert y.get_device() == 1
-    assert ddp.autograd.gradcheck(lambda x: x * 2, (x.double().requires_grad_(),))
-    weight = ddp.nn.Parameter(x.clone())
-    for kind in (ddp.optim.Adam, ddp.optim.RMSprop):
-        optimizer = kind([weight], lr=0.1)
-        weight.grad = x
-        optimizer.step()
-        optimizer.load_state_dict(optimizer.state_dict())
-        optimizer.step()
-    assert ddp.cuda.current_device() == 0

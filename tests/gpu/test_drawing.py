@@ -46,18 +46,6 @@ def test_draws_of_several_streams_follow_each_other(gpu: Any, own: bool) -> None
 
 
 @in_any_order
-def test_a_state_that_is_dropped_is_read_to_the_end(gpu: Any) -> None:
-    """Its memory belongs to the stream that it was made on."""
-    source, s, found = ddp.Generator("cuda"), ddp.cuda.Stream(), []
-    for seed in range(4):
-        source.manual_seed(seed)
-        draw(source)
-        with ddp.cuda.stream(s):
-            found.append(draw(source))
-    assert read(found) == [expected(2, seed)[1] for seed in range(4)]
-
-
-@in_any_order
 def test_a_snapshot_is_of_its_place_in_the_program(gpu: Any) -> None:
     source, s = ddp.Generator("cuda").manual_seed(3), ddp.cuda.Stream()
     draw(source)
@@ -111,33 +99,3 @@ def test_replays_and_draws_of_several_streams(gpu: Any, captured: Callable[[Any,
     for i in range(3):
         order += [found[2 * i + 1], *drawn[width * i : width * (i + 1)], found[2 * i + 2]]
     assert read(order) == expected(len(order))
-
-
-def test_the_host_does_not_wait(gpu: Any) -> None:
-    draw()
-    gpu.reset()
-    with ddp.cuda.stream(ddp.cuda.Stream()):
-        draw()
-    draw()
-    assert not gpu.synchronizations
-
-
-def test_one_stream_needs_no_edge(gpu: Any) -> None:
-    draw()
-    gpu.reset()
-    draw()
-    assert not [what for _, what in gpu.log if what in ("wait", "record")]
-
-
-def test_a_draw_beside_a_capture_does_not_break_it(gpu: Any) -> None:
-    """On a stream that takes no part: it runs, and is no part of the graph."""
-    source, side, graph = ddp.Generator("cuda").manual_seed(3), ddp.cuda.Stream(), ddp.cuda.CUDAGraph()
-    draw(source)
-    with ddp.cuda.graph(graph):
-        with ddp.cuda.stream(side):
-            beside = draw(source)
-        out = draw(source)
-        with ddp.cuda.stream(side):
-            draw(source)
-    graph.replay()
-    assert read([beside, out]) == [expected(2)[1], expected(4)[3]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -158,21 +157,6 @@ def encoder(activation: Any = functional.relu, dropout: float = 0.0) -> Any:
     return nn.TransformerEncoderLayer(8, 2, 16, dropout, activation, batch_first=True)
 
 
-LOOKS_ON: dict[str, Callable[[Any], Any]] = {
-    "a hook on linear1": lambda layer: layer.linear1.register_forward_hook(lambda *_: None),
-    "a hook on linear2": lambda layer: layer.linear2.register_full_backward_hook(lambda *_: None),
-    "another layer": lambda layer: setattr(layer, "linear1", type("Own", (nn.Linear,), {})(8, 16).to("cuda")),
-}
-
-
-@pytest.mark.parametrize("who", LOOKS_ON)
-def test_nothing_is_fused_where_somebody_looks_on(gpu: Any, who: str) -> None:
-    layer = encoder().to("cuda")
-    LOOKS_ON[who](layer)
-    layer(made(2, 3, 8)).sum().backward()
-    assert not any("RELU" in each for each in epilogues(gpu))
-
-
 def test_integers_go_to_our_own_kernel(gpu: Any) -> None:
     for dtype in (ddp.int64, ddp.int32, ddp.uint8):
         x = ddp.arange(12, device="cuda", dtype=dtype).reshape(3, 4)
@@ -196,20 +180,3 @@ def test_no_op_calls_cupys_products(gpu: Any) -> None:
         results(case, ddp.float32, "cuda")
         found |= {(case.op, each) for each in gpu.launches if each in ("matmul", "dot", "vdot", "inner", "tensordot")}
     assert found == set()
-
-
-def test_a_switch_by_pytorchs_names() -> None:
-    assert ddp.get_float32_matmul_precision() == "highest"
-    assert not ddp.backends.cuda.matmul.allow_tf32
-    try:
-        ddp.backends.cuda.matmul.allow_tf32 = True
-        assert ddp.get_float32_matmul_precision() == "high"
-        ddp.set_float32_matmul_precision("highest")
-        assert not ddp.backends.cuda.matmul.allow_tf32
-        ddp.set_float32_matmul_precision("medium")
-        assert ddp.backends.cuda.matmul.allow_tf32
-        with pytest.raises(ArgumentError, match="expected 'highest', 'high', 'medium'"):
-            ddp.set_float32_matmul_precision("low")
-    finally:
-        ddp.backends.cuda.matmul.allow_tf32 = False
-    assert ddp.get_float32_matmul_precision() == "highest"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-import importlib.util
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,31 +88,6 @@ def test_with_each_optimizer(gpu: Any, name: str) -> None:
     same(make, batches(STEPS))
 
 
-def test_the_memory_of_warm_up_is_given_back(gpu: Any) -> None:
-    """A replay takes its memory from the graph's pool; what the eager calls had would lie idle beside it."""
-    x = ddp.ones(1 << 20, device="cuda")
-    step = ddp.cuda.graphed_step(lambda x: ((x * 2) * 3 + 1).sum())
-    for _ in range(3):
-        step(x)
-    eager = ddp.cuda.memory_reserved()
-    for _ in range(2):
-        step(x)
-    assert step.replays == 2
-    assert ddp.cuda.memory_reserved() < eager + x.nbytes + (1 << 20)  # its input, and what is small
-
-
-def test_many_captures_need_no_more_memory_than_the_graphs_that_are_kept(gpu: Any) -> None:
-    reserved = []
-    for _ in range(4):
-        step = ddp.cuda.graphed_step(lambda x: (x * 2 + 1).sum(), warmup=1)
-        for _ in range(2):
-            step(ddp.ones(1 << 20, device="cuda"))
-        reserved.append(ddp.cuda.memory_reserved())
-        del step
-        gc.collect()
-    assert reserved[3] < reserved[1] + (1 << 20)
-
-
 @pytest.mark.parametrize("gpu", simulated(4), indirect=True)
 def test_in_any_order_that_cuda_allows(gpu: Any) -> None:
     def make() -> Made:
@@ -123,32 +95,6 @@ def test_in_any_order_that_cuda_allows(gpu: Any) -> None:
         return model, stepping(model, ddp.optim.AdamW(model.parameters(), lr=0.01))
 
     same(make, batches(STEPS))
-
-
-class Tiny(nn.Module):
-    """A GPT of one layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.place = nn.Embedding(11, 8), nn.Embedding(6, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True, norm_first=True)
-        self.head = nn.Linear(8, 11)
-
-    def forward(self, x: Any) -> Any:
-        h = self.embed(x) + self.place(ddp.arange(x.shape[1], device=x.device))
-        return self.head(self.block(h)).reshape(-1, 11)
-
-
-def test_gpt_with_dropout(gpu: Any) -> None:
-    def make() -> Made:
-        ddp.manual_seed(3)
-        model = Tiny().to("cuda")
-        loss_of = lambda z, y: F.cross_entropy(z, y.reshape(-1))  # noqa: E731
-        return model, stepping(model, ddp.optim.AdamW(model.parameters(), lr=0.01), loss_of)
-
-    dice = np.random.default_rng(0)
-    data = [[ddp.tensor(dice.integers(0, 11, (2, 6)), device="cuda") for _ in range(2)] for _ in range(STEPS)]
-    same(make, data)
 
 
 def test_cnn_with_batch_norm(gpu: Any) -> None:
@@ -190,30 +136,6 @@ def test_a_schedule_within_the_step_is_refused(gpu: Any) -> None:
         step(*data[1])
 
 
-def test_an_optimizer_of_ones_own_has_constants(gpu: Any) -> None:
-    class Plain(ddp.optim.Optimizer):
-        def __init__(self, params: Any, lr: float) -> None:
-            super().__init__(params, {"lr": lr})
-
-        def step(self, closure: Any = None) -> None:
-            with ddp.no_grad():
-                for group in self.param_groups:
-                    for p in group["params"]:
-                        p -= group["lr"] * p.grad
-
-    made: list[Any] = []
-
-    def make() -> Made:
-        model = mlp()
-        made[:] = [Plain(model.parameters(), 0.1)]
-        return model, stepping(model, made[0])
-
-    def decay() -> None:
-        made[0].param_groups[0]["lr"] *= 0.5
-
-    same(make, batches(STEPS), decay)
-
-
 def test_autocast_and_a_scaler(gpu: Any) -> None:
     def make() -> Made:
         model = mlp()
@@ -228,24 +150,6 @@ def test_autocast_and_a_scaler(gpu: Any) -> None:
             scaler.step(optimizer)
             scaler.update()
             return loss
-
-        return model, step
-
-    same(make, batches(STEPS))
-
-
-def test_clipped_gradients(gpu: Any) -> None:
-    def make() -> Made:
-        model = mlp()
-        optimizer = ddp.optim.SGD(model.parameters(), lr=0.05)
-
-        def step(x: Any, y: Any) -> Any:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-            return loss + norm.detach() * 0
 
         return model, step
 
@@ -321,27 +225,6 @@ def test_a_seed_between_replays_counts(gpu: Any) -> None:
     graphed = [draw(x).tolist() for _ in range(3)]
     ddp.manual_seed(5)
     assert graphed == [ddp.rand(4, device="cuda").tolist() for _ in range(3)]
-
-
-def test_inputs_of_the_cpu_and_nested_ones(gpu: Any) -> None:
-    step = ddp.cuda.graphed_step(lambda batch, scale=1: {"y": (batch["x"] * batch["more"][0] * scale,)}, warmup=1)
-    for value in range(1, 5):
-        batch = {"x": ddp.full((3,), float(value)), "more": [ddp.full((3,), 2.0, device="cuda")]}
-        found = step(batch, scale=3)
-        assert found["y"][0].is_cuda
-        assert found["y"][0].tolist() == [6.0 * value] * 3
-    assert step.captures == 1
-
-
-def test_pinned_inputs_are_not_waited_for(gpu: Any) -> None:
-    step = ddp.cuda.graphed_step(lambda x: x * 2, warmup=1)
-    x = ddp.ones(4).pin_memory()
-    for _ in range(3):
-        y = step(x)
-    gpu.reset()
-    y = step(x)
-    assert not gpu.synchronizations
-    assert y.tolist() == [2, 2, 2, 2]
 
 
 def test_a_replay_asks_for_nothing(gpu: Any) -> None:
@@ -469,35 +352,6 @@ def test_errors_of_the_step_are_its_own(gpu: Any) -> None:
             ddp.cuda.graphed_step(step, **wrong)
 
 
-def test_a_module_that_moved_is_captured_anew(gpu: Any) -> None:
-    model = mlp(dropout=0.0)
-    step = ddp.cuda.graphed_step(lambda x: model(x).sum(), warmup=1)
-    x = ddp.ones(2, 6, device="cuda")
-    for _ in range(3):
-        step(x)
-    model[0].weight.data = ddp.zeros(16, 6, device="cuda")
-    assert step(x).item() == model(x).sum().item()
-    assert step.captures == 2
-
-
-def test_the_gpt_of_the_examples(gpu: Any) -> None:
-    path = Path(__file__).parent.parent.parent / "examples" / "char_gpt.py"
-    spec = importlib.util.spec_from_file_location("char_gpt", path)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-
-    def make() -> Made:
-        ddp.manual_seed(3)
-        model = example.GPT(8, 1, 6).to("cuda")
-        loss_of = lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten())  # noqa: E731
-        return model, stepping(model, ddp.optim.AdamW(model.parameters(), lr=0.01), loss_of)
-
-    dice = np.random.default_rng(0)
-    same(make, [[ddp.tensor(dice.integers(0, 90, (2, 6)), device="cuda") for _ in range(2)] for _ in range(STEPS)])
-
-
 def test_arguments_of_another_gpu_are_refused(gpu: Any) -> None:
     @ddp.cuda.graphed_step
     def step(x: ddp.Tensor) -> ddp.Tensor:
@@ -505,8 +359,3 @@ def test_arguments_of_another_gpu_are_refused(gpu: Any) -> None:
 
     with pytest.raises(DeviceError, match="an argument is on cuda:1, and this step runs on cuda:0"):
         step(ddp.ones(2, device="cuda:1"))
-
-
-def test_what_is_no_step(gpu: Any) -> None:
-    with pytest.raises(ArgumentError, match="expected a function, got int; options go by name"):
-        ddp.cuda.graphed_step(3)

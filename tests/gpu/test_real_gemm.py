@@ -12,7 +12,6 @@ import pytest
 import ddp
 from ddp import nn
 from ddp._cuda import cublaslt, gemm, matmul_kernels
-from ddp.nn import functional
 
 pytestmark = pytest.mark.gpu
 
@@ -72,21 +71,6 @@ def test_layouts_of_every_kind(dtype: Any) -> None:
     close(gemm.gemm(xp, cut, xp.asarray(y)), expected, TOLERANCES[dtype.name])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("offset", [0, 1, 2, 3, 5, 8])
-def test_into_a_place_of_any_alignment(offset: int, dtype: Any) -> None:
-    m, n, k = 48, 40, 32
-    bucket = xp.zeros(m * n + 16, dtype)
-    out = bucket[offset : offset + m * n].reshape(m, n)
-    x, y = numbers((k, m), dtype), numbers((k, n), dtype, 1)
-    for times in (1, 2):
-        gemm.gemm(xp, xp.asarray(x).T, xp.asarray(y), out, times == 2)
-        close(out, times * (x.T.astype("f8") @ y.astype("f8")), 2 * TOLERANCES[dtype.name])
-    rest = xp.asnumpy(bucket).astype("f8")
-    assert not rest[:offset].any()
-    assert not rest[offset + m * n :].any()
-
-
 def gelu(x: Any) -> Any:
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
@@ -134,49 +118,6 @@ def test_epilogues(name: str, n: int, dtype: Any) -> None:
         lacking.append("BGRADB")
     if lacking:
         pytest.skip(f"cuBLASLt has no {', '.join(lacking)} for {dtype} of {n} columns")
-
-
-@pytest.mark.parametrize("dtype", [ddp.float64, ddp.float32, ddp.float16, ddp.bfloat16], ids=str)
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("hidden", [64, 36])
-def test_fused_layers_agree_with_the_cpu(hidden: int, activation: str, dtype: Any) -> None:
-    shapes = (4, 10, 24), (hidden, 24), (hidden,), (16, hidden), (16,)
-    plain = [numbers(shape, "f8", i) for i, shape in enumerate(shapes)]
-    results = []
-    for device, kind in (("cpu", ddp.float64), ("cuda", dtype)):
-        xs = [ddp.from_numpy(each).to(dtype).to(device, kind).requires_grad_() for each in plain]
-        one = functional.linear_act(*xs[:3], activation, "tanh")
-        two = functional.feed_forward(*xs, activation, "tanh")
-        (one.sum() + (two * two).sum()).backward()
-        results.append([each.detach().cpu().double().numpy() for each in (one, two, *[x.grad for x in xs])])
-    for expected, got in zip(*results, strict=True):
-        rounding = 8 * TOLERANCES[str(dtype).rpartition(".")[2]]
-        np.testing.assert_allclose(got, expected, rtol=rounding, atol=rounding * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("dtype", [ddp.float32, ddp.float16, ddp.bfloat16], ids=str)
-def test_later_gradients_are_added(dtype: Any) -> None:
-    grads = []
-    for device, kind in (("cpu", ddp.float64), ("cuda", dtype)):
-        w = ddp.from_numpy(numbers((40, 24), "f8")).to(dtype).to(device, kind).requires_grad_()
-        b = ddp.from_numpy(numbers((40,), "f8", 1)).to(dtype).to(device, kind).requires_grad_()
-        for seed in (2, 3, 4):
-            x = ddp.from_numpy(numbers((16, 24), "f8", seed)).to(dtype).to(device, kind)
-            y = functional.linear(x, w, b)
-            y.backward(ddp.from_numpy(numbers((16, 40), "f8", 9)).to(dtype).to(device, kind))
-        grads.append([each.grad.cpu().double().numpy() for each in (w, b)])
-    rounding = 4 * TOLERANCES[str(dtype).rpartition(".")[2]]
-    for expected, got in zip(*grads, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=rounding, atol=rounding * np.abs(expected).max())
-
-
-def test_what_relu_makes_of_nan() -> None:
-    """The library's documentation says max(x, 0), which may be 0; ours says so."""
-    x = xp.full((16, 16), np.nan, "f4")
-    out = xp.empty((16, 16), "f4")
-    if gemm.gemm(xp, x, x, out, False, "RELU") is None:
-        pytest.skip("cuBLASLt has no RELU here")
-    assert bool((xp.isnan(out) | (out == 0)).all())
 
 
 @pytest.fixture

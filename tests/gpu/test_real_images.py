@@ -81,41 +81,12 @@ def test_cudnn_takes_what_the_benchmarks_train(dtype: Any, cudnn: bool, caplog: 
     assert [record.message for record in caplog.records if record.name == "ddp.backends.cudnn"] == []
 
 
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_what_is_dropped_is_dropped_in_backward_as_well(dtype: Any, cudnn: bool) -> None:
-    test_attention.test_what_is_dropped_is_dropped_in_backward_as_well(dtype, None)
-
-
-def test_rows_that_see_nothing(cudnn: bool) -> None:
-    test_attention.test_rows_that_see_nothing_are_zero(None)
-
-
 @pytest.mark.parametrize("dtype", [ddp.float32, ddp.bfloat16], ids=str)
 def test_a_residual_network_trains_as_on_the_cpu(dtype: Any, cudnn: bool) -> None:
     rounding = 2e-3 if dtype is ddp.float32 else 0.3
     got, expected = test_channels_last.trained("cuda", dtype, True), test_channels_last.trained("cpu", dtype, False)
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding * max(np.abs(other).max(), 1e-2))
-
-
-@pytest.mark.parametrize("dtype", [ddp.float32, ddp.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(3, 8, 5, 4), (2, 5, 3, 3), (40, 6), (2, 1100, 2, 1), (64, 64, 32, 32)])
-@pytest.mark.parametrize("training", [True, False])
-def test_batch_norm(dtype: Any, shape: tuple[int, ...], training: bool) -> None:
-    test_channels_last.test_batch_norm(dtype, shape, training, None)
-
-
-@pytest.mark.parametrize("pool", test_channels_last.POOLS, ids=range(len(test_channels_last.POOLS)))
-def test_pools(pool: Any) -> None:
-    test_channels_last.test_pools(pool, ddp.float16, None)
-
-
-def test_a_captured_step_is_the_eager_one(cudnn: bool) -> None:
-    data = test_channels_last.batches(7)
-    eager, graphed = test_channels_last.stepping(), ddp.cuda.graphed_step(test_channels_last.stepping(), warmup=2)
-    for batch in data:
-        assert graphed(*batch).item() == pytest.approx(eager(*batch).item(), rel=2e-2)
-    assert graphed.replays > 0
 
 
 def test_plans_that_are_timed(cudnn: bool) -> None:

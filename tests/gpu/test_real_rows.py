@@ -66,22 +66,6 @@ def test_embeddings(table: int, width: int, n: int, dtype: Any) -> None:
     compared(run, [random.standard_normal((table, width))], dtype)
 
 
-def test_gradients_have_the_same_digits_in_every_run() -> None:
-    index = ddp.randint(0, 50, (30000,), device="cuda")
-    g = ddp.randn(30000, 256, device="cuda")
-    x, w = ddp.randn(50, 256, device="cuda"), ddp.randn(256, device="cuda")
-    found = []
-    for _ in range(5):
-        table, scale = x.clone().requires_grad_(), w.clone().requires_grad_()
-        F.layer_norm(F.embedding(index, table), (256,), scale).backward(g)
-        assert table.grad is not None
-        assert scale.grad is not None
-        found.append([table.grad.cpu().numpy(), scale.grad.cpu().numpy()])
-    for each in found[1:]:
-        for one, other in zip(each, found[0], strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_dropout(p: float) -> None:
     ddp.manual_seed(0)

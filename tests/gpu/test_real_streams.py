@@ -41,33 +41,6 @@ def busy(milliseconds: float = 50) -> None:
     spin((1,), (1,), (np.int64(milliseconds * 1.5e6),))
 
 
-def test_devices() -> None:
-    found = ddp.cuda.get_device_properties()
-    assert found.name == ddp.cuda.get_device_name()
-    assert (found.major, found.minor) == ddp.cuda.get_device_capability()
-    assert found.total_memory > 1 << 30
-    assert ddp.ones(1, device="cuda").device == ddp.device("cuda", ddp.cuda.current_device())
-
-
-def test_ops_and_events_do_not_wait() -> None:
-    x = ddp.ones(256, 256, device="cuda")
-    ddp.cuda.fetch((x @ x).relu().sum()).value()  # compiles, and pins memory
-    before, after = ddp.cuda.Event(enable_timing=True), ddp.cuda.Event(enable_timing=True)
-    busy(1)
-    ddp.cuda.synchronize()
-    before.record()
-    busy(200)
-    y = (x @ x).relu().sum()
-    handle = ddp.cuda.fetch(y)
-    after.record()
-    assert not after.query(), "launching waited"
-    assert not handle.ready()
-    assert handle.value() == 256.0**3
-    after.synchronize()
-    assert after.query()
-    assert before.elapsed_time(after) > 50
-
-
 def test_only_the_current_stream_is_waited_for() -> None:
     s = ddp.cuda.Stream()
     x = ddp.ones(4, device="cuda")
@@ -117,59 +90,6 @@ def test_memory_registered_by_somebody_else_is_pinned() -> None:
         cupy.cuda.runtime.hostUnregister(array.ctypes.data)
 
 
-def test_memory_registered_by_somebody_else_may_be_written_to() -> None:
-    array = np.zeros((96 << 20) // 4, np.float32)
-    cupy.cuda.runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
-    try:
-        for source in (array, array[:1024], array.reshape(-1, 1024).T):
-            source[...] = 1
-            busy(50)
-            there = ddp.from_numpy(source).cuda()
-            source[...] = 2
-            assert there.min().item() == there.max().item() == 1
-    finally:
-        cupy.cuda.runtime.hostUnregister(array.ctypes.data)
-
-
-def test_the_current_stream_stays_the_current_one() -> None:
-    s = ddp.cuda.Stream()
-    x = ddp.ones(3, 4, device="cuda")
-    step = ddp.cuda.graphed_step(lambda x: x * 2, warmup=1)
-    ddp.cuda.synchronize()
-    try:
-        ddp.cuda.set_stream(s)
-        for way in (x.t().cpu, x.t().tolist, lambda: step(x), lambda: ddp.cuda.fetch(x).value()):
-            for _ in range(3):
-                way()
-                assert ddp.cuda.current_stream() == s
-    finally:
-        ddp.cuda.set_stream(ddp.cuda.default_stream())
-    with ddp.cuda.stream(s):
-        with cupy.cuda.Stream(non_blocking=True):
-            pass
-        assert ddp.cuda.current_stream() == s
-
-
-def test_random_numbers_of_two_streams_follow_each_other() -> None:
-    source, s = ddp.Generator("cuda"), ddp.cuda.Stream()
-    source.manual_seed(3)
-    expected = [ddp.rand(1 << 20, device="cuda", generator=source) for _ in range(10)]
-    source.manual_seed(3)
-    found = []
-    for i in range(10):
-        with ddp.cuda.stream(s if i % 2 else None):
-            found.append(ddp.rand(1 << 20, device="cuda", generator=source))
-    ddp.cuda.synchronize()
-    for one, other in zip(found, expected, strict=True):
-        assert bool((one == other).all())
-
-
-def test_ranges_for_profilers() -> None:
-    with ddp.cuda.nvtx.range("step {}", 1):
-        ddp.cuda.nvtx.mark("here")
-    ddp.cuda.nvtx.range_end(ddp.cuda.nvtx.range_start("long"))
-
-
 def test_memory_outlives_the_other_stream() -> None:
     s = ddp.cuda.Stream()
     for _ in range(5):
@@ -187,26 +107,6 @@ def test_memory_outlives_the_other_stream() -> None:
     ddp.cuda.synchronize()
     lanes.sweep()
     assert lanes.held() == 0
-
-
-def test_streams_by_handle() -> None:
-    s = ddp.cuda.Stream(priority=-1)
-    assert s.priority <= 0
-    with ddp.cuda.stream(ddp.cuda.ExternalStream(s.cuda_stream)):
-        assert ddp.cuda.current_stream() == s
-        assert ddp.ones(3, device="cuda").sum().item() == 3.0
-    with ddp.cuda.stream(cupy.cuda.Stream(non_blocking=True)):
-        assert ddp.ones(3, device="cuda").sum().item() == 3.0
-
-
-def test_the_loader_hands_out_batches_on_the_gpu() -> None:
-    data = ddp.data.TensorDataset(ddp.arange(4096).float().reshape(512, 8), ddp.arange(512))
-    seen = []
-    for x, y in ddp.data.DataLoader(data, batch_size=64, pin_memory=True):
-        assert x.is_cuda
-        assert y.is_cuda
-        seen.append(ddp.cuda.fetch(x.sum()))
-    assert sum(each.value() for each in seen) == 4095 * 4096 / 2
 
 
 def test_batches_are_copied_out_of_the_memory_of_workers() -> None:

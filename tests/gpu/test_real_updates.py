@@ -56,21 +56,6 @@ def assert_close(found: list[Any], expected: list[Any], rounding: float) -> None
 
 
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-@pytest.mark.parametrize(("name", "settings"), KINDS)
-def test_updates(name: str, settings: dict[str, Any], dtype: Any) -> None:
-    def trained(device: str) -> list[Any]:
-        params = parameters(device, dtype)
-        groups = [{"params": params[::2]}, {"params": params[1::2], "lr": 0.003}]
-        optimizer = getattr(ddp.optim, name)(groups, **{"lr": 0.01, **settings})
-        for step in range(20):
-            give(params, step)
-            optimizer.step()
-        return params
-
-    assert_close(trained("cuda"), trained("cpu"), ROUNDING[dtype])
-
-
-@pytest.mark.parametrize("dtype", list(ROUNDING))
 @pytest.mark.parametrize("order", [1, 2, 3, math.inf])
 def test_clipping(order: float, dtype: Any) -> None:
     both = [parameters(device, dtype) for device in ("cuda", "cpu")]
@@ -81,11 +66,6 @@ def test_clipping(order: float, dtype: Any) -> None:
     assert norms[0] == pytest.approx(norms[1], rel=max(1e-4, ROUNDING[dtype]) if dtype != np.float64 else 1e-9)
     grads = [[p.grad for p in params if p.grad is not None] for params in both]
     assert_close(grads[0], grads[1], ROUNDING[dtype])
-
-
-def test_a_norm_is_the_same_every_time() -> None:
-    g = ddp.randn(3_000_001, device="cuda")
-    assert len({utils.get_total_norm([g, g[1:]]).item() for _ in range(50)}) == 1
 
 
 def test_scaler() -> None:

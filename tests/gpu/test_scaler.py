@@ -9,9 +9,7 @@ import pytest
 
 import ddp
 from ddp.amp import GradScaler
-from ddp.errors import ArgumentError, GraphError
 from tests.ddp.cuda import emulation
-from tests.gpu import simulated
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -63,11 +61,6 @@ def _flat(x: Any) -> list[float]:
     return [y for each in x for y in _flat(each)] if isinstance(x, list | tuple) else [x]
 
 
-@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
-def test_in_any_order_of_streams(gpu: Any) -> None:
-    assert _flat(run("cuda", ddp.optim.SGD)) == pytest.approx(_flat(run("cpu", ddp.optim.SGD)))
-
-
 def test_a_step_waits_for_nothing(gpu: Any) -> None:
     scaler = GradScaler(**SETTINGS)
     params = [ddp.ones(4 + i % 3, device="cuda", requires_grad=True) for i in range(30)]
@@ -117,64 +110,6 @@ def test_a_step_that_was_left_out_does_not_count(gpu: Any) -> None:
         scaler.update()
     assert optimizer.state[p]["step"].item() == 1.0
     np.testing.assert_allclose(p.tolist(), 0.5, rtol=1e-6)
-
-
-def test_each_optimizer_leaves_out_its_own(gpu: Any) -> None:
-    scaler = GradScaler(**SETTINGS)
-    p, q = (ddp.ones(1, device="cuda", requires_grad=True) for _ in range(2))
-    optimizers = [ddp.optim.SGD([x], lr=0.5) for x in (p, q)]
-    scaler.scale((p * float("inf") + q).sum()).backward()
-    for optimizer in optimizers:
-        scaler.step(optimizer)
-    scaler.update()
-    assert (p.item(), q.item(), scaler.get_scale()) == (1.0, 0.5, 2.0)
-
-
-def test_order_of_calls(gpu: Any) -> None:
-    scaler = GradScaler(**SETTINGS)
-    p = ddp.ones(1, device="cuda", requires_grad=True)
-    optimizer = ddp.optim.SGD([p], lr=0.5)
-    scaler.scale(p.sum()).backward()
-    scaler.unscale_(optimizer)
-    with pytest.raises(GraphError):
-        scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    with pytest.raises(GraphError):
-        scaler.step(optimizer)
-    scaler.update()
-    with pytest.raises(GraphError):
-        scaler.update()
-
-
-def test_state_and_a_scale_that_is_set(gpu: Any) -> None:
-    scaler = GradScaler(**SETTINGS)
-    p = ddp.ones(1, device="cuda", requires_grad=True)
-    optimizer = ddp.optim.SGD([p], lr=0.5)
-    scaler.scale(p.sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    state = scaler.state_dict()
-    assert (state["scale"], state["_growth_tracker"]) == (8.0, 1)
-    scaler.update(32.0)
-    assert scaler.get_scale() == 32.0
-    scaler.update(ddp.tensor(64.0, device="cuda"))
-    assert scaler.scale(ddp.ones(2, device="cuda")).tolist() == [64.0, 64.0]
-    scaler.load_state_dict(state)
-    assert scaler.state_dict() == state
-    other = GradScaler()
-    other.load_state_dict(state)
-    assert other.scale(ddp.ones((), device="cuda")).item() == 8.0
-
-
-def test_there_is_room_for_so_many_optimizers(gpu: Any) -> None:
-    scaler = GradScaler(**SETTINGS)
-    params = [ddp.ones(1, device="cuda", requires_grad=True) for _ in range(17)]
-    scaler.scale(sum(params[1:], params[0]).sum()).backward()
-    kept = [ddp.optim.SGD([p]) for p in params]
-    for optimizer in kept[:16]:
-        scaler.step(optimizer)
-    with pytest.raises(ArgumentError, match="at most 16"):
-        scaler.step(kept[16])
 
 
 def test_losses_and_parameters_on_several_devices(gpu: Any) -> None:

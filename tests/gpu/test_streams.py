@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._cuda import stream_order as lanes
 from ddp.errors import ArgumentError, CudaError, DeviceError, DtypeError
 from tests.gpu import simulated
 
@@ -58,24 +57,6 @@ class TestStreams:
         ddp.cuda.set_stream(ddp.cuda.default_stream(1))
         ddp.cuda.set_device(0)
 
-    def test_the_stream_of_another_device(self, gpu: Any) -> None:
-        s = ddp.cuda.Stream("cuda:1")
-        with ddp.cuda.stream(s):
-            assert ddp.cuda.current_device() == 1
-            assert ddp.ones(1, device="cuda").device == ddp.device("cuda:1")
-        assert ddp.cuda.current_device() == 0
-        assert ddp.cuda.current_stream(1) == ddp.cuda.default_stream(1)
-
-    def test_threads_have_their_own(self, gpu: Any) -> None:
-        found: list[bool] = []
-        with ddp.cuda.stream(ddp.cuda.Stream()):
-            thread = threading.Thread(
-                target=lambda: found.append(ddp.cuda.current_stream() == ddp.cuda.default_stream())
-            )
-            thread.start()
-            thread.join(timeout=10)
-        assert found == [True]
-
     def test_by_handle(self, gpu: Any) -> None:
         s = ddp.cuda.Stream()
         same = ddp.cuda.ExternalStream(s.cuda_stream)
@@ -87,10 +68,6 @@ class TestStreams:
         assert same.__cuda_stream__() == (0, s.cuda_stream)
         with ddp.cuda.stream(gpu.cupy.cuda.Stream(non_blocking=True)):  # type: ignore[arg-type]  # CuPy's own
             assert ddp.cuda.current_stream() != ddp.cuda.default_stream()
-
-    def test_priorities(self, gpu: Any) -> None:
-        assert ddp.cuda.Stream(priority=-1).priority == -1
-        assert ddp.cuda.Stream.priority_range()[0] == 0
 
     def test_wrong_arguments(self, gpu: Any) -> None:
         with pytest.raises(DtypeError, match=r"stream: expected a ddp.cuda.Stream, got str"):
@@ -116,21 +93,6 @@ class TestStreams:
             z = y + 1
         ddp.cuda.current_stream().wait_stream(s)
         assert arrived(z * 1) == [2.0 * i + 1 for i in range(64)]
-
-    def test_a_missing_edge_is_found(self) -> None:
-        """What the other tests here rest on: without the edge, some order gives wrong numbers."""
-        from tests.gpu.installing import Gpu
-
-        wrong = 0
-        for seed in range(20):
-            with pytest.MonkeyPatch.context() as patch:
-                Gpu(patch, seed)
-                s = ddp.cuda.Stream()
-                y = ddp.arange(64, device="cuda").float() * 2
-                with ddp.cuda.stream(s):
-                    z = y + 1
-                wrong += arrived(z) != [2.0 * i + 1 for i in range(64)]
-        assert wrong
 
 
 class TestEvents:
@@ -166,19 +128,6 @@ class TestEvents:
         event.record(ddp.cuda.Stream(0))
         with pytest.raises(ArgumentError, match="an event of cuda:0"):
             event.record(ddp.cuda.Stream(1))
-
-    @in_any_order
-    def test_wait_and_synchronize(self, gpu: Any) -> None:
-        s = ddp.cuda.Stream()
-        with ddp.cuda.stream(s):
-            x = ddp.arange(32, device="cuda").float() * 3
-            event = s.record_event()
-        event.wait()
-        y = x + 1
-        done = ddp.cuda.current_stream().record_event()
-        done.synchronize()
-        assert done.query()
-        assert y.tolist() == [3.0 * i + 1 for i in range(32)]
 
     def test_the_host_waits_only_where_it_says(self, gpu: Any) -> None:
         s, event = ddp.cuda.Stream(), ddp.cuda.Event()
@@ -258,28 +207,6 @@ class TestBackward:
         for one, other in zip(gradients("cuda", scopes), gradients("cpu", [None] * 3), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
-    @in_any_order
-    @pytest.mark.parametrize("forward", ["default", "the same", "another"])
-    def test_called_inside_a_stream(self, gpu: Any, forward: str) -> None:
-        s, t = ddp.cuda.Stream(), ddp.cuda.Stream()
-        scopes = {"default": [None] * 3, "the same": [s, s, s], "another": [t, None, t]}[forward]
-        for one, other in zip(gradients("cuda", scopes, around=s), gradients("cpu", [None] * 3), strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
-
-    def test_nodes_remember(self, gpu: Any) -> None:
-        s = ddp.cuda.Stream()
-        x = ddp.ones(3, device="cuda", requires_grad=True)
-        y = x * 2
-        with ddp.cuda.stream(s):
-            z = y.exp()
-        loss = z.sum()
-        gpu.machine.log.clear()
-        loss.backward()
-        side = {what for queue, what in gpu.log if queue == gpu.machine.queues[s.cuda_stream].name}
-        assert side - {"record", "wait"}  # the kernel of exp's backward
-        assert {"record", "wait"} <= side
-        assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
-
     def test_an_error_leaves_the_streams_as_they_were(self, gpu: Any) -> None:
         s = ddp.cuda.Stream()
         x = ddp.ones(3, device="cuda", requires_grad=True)
@@ -294,19 +221,6 @@ class TestBackward:
         with pytest.raises(ZeroDivisionError):
             z.backward()
         assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
-
-    @in_any_order
-    def test_gradients_that_are_asked_for(self, gpu: Any) -> None:
-        s = ddp.cuda.Stream()
-        x, *weights = leaves("cuda")
-        loss = network(x, weights, [s, None, None])
-        found = ddp.autograd.grad(loss, [weights[0], x])
-        found = [each * 1 for each in found]
-        ddp.cuda.synchronize()
-        cpu, *others = leaves("cpu")
-        expected = ddp.autograd.grad(network(cpu, others, [None] * 3), [others[0], cpu])
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one.cpu().numpy(), other.numpy(), rtol=2e-5, atol=1e-6)
 
     @in_any_order
     def test_from_another_thread(self, gpu: Any) -> None:
@@ -333,20 +247,6 @@ class TestBackward:
         for one, other in zip((x, *weights), gradients("cpu", [None] * 3, times=1), strict=True):
             np.testing.assert_allclose(one.grad.cpu().numpy(), other, rtol=2e-5, atol=1e-6)
 
-    def test_models_over_two_devices(self, gpu: Any) -> None:
-        x, *weights = leaves("cpu")
-        a, b, c = weights[0].detach().cuda(0), weights[1].detach().cuda(1), weights[2].detach().cuda(1)
-        for each in (a, b, c):
-            each.requires_grad_()
-        y = (x.detach().cuda(0) @ a).relu().cuda(1) * (x.detach().cuda(1) @ b).exp()
-        (y * c).sum().backward()
-        z = (x.detach() @ weights[0]).relu() * (x.detach() @ weights[1]).exp()
-        (z * weights[2]).sum().backward()
-        for one, other in zip((a, b, c), weights, strict=True):
-            assert one.grad is not None
-            assert one.grad.device == one.device
-            np.testing.assert_allclose(one.grad.cpu().numpy(), other.grad.numpy(), rtol=2e-5)
-
 
 class TestLifetimes:
     @in_any_order
@@ -363,36 +263,6 @@ class TestLifetimes:
             ddp.full((128,), float(i), device="cuda") + 1
         ddp.cuda.synchronize()
         assert y.tolist() == [2.0 * (i + 1) for i in range(128)]
-
-    def test_without_it_memory_is_reused_too_early(self) -> None:
-        from tests.gpu.installing import Gpu
-
-        wrong = 0
-        for seed in range(20):
-            with pytest.MonkeyPatch.context() as patch:
-                Gpu(patch, seed)
-                s = ddp.cuda.Stream()
-                x = ddp.arange(128, device="cuda").float() + 1
-                s.wait_stream(ddp.cuda.current_stream())
-                with ddp.cuda.stream(s):
-                    y = x * 2
-                del x
-                for i in range(4):
-                    ddp.full((128,), float(i), device="cuda") + 1
-                ddp.cuda.synchronize()
-                wrong += y.tolist() != [2.0 * (i + 1) for i in range(128)]
-        assert wrong
-
-    def test_what_is_held_is_let_go(self, gpu: Any) -> None:
-        lanes.sweep()
-        s = ddp.cuda.Stream()
-        x = ddp.ones(8, device="cuda")
-        x.record_stream(s)
-        x.record_stream(s)
-        del x
-        ddp.cuda.synchronize()
-        assert lanes.held() == 0
-        assert not lanes._readers
 
     def test_refusals(self, gpu: Any) -> None:
         with pytest.raises(DeviceError, match="is on the CPU"):

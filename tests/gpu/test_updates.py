@@ -12,7 +12,6 @@ import ddp
 from ddp._layout import FlatBuckets, lay_out
 from ddp.ops.op import BFLOAT16
 from tests.ddp.cuda import emulation
-from tests.gpu import simulated
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -98,12 +97,6 @@ def test_the_numbers_are_those_of_the_cpu(kind: Any, dtype: Any, gpu: Any) -> No
     assert_same(train("cuda", kind, dtype, steps), train("cpu", kind, dtype, steps))
 
 
-@pytest.mark.parametrize("gpu", simulated(3), indirect=True)
-@pytest.mark.parametrize("kind", SOME, ids=str)
-def test_in_any_order_of_streams(kind: Any, gpu: Any) -> None:
-    assert_same(train("cuda", kind), train("cpu", kind))
-
-
 def swap(params: list[Any], optimizer: Any, step: int) -> None:
     if step == 2:
         for p in params:
@@ -140,30 +133,6 @@ def test_what_changes_is_followed(kind: Any, change: Change, gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", SOME, ids=str)
-def test_a_group_may_come_and_grow(kind: Any, gpu: Any) -> None:
-    def grow(params: list[Any], optimizer: Any, step: int) -> None:
-        new = [ddp.ones(3, device=params[0].device, requires_grad=True) for _ in range(2)]
-        if step == 2:
-            optimizer.add_param_group({"params": [new[0]], "lr": 0.5})
-            params.append(new[0])
-        if step == 4:
-            optimizer.param_groups[0]["params"].append(new[1])
-            params.append(new[1])
-
-    def one(device: str) -> Any:
-        name, settings = kind
-        params = parameters(device)
-        optimizer = getattr(ddp.optim, name)(groups_of(params), **{"lr": 0.01, **settings})
-        for step in range(6):
-            grow(params, optimizer, step)
-            give(params, step)
-            optimizer.step()
-        return params, optimizer
-
-    assert_same(one("cuda"), one("cpu"))
-
-
-@pytest.mark.parametrize("kind", SOME, ids=str)
 def test_a_state_goes_on_from_the_cpu_and_back(kind: Any, gpu: Any) -> None:
     def resume(to: str) -> Change:
         def change(params: list[Any], optimizer: Any, step: int) -> Any:
@@ -184,18 +153,6 @@ def test_a_state_goes_on_from_the_cpu_and_back(kind: Any, gpu: Any) -> None:
     for device, to in (("cuda", "cpu"), ("cpu", "cuda")):
         found, expected = train(device, kind, change=resume(to)), train("cpu", kind, change=resume("cpu"))
         assert_same(found, expected)
-
-
-def test_parameters_of_one_group_on_two_devices(gpu: Any) -> None:
-    params = [ddp.ones(3, device=where, requires_grad=True) for where in ("cpu", "cuda:0", "cuda:1", "cuda:0")]
-    optimizer = ddp.optim.Adam(params, lr=0.1)
-    for p in params:
-        with ddp.cuda.device(p.device if p.is_cuda else None):
-            p.grad = ddp.ones(3, device=p.device)
-    optimizer.step()
-    for p in params:
-        np.testing.assert_allclose(p.detach().cpu().numpy(), 0.9, rtol=1e-6)
-        assert optimizer.state[p]["step"].device == p.device
 
 
 def hundred(n: int = 100) -> list[Any]:
@@ -219,21 +176,6 @@ def test_a_step_is_two_launches_and_asks_for_nothing(kind: str, launches: int, g
     assert sum(gpu.launches.values()) == 3 * launches, gpu.launches
     assert not gpu.synchronizations, gpu.waits
     assert (gpu.mallocs, gpu.frees, gpu.copies_up) == (0, 0, 0)
-
-
-def test_a_new_table_is_sent_when_gradients_move_and_only_then(gpu: Any) -> None:
-    params = hundred(10)
-    optimizer = ddp.optim.AdamW(params)
-    copies = []
-    for missing in ((), (3,), (), (3,), (), (3, 4)):
-        for i, p in enumerate(params):
-            p.grad = None if i in missing else ddp.ones(p.shape[0], device="cuda")
-        gpu.reset()
-        optimizer.step()
-        copies.append(gpu.launches["copy up"])
-        assert not gpu.synchronizations
-    assert copies[0] == copies[1] == copies[5] == 2
-    assert copies[2:5] == [0, 0, 0]
 
 
 def test_a_rate_that_is_on_the_device(gpu: Any) -> None:
@@ -267,21 +209,3 @@ def test_a_step_that_is_left_out_leaves_everything(kind: Any, gpu: Any) -> None:
         return params, optimizer
 
     assert_same(trained("cuda"), trained("cpu"))
-
-
-def test_a_schedule_of_a_rate_on_the_device_does_not_wait_for_what_it_wrote(gpu: Any) -> None:
-    rate: Any = ddp.tensor(1.0, device="cuda")
-    p = ddp.ones(1, device="cuda", requires_grad=True)
-    optimizer = ddp.optim.SGD([p], lr=rate)
-    schedule = ddp.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    gpu.reset()
-    for _ in range(3):
-        p.grad = ddp.ones(1, device="cuda")
-        optimizer.step()
-        schedule.step()
-    assert not gpu.synchronizations, gpu.waits
-    assert schedule.get_last_lr() == [0.125]
-    assert p.item() == 1 - 1.75
-    rate.fill_(4.0)  # by somebody else
-    schedule.step()
-    assert rate.item() == 2.0
