@@ -78,15 +78,6 @@ def given_plan(plan: Plan | Mapping[str, Any] | None) -> Plan | None:
     return plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
 
 
-def buffers_mode(broadcast_buffers: bool | str) -> str | None:
-    """ "broadcast", "mean", or None. Raises: ArgumentError."""
-    if broadcast_buffers is True or broadcast_buffers is False:
-        return "broadcast" if broadcast_buffers else None
-    if broadcast_buffers != "mean":
-        raise ArgumentError(f'broadcast_buffers is True, False or "mean", got {broadcast_buffers!r}')
-    return "mean"
-
-
 def whole(name: str, value: Any) -> int:
     """A whole number of at least 0. Raises: ArgumentError."""
     try:

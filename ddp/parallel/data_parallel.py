@@ -50,8 +50,8 @@ class DataParallel(Module):
     comm: the ranks; None: `collectives.init()`. Reductions go over a duplicate of it.
     bucket_cap_mb: MiB of gradients that are reduced together; "auto": chosen from when gradients come and what the
     wire costs. first_bucket_mb: MiB of the first bucket, small so that communication starts early
-    broadcast_buffers: before the first forward after a synchronized backward, buffers become rank 0's; "mean": the mean
-    of all ranks'; False: each rank keeps its own
+    broadcast_buffers: before the first forward after a synchronized backward, buffers become rank 0's; False: each rank
+    keeps its own
     comm_hook: how a bucket is reduced, see `ddp.parallel.comm_hooks`
     plan: buckets to keep, `model.plan` of an earlier run, or its state(). On 3 ranks or more it decides the last bits
     check_every: after so many steps ranks compare their parameters, 0: never; check_finite: infinity and NaN in a
@@ -81,7 +81,7 @@ class DataParallel(Module):
         *,
         bucket_cap_mb: float | str = "auto",
         first_bucket_mb: float = 1.0,
-        broadcast_buffers: bool | str = True,
+        broadcast_buffers: bool = True,
         comm_hook: Hook | None = None,
         plan: Plan | Mapping[str, Any] | None = None,
         check_every: int = 100,
@@ -91,7 +91,7 @@ class DataParallel(Module):
         super().__init__()
         arguments.check_kinds(module, comm)
         cap, first = arguments.caps(bucket_cap_mb, first_bucket_mb)
-        mode = arguments.buffers_mode(broadcast_buffers)
+        buffers = arguments.switch("broadcast_buffers", broadcast_buffers)
         every = arguments.whole("check_every", check_every)
         finite = arguments.switch("check_finite", check_finite)
         pinned = arguments.given_plan(plan)
@@ -164,7 +164,7 @@ class DataParallel(Module):
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
         self._parameters_check = ParameterCheck(module)
-        self.buffer_sync = None if mode is None else BufferSync(self.comm, module, mode == "mean")
+        self.buffer_sync = BufferSync(self.comm, module) if buffers else None
         self.buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
         self.reducer.before.append(self._before_backward)
         self._joining: join.JoinContext | None = None

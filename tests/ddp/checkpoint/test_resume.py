@@ -66,11 +66,6 @@ class NoisyByRank(Noisy):
         return ddp.DataParallel(net(dropout=0.5, norm=True), comm, broadcast_buffers=False)
 
 
-class NoisyMean(Noisy):
-    def model(self, comm: collectives.Communicator) -> Any:
-        return ddp.DataParallel(net(norm=True), comm, broadcast_buffers="mean")
-
-
 class Scaled(Recipe):
     def scaler(self) -> Any:
         return ddp.amp.GradScaler(init_scale=2.0**17, growth_interval=3)
@@ -145,7 +140,7 @@ def training(recipe: Recipe, folder: Path, **options: Any) -> Callable[..., Any]
     return train
 
 
-RECIPES = [Recipe, Decoupled, Noisy, NoisyByRank, NoisyMean, Scaled, Sharded, Compressed, Sparse, Bare]
+RECIPES = [Recipe, Decoupled, Noisy, NoisyByRank, Scaled, Sharded, Compressed, Sparse, Bare]
 
 
 BACKGROUND = [Recipe, Sharded]
@@ -171,12 +166,11 @@ def test_interrupted_anywhere_it_goes_on(recipe: type[Recipe], size: int, backgr
         assert_same(last[rank][1], state)
 
 
-@pytest.mark.parametrize("mode", [True, "mean"])
-def test_buffers_that_wait_for_the_next_forward(mode: bool | str, folder: Path) -> None:
+def test_buffers_that_wait_for_the_next_forward(folder: Path) -> None:
     """A rank with an empty batch makes no forward, and takes what the others sent it when it makes the next."""
 
     def train(comm: collectives.Communicator, resumed: bool) -> dict[str, Any]:
-        model = ddp.DataParallel(net(norm=True), comm, broadcast_buffers=mode)
+        model = ddp.DataParallel(net(norm=True), comm)
         optimizer = SGD(model.parameters(), lr=0.1)
         xs, ys = data()
 

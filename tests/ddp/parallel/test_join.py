@@ -114,8 +114,8 @@ def test_with_weights_a_rank_without_data_weighs_nothing(steps: list[int], initi
 
 
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("mode", [True, "mean", False])
-def test_buffers_go_along_and_are_the_same_at_the_end(steps: list[int], mode: bool | str) -> None:
+@pytest.mark.parametrize("mode", [True, False])
+def test_buffers_go_along_and_are_the_same_at_the_end(steps: list[int], mode: bool) -> None:
     def rank(comm: Communicator) -> dict[str, np.ndarray]:
         model = DataParallel(make_net(norm=True), comm, broadcast_buffers=mode)
         optimizer = make_optimizer(model.module)

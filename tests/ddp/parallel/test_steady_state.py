@@ -92,21 +92,16 @@ def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, ca
     collectives.run_threads(rank, size, timeout=20)
 
 
-@pytest.mark.parametrize("mode", [True, "mean", False])
-def test_buffers_cost_one_call_more_a_kind(mode: bool | str) -> None:
+@pytest.mark.parametrize("synchronized", [True, False])
+def test_buffers_cost_one_call_more(synchronized: bool) -> None:
+    def wrap(net: nn.Module, comm: Any) -> DataParallel:
+        return DataParallel(net, comm, broadcast_buffers=synchronized, check_every=1)
+
     def rank(comm: Communicator) -> None:
-        found, _ = steps(
-            comm, 5, lambda net, comm: DataParallel(net, comm, broadcast_buffers=mode, check_every=1), buffers=True
-        )
-        mean_and_var = 2 * 40 * 4
-        count = 16  # a whole number, and the room up to where the next would begin
-        exchange = {
-            True: [("broadcast", mean_and_var + count)],
-            "mean": [("all_reduce", mean_and_var), ("broadcast", count)],
-            False: [],
-        }[mode]
+        found, _ = steps(comm, 5, wrap, buffers=True)
+        mean_and_var, count = 2 * 40 * 4, 16  # a whole number, and the gap up to where the next would begin
         for calls, planned in found[3:]:
-            assert calls == exchange + planned
+            assert calls == [("broadcast", mean_and_var + count)] * synchronized + planned
 
     collectives.run_threads(rank, 2, timeout=20)
 

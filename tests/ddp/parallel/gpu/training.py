@@ -75,7 +75,7 @@ def train(
         first_bucket_mb=0.0002,
         check_every=3,
         check_finite=dice.random() < 0.3,
-        broadcast_buffers=dice.random() < 0.5 or "mean",
+        broadcast_buffers=dice.random() < 0.5,
         comm_hook=None if hook is None else hook(),
     )
     if zero:
@@ -138,7 +138,7 @@ def train_layers(comm: Any, device: str, seed: int, between: Between = lambda: N
 def train_unevenly(comm: Any, device: str, seed: int, between: Between = lambda: None) -> dict[str, Any]:
     """Ranks that make different numbers of steps."""
     net = Net(2).to(device)
-    model = DataParallel(net, comm, bucket_cap_mb=0.0002, first_bucket_mb=0.0002, broadcast_buffers="mean")
+    model = DataParallel(net, comm, bucket_cap_mb=0.0002, first_bucket_mb=0.0002)
     if seed % 2:
         optimizer: ddp.optim.Optimizer = ZeroOptimizer(model, ddp.optim.SGD, lr=0.05)
     else:
