@@ -270,29 +270,23 @@ def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
         os.close(fd)
 
 
-def raise_file_limit() -> tuple[int, int]:
-    """Lets this process open as many files as the hard limit says; returns the soft and hard limit of before."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # no limit at all is more than the kernel grants: the soft one stays
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
-    return before
-
-
 # What a job needs besides the connections of its agents: unauthenticated peers, pipes, log files.
 _OTHERS = 32
 
 
 @contextlib.contextmanager
-def many_files(ranks: int) -> Iterator[tuple[int, int]]:
-    """While entered, this process may open as many files as the hard limit says; the limits of before.
+def many_files(ranks: int) -> Iterator[int]:
+    """While entered, this process and its children may open as many files as the hard limit says; the limit of before.
 
     Raises: UsageError if a job of so many ranks needs more.
     """
-    before = raise_file_limit()
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # no limit at all is more than the kernel grants: the soft one stays
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         if soft != resource.RLIM_INFINITY and ranks + _OTHERS + len(os.listdir("/proc/self/fd")) > soft:
             raise UsageError(f"{ranks} ranks need more open files than this process may have: {soft} (ulimit -n)")
         yield before
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))

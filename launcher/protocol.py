@@ -26,6 +26,9 @@ SECRET = "DDP_LAUNCH_SECRET"
 #: The pid of the launcher, above which an agent knows that it stands where a reaper of the launcher's is.
 LAUNCHER_PID = "DDP_LAUNCH_PID"
 
+#: How many files the ranks on the launcher's host may open (soft limit): the launcher and the engine need more.
+FILES = "DDP_LAUNCH_FILES"
+
 #: The launcher lets every agent hear of it at least so often (s): who hears nothing for long knows that it is stopped.
 PING = 1.0
 #: What a peer may send before it has shown that it knows the secret.

@@ -16,10 +16,6 @@ from launcher.errors import UsageError
 # What an earlier trace has left, all of it made by `ddp.tracing`: else a rank that dies would seem to have left a part.
 _OLD = re.compile(r"rank-\d+\.steps\.json|trace\.json|step\.png")
 _LIMIT = 120.0  # seconds
-_MERGE = (
-    "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv.pop(1)];"
-    " from ddp.tracing.__main__ import main; sys.exit(main(sys.argv[1:]))"
-)
 
 
 def prepare(folder: str) -> str:
@@ -43,12 +39,18 @@ def prepare(folder: str) -> str:
 def merge(folder: str) -> str:
     """Merges the ranks' parts in that folder; returns one line for the user, whether that worked or not."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    # Not `-m`: no module in the user's working folder may take the place of ours.
-    command = [sys.executable, "-c", _MERGE, here, folder]
+    command = [sys.executable, "-m", "ddp.tracing", folder]
     later = f"python -m ddp.tracing {folder}"
     try:
+        # In the folder of this package: no module in the user's working folder may take the place of `ddp`.
         done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_LIMIT, text=True, errors="replace"
+            command,
+            cwd=here,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LIMIT,
+            text=True,
+            errors="replace",
         )
     except subprocess.TimeoutExpired:
         return f"the trace took more than {_LIMIT:g} s to merge: {later}"

@@ -17,6 +17,7 @@ if __name__ == "__main__":
     sys.path[: not getattr(sys.flags, "safe_path", False)] = [__file__.rpartition("/launcher/")[0]]
 
 import os
+import resource
 import signal
 from collections.abc import Sequence
 
@@ -46,6 +47,9 @@ def main(args: Sequence[str]) -> NoReturn:
         )
 
         above.insert(0, run_agent_supervisor())
+    files = os.environ.pop("DDP_LAUNCH_FILES", None)
+    if files is not None and len(above) == 1:  # on the launcher's host, whose own limit has come down to here
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     world = promised() or World("", 0, 1, 0, 1)
     # Taken out, so that nothing the rank starts inherits them.
     address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")

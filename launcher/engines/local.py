@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -19,7 +18,7 @@ from collectives.backends.mpi.pmi_server import KeyValueSpace
 from launcher.engines.engine import Engine, StartRequest, register
 from launcher.engines.mpiexec import MPICH, without_outer_mpi
 from launcher.errors import UsageError
-from launcher.linux import fork, raise_file_limit, reap_all, signal_pipe
+from launcher.linux import fork, reap_all, signal_pipe
 
 _NAME = "ddp_pmi_server"  # of the process, too: no longer than the kernel's 15 characters
 _CHUNK = 1 << 16
@@ -76,18 +75,14 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     space = KeyValueSpace(n, {"PMI_process_mapping": f"(vector,(0,1,{n}))"})
     poll = select.poll()
     poll.register(signals, select.POLLIN)
-    # One open file a rank; the ranks have the user's own limit.
-    files = raise_file_limit()
     agents: set[int] = set()
     clients: dict[int, _Client] = {}
     for rank in range(n):
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         of_rank = {**environ, **_of_rank(rank, theirs.fileno())}
-        resource.setrlimit(resource.RLIMIT_NOFILE, files)
         # A session each, as under mpiexec: Linux shares a busy machine's cores between sessions, not processes.
         agents.add(fork(partial(os.posix_spawn, command[0], [*command], of_rank, setsid=True)))
-        raise_file_limit()
         theirs.close()
         clients[ours.fileno()] = _Client(ours)
         poll.register(ours, select.POLLIN)

@@ -70,7 +70,6 @@ class Attempt:
     console: shows what the ranks write; stdin: goes to one of them; observers: see every event
     wakeup: file descriptor on which signals arrive; environ: of the ranks
     clock: by which all time limits run; until: its time at which the whole job must have ended
-    files: how many files the ranks may open, soft and hard limit; None: as many as this process
 
     failures: what went wrong, in the order in which it was learned; stopped: the signal by which the user ended it
     stop: how the ranks stopped, if they did so as asked; engine_output: the last of what the engine printed
@@ -86,7 +85,6 @@ class Attempt:
         environ: Mapping[str, str],
         clock: JobClock,
         until: float = math.inf,
-        files: tuple[int, int] | None = None,
     ) -> None:
         self.job = job
         self.ranks = RankTable(job.size)
@@ -112,7 +110,7 @@ class Attempt:
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
         master = meeting(environ, host_of_rank_0(job, self._engine, environ), free_port())
         environment = self._engine.environment({**environ, **master, **self._agents_environment()}, scratch)
-        self._reaper = Reaper(partial(self._engine.start, agent(job), environment), scratch, files)
+        self._reaper = Reaper(partial(self._engine.start, agent(job), environment), scratch)
         os.set_blocking(self._reaper.engine_output, False)
 
     def _agents_environment(self) -> dict[str, str]:

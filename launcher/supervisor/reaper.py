@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import socket
@@ -31,7 +30,6 @@ class Reaper:
 
     start: `Engine.start` with its arguments
     scratch: path of a folder that it makes for the engine's files, and removes with the engine
-    files: how many files the engine and its ranks may open, soft and hard limit; None: as many as this process
     pid, engine: of the reaper and of the engine, which is 0 until the reaper has reported it
     status: how the engine ended (exit code, or minus the signal), None while it runs
     lost: True if the reaper itself has gone
@@ -41,7 +39,7 @@ class Reaper:
     Raises: UsageError if there is no place for that folder, or for one more process.
     """
 
-    def __init__(self, start: Callable[[], int], scratch: str, files: tuple[int, int] | None = None) -> None:
+    def __init__(self, start: Callable[[], int], scratch: str) -> None:
         self._scratch = scratch
         self._began = time.time()
         try:
@@ -69,7 +67,7 @@ class Reaper:
                 os.setsid()
                 self._socket.close()
                 os.close(self.engine_output)
-                _watch(start, theirs, words, scratch, files)
+                _watch(start, theirs, words, scratch)
             finally:
                 os._exit(_CANNOT_START)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -120,7 +118,6 @@ def _watch(
     launcher: socket.socket,
     words: int,
     scratch: str,
-    files: tuple[int, int] | None,
 ) -> NoReturn:
     """Runs the reaper until the launcher closes the socket or dies."""
     began = time.time()
@@ -136,7 +133,7 @@ def _watch(
         os.write(words, f"{errors.start_error_line(reason)}\n".encode())
         engine = me
     if engine == 0:
-        _become(start, me, words, files)
+        _become(start, me, words)
     # Open ends of these would keep the launcher waiting for more.
     os.close(words)
     _tell(launcher, engine)
@@ -175,7 +172,7 @@ def _remove(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)  # what cannot be removed bears a name that no other job will use
 
 
-def _become(start: Callable[[], int], reaper: int, words: int, files: tuple[int, int] | None) -> NoReturn:
+def _become(start: Callable[[], int], reaper: int, words: int) -> NoReturn:
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -186,8 +183,6 @@ def _become(start: Callable[[], int], reaper: int, words: int, files: tuple[int,
         os.dup2(words, 1)
         os.dup2(words, 2)
         die_with_parent(reaper)
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, files)
         os._exit(start())
     except StartError as reason:
         text = errors.start_error_line(reason)

@@ -22,6 +22,7 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
+from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import ranks_environment
 from launcher.supervisor.signal_pipe import SignalPipe
@@ -43,14 +44,14 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     fill_standard_streams()
     if not stat_of(os.getpid()).state:
         raise UsageError("there is nothing in /proc, by which ranks are watched: mount -t proc proc /proc")
-    environ = dict(os.environ)
-    job = engines.resolve_size(job, environ)
+    job = engines.resolve_size(job, os.environ)
     if job.trace is not None:
         from launcher import tracing  # here, because few jobs want it
 
         job = replace(job, trace=tracing.prepare(job.trace))
-    with many_files(job.size) as files, SignalPipe() as wakeup:
-        code = _Supervisor(job, wakeup, environ, files, observers, explain).run()
+    with many_files(job.size) as before, SignalPipe() as wakeup:
+        environ = {**os.environ, FILES: str(before)}
+        code = _Supervisor(job, wakeup, environ, observers, explain).run()
     if job.trace is not None:
         _print(tracing.merge(job.trace))
     return code
@@ -72,14 +73,12 @@ class _Supervisor:
         job: Job,
         wakeup: int,
         environ: dict[str, str],
-        files: tuple[int, int],
         observers: Sequence[Observer],
         explain: bool,
     ) -> None:
         self.job = job
         self.wakeup = wakeup
         self.environ = environ
-        self.files = files
         self.console = Console(
             job.size,
             prefix=job.prefix,
@@ -142,7 +141,6 @@ class _Supervisor:
                 environ,
                 self.clock,
                 self.until,
-                self.files,
             )
             try:
                 attempt.run()

@@ -116,18 +116,6 @@ def test_ddp_launch_in_an_allocation_needs_no_option(slurm: dict[str, str], run_
     assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
 
 
-def test_the_user_may_choose_the_engine_and_fewer_ranks(
-    slurm: dict[str, str], mpiexec: list[str], run_job: Run
-) -> None:
-    launch = ["salloc", "-n", "3", sys.executable, "-m", "launcher"]
-    for engine in ("slurm", "openmpi" if mpi_family(mpiexec[0]) == OPENMPI else "mpich"):
-        done = run_job([*launch, "--engine", engine, "-n", "2", WHERE], env=slurm)
-        assert done.stdout == "0: mpi True [[0, 0, 0], [1, 1, 0]]\n", done.stderr
-    done = run_job([*launch, "-n", "4", WHERE], env=slurm)
-    assert done.returncode == 2
-    assert "ddp-launch: 4 ranks were asked for, and the allocation has 3 tasks\n" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("how", "status", "says"),
     [

@@ -113,16 +113,6 @@ def test_quitting_ends_the_job_with_one_line(debug: Any) -> None:
     )
 
 
-def test_others_wait_in_init_longer_than_its_time_limit(debug: Any) -> None:
-    session = debug("if rank == 0:\n    breakpoint()\nimport collectives\ncollectives.init(timeout=6)\nprint('joined')")
-    session.await_prompt()
-    time.sleep(7)
-    session.say("c")
-    done = session.end()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("joined") == 2
-
-
 def test_a_rank_that_does_not_come_to_init_is_named(ddp_launch: Any) -> None:
     done = ddp_launch("if rank == 1:\n    time.sleep(30)\nimport collectives\ncollectives.init(timeout=1.5)")
     assert done.returncode == 1
@@ -152,24 +142,6 @@ def test_ctrl_c_at_the_prompt_ends_the_job(debug: Any) -> None:
     assert done.stderr == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
 
 
-def test_the_program_may_catch_what_quitting_raises(debug: Any) -> None:
-    session = debug(
-        """
-        try:
-            if rank == 0:
-                breakpoint()
-            time.sleep(20)
-        except KeyboardInterrupt:
-            print(f"saved by {rank}")
-        """
-    )
-    session.await_prompt()
-    session.say("q")
-    done = session.end()
-    assert done.returncode == 130
-    assert sorted(done.stdout.split("\n")[-3:]) == ["", "0: saved by 0", "1: saved by 1"]
-
-
 def test_another_rank_may_have_the_debugger(debug: Any) -> None:
     body = "breakpoint()\nif rank == 2:\n    print('read', input())\nelse:\n    print('end', repr(sys.stdin.read()))"
     session = debug(body, n=3, options=["--debug-rank", "2"])
@@ -188,20 +160,6 @@ def test_a_breakpoint_of_another_rank_is_explained_once_and_passed(ddp_launch: A
     text = "1: ddp-launch: rank 1 passes breakpoint() at job.py:6: --debug-rank 1 gives it the debugger\n"
     assert (done.returncode, done.stderr) == (0, text)
     assert done.stdout.count("went on") == 2
-
-
-def test_a_debugger_in_a_thread(debug: Any) -> None:
-    body = "import threading\nthread = threading.Thread(target=lambda: breakpoint())\nthread.start()\nthread.join()\n"
-    session = debug(body + "print('over')", n=1)
-    session.await_prompt()
-    session.say("c")
-    done = session.end()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("over\n")
-    session = debug(body + "print('over')", n=1)
-    session.await_prompt()
-    session.say("q")
-    assert session.end().returncode == 130
 
 
 def test_a_header_and_a_restart(debug: Any) -> None:

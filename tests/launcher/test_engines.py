@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -511,18 +510,6 @@ def test_the_host_that_ssh_does_not_reach() -> None:
 
 def test_the_start_error_of_an_agent_is_found() -> None:
     assert errors.find_start_error(f"noise\n{errors.start_error_line(errors.StartError('too few'))}\n") == "too few"
-
-
-def test_the_local_engine_starts_more_ranks_than_the_soft_limit_of_open_files(run_job: Any) -> None:
-    """The ranks find that limit all the same."""
-    code = """
-import os, resource, sys
-from launcher.engines.local import LocalEngine
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-sys.exit(LocalEngine(60).start(["/bin/sh", "-c", "[ $(ulimit -Sn) = 40 ] && [ $(ulimit -Hn) != 40 ]"], os.environ))
-"""
-    done = run_job([sys.executable, "-c", code])
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_messages_name_the_process_that_stands_for_the_engine() -> None:

@@ -95,15 +95,6 @@ def test_what_an_engine_sends_to_all_reaches_the_rank_once(keep: Any, number: in
     kept.end()
 
 
-def test_output_reports_and_exit_status(keep: Any) -> None:
-    kept = keep("print('out')\nprint('err', file=sys.stderr)\nraise ValueError('boom')")
-    end = kept.end()
-    assert (kept.out, kept.err, end["end"]) == (b"out\n", b"err\n", 1)
-    raised = kept.next("raised")
-    assert (raised["type"], raised["message"]) == ("ValueError", "boom")
-    assert kept.job.process.returncode == 1
-
-
 def test_stdin_is_that_of_the_debug_rank(keep: Any) -> None:
     body = "print(sys.stdin.read().upper())"
     reads = keep(body, PMI_RANK="1", PMI_SIZE="2", DDP_DEBUG_RANK="1")
@@ -115,13 +106,6 @@ def test_stdin_is_that_of_the_debug_rank(keep: Any) -> None:
     empty = keep(body, PMI_RANK="0", PMI_SIZE="2", DDP_DEBUG_RANK="1")
     empty.end()
     assert empty.out == b"\n"
-
-
-def test_everything_that_a_rank_has_started_ends_with_it(keep: Any, becomes: Callable[[int, str], None]) -> None:
-    kept = keep("print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid, 'started')")
-    kept.until(lambda: b"started" in kept.out)
-    assert kept.end()["end"] == 0
-    becomes(int(kept.out.split()[0]), "")
 
 
 def test_kill_9_of_the_agent_ends_the_rank(keep: Any, becomes: Callable[[int, str], None]) -> None:

@@ -104,28 +104,3 @@ def test_kill_9_of_the_engine_is_told_as_such_and_ends_all(guarded: Any) -> None
     kept.job.process.kill()
     assert kept.next("parent_lost") == kept.job.process.pid
     kept.job.assert_gone(3)
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_what_an_engine_sends_to_all_reaches_the_rank_once(guarded: Any, number: int) -> None:
-    kept = guarded(
-        """
-        def say(number, frame):
-            print("got", number, flush=True)
-        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
-            signal.signal(number, say)
-        print("ready", flush=True)
-        while True:
-            time.sleep(0.1)  # a signal that comes just before Python sleeps is handled when it wakes
-        """
-    )
-    kept.says("ready")
-    os.killpg(kept.hello["started"], number)
-    kept.says(f"got {int(number)}")
-    if number == signal.SIGTERM:
-        assert kept.next("signalled") == number
-    kept.send(signal=signal.SIGUSR2)
-    kept.says(f"got {int(signal.SIGUSR2)}")
-    assert b"got" not in kept.out
-    kept.send(kill=True)
-    kept.end()

@@ -153,22 +153,6 @@ def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any, tmp_path: P
     assert done.stderr.count("\n") == 2
 
 
-def test_exit_status_is_told_to_whoever_wraps_exit(ddp_launch: Any) -> None:
-    done = ddp_launch(
-        """
-        real = sys.exit
-        def exit(status=None):
-            print("leaving with", status, flush=True)
-            real(status)
-        sys.exit = exit
-        raise [ValueError, KeyboardInterrupt, lambda: SystemExit(4)][int(sys.argv[1])]()
-        """,
-        "2",
-        n=1,
-    )
-    assert (done.stdout, done.returncode) == ("leaving with 4\n", 4)
-
-
 def test_what_a_rank_leaves_behind_ends_with_it(ddp_launch: Any) -> None:
     done = ddp_launch(
         """

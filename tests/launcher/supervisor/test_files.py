@@ -21,7 +21,7 @@ LIMIT = resource.RLIMIT_NOFILE
 def fail_with_many_files(before: tuple[int, int]) -> None:
     with many_files(1) as files:
         assert resource.getrlimit(LIMIT) == (before[1], before[1])
-        assert files == before
+        assert files == before[0]
         raise KeyError
 
 
@@ -49,6 +49,13 @@ def test_ranks_find_the_users_limit(run_job: Any, script: Callable[[str], str], 
     done = run_job([sys.executable, "-c", code, sys.executable, "-m", "launcher", "-n", str(n), path])
     assert (done.returncode, done.stderr) == (0, "")
     assert [line[-7:] for line in done.stdout.splitlines()] == ["200 300"] * n
+
+
+@pytest.mark.mpi
+def test_more_ranks_than_the_soft_limit_has_files(run_job: Any, script: Callable[[str], str]) -> None:
+    command = f"ulimit -Sn 28; exec {sys.executable} -m launcher -n 24 {script('print(size)')}"
+    done = run_job(["bash", "-c", command], timeout=60)
+    assert (done.returncode, done.stderr, done.stdout.count(": 24")) == (0, "", 24)
 
 
 @pytest.mark.mpi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -154,23 +153,6 @@ def test_a_job_goes_on_without_a_host_that_cannot_be_reached_any_more(elsewhere:
         "ddp-launch: host elsewhere cannot be reached by ssh: No route to host",
         "ddp-launch: restart 2 of 3 in 1 s, without elsewhere: 1 rank",
     ]
-
-
-@pytest.mark.mpi
-def test_the_standard_input_of_a_rank_that_is_lost_is_rank_0s(elsewhere: Callable[..., Any]) -> None:
-    body = (
-        "if attempt == 0 and rank == 1: time.sleep(0.3); os.kill(os.getppid(), signal.SIGKILL)\n"
-        "if attempt == 0: time.sleep(9)\n"
-        "print(size, 'ready', flush=True)\n"
-        "print('read', sys.stdin.readline())"
-    )
-    job = elsewhere(body, "--min-ranks", "1", "--debug-rank", "1", "--ranks", "1", stdin=subprocess.PIPE)
-    wait_for(job.process.stdout, "1 ready", 1)
-    job.process.stdin.write("hello\n")
-    job.process.stdin.flush()
-    done = job.wait(20)
-    assert done.returncode == 0, done.stderr
-    assert "read hello" in done.stdout
 
 
 SRUN = f"""#!{sys.executable}

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collectives.world import STOPPED
+from launcher.linux import stat_of
+from tests.launcher.supervisor.test_stop import agents
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -41,13 +40,9 @@ AS_ASKED = "ddp-launch: stopped as asked at step 7, state saved: start the same 
 
 
 def rank_pids(job: Any) -> list[int]:
-    """The ranks: children of agents, forked with their command."""
-    found = {}
-    for pid in job.pids():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if len(words) > 1 and words[1].endswith(b"/agent/main.py"):
-            found[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return sorted(pid for pid, parent in found.items() if parent in found)
+    """The ranks: children of agents."""
+    above = set(agents(job))
+    return sorted(pid for pid in job.pids() if stat_of(pid).parent in above)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -106,16 +101,3 @@ def test_who_has_not_agreed_has_a_limit(ddp_launch: Any, tmp_path: Path, other: 
     assert done.stderr.startswith(f"ddp-launch: {says}")
     assert done.stderr.count("\n") == 1
     assert time.monotonic() - start < 8
-
-
-def test_without_the_launcher_all_leave_in_order(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import sys, collectives\ncomm = collectives.init(timeout=20)\ncomm.barrier()\nsys.exit(75)\n")
-    start = time.monotonic()
-    done = run_job([*mpiexec, "-n", "2", sys.executable, str(script)], timeout=20)
-    assert done.returncode == STOPPED
-    assert "collectives:" not in done.stderr + done.stdout
-    assert "Abort" not in done.stderr + done.stdout
-    assert time.monotonic() - start < 10
