@@ -18,11 +18,11 @@ import pytest
 import ddp
 from ddp._engine import Node
 from ddp.ops import OPS
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw, spaced, with_strides
 
 FAMILIES = sorted(path.stem for path in (Path(__file__).parent / "cases").glob("*.py") if path.stem != "table")
 TABLES = [importlib.import_module(f"tests.ddp.cases.{family}") for family in FAMILIES]
-CASES: list[Case] = [case for table in TABLES for case in table.CASES]
+CASES = with_strides([case for table in TABLES for case in table.CASES])
 IDS = [f"{case.op}-{case.label}" for case in CASES]
 # Checked on its own below: one is random, the other needs a second device to be of use. A table may name more.
 ELSEWHERE = {"dropout", "transfer"}.union(*(getattr(table, "ELSEWHERE", ()) for table in TABLES))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw
 
 
 def function(name: str, *how: Any, **more: Any) -> Callable[..., Any]:
@@ -32,7 +32,6 @@ def images() -> Iterator[Case]:
     yield Case("conv2d", "1x1 stride", conv(stride=2), (x, draw(3, 4, 1, 1, seed=1), draw(3)))
     yield Case("conv2d", "one image", conv(), (draw(4, 6, 5), w, b))
     yield Case("conv2d", "empty", conv(padding=1), (draw(0, 4, 6, 5), w, b))
-    yield Case("conv2d", "non-contiguous", conv(padding=1), (spaced(2, 4, 6, 5), spaced(6, 4, 3, 2), b))
 
     lines = function("conv1d", stride=2, padding=1)
     yield Case("conv2d", "1-d", lines, (draw(2, 3, 7), draw(4, 3, 3, seed=1), draw(4)))
@@ -47,7 +46,6 @@ def images() -> Iterator[Case]:
     yield Case("conv2d", "channels rest", conv(stride=3), (x, w))
     yield Case("conv2d", "channels groups", conv(groups=2), (draw(2, 24, 3, 3), draw(4, 12, 2, 2, seed=1), draw(4)))
     yield Case("conv2d", "channels empty", conv(), (draw(0, 12, 4, 3), w))
-    yield Case("conv2d", "channels non-contiguous", conv(padding=1), (spaced(2, 12, 3, 3), spaced(2, 12, 2, 2)))
 
 
 def transposes() -> Iterator[Case]:
@@ -67,7 +65,6 @@ def transposes() -> Iterator[Case]:
     yield Case(name, "1x1", back(), (x, draw(4, 2, 1, 1, seed=1)))
     yield Case(name, "one image", back(), (draw(4, 3, 4), w, b))
     yield Case(name, "empty", back(stride=2), (draw(0, 4, 3, 4), w, b))
-    yield Case(name, "non-contiguous", back(), (spaced(2, 4, 3, 4), spaced(4, 3, 3, 2), b))
     yield Case(name, "channels", back(stride=2, padding=1), (draw(2, 3, 3, 2), draw(3, 12, 3, 3, seed=1), draw(12)))
     lines = function("conv_transpose1d", stride=2, padding=1, output_padding=1)
     yield Case(name, "1-d", lines, (draw(2, 3, 4), draw(3, 2, 3, seed=1), draw(2)))
@@ -81,7 +78,6 @@ def columns() -> Iterator[Case]:
         yield Case(op, "plain", function(name, *sizes, 2), (draw(*x),))
         yield Case(op, "one image", function(name, *sizes, 2), (draw(*x[1:]),))
         yield Case(op, "empty", function(name, *sizes, 2), (draw(0, *x[1:]),))
-        yield Case(op, "non-contiguous", function(name, *sizes, 2), (spaced(*x),))
     how = {"dilation": (1, 2), "padding": (1, 0), "stride": (2, 1)}
     yield Case("im2col", "all", function("unfold", (3, 2), **how), (draw(2, 2, 5, 4),))
     yield Case("col2im", "all", function("fold", (5, 4), (3, 2), **how), (draw(2, 12, 6),))

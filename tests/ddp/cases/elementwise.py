@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, binary, draw, spaced, unary
+from tests.ddp.cases.table import Case, binary, draw, unary
 
 ELSEWHERE = {"dropout", "transfer"}
 
@@ -19,7 +19,6 @@ def _three(op: str, fn: Callable[..., Any], low: float = -2.0) -> Iterator[Case]
         ("empty", ((0, 3), (3,), (1, 3))),
     ]:
         yield Case(op, label, fn, tuple(draw(*shape, seed=i, low=low + 0.07 * i) for i, shape in enumerate(shapes)))
-    yield Case(op, "non-contiguous", fn, tuple(spaced(3, 4, seed=i, low=low + 0.07 * i) for i in range(3)))
 
 
 CASES = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw
 
 
 def look() -> Callable[..., Any]:
@@ -21,7 +21,6 @@ def embeddings() -> Iterator[Case]:
     yield Case("embedding", "one", look(), (draw(5, 3), np.array(4)))
     yield Case("embedding", "many", look(), (draw(9, 64), np.arange(200).reshape(20, 10) ** 2 % 9))
     yield Case("embedding", "empty", look(), (draw(5, 3), np.zeros((0, 2), np.int64)))
-    yield Case("embedding", "non-contiguous", look(), (spaced(5, 3), index[:, ::2]))
 
 
 CASES = list(embeddings())

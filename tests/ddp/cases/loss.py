@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -43,8 +43,6 @@ def of_classes() -> Iterator[Case]:
                     both = lambda t, x, y, f=weighted: f(t, x, y, label_smoothing=0.2)  # noqa: E731  # one line a case
                     yield Case(name, f"{reduction} smooth and weighted {inputs[0].ndim}", both, inputs)
         yield Case(name, "empty", call(name, reduction="sum"), (draw(0, 3), np.zeros(0, np.int64)))
-        yield Case(name, "non-contiguous", call(name), (spaced(4, 3), np.array([0, 1, 2, 0])))
-        yield Case(name, "non-contiguous 2-d", call(name), (spaced(2, 3, 2), np.array([[0, 1], [2, 0]])))
     yield Case(
         "cross_entropy",
         "large",
@@ -67,7 +65,6 @@ def of_probabilities() -> Iterator[Case]:
                     label = f"{reduction} {weighted} {smoothing} {shape}"
                     yield Case("soft_cross_entropy", label, run, (draw(*shape), draw(*shape, seed=1)))
     yield Case("soft_cross_entropy", "empty", lambda t, x, y: soft(t, x, y, reduction="sum"), (draw(0, 3), draw(0, 3)))
-    yield Case("soft_cross_entropy", "non-contiguous", soft, (spaced(4, 3), spaced(4, 3, seed=1)))
 
 
 def unit(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -99,8 +96,6 @@ def of_pairs() -> Iterator[Case]:
             yield Case(name, f"{reduction} {options} 0-d", run, (first(), second(seed=1)))
         run = call(name, reduction="sum", **options)
         yield Case(name, f"empty {options}", run, (first(0, 3), second(0, 3)))
-        scattered = (first(4, 6)[::2, ::2], second(3, 2, seed=1).T)
-        yield Case(name, f"non-contiguous {options}", run, scattered)
 
 
 def with_weights() -> Iterator[Case]:

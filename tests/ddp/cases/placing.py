@@ -19,7 +19,6 @@ def placing() -> Iterator[Case]:
         "value": lambda t, x, v: t.scatter(x, 1, t.tensor([[0, 3]]), value=5.0) * v[0],
     }.items():
         yield Case("scatter", label, fn, (x, v))
-    yield Case("scatter", "non-contiguous", lambda t, x, v: x.scatter(0, t.tensor(INDEX), v), (spaced(3, 4), v))
     yield Case("scatter", "empty", lambda t, x: x.scatter(0, t.zeros(0, 3, dtype=t.int64), x), (draw(0, 3),))
     for op, kind in (("scatter", "scatter"), ("scatter_add", "scatter_add"), ("scatter", "scatter_")):
         for label, at, source in (
@@ -39,8 +38,6 @@ def placing() -> Iterator[Case]:
         "in place": lambda t, x, v: (x * 2).scatter_add_(1, t.tensor(repeated), v),
     }.items():
         yield Case("scatter_add", label, fn, (x, v))
-    strided = (spaced(3, 4), spaced(2, 4))
-    yield Case("scatter_add", "non-contiguous", lambda t, x, v: x.scatter_add(0, t.tensor(repeated), v), strided)
     yield Case("scatter_add", "empty", lambda t, x: x.scatter_add(0, t.zeros(0, 3, dtype=t.int64), x), (draw(0, 3),))
     for label, fn in {
         "rows": lambda t, x, v: t.index_add(x, 0, t.tensor([1, 1]), v),
@@ -57,7 +54,6 @@ def placing() -> Iterator[Case]:
         "mask": lambda t, x, v: x.index_put((x > 0,), v[0, 0], accumulate=True),
     }.items():
         yield Case("index_add", label, fn, (x, v))
-    yield Case("index_add", "non-contiguous", lambda t, x, v: x.index_add(0, t.tensor([0, 0]), v), strided)
     yield Case("index_add", "empty", lambda t, x, v: x.index_add(1, t.tensor([0, 0]), v), (draw(0, 3), draw(0, 2)))
     for label, fn in {
         "row": lambda t, x, v: _set(x * 2, 1, v[0]),
@@ -79,7 +75,6 @@ def placing() -> Iterator[Case]:
         "masked_scatter in place": lambda t, x, v: (x * 2).masked_scatter_(t.tensor([True, False, True, False]), v),
     }.items():
         yield Case("setitem", label, fn, (x, v))
-    yield Case("setitem", "non-contiguous", lambda t, x, v: t.index_copy(x, 0, t.tensor([2, 0]), v), strided)
     yield Case("setitem", "empty", lambda t, x, v: _set(x * 2, (slice(0, 0),), v), (draw(3, 4), draw(0, 4)))
     yield Case("setitem", "0-d", lambda t, x, v: _set(x * 2, (...,), v), (draw(), draw(seed=1)))
     for label, fn in {
@@ -93,7 +88,6 @@ def placing() -> Iterator[Case]:
         ),
     }.items():
         yield Case("masked_fill", label, fn, (x, v))
-    yield Case("masked_fill", "non-contiguous", lambda t, x: x.masked_fill(x > 0, 1.0), (spaced(3, 4),))
     yield Case("masked_fill", "empty", lambda t, x: x.masked_fill(x > 0, 1.0), (draw(0, 3),))
     yield Case("masked_fill", "0-d", lambda t, x: x.masked_fill(t.tensor(True), 1.0), (draw(),))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw
 
 
 def function(name: str, *how: Any, **more: Any) -> Callable[..., Any]:
@@ -33,7 +33,6 @@ def maxima() -> Iterator[Case]:
         yield Case(op, "ceil beyond the padding", pool(2, 3, 1, ceil_mode=True), (draw(1, 2, 5, 6),))
         yield Case(op, "one image", pool(2), (draw(2, 4, 4),))
         yield Case(op, "empty", pool(2), (draw(0, 2, 4, 4),))
-        yield Case(op, "non-contiguous", pool(2), (spaced(2, 4, 6, 5),))
         yield Case(op, "1-d", pool(3, 2, 1, name="max_pool1d", ceil_mode=True), (draw(2, 3, 8),))
         yield Case(op, "stride of nothing", pool(2, ()), (x,))
         yield Case(op, "1-d, stride of nothing", pool(2, (), name="max_pool1d"), (draw(3, 8),))
@@ -53,7 +52,6 @@ def means() -> Iterator[Case]:
     yield Case(op, "few positions", function(op, (5, 4), 1), (x,))
     yield Case(op, "one image", function(op, 2), (draw(2, 4, 4),))
     yield Case(op, "empty", function(op, 2), (draw(0, 2, 4, 4),))
-    yield Case(op, "non-contiguous", function(op, 2), (spaced(2, 4, 6, 5),))
     yield Case(op, "stride of nothing", function(op, (2, 3), ()), (x,))
     yield Case(op, "1-d, stride of nothing", function("avg_pool1d", 2, ()), (draw(2, 3, 8),))
     yield Case(op, "1-d", function("avg_pool1d", 3, 2, 1), (draw(2, 3, 8),))
@@ -67,7 +65,6 @@ def means() -> Iterator[Case]:
     yield Case(op, "a side left", function(op, (None, 2)), (x,))
     yield Case(op, "one image", function(op, 2), (draw(2, 4, 5),))
     yield Case(op, "empty", function(op, 2), (draw(0, 2, 4, 4),))
-    yield Case(op, "non-contiguous", function(op, 2), (spaced(2, 4, 6, 5),))
     yield Case(op, "1-d", function("adaptive_avg_pool1d", 3), (draw(2, 3, 8),))
 
 

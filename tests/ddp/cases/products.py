@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp._tensor.base import apply
 from ddp.ops import products as ops
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw
 
 
 def products() -> Iterator[Case]:
@@ -28,8 +28,6 @@ def products() -> Iterator[Case]:
     ]:
         label = f"{'empty ' * (0 in a)}{a} @ {b}"
         yield Case("matmul", label, lambda t, x, y: x @ y, (draw(*a), draw(*b, seed=1)))
-    yield Case("matmul", "non-contiguous", lambda t, x, y: t.matmul(x, y), (spaced(2, 3), spaced(3, 4)))
-    yield Case("matmul", "rows non-contiguous", lambda t, x, y: t.matmul(x, y), (spaced(2, 5, 3), spaced(3, 4)))
 
     def linear(t: Any, *inputs: Any) -> Any:
         return t.nn.functional.linear(*inputs)
@@ -40,7 +38,6 @@ def products() -> Iterator[Case]:
     yield Case("linear", "batches", linear, (draw(2, 5, 3), draw(4, 3, seed=1), draw(4, seed=2)))
     yield Case("linear", "empty", linear, (draw(0, 3), draw(4, 3, seed=1), draw(4, seed=2)))
     yield Case("linear", "no features", linear, (draw(2, 0), draw(4, 0), draw(4, seed=2)))
-    yield Case("linear", "non-contiguous", linear, (spaced(5, 3), spaced(4, 3, seed=1), draw(4, seed=2)))
 
     def fused(name: str, activation: str) -> Any:
         def run(t: Any, x: Any, *parameters: Any) -> Any:
@@ -58,13 +55,11 @@ def products() -> Iterator[Case]:
         yield Case("linear_act", f"{activation} bias", run, (draw(5, 3), w, b))
         yield Case("linear_act", f"{activation} batches", run, (draw(2, 5, 3), w, b))
         yield Case("linear_act", f"{activation} empty", run, (draw(0, 3), w, b))
-        yield Case("linear_act", f"{activation} non-contiguous", run, (spaced(5, 3), spaced(4, 3, seed=1), b))
         run = fused("feed_forward", activation)
         last = draw(2, 4, seed=3), draw(2, seed=4)
         yield Case("feed_forward", f"{activation} biases", run, (draw(5, 3), w, b, *last))
         yield Case("feed_forward", f"{activation} batches", run, (draw(2, 5, 3), w, b, *last))
         yield Case("feed_forward", f"{activation} empty", run, (draw(0, 3), w, b, *last))
-        yield Case("feed_forward", f"{activation} non-contiguous", run, (spaced(5, 3), spaced(4, 3, seed=1), b, *last))
         yield Case(
             "feed_forward",
             f"{activation} no biases",
@@ -99,10 +94,8 @@ def sums() -> Iterator[Case]:
         run_one = lambda t, x, equation=equation: t.einsum(equation, x)  # noqa: E731
         yield Case("diagonals", equation, run_one, (draw(*shape),))
     yield Case("diagonals", "empty", lambda t, x: t.einsum("ii->i", x), (draw(0, 0),))
-    yield Case("diagonals", "non-contiguous", lambda t, x: t.einsum("ii->i", x), (spaced(3, 3),))
     yield Case("einsum", "empty", lambda t, x, y: t.einsum("ij,jk->ik", x, y), (draw(0, 3), draw(3, 4)))
     yield Case("einsum", "empty inside", lambda t, x, y: t.einsum("ij,jk->ik", x, y), (draw(2, 0), draw(0, 4)))
-    yield Case("einsum", "non-contiguous", lambda t, x, y: t.einsum("ij,jk", x, y), (spaced(2, 3), spaced(3, 4)))
     three = (draw(2, 3), draw(3, 4, seed=1), draw(4, 2, seed=2))
     yield Case("einsum", "three", lambda t, x, y, z: t.einsum("ij,jk,kl->il", x, y, z), three)
     yield Case("einsum", "three to nothing", lambda t, x, y, z: t.einsum("ij,jk,ki->", x, y, z), three)

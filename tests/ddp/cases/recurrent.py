@@ -10,7 +10,7 @@ import numpy as np
 
 import ddp
 from ddp.nn.recurrent import GATES, _run_layer
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw
 
 
 def run(mode: str, both: bool = False, bias: bool = True, only: str = "") -> Callable[..., Any]:
@@ -66,7 +66,6 @@ def recurrents() -> Iterator[Case]:
         yield Case(op, f"{mode} output alone", run(mode, only="out"), arrays(mode))
         yield Case(op, f"{mode} last state alone", run(mode, both=True, only="h"), arrays(mode, both=True))
         yield Case(op, f"{mode} empty batch", run(mode), arrays(mode, batch=0))
-        yield Case(op, f"{mode} non-contiguous", run(mode), (spaced(3, 2, 3), *arrays(mode)[1:]))
     yield Case("lstm", "projected", run("LSTM", both=True), arrays("LSTM", both=True, proj=2))
     yield Case("lstm", "projected, no bias", run("LSTM", bias=False), arrays("LSTM", bias=False, proj=2))
     yield Case("lstm", "cell state alone", run("LSTM", only="c"), arrays("LSTM"))

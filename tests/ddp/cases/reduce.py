@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.ddp.cases.table import Case, along, draw, reduction, spaced
+from tests.ddp.cases.table import Case, along, draw, reduction
 
 INF = float("inf")
 
@@ -39,7 +39,6 @@ def moments() -> Iterator[Case]:
                 options = {"dim": dim, "correction": correction, "keepdim": dim == 0}
                 yield Case(op, f"{dim} {correction}", over(name, **options), (draw(2, 3, 4),))
         yield Case(op, "empty", quietly(over(name, dim=0)), (draw(3, 0),))
-        yield Case(op, "non-contiguous", over(name, dim=1), (spaced(2, 3, 4),))
         yield Case(op, "of all", over(name, unbiased=False), (draw(2, 3),))
     for p in (0.5, 1, 1.5, 2, 3, -1, INF, -INF):
         for dim in (None, 1, (0, 1)):
@@ -48,8 +47,6 @@ def moments() -> Iterator[Case]:
     yield Case("vector_norm", "0-d", over("norm"), (draw(),))
     yield Case("vector_norm", "empty", over("norm"), (draw(0, 3),))
     yield Case("vector_norm", "empty 3", over("norm", p=3), (draw(0, 3),))
-    yield Case("vector_norm", "non-contiguous", over("norm"), (spaced(3, 4),))
-    yield Case("vector_norm", "non-contiguous over one", over("norm", p=3, dim=0), (spaced(3, 4),))
 
 
 def products() -> Iterator[Case]:
@@ -60,7 +57,6 @@ def products() -> Iterator[Case]:
     yield Case("prod", "one", over("prod", dim=0), (draw(1, 3),))
     yield Case("prod", "empty", over("prod", dim=1), (draw(0, 3),))
     yield Case("prod", "empty along", over("prod", dim=1), (draw(3, 0),))
-    yield Case("prod", "non-contiguous", over("prod", dim=0), (spaced(3, 4),))
     for zeros in (1, 2):
         x = draw(3, 4)
         x[0, :zeros] = x[1:, 3] = 0
@@ -76,12 +72,10 @@ def running() -> Iterator[Case]:
             yield Case(op, f"{dim}", over(op, dim=dim), (draw(3, 4),))
         yield Case(op, "0-d", over(op, dim=0), (draw(),))
         yield Case(op, "empty", over(op, dim=1), (draw(0, 3),))
-        yield Case(op, "non-contiguous", over(op, dim=0), (spaced(3, 4),))
     for name in ("cummax", "cummin"):
         for dim in (0, -1):
             yield Case("running_extreme", f"{name} {dim}", values(name, dim=dim), (draw(3, 4),))
         yield Case("running_extreme", f"{name} empty", values(name, dim=1), (draw(0, 3),))
-        yield Case("running_extreme", f"{name} non-contiguous", values(name, dim=1), (spaced(3, 4),))
 
 
 def picked() -> Iterator[Case]:
@@ -89,11 +83,9 @@ def picked() -> Iterator[Case]:
         for dim in (0, -1):
             yield Case("pick", f"{name} {dim}", values(name, dim=dim, keepdim=dim == 0), (draw(4, 5),))
         yield Case("pick", f"{name} empty", values(name, dim=1), (draw(0, 3),))
-        yield Case("pick", f"{name} non-contiguous", values(name, dim=0), (spaced(3, 4),))
     for shape in ((5,), (2, 3), ()):
         yield Case("median", str(shape), lambda t, x: t.median(x), (draw(*shape),))
     yield Case("median", "ties, and a slice which is empty", lambda t, x: t.median(x.round()[:3]), (draw(5) * 2,))
-    yield Case("median", "non-contiguous", lambda t, x: x.median(), (spaced(3, 4),))
 
 
 def missing(*shape: int) -> np.ndarray[Any, Any]:

@@ -31,7 +31,6 @@ def shapes() -> Iterator[Case]:
     yield Case("reshape", "0-d", lambda t, x: x.reshape(1, 1), (draw(),))
     yield Case("reshape", "flatten 0-d", lambda t, x: x.flatten(), (draw(),))
     yield Case("reshape", "empty", lambda t, x: x.reshape(3, 0), (draw(0, 3),))
-    yield Case("reshape", "non-contiguous", lambda t, x: x.reshape(-1), (spaced(2, 3, 4),))
     for label, fn in {
         "three": lambda t, x: t.permute(x, (2, 0, 1)),
         "negative": lambda t, x: x.permute(-1, 0, 1),
@@ -47,7 +46,6 @@ def shapes() -> Iterator[Case]:
     yield Case("permute", "t", lambda t, x: x.t(), (draw(3),))
     yield Case("permute", "empty", lambda t, x: x.T, (draw(0, 3),))
     yield Case("permute", "0-d", lambda t, x: x.permute(()), (draw(),))
-    yield Case("permute", "non-contiguous", lambda t, x: x.permute(1, 0, 2), (spaced(2, 3, 4),))
     for label, fn in {
         "ones": lambda t, x: x.expand(2, 3, 4),
         "kept": lambda t, x: x.expand(2, -1, 4),
@@ -61,7 +59,6 @@ def shapes() -> Iterator[Case]:
         yield Case("expand", label, fn, (draw(3, 1),))
     yield Case("expand", "0-d", lambda t, x: x.expand(2, 2), (draw(),))
     yield Case("expand", "empty", lambda t, x: x.expand(0, 3), (draw(1, 3),))
-    yield Case("expand", "non-contiguous", lambda t, x: x.expand(2, 3, 2), (spaced(3, 2),))
 
 
 def parts() -> Iterator[Case]:
@@ -76,25 +73,21 @@ def parts() -> Iterator[Case]:
     }.items():
         yield Case("split", label, fn, x)
     yield Case("split", "empty", lambda t, x: x.split(2)[0], (draw(0, 3),))
-    yield Case("split", "non-contiguous", lambda t, x: x.split(2, 1)[1], (spaced(2, 3, 4),))
     yield Case("unbind", "first", lambda t, x: t.unbind(x)[1], x)
     yield Case("unbind", "last", lambda t, x: t.stack(x.unbind(-1)[1:]), x)
     yield Case("unbind", "iterated", lambda t, x: sum(row * i for i, row in enumerate(x)), x)
     yield Case("unbind", "elements", lambda t, x: t.stack(list(x)), (draw(3),))
     yield Case("unbind", "empty", lambda t, x: x.unbind(1)[0], (draw(0, 3),))
-    yield Case("unbind", "non-contiguous", lambda t, x: x.unbind(1)[1], (spaced(2, 3, 4),))
     for offset in (-2, 0, 1, 3):
         yield Case("diagonal", f"{offset}", lambda t, x, n=offset: t.diagonal(x, n), x)
     yield Case("diagonal", "outside", lambda t, x: x.diagonal(7), x)
     yield Case("diagonal", "dims", lambda t, x: x.diagonal(-1, 2, 0), (draw(2, 3, 4),))
     yield Case("diagonal", "of a matrix", lambda t, x: t.diag(x, 1), x)
     yield Case("diagonal", "empty", lambda t, x: x.diagonal(), (draw(0, 3),))
-    yield Case("diagonal", "non-contiguous", lambda t, x: x.diagonal(1, 1, 2), (spaced(2, 3, 4),))
     yield Case("unfold", "overlapping", lambda t, x: x.unfold(0, 3, 1), x)
     yield Case("unfold", "apart", lambda t, x: x.unfold(-2, 2, 3), x)
     yield Case("unfold", "twice", lambda t, x: x.unfold(0, 2, 1).unfold(1, 3, 1), x)
     yield Case("unfold", "empty", lambda t, x: x.unfold(1, 2, 1), (draw(0, 3),))
-    yield Case("unfold", "non-contiguous", lambda t, x: x.unfold(2, 2, 2), (spaced(2, 3, 4),))
     yield Case("as_strided", "windows", lambda t, x: t.as_strided(x, (3, 4), (4, 1), 5), x)
     yield Case("as_strided", "overlapping", lambda t, x: x.as_strided((4, 3), (2, 1)), x)
     yield Case("as_strided", "empty", lambda t, x: x.as_strided((0, 3), (3, 1)), (draw(0, 3),))
@@ -118,12 +111,10 @@ def rearranged() -> Iterator[Case]:
     yield Case("cat", "vstack", lambda t, x, y: t.vstack((x, y)), (draw(3), draw(2, 3)))
     yield Case("cat", "dstack", lambda t, x, y: t.dstack((x, y)), two)
     yield Case("cat", "column_stack", lambda t, x, y: t.column_stack((x, y)), (draw(2), draw(2, 3)))
-    yield Case("cat", "non-contiguous", lambda t, x, y: t.concatenate((x, y), 1), (spaced(2, 3), spaced(2, 3)))
     yield Case("stack", "first", lambda t, x, y: t.stack([x, y]), two)
     yield Case("stack", "last", lambda t, x, y: t.stack([x, y, x], dim=-1), two)
     yield Case("stack", "0-d", lambda t, x, y: t.stack([x, y]), (draw(), draw(seed=1)))
     yield Case("stack", "empty", lambda t, x: t.stack([x, x], 1), (draw(0, 3),))
-    yield Case("stack", "non-contiguous", lambda t, x: t.stack([x, x], 1), (spaced(2, 3),))
     for op, some in {
         "repeat": {
             "twice": lambda t, x: x.repeat(2, 1, 3),
@@ -165,7 +156,6 @@ def rearranged() -> Iterator[Case]:
     }.items():
         for label, fn in some.items():
             yield Case(op, label, fn, (draw(2, 3, 4),))
-        yield Case(op, "non-contiguous", some["one" if "one" in some else next(iter(some))], (spaced(2, 3, 4),))
         yield Case(op, "empty", some["one" if "one" in some else next(iter(some))], (draw(2, 0, 3),))
 
 
@@ -178,7 +168,6 @@ def frames() -> Iterator[Case]:
     yield Case("pad", "cropped", pad((-1, 2, 1, -2), value=2.0), (draw(4, 3),))
     yield Case("pad", "cropped to nothing", pad((-1, -2)), (draw(4, 3),))
     yield Case("pad", "empty", pad((1, 1)), (draw(2, 0),))
-    yield Case("pad", "non-contiguous", pad((0, 1, 1, 0)), (spaced(2, 3),))
     for mode in ("reflect", "replicate", "circular"):
         yield Case("continued", f"{mode} 1", pad((2, 1), mode), (draw(2, 3, 3),))
         yield Case("continued", f"{mode} unbatched", pad((1, 2), mode), (draw(2, 3),))
@@ -186,7 +175,6 @@ def frames() -> Iterator[Case]:
         yield Case("continued", f"{mode} 3", pad((1, 1, 0, 1, 1, 2), mode), (draw(1, 1, 3, 2, 3),))
         yield Case("continued", f"{mode} cropped", pad((-1, 2), mode), (draw(2, 4),))
     yield Case("continued", "replicate far", pad((5, 7), "replicate"), (draw(2, 3),))
-    yield Case("continued", "non-contiguous", pad((1, 1), "reflect"), (spaced(2, 3, 4),))
     yield Case("continued", "empty", pad((1, 1), "reflect"), (draw(0, 3, 4),))
 
 
