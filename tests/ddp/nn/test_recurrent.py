@@ -76,24 +76,6 @@ def test_dropout_between_layers(name: str) -> None:
         getattr(nn, name)(3, 4, dropout=0.5)
 
 
-@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
-def test_half_precision_and_the_empty_batch(name: str) -> None:
-    wide = getattr(nn, name)(3, 4, bidirectional=True)
-    half = getattr(nn, name)(3, 4, bidirectional=True)
-    half.load_state_dict(wide.state_dict())
-    half.half()
-    x = ddp.randn(6, 2, 3)
-    y = half(x.half())[0]
-    y.sum().backward()
-    assert y.dtype == ddp.float16
-    np.testing.assert_allclose(y.detach().numpy(), wide(x)[0].detach().numpy(), atol=5e-3)
-    assert all(p.grad is not None and p.grad.dtype == ddp.float16 for p in half.parameters())
-    out, _ = wide(ddp.randn(6, 0, 3))
-    assert out.shape == (6, 0, 8)
-    out.sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum().item() == 0 for p in wide.parameters())
-
-
 def test_refusals() -> None:
     layer, gru = nn.LSTM(3, 4), nn.GRU(3, 4)
     x, h, wide = ddp.zeros(5, 2, 3), ddp.zeros(1, 2, 4), ddp.zeros(1, 2, 5)
