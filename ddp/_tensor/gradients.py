@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp import _engine
@@ -73,13 +73,7 @@ class Gradients(TensorBase):
 
         Raises: GraphError, GraphFreedError, VersionError; ShapeError if `gradient` does not fit.
         """
-        if create_graph:
-            raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
-        retain = bool(retain_graph)
-        if inputs is None:
-            _engine.backward([root_of(self)], [seed_of(self, gradient)], retain)
-        else:
-            backward_into([root_of(self)], [seed_of(self, gradient)], inputs, retain)
+        run_backward([self], [gradient], retain_graph, create_graph, inputs)
 
     def detach(self) -> Tensor:
         """The same memory outside the graph; in-place changes of either are seen by both, and by backward."""
@@ -148,12 +142,21 @@ def _hooks(x: TensorBase, name: str) -> list[Hook]:
     return x.edge.ensure_metadata().hooks if isinstance(x.edge, Node) else x.edge.hooks
 
 
-def backward_into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, retain_graph: bool) -> None:
-    """Accumulates the gradients of `inputs` (a tensor or several) alone into their `grad`.
+def run_backward(
+    tensors: Sequence[TensorBase], gradients: Sequence[Any], retain_graph: bool | None, create_graph: bool, inputs: Any
+) -> None:
+    """Adds the gradients of all `tensors` to the leaves they depend on, or to `inputs` (a tensor or several) alone.
 
-    Raises: ArgumentError for none; GraphError if one requires no grad, or is a parameter under DataParallel, where the
-    other ranks would not hear of it.
+    Raises: ArgumentError for no inputs; GraphError if one requires no grad, or is a parameter under DataParallel, whose
+    gradient the other ranks would not reduce.
     """
+    if create_graph:
+        raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
+    roots = [root_of(x) for x in tensors]
+    seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
+    if inputs is None:
+        _engine.backward(roots, seeds, bool(retain_graph))
+        return
     wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
     if not wanted:
         raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")
@@ -164,7 +167,7 @@ def backward_into(roots: list[_engine.Edge], seeds: list[Any], inputs: Any, reta
                 "ranks would not reduce its gradient: leave inputs out, or use autograd.grad"
             )
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
-    _engine.backward(roots, seeds, retain_graph, sinks)
+    _engine.backward(roots, seeds, bool(retain_graph), sinks)
     for x in {id(x): x for x in wanted}.values():  # one that is named twice gets its gradient once
         g = sinks[root_of(x)]
         if g is not None:

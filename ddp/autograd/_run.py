@@ -8,7 +8,7 @@ from typing import Any
 from ddp import _engine
 from ddp._tensor.base import root_of, seed_of, wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.gradients import backward_into
+from ddp._tensor.gradients import run_backward
 from ddp.errors import ArgumentError, GraphError
 
 Tensors = Tensor | Sequence[Tensor]
@@ -18,12 +18,12 @@ def as_list(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _roots(outputs: Tensors, gradients: Any) -> tuple[list[_engine.Edge], list[Any]]:
-    tensors = as_list(outputs)
+def _seeds(tensors: list[Tensor], gradients: Any) -> list[Any]:
+    """One gradient, or None, for each tensor. Raises: ArgumentError for another number of them."""
     given = [None] * len(tensors) if gradients is None else as_list(gradients)
     if len(given) != len(tensors):
         raise ArgumentError(f"{len(given)} gradients were given for {len(tensors)} tensors")
-    return [root_of(x) for x in tensors], [seed_of(x, g) for x, g in zip(tensors, given, strict=True)]
+    return given
 
 
 def backward(
@@ -40,12 +40,8 @@ def backward(
 
     Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
     """
-    if create_graph:
-        raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
-    if inputs is None:
-        _engine.backward(*_roots(tensors, grad_tensors), bool(retain_graph))
-    else:
-        backward_into(*_roots(tensors, grad_tensors), inputs, bool(retain_graph))
+    outputs = as_list(tensors)
+    run_backward(outputs, _seeds(outputs, grad_tensors), retain_graph, create_graph, inputs)
 
 
 def grad(
@@ -77,7 +73,9 @@ def grad(
         if x.edge is None:
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
-    _engine.backward(*_roots(outputs, grad_outputs), bool(retain_graph), sinks)
+    tensors = as_list(outputs)
+    seeds = [seed_of(x, g) for x, g in zip(tensors, _seeds(tensors, grad_outputs), strict=True)]
+    _engine.backward([root_of(x) for x in tensors], seeds, bool(retain_graph), sinks)
     found: list[Tensor | None] = []
     for i, x in enumerate(wanted):
         g = sinks[root_of(x)]
