@@ -24,5 +24,5 @@ else:
 
 
 def current_accelerator(check_available: bool = False) -> _device.device | None:
-    """The kind of device that there is besides the CPU: device("cuda"), or None without one."""
+    """The kind of device other than the CPU: device("cuda"), or None without one."""
     return _device.device("cuda") if cuda.is_available() else None

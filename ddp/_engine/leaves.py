@@ -21,7 +21,7 @@ class GradBuffer:
     """The memory of a leaf's gradient: empty, or holding an array.
 
     A bound one writes into memory that was laid out by others; an unbound one makes its own at the first write and
-    keeps it, so that a training loop allocates gradients once, unless it was lent: then somebody may still hold it.
+    keeps it, so that a training loop allocates gradients once, unless it was lent: then a caller may still hold it.
     """
 
     __slots__ = ("adding", "array", "bound", "dtype", "full", "lent", "shape", "withheld", "xp", "zeroed")
@@ -35,7 +35,7 @@ class GradBuffer:
         self.adding = False  # an op was asked to add to it: see `target`
         self.bound = False
         self.lent = False  # the memory was handed out since it was made
-        self.withheld: str | None = None  # why nobody may take what was last written here for the gradient
+        self.withheld: str | None = None  # why what was last written here must not be read as the gradient
         self.zeroed = False  # what it holds was thrown away, and zeros were put there
 
     def accumulate(self, g: Array) -> None:
@@ -71,7 +71,7 @@ class GradBuffer:
         self.full, self.withheld, self.zeroed = True, None, False
 
     def clear(self) -> None:
-        """Empties the buffer; its memory stays for the next first write, unless somebody may hold it."""
+        """Empties the buffer; its memory stays for the next first write, unless a caller may hold it."""
         self.full = False
         if self.lent and not self.bound:
             self.array, self.lent = None, False

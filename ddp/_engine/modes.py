@@ -22,13 +22,13 @@ class Casting(Protocol):
 
 
 class Mode(threading.local):
-    """What is on in a thread; the class has what is on unless said otherwise."""
+    """The modes of a thread; class attributes are the defaults."""
 
     enabled = True  # ops are recorded
     inference = False
     anomaly = False  # gradients are checked for nan as they come
     guarded = False  # inside an op that looks after its device: see `ddp._tensor.device_guard`
-    quiet = False  # somebody above has silenced floating-point warnings already
+    quiet = False  # a caller has silenced floating-point warnings already
     observers: tuple[Callable[[Any], None], ...] = ()  # see every new node: anomaly mode, checkpointed regions
     reached: Callable[[Sequence[Any]], None] | None = None  # sees the leaves of a backward: CUDA graphs
     autocast: Casting | None = None

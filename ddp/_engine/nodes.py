@@ -34,7 +34,7 @@ Hook = Callable[[Array], "Array | None"]
 
 
 class NodeMetadata:
-    """What few nodes have besides.
+    """State that few nodes need.
 
     hooks: see a node's incoming gradient first, and may replace it
     retained_grad: where a copy of it goes
@@ -78,7 +78,7 @@ class Node:
         self.needs = needs
         self.saved = saved  # arrays, in the order of op.saves
         self.versions = versions  # (counter, count at save time, position in saved) of each saved tensor
-        self.residual = residual  # what backward needs besides: shapes, masks, parameters
+        self.residual = residual  # what else backward needs: shapes, masks, parameters
         self.metadata: NodeMetadata | None = None
 
     def ensure_metadata(self) -> NodeMetadata:
@@ -130,13 +130,13 @@ class ReusableNode(Node):
 
 
 class CollectiveNode(Node):
-    """A node whose backward all ranks run together: it runs, with None, even where no gradient came for it."""
+    """A node whose backward all ranks run together: it runs, with None, even where no gradient reached it."""
 
     __slots__ = ()
 
 
 class MultiOutputNode(Node):
-    """The node of an op with `outputs` results: its gradient is a list of one each, None where nothing came."""
+    """The node of an op with `outputs` results: its gradient is a list of one each, None where none arrived."""
 
     __slots__ = ("outputs",)
     outputs: int

@@ -74,7 +74,7 @@ class StreamSync:
         self._source, self._mark = self._home, None  # whose gradients are delivered, and the event that they are there
         self._before = {self._home.device: self._home}  # what was current on each device
         self._used: dict[Any, None] = {}  # the streams that were used, but for that one
-        self._crossed: dict[Edge, list[Any]] = {}  # what came from another stream, by who reads it
+        self._crossed: dict[Edge, list[Any]] = {}  # arrays from another stream, by the edge that reads them
         self._node: Node | None = None
         self._several = any(type(edge) is not Leaf and self._stream_of(edge) != self._home for edge in edges)
 

@@ -350,7 +350,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
 
 
 def copy_if_needed(array: Array, *readers: Any) -> Array:
-    """`array`, whose memory somebody else may write to; a copy where backward will read it for one of `readers`.
+    """`array`, whose memory others may write to; a copy where backward will read it for one of `readers`.
 
     An index, a class target or a plain array has no version that would tell of the write.
     """
@@ -361,7 +361,7 @@ def copy_if_needed(array: Array, *readers: Any) -> Array:
 
 
 def root_of(x: TensorBase) -> Node | Leaf:
-    """Where a backward from `x` starts. Raises: GraphError if nothing it came from requires grad; InplaceError."""
+    """Where a backward from `x` starts. Raises: GraphError if it does not require grad; InplaceError."""
     if x.edge is None:
         raise GraphError("backward: this tensor does not require grad, and nothing it was made of does")
     if x._epoch != x.version.epoch and x._epoch >= 0:

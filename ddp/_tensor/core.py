@@ -1,4 +1,4 @@
-"""`Tensor`: an array that remembers where it came from. What it can do is in the mixins, one family a file."""
+"""`Tensor`: an array with its place in the graph. Its methods are in mixins, one family a file."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def get_default_device() -> _device.device:
 
 
 def check_device_index(where: _device.device) -> None:
-    """Raises: DeviceError for a GPU that is not there."""
+    """Raises: DeviceError for a GPU that does not exist."""
     if where.index is not None and where.index >= (count := where.xp.cuda.runtime.getDeviceCount()):
         raise DeviceError(f"device {where}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
 
@@ -83,8 +83,8 @@ def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[
 
 def pin(x: Tensor) -> Tensor:
     """A new tensor in page-locked memory, which requires grad if `x` does. Raises: DeviceError if that is on a GPU."""
-    there = x.detach().pin_memory()
-    return there.requires_grad_() if x.requires_grad else there
+    page_locked = x.detach().pin_memory()
+    return page_locked.requires_grad_() if x.requires_grad else page_locked
 
 
 class Options(TypedDict, total=False):

@@ -32,10 +32,10 @@ def guarded_function(function: F) -> F:
 
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
-        where = next((x._device for x in given if hasattr(x, "_device")), CPU)
+        operands = (*args, *kwargs.values())
+        where = next((x._device for x in operands if hasattr(x, "_device")), CPU)
         if where.watched and needs_guard(where):
-            arrays = [x.array for x in given if hasattr(x, "_device")]
+            arrays = [x.array for x in operands if hasattr(x, "_device")]
             return guarded_run(function.__name__, where, arrays, functools.partial(function, *args, **kwargs))
         return function(*args, **kwargs)
 

@@ -87,8 +87,8 @@ def _reverse(ufunc: str) -> Binary:
 def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: Any) -> Any:
     """op(x, y), which divides, or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with.
 
-    Raises: ArgumentError where integers are divided by 0. A zero in a tensor on a GPU, which nobody should have to wait
-    for, gives what the GPU makes of it.
+    Raises: ArgumentError where integers are divided by 0. A zero in a tensor on a GPU is not looked for, since the host
+    would have to wait.
     """
     name = "div" if op is ops.div_rounded else op.name
     pair = promote_pair(x, y, name)

@@ -35,14 +35,14 @@ def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
 
     Raises: RangeError for what is no index, and for masks of another shape; ArgumentError for a step below 1.
     """
-    given = where if type(where) is tuple else _as_parts(where)
-    for part in given:
+    parts = where if type(where) is tuple else _as_parts(where)
+    for part in parts:
         kind = type(part)
         if kind not in _PLAIN:
-            return _split_mixed(x, [_parse_part(part, x) for part in given])
+            return _split_mixed(x, [_parse_part(part, x) for part in parts])
         if kind is slice and part.step is not None and part.step < 1:
             raise ArgumentError(f"indexing by {part}: the step must be greater than zero; use flip()")
-    return None, _with_one_ellipsis(given)
+    return None, _with_one_ellipsis(parts)
 
 
 def _as_parts(where: Any) -> tuple[Any, ...]:

@@ -45,18 +45,20 @@ def set_printoptions(
     profile: str | None = None,
     sci_mode: bool | None = None,
 ) -> None:
-    """How tensors print, in the whole process. What is not given stays, but `sci_mode`: None lets the numbers decide.
+    """How tensors print, in the whole process. What is not passed stays, but `sci_mode`: None lets the numbers decide.
 
     precision: decimals; threshold: elements, above which only `edgeitems` at each end of a dimension are shown;
     linewidth: characters; profile: "default", "short" or "full", which the others then change.
     Raises: ArgumentError for another profile.
     """
-    given = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
+    options = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
     if profile is not None:
         if profile not in _PROFILES:
             raise ArgumentError(f"set_printoptions: profile {profile!r}: expected one of {', '.join(_PROFILES)}")
-        given = {name: getattr(_PROFILES[profile], name) if value is None else value for name, value in given.items()}
-    for name, value in given.items():
+        options = {
+            name: getattr(_PROFILES[profile], name) if value is None else value for name, value in options.items()
+        }
+    for name, value in options.items():
         if value is not None:
             setattr(_options, name, value)
     _options.sci_mode = sci_mode

@@ -186,8 +186,8 @@ class Reductions(TensorBase):
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean of what is not nan. Raises: DtypeError unless floating."""
         x: Any = required_float(to_dtype(self, dtype), "nanmean")
-        there = wrap(x.array == x.array, x._device)
-        return x.nansum(dim, keepdim) / there.sum(dim, keepdim)
+        present = wrap(x.array == x.array, x._device)
+        return x.nansum(dim, keepdim) / present.sum(dim, keepdim)
 
     def var(
         self,

@@ -167,14 +167,14 @@ def randint(
 
     int64 unless `dtype` says otherwise. Raises: ArgumentError for an empty range, or arguments that are not these.
     """
-    given = list(bounds)
-    if size is None and given and not isinstance(given[-1], int):
-        size = given.pop()
-    if len(given) == 2 and high is None:
-        low, high = given
-    elif len(given) == 1:
-        low, high = (0, given[0]) if high is None else (given[0], high)
-    if len(given) > 2 or size is None or high is None:
+    arguments = list(bounds)
+    if size is None and arguments and not isinstance(arguments[-1], int):
+        size = arguments.pop()
+    if len(arguments) == 2 and high is None:
+        low, high = arguments
+    elif len(arguments) == 1:
+        low, high = (0, arguments[0]) if high is None else (arguments[0], high)
+    if len(arguments) > 2 or size is None or high is None:
         raise ArgumentError(f"randint{bounds}: expected (high, size) or (low, high, size)")
     if int(high) <= int(low):
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
@@ -210,8 +210,8 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
     Tensors of means and deviations broadcast; the result is outside the graph. Raises: ArgumentError for a negative
     deviation, or without a size where both are numbers; ShapeError if they do not broadcast; DeviceError.
     """
-    given = [x for x in (mean, std) if isinstance(x, TensorBase)]
-    if len({x._device for x in given}) > 1:
+    tensors = [x for x in (mean, std) if isinstance(x, TensorBase)]
+    if len({x._device for x in tensors}) > 1:
         mean, std = to_common_device("normal", (mean, std))
         return normal(mean, std, **options)
     centre, width = (x.array if isinstance(x, TensorBase) else x for x in (mean, std))
@@ -219,10 +219,10 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
         check_all(std._device.xp, ~(width < 0), ArgumentError, "normal: std is negative")
     elif width < 0:
         raise ArgumentError("normal: std is negative")
-    if given:
-        options |= {"device": given[0]._device, "dtype": given[0].array.dtype}
+    if tensors:
+        options |= {"device": tensors[0]._device, "dtype": tensors[0].array.dtype}
         try:
-            shape: tuple[int, ...] = np.broadcast_shapes(*(x.array.shape for x in given))
+            shape: tuple[int, ...] = np.broadcast_shapes(*(x.array.shape for x in tensors))
         except ValueError as error:
             raise ShapeError(f"normal: means {centre.shape} and deviations {width.shape} do not broadcast") from error
     elif size is None:

@@ -142,7 +142,7 @@ def _gather_found(x: TensorBase, found: Any, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _requested(x: TensorBase, found: tuple[Any, Any, Any]) -> Any:
-    """The values alone, or a tuple with what was asked for besides."""
+    """The values alone, or a tuple with the other results that were requested."""
     chosen = tuple([wrap(each, x._device) for each in found if each is not None])
     return chosen if len(chosen) > 1 else chosen[0]
 

@@ -83,7 +83,7 @@ class Storage(TensorBase):
     def copy_(self: T, source: Other, non_blocking: bool = False) -> T:
         """The elements of `source`, broadcast and cast to this dtype.
 
-        non_blocking: between a GPU and pinned memory of one shape and dtype nobody waits; see `to`.
+        non_blocking: between a GPU and pinned memory of one shape and dtype the host does not wait; see `to`.
         """
         if isinstance(source, TensorBase) and source._device is not self._device:
             plain = not must_record(self, "copy_", source)

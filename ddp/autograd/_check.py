@@ -47,8 +47,8 @@ def gradcheck(
 
 
 def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, atol: float, rtol: float) -> bool:
-    given = as_list(inputs)
-    checked = [(i, x) for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
+    arguments = as_list(inputs)
+    checked = [(i, x) for i, x in enumerate(arguments) if isinstance(x, Tensor) and x.requires_grad]
     if not checked:
         raise ArgumentError("gradcheck: no input requires grad")
     for i, x in checked:
@@ -56,7 +56,7 @@ def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, a
             raise DtypeError(f"gradcheck: input {i} is {x.dtype}; differences need float64")
         if not x.is_leaf or 0 in [s for s, n in zip(x.array.strides, x.shape, strict=True) if n > 1]:
             raise ArgumentError(f"gradcheck: input {i} is not a leaf, or repeats elements in memory")
-    outputs = {i: y for i, y in enumerate(as_list(fn(*given))) if isinstance(y, Tensor) and y.requires_grad}
+    outputs = {i: y for i, y in enumerate(as_list(fn(*arguments))) if isinstance(y, Tensor) and y.requires_grad}
     if not outputs:
         raise GradcheckError("gradcheck: no output depends on the inputs that require grad")
     random = np.random.default_rng(0)
@@ -67,7 +67,7 @@ def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, a
 
     def value() -> float:
         with no_grad():
-            results = as_list(fn(*given))
+            results = as_list(fn(*arguments))
             return sum(float((results[i].array * w).sum()) for i, w in weights.items())
 
     for (i, x), g in zip(checked, analytic, strict=True):

@@ -40,7 +40,7 @@ class FunctionContext:
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """What save_for_backward was given, in its order. Raises: GraphError outside of backward."""
+        """The tensors of save_for_backward, in its order. Raises: GraphError outside of backward."""
         if self._restored is None:
             raise GraphError("saved_tensors: they are there during backward, once, unless the graph is retained")
         return self._restored
@@ -54,7 +54,7 @@ class FunctionContext:
         self._dirty = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether backward gets zeros for outputs that no gradient came for (the default), or None."""
+        """Whether backward gets zeros for outputs without a gradient (the default), or None."""
         self.materialize_grads = value
 
 
@@ -82,15 +82,15 @@ class _FunctionBackward:
                 results = self.function.backward(ctx, *grads)
         finally:
             ctx._restored = None
-        given = list(results) if isinstance(results, tuple | list) else [results]
-        if len(given) > len(inputs) and all(extra is None for extra in given[len(inputs) :]):
-            given = given[: len(inputs)]
-        if len(given) != len(inputs):
+        returned = list(results) if isinstance(results, tuple | list) else [results]
+        if len(returned) > len(inputs) and all(extra is None for extra in returned[len(inputs) :]):
+            returned = returned[: len(inputs)]
+        if len(returned) != len(inputs):
             raise ArgumentError(
-                f"{self.name}: backward returned {len(given)} gradients, expected one for each of the {len(inputs)} "
+                f"{self.name}: backward returned {len(returned)} gradients, expected one for each of the {len(inputs)} "
                 "arguments of forward (None for those that are no tensor)"
             )
-        return [self._checked(i, *each) for i, each in enumerate(zip(given, inputs, needs, strict=True))]
+        return [self._checked(i, *each) for i, each in enumerate(zip(returned, inputs, needs, strict=True))]
 
     def _checked(self, i: int, g: Any, like: Any, need: bool) -> Any:
         if g is None or not need:
@@ -176,7 +176,7 @@ def _is_in(x: Any, tensors: Sequence[Any]) -> bool:
 
 
 def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: FunctionContext) -> Any:
-    """A result that may be given a place in the graph: an input that is returned as it is becomes a view of it."""
+    """A result that may get a place in the graph: an input that is returned as it is becomes a view of it."""
     if isinstance(x, TensorBase):
         if _is_in(x, ctx._dirty):
             if modes.state.enabled and isinstance(x.edge, _engine.Leaf):

@@ -20,10 +20,10 @@ def as_list(tensors: Tensors) -> list[Tensor]:
 
 def _seeds(tensors: list[Tensor], gradients: Any) -> list[Any]:
     """One gradient, or None, for each tensor. Raises: ArgumentError for another number of them."""
-    given = [None] * len(tensors) if gradients is None else as_list(gradients)
-    if len(given) != len(tensors):
-        raise ArgumentError(f"{len(given)} gradients were given for {len(tensors)} tensors")
-    return given
+    seeds = [None] * len(tensors) if gradients is None else as_list(gradients)
+    if len(seeds) != len(tensors):
+        raise ArgumentError(f"{len(seeds)} gradients were given for {len(tensors)} tensors")
+    return seeds
 
 
 def backward(

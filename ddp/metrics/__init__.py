@@ -1,6 +1,6 @@
 """What rank 0 writes to files while a model trains: scalars for TensorBoard, JSON lines.
 
-All ranks call them alike, and one of them writes: whose rank it is must be said, since a file written by all ranks is
+All ranks call them alike, and one of them writes: the rank must be passed, since a file written by all ranks is
 noticed late. Values are looked at on rank 0 alone, so that no other rank waits for its device.
 """
 

@@ -223,7 +223,7 @@ def _parameter_lines(module: Module) -> str:
 class ParameterDict(_Dict):
     """Parameters by name, which a module that holds it trains; tensors become parameters.
 
-    Raises: DtypeError for what is no tensor; KeyError for a name that is not there.
+    Raises: DtypeError for what is no tensor; KeyError for a missing name.
     """
 
     def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
@@ -271,7 +271,7 @@ class ParameterDict(_Dict):
 class ParameterList(Module):
     """A list of parameters, which a module that holds it trains; tensors become parameters.
 
-    Raises: DtypeError for what is no tensor; RangeError for an index that is not there.
+    Raises: DtypeError for what is no tensor; RangeError for an index out of range.
     """
 
     def __init__(self, values: Iterable[Any] | None = None) -> None:

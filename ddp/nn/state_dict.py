@@ -126,7 +126,7 @@ class HasStateDict:
                 write()
 
     def get_extra_state(self) -> Any:
-        """What the state dict should hold besides tensors; a subclass that defines it defines set_extra_state too."""
+        """What the state dict should hold in addition to tensors; define set_extra_state too."""
         raise NotImplementedError(f"{type(self).__name__} defines no get_extra_state()")
 
     def set_extra_state(self, state: Any) -> None:
