@@ -70,7 +70,11 @@ def test_agrees_with_pytorch(case: Case) -> None:
     for dtype, rtol, atol in ((np.float64, 1e-10, 1e-12), (np.float32, 2e-5, 2e-6), (np.float16, 2e-2, 2e-2)):
         ours = leaves(case, dtype)
         theirs = [torch.from_numpy(x.detach().numpy().copy()).requires_grad_(x.requires_grad) for x in ours]
-        y, expected = case.fn(ddp, *ours), case.fn(torch, *theirs)
+        try:
+            y, expected = case.fn(ddp, *ours), case.fn(torch, *theirs)
+        except NotImplementedError:  # PyTorch has no float16 form of every op on the CPU
+            assert dtype is np.float16
+            continue
         assert str(y.dtype) == str(expected.dtype).removeprefix("torch.")
         assert y.shape == tuple(expected.shape)
         np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), rtol, atol, err_msg=f"{dtype}")

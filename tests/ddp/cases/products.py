@@ -106,4 +106,57 @@ def sums() -> Iterator[Case]:
     )
 
 
-CASES = [*products(), *sums()]
+# A function's name, an op below it, and shapes of its arguments.
+FUNCTIONS: list[tuple[Any, ...]] = [
+    ("mm", "matmul", (2, 3), (3, 4)),
+    ("bmm", "matmul", (5, 2, 3), (5, 3, 4)),
+    ("mv", "matmul", (2, 3), (3,)),
+    ("dot", "matmul", (3,), (3,)),
+    ("outer", "mul", (2,), (3,)),
+    ("inner", "matmul", (2, 3), (4, 3)),
+    ("inner", "matmul", (3,), (2, 4, 3)),
+    ("inner", "mul", (), (2, 3)),
+    ("kron", "mul", (2, 3), (4, 5)),
+    ("kron", "mul", (2,), (3, 1, 2)),
+    ("addmm", "matmul", (2, 4), (2, 3), (3, 4)),
+    ("addmm", "matmul", (4,), (2, 3), (3, 4)),
+    ("addmv", "matmul", (2,), (2, 3), (3,)),
+    ("addr", "mul", (2, 3), (2,), (3,)),
+    ("baddbmm", "matmul", (5, 2, 4), (5, 2, 3), (5, 3, 4)),
+    ("baddbmm", "matmul", (1, 4), (5, 2, 3), (5, 3, 4)),
+    ("trace", "diagonal", (2, 4)),
+    ("cdist", "vector_norm", (4, 3), (5, 3)),
+    ("cdist", "vector_norm", (2, 1, 4, 3), (3, 5, 3)),
+]
+
+
+def functions() -> Iterator[Case]:
+    def several(*shapes: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple([draw(*shape, seed=i) for i, shape in enumerate(shapes)])
+
+    for name, op, *shapes in FUNCTIONS:
+        yield Case(op, f"{name} {shapes}", lambda t, *xs, name=name: getattr(t, name)(*xs), several(*shapes))
+        if name.startswith("add") or name == "baddbmm":
+            scaled = lambda t, x, *xs, name=name: getattr(x, name)(*xs, beta=0.5, alpha=2)  # noqa: E731  # one line a case
+            yield Case(op, f"{name} {shapes} scaled", scaled, several(*shapes))
+    for name, op, *shapes in [FUNCTIONS[10], FUNCTIONS[12], FUNCTIONS[13], FUNCTIONS[14]]:
+        within = lambda t, x, *xs, name=name: getattr(x * 1, f"{name}_")(*xs, beta=0.5, alpha=2)  # noqa: E731
+        yield Case(op, f"{name}_", within, several(*shapes))
+    for equation, *shapes in [
+        ("ij,jk,kl,lm->im", (2, 3), (3, 4), (4, 5), (5, 2)),
+        ("abc,cd,db->ad", (2, 3, 4), (4, 5), (5, 3)),
+        ("i,j,k->ijk", (2,), (3,), (4,)),
+        ("...a,...a->...", (4, 1, 3), (5, 3)),
+        ("a...,b...->ab...", (2, 3), (4, 3)),
+        ("ij,ij->ij", (2, 3), (1, 3)),
+    ]:
+        yield Case("einsum", equation, lambda t, *xs, equation=equation: t.einsum(equation, list(xs)), several(*shapes))
+    lists = lambda t, x, y: t.einsum(x, [..., 0, 1], y, [1, 2], [..., 2, 0])  # noqa: E731  # one line a case
+    yield Case("einsum", "lists with ...", lists, several((5, 2, 3), (3, 4)))
+    bilinear = lambda t, *xs: t.nn.functional.bilinear(*xs)  # noqa: E731
+    yield Case("matmul", "bilinear", bilinear, several((5, 2), (5, 3), (4, 2, 3), (4,)))
+    yield Case("matmul", "bilinear of vectors", bilinear, several((2,), (3,), (4, 2, 3), (4,)))
+    yield Case("matmul", "linear of a vector", lambda t, *xs: t.nn.functional.linear(*xs), several((5, 3), (3,)))
+
+
+CASES = [*products(), *sums(), *functions()]
