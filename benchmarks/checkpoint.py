@@ -163,9 +163,7 @@ def main() -> None:
                 rows = found["hold-up"] = hold_up(args.mb, Path(name), args.rounds)
             goals.append(harness.at_most("hold-up, async / sync", 0.1, harness.over(rows["async"], rows["sync"])))
     for matter, rows in found.items():
-        print(f"\n{matter + ', s':<12} {'median':>10} {'least':>10} {'most':>10}")
-        for who, values in rows.items():
-            print(f"{who:<12} {harness.spread(values)}")
+        harness.show(f"{matter}, s", rows)
     harness.write(args.json, "checkpoint", goals, mb=args.mb, **found)
 
 

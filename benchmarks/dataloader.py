@@ -144,10 +144,8 @@ def main() -> None:
     for row, rounds in measured(args.only, args.rounds):
         found[row] = rounds
         starts = row.startswith("start")
-        print(f"\n{row:<34} {'median':>12} {'min':>12} {'max':>12}")
+        harness.show(f"{row}, {'ms' if starts else 'samples/s'}", rounds, 1e3 if starts else 1, 1)
         for name, values in rounds.items():
-            numbers = harness.spread([1e3 * each if starts else each for each in values], 12, 1)
-            print(f"{name + (', ms' if starts else ', samples/s'):<34} {numbers}", flush=True)
             if name != "ours":
                 what, ratio = f"{row}: ours / {name}", harness.over(rounds["ours"], values)
                 goals.append(harness.at_most(what, START, ratio) if starts else harness.at_least(what, RATE, ratio))

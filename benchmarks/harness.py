@@ -163,6 +163,9 @@ def medians(rounds: Rounds) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in rounds.items()}
 
 
-def spread(values: Sequence[float], width: int = 10, digits: int = 3) -> str:
-    """Median, smallest and largest, as columns."""
-    return " ".join(f"{each:{width}.{digits}f}" for each in (statistics.median(values), min(values), max(values)))
+def show(title: str, rounds: Rounds, scale: float = 1, digits: int = 3) -> None:
+    """Prints a table: median, smallest and largest of each implementation's rounds, times `scale`."""
+    print(f"\n{title:<34} {'median':>12} {'min':>12} {'max':>12}")
+    for name, values in rounds.items():
+        numbers = (statistics.median(values), min(values), max(values))
+        print(f"{name:<34}" + "".join(f" {scale * each:12.{digits}f}" for each in numbers), flush=True)

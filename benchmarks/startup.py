@@ -2,28 +2,26 @@
 
     python -m benchmarks.startup [--rounds 10] [--only first,exit] [--json FILE]
 
-first     from the shell to the first all-reduce's result on the last rank
-whole     from the shell to the end of a job that does one all-reduce
-exit      from one rank's exit with code 1 to the end of every process; the other rank is in an all-reduce
-killed    the same, when it was killed by SIGKILL
-restart   from a rank's exit with code 1 to the first all-reduce of the next attempt
+first     s from the shell to the first all-reduce's result on the last rank
+exit      s from one rank's exit with code 1 to the end of every process; the other rank is in an all-reduce
+killed    s of the same, when it was killed by SIGKILL
+restart   s from a rank's exit with code 1 to the first all-reduce of the next attempt
 memory    proportional set size of all that is no rank (launcher, agents, engine), in MiB a rank
 
-A ratio is to the better of torchrun's two ways to start, round by round. Without PyTorch torchrun is left out.
+Without PyTorch torchrun is left out. Its restarts may fail by themselves, and are tried again, then count as the limit of 20 s.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import harness
@@ -90,50 +88,44 @@ def start():
 
 N = 2
 LIMIT = 20.0  # s a run; a restarted torchrun may wait for ranks of before without end
-TRIES = 4  # of torchrun, which may fail by itself
+TRIES = 4  # of torchrun
 GOAL = 0.2  # of torchrun's
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # An installed package has its bytecode; a checkout has it from its second start on, unless Python may not write it.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | AS_ROOT
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+ENVIRONMENT |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MARK = "DDP_BENCHMARK_JOB"
-MATTERS = ("first", "whole", "exit", "killed", "restart", "memory")
+MATTERS = ("first", "exit", "killed", "restart", "memory")
+# What mpiexec cannot do: it restarts nothing, and bare mpi4py hangs when a rank dies.
+LACKS = {"mpiexec + collectives": ("restart",), "mpiexec + mpi4py": ("exit", "killed", "restart")}
 
 
-def implementations(folder: Path) -> dict[str, list[str]]:
+def implementations(folder: Path, matter: str) -> dict[str, list[str]]:
     """Name → command, to which the matter and a folder are added. The scripts are written into `folder`."""
     for name, text in {"ours": OURS, "bare": BARE, "gloo": TORCH}.items():
         (folder / f"{name}.py").write_text(text + RANK)
     bin = Path(sys.executable).parent
+    restarts = ["--max-restarts=1"] if matter == "restart" else []
     mpiexec = [str(bin / "mpiexec"), "-n", str(N), sys.executable]
+    torchrun = [str(bin / "torchrun"), f"--nproc-per-node={N}", *restarts]
     commands = {
-        "ddp-launch": [sys.executable, "-m", "launcher", "-n", str(N), "{restarts}", str(folder / "ours.py")],
+        "ddp-launch": [sys.executable, "-m", "launcher", "-n", str(N), *restarts, str(folder / "ours.py")],
         "mpiexec + collectives": [*mpiexec, str(folder / "ours.py")],
         "mpiexec + mpi4py": [*mpiexec, str(folder / "bare.py")],
+        "torchrun": [*torchrun, str(folder / "gloo.py")],
+        "torchrun --standalone": [*torchrun, "--standalone", str(folder / "gloo.py")],
     }
-    if (bin / "torchrun").exists():
-        torchrun = [str(bin / "torchrun"), f"--nproc-per-node={N}", "{restarts}"]
-        commands["torchrun"] = [*torchrun, str(folder / "gloo.py")]
-        commands["torchrun --standalone"] = [*torchrun, "--standalone", str(folder / "gloo.py")]
-    return commands
-
-
-def enters(name: str, matter: str) -> bool:
-    """False if it cannot do what is measured: mpiexec restarts nothing, bare mpi4py hangs when a rank dies."""
-    if name == "mpiexec + mpi4py":
-        return matter in ("first", "whole", "memory")
-    return name != "mpiexec + collectives" or matter != "restart"
+    able = {name: command for name, command in commands.items() if matter not in LACKS.get(name, ())}
+    return {name: command for name, command in able.items() if Path(command[0]).exists()}
 
 
 def measure(command: Sequence[str], matter: str) -> float:
     """Seconds, or MiB. Raises: SystemExit with its output, if the job does not end as it should or in time."""
-    restarts = ["--max-restarts=1"] if matter == "restart" else []
-    words = [word for each in command for word in (restarts if each == "{restarts}" else [each])]
-    mark = uuid.uuid4().hex
+    mark, ends_badly = uuid.uuid4().hex, matter in ("exit", "killed")
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as output:
         folder = Path(name)
         start, found = time.monotonic(), 0.0
         job = subprocess.Popen(
-            [*words, matter, name],
+            [*command, matter, name],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -147,7 +139,7 @@ def measure(command: Sequence[str], matter: str) -> float:
                 found = sum(pss(pid) for pid in processes(mark) if pid not in ranks) / N
                 (folder / "enough").touch()
             code = job.wait(LIMIT)
-            if matter in ("exit", "killed"):
+            if ends_badly:
                 wait_for(lambda: not processes(mark))
             end = time.monotonic()
         except subprocess.TimeoutExpired:
@@ -155,30 +147,27 @@ def measure(command: Sequence[str], matter: str) -> float:
         finally:
             kill(mark)
             job.wait()
-        struck = matter not in ("exit", "killed", "restart") or (folder / "failed.1").exists()
-        if code is None or not struck or (code != 0) != (matter in ("exit", "killed")):
+        failed = (folder / "failed.1").exists()
+        if code is None or (code != 0) != ends_badly or failed != (ends_badly or matter == "restart"):
             output.seek(0)
-            raise SystemExit(f"{matter}: {' '.join(words)} ended with {code}:\n{output.read()}")
-        if matter == "memory":
-            return found
+            raise SystemExit(f"{matter}: {' '.join(command)} ended with {code}:\n{output.read()}")
         if matter == "first":
             return latest(folder, "first0") - start
         if matter == "restart":
             return latest(folder, "first1") - latest(folder, "failed")
-        return end - (start if matter == "whole" else latest(folder, "failed"))
+        return end - latest(folder, "failed") if ends_badly else found
 
 
-def insist(name: str, command: Sequence[str], matter: str) -> float:
-    """What `measure` returns. A restarted torchrun may fail on the addresses of its ranks of before: after some tries
-    it took infinitely long."""
+def measure_again(name: str, command: Sequence[str], matter: str) -> float:
+    """What `measure` returns. torchrun is tried again, and counts as the limit if it never ends as it should."""
+    if not name.startswith("torchrun"):
+        return measure(command, matter)
     for _ in range(TRIES):
         try:
             return measure(command, matter)
         except SystemExit as failure:
-            if not name.startswith("torchrun"):
-                raise
-            print(f"{name} is started again: {str(failure).splitlines()[0]}", flush=True)
-    return math.inf
+            print(f"{name}: {str(failure).splitlines()[0]}", flush=True)
+    return LIMIT
 
 
 def latest(folder: Path, name: str) -> float:
@@ -228,41 +217,20 @@ def pss(pid: int) -> float:
     return 0.0
 
 
-def ratio(rounds: Mapping[str, Sequence[float]], name: str) -> float | None:
-    """The median of the rounds' ratios of an implementation to the better torchrun; None without one.
-
-    >>> ratio({"ours": [1.0, 1.0, 4.0], "torchrun": [5.0, 9.0, 10.0], "torchrun --standalone": [9.0, 8.0, 9.0]}, "ours")
-    0.2
-    """
-    others = [taken for other, taken in rounds.items() if other.startswith("torchrun")]
-    if not others or math.isinf(statistics.median(rounds[name])):
-        return None
-    return statistics.median(mine / min(theirs) for mine, *theirs in zip(rounds[name], *others, strict=True))
-
-
 def main() -> None:
     args = harness.parser(__doc__, rounds=10, only=MATTERS).parse_args()
-    found: dict[str, harness.Rounds] = {matter: {} for matter in args.only}
-    with tempfile.TemporaryDirectory() as folder:
-        commands = implementations(Path(folder))
-        for number in range(args.rounds + 1):  # the first does not count
-            for matter in args.only:
-                names = [name for name in commands if enters(name, matter)]
-                calls = {name: lambda n=name, m=matter: insist(n, commands[n], m) for name in names}
-                harness.take_turns(calls, min(number, 1), warmup=int(number == 0), keep=found[matter])
+    found: dict[str, harness.Rounds] = {}
     goals = []
-    for matter, rounds in found.items():
-        print(f"\n{matter + (', MiB a rank' if matter == 'memory' else ', s'):<24} {'median':>9} {'min':>9} {'max':>9}")
-        for name, taken in rounds.items():
-            print(f"{name:<24} {harness.spread(taken, 9)}")
-        if matter not in ("whole", "memory"):
-            goals.append(harness.at_most(f"{matter}: ddp-launch / torchrun", GOAL, ratio(rounds, "ddp-launch")))
-    # JSON has no infinity.
-    plain = {
-        matter: {name: [each if math.isfinite(each) else None for each in taken] for name, taken in rounds.items()}
-        for matter, rounds in found.items()
-    }
-    harness.write(args.json, "startup", goals, ranks=N, rounds=plain)
+    with tempfile.TemporaryDirectory() as folder:
+        for matter in args.only:
+            commands = implementations(Path(folder), matter)
+            calls = {name: partial(measure_again, name, command, matter) for name, command in commands.items()}
+            rounds = found[matter] = harness.take_turns(calls, args.rounds, warmup=1)
+            harness.show(f"{matter}, {'MiB a rank' if matter == 'memory' else 's'}", rounds)
+            for name in [name for name in rounds if name.startswith("torchrun") and matter != "memory"]:
+                ratio = harness.over(rounds["ddp-launch"], rounds[name])
+                goals.append(harness.at_most(f"{matter}: ddp-launch / {name}", GOAL, ratio))
+    harness.write(args.json, "startup", goals, ranks=N, rounds=found)
 
 
 if __name__ == "__main__":
