@@ -15,13 +15,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.chaos_worker import Strike
 from benchmarks.harness import ROOT
-from benchmarks.startup import MARK, kill, processes
+from benchmarks.startup import MARK, kill, processes, wait_for
 from collectives.world import STOPPED
 
 LIMIT = 60.0  # s a start
@@ -30,52 +29,40 @@ PAUSE = 0.02  # s a step, so that there is time to strike
 STILL = 0.3  # s for which a rank is stopped
 
 
+class Case(NamedTuple):
+    """A job, and what strikes it.
+
+    sizes: ranks of its first start, its second, and so on: as many starts as it may have
+    restarts: that the launcher may make in each; background: saves are asynchronous
+    strikes: what ranks do to themselves, at exact moments
+    rank, moment: who is struck from outside, and how many seconds after the first start; None: nobody
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    restarts: int = 0
+    background: bool = False
+    strikes: tuple[Strike, ...] = ()
+    rank: int = 0
+    moment: float | None = None
+
+
 class Ended(NamedTuple):
     """A job that has ended, or failed to.
 
     wrong: what should not be, "" if nothing; output: of all starts; struck: the strike hit
-    starting: seconds from the shell to the first step of the first start
-    restarts: by the launcher; starts: by this test, the first included
+    seconds: that it took; restarts: by the launcher; starts: by this test, the first included
     notes: of all ranks, by rank and in order; results: of each rank of the last start
     """
 
     wrong: str
     output: str
     struck: bool
-    starting: float
+    seconds: float
     restarts: int
     starts: int
     notes: list[dict[str, Any]]
     results: list[dict[str, Any]]
-
-
-class Victim(NamedTuple):
-    """What is struck from outside in the first start of a job.
-
-    kind: how, and whom; rank: which, if it is one
-    moment: in steps; below 0: in seconds, before the first step is expected
-    starting: seconds from the shell to the first step
-    """
-
-    kind: str
-    rank: int
-    moment: float
-    starting: float
-
-
-class Plan(NamedTuple):
-    """A job and its strikes.
-
-    sizes: ranks of its first start, its second, and so on: as many starts as it may have
-    restarts: that the launcher may make in each; strikes: what ranks do to themselves
-    victim: what is struck from outside in the first start; background: saves are asynchronous
-    """
-
-    sizes: Sequence[int]
-    restarts: int
-    strikes: Sequence[Strike] = ()
-    victim: Victim | None = None
-    background: bool = False
 
 
 def write_digits(path: Path, samples: int) -> None:
@@ -88,136 +75,85 @@ def write_digits(path: Path, samples: int) -> None:
     np.savez(path, images=(digits.images / 16.0)[some][:, None], labels=digits.target[some])
 
 
-def run(folder: Path, plan: Plan) -> Ended:
+def run(folder: Path, case: Case) -> Ended:
     """Runs one job from nothing to its end. folder: with the digits"""
     work = folder / "job"
     work.mkdir()
     try:
-        return _Job(plan, work, folder / "digits.npz").run()
+        return _run(case, work, folder / "digits.npz")
     finally:
         shutil.rmtree(work)
 
 
-class _Job:
-    """A job in the folder `work`."""
-
-    def __init__(self, plan: Plan, work: Path, digits: Path) -> None:
-        self.plan, self.work = plan, work
-        self.script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints")]
-        self.script += [f"--pause={PAUSE}", f"--strikes={json.dumps(plan.strikes)}"]
-        self.script += ["--async-save"] if plan.background else []
-        self.events, self.output = work / "events.jsonl", work / "output"
-        self.struck = False
-        self.first_step = 0.0
-
-    def run(self) -> Ended:
-        # After these the same command is started again: stopped on request; killed, and ddp-launch too, or without
-        # restarts.
-        again = {0, STOPPED, -signal.SIGKILL if self.plan.restarts else 128 + signal.SIGKILL}
-        began, number, code, wrong = time.monotonic(), 0, None, ""
-        for number, ranks in enumerate(self.plan.sizes):
-            code, wrong = self._start(number, ranks)
-            if not wrong and code not in again:
-                wrong = f"start {number} ended with code {code}"
-            if wrong or code == 0:
-                break
-        else:
-            wrong = f"{number + 1} starts were not enough"
-        restarts, starts = _lines(self.events).count("restart"), number + 1
-        notes, results = [], []
-        if not wrong:
-            notes = [
-                json.loads(line) for path in sorted(self.work.glob("rank-*")) for line in path.read_text().splitlines()
-            ]
-            paths = [self.work / f"result-{rank}.json" for rank in range(self.plan.sizes[number])]
-            results = [json.loads(path.read_text()) for path in paths]
-        struck = self.struck or restarts > 0 or starts > 1
-        starting = max(0.0, self.first_step - began)
-        return Ended(wrong, self.output.read_text(), struck, starting, restarts, starts, notes, results)
-
-    def _start(self, number: int, ranks: int) -> tuple[int | None, str]:
-        """Runs one start to its end: the launcher's exit code, and what is wrong with that, "" if nothing."""
-        launch = [sys.executable, "-m", "launcher", "-n", str(ranks), f"--max-restarts={self.plan.restarts}"]
-        mark = uuid.uuid4().hex
-        with self.output.open("a") as output:
-            print(f"--- start {number}, on {ranks} ranks", file=output, flush=True)
-            job = subprocess.Popen(
-                [*launch, "--events", str(self.events), *self.script, f"--run={number}"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                # Idle BLAS threads would spin on the cores that other ranks need.
-                env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"},
-                cwd=ROOT,
-            )
-        try:
-            if number == 0:
-                self._strike(job, mark)
-            code = job.wait(LIMIT)
-            ended = time.monotonic()
-            while (left := processes(mark)) and time.monotonic() < ended + GONE:
-                time.sleep(0.01)
-            return code, f"it left {len(left)} processes" if left else ""
-        except subprocess.TimeoutExpired:
-            return None, f"it still ran after {LIMIT:g} s"
-        finally:
-            kill(mark)
-            job.wait()
-
-    def _strike(self, job: subprocess.Popen[Any], mark: str) -> None:
-        """Strikes the victim at its moment. Without one, notes when the first step is made."""
-        victim = self.plan.victim
-        if victim is None:
-            _wait(job, lambda: self._steps() > 0)
-            self.first_step = time.monotonic()
-            return
-        wait = max(0.0, victim.starting + victim.moment)
-        if victim.moment >= 0:
-            _wait(job, lambda: self._steps() >= int(victim.moment))
-            wait = victim.moment % 1 * PAUSE
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(wait)
-            return  # it has ended before
-        if victim.kind == "launcher":
-            job.kill()
-        elif victim.kind == "all":
-            kill(mark)
-        else:
-            path = self.work / f"pid-{victim.rank}"
-            _wait(job, lambda: _pid(path, mark) is not None)
-            if (pid := _pid(path, mark)) is None:
-                return
-            with contextlib.suppress(ProcessLookupError):
-                if victim.kind == "stop":
-                    os.kill(pid, signal.SIGSTOP)
-                    time.sleep(STILL)
-                os.kill(pid, signal.SIGTERM if victim.kind == "asked" else signal.SIGKILL)
-        self.struck = True
-
-    def _steps(self) -> int:
-        """How many rank 0 has made."""
-        path = self.work / "rank-0.jsonl"
-        return path.read_text().count('"step"') if path.exists() else 0
+def _run(case: Case, work: Path, digits: Path) -> Ended:
+    # After these the same command is started again: stopped on request; killed, with ddp-launch or without restarts.
+    again = {0, STOPPED, -signal.SIGKILL if case.restarts else 128 + signal.SIGKILL}
+    script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints"), f"--pause={PAUSE}"]
+    script += [f"--strikes={json.dumps(case.strikes)}", *["--async-save"] * case.background]
+    began, number, struck, wrong = time.monotonic(), 0, False, ""
+    for number, ranks in enumerate(case.sizes):
+        launch = [sys.executable, "-m", "launcher", "-n", str(ranks), f"--max-restarts={case.restarts}"]
+        command = [*launch, "--events", str(work / "events.jsonl"), *script, f"--run={number}"]
+        code, hit, wrong = _start(command, case if number == 0 else None, work)
+        struck |= hit
+        if not wrong and code not in again:
+            wrong = f"start {number} ended with code {code}"
+        if wrong or code == 0:
+            break
+    else:
+        wrong = f"{number + 1} starts were not enough"
+    events = [json.loads(line)["event"] for line in (work / "events.jsonl").read_text().splitlines()]
+    notes = [json.loads(line) for path in sorted(work.glob("rank-*")) for line in path.read_text().splitlines()]
+    results = [json.loads(path.read_text()) for path in sorted(work.glob("result-*"))] if not wrong else []
+    restarts, starts = events.count("restart"), number + 1
+    struck = struck or restarts > 0 or starts > 1
+    seconds = time.monotonic() - began
+    output = (work / "output").read_text()
+    return Ended(wrong, output, struck, seconds, restarts, starts, notes, results[: case.sizes[number]])
 
 
-def _lines(events: Path) -> list[str]:
-    """The launcher's events so far."""
-    return [json.loads(line)["event"] for line in events.read_text().splitlines()] if events.exists() else []
+def _start(command: list[str], case: Case | None, work: Path) -> tuple[int | None, bool, str]:
+    """Runs one start to its end: the launcher's exit code, whether it was struck from outside, and what is wrong.
 
-
-def _wait(job: subprocess.Popen[Any], ready: Callable[[], bool]) -> None:
-    """Waits until it is ready, or the job has ended. Raises: TimeoutExpired."""
-    deadline = time.monotonic() + LIMIT
-    while job.poll() is None and not ready():
-        if time.monotonic() > deadline:
-            raise subprocess.TimeoutExpired("waiting", LIMIT)
-        time.sleep(0.005)
-
-
-def _pid(path: Path, mark: str) -> int | None:
-    """The rank that has written its pid there, if it runs."""
+    case: what strikes this start from outside
+    """
+    mark, struck = uuid.uuid4().hex, False
+    # Idle BLAS threads would spin on the cores that other ranks need.
+    environ = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
+    with (work / "output").open("a") as output:
+        print(f"--- {' '.join(command)}", file=output, flush=True)
+        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, cwd=ROOT)
     try:
-        pid = int(path.read_text())
-    except (FileNotFoundError, ValueError):  # not there yet
-        return None
-    return pid if pid in processes(mark) else None
+        if case is not None and case.moment is not None:
+            struck = _strike(case, job, mark, work)
+        code = job.wait(LIMIT)
+        ended = time.monotonic()
+        while (left := processes(mark)) and time.monotonic() < ended + GONE:
+            time.sleep(0.01)
+        return code, struck, f"it left {len(left)} processes" if left else ""
+    except subprocess.TimeoutExpired:
+        return None, struck, f"it still ran after {LIMIT:g} s"
+    finally:
+        kill(mark)
+        job.wait()
+
+
+def _strike(case: Case, job: subprocess.Popen[Any], mark: str, work: Path) -> bool:
+    """Strikes the victim at its moment; False if the job had ended before."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        job.wait(case.moment)
+        return False
+    if case.kind == "launcher":
+        job.kill()
+    elif case.kind == "all":
+        kill(mark)
+    else:
+        path = work / f"pid-{case.rank}"
+        wait_for(path.exists, job)
+        with contextlib.suppress(ProcessLookupError):
+            pid = int(path.read_text())
+            if case.kind == "stop":
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(STILL)
+            os.kill(pid, signal.SIGTERM if case.kind == "asked" else signal.SIGKILL)
+    return True

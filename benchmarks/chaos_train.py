@@ -35,11 +35,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import harness
-from benchmarks.chaos_jobs import Ended, Plan, Victim, run, write_digits
+from benchmarks.chaos_jobs import Case, Ended, run, write_digits
 from benchmarks.chaos_worker import EVERY, SAMPLES, Strike
 
 KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked")
-OUTSIDE = ("rank", "launcher", "all", "stop", "asked")  # struck from outside, at a moment
 RESTARTS = 5  # of the launcher
 STARTS = 4  # of the same command
 MOVE = "2 -> 1 -> 4"
@@ -48,85 +47,56 @@ ROUNDING = 1e-9  # of a loss
 Note = dict[str, Any]
 
 
-class Case(NamedTuple):
-    """What befalls one job.
-
-    moment: of a strike from outside, as a share of all steps; below 0: of the time from the shell to the first step
-    rank: whom
-    background: saves are asynchronous; strikes: what ranks do to themselves, at exact moments
-    """
-
-    kind: str
-    moment: float
-    rank: int
-    background: bool
-    strikes: tuple[Strike, ...] = ()
-
-
 class Undisturbed(NamedTuple):
     """The run that all others must equal.
 
-    starting: seconds from the shell to the first step
-    saving: what each rank did to files, counted; sha256: of its weights; steps: notes of all ranks by step
+    seconds: that it took; saving: what each rank did to files, counted
+    sha256: of its weights; steps: notes of all ranks by step
     """
 
-    starting: float
+    seconds: float
     saving: list[int]
     sha256: str
     steps: Mapping[int, list[Note]]
 
 
-class Result(NamedTuple):
-    """How a job ended that was struck.
-
-    wrong: what should not be, "" if all is well; restarts: by the launcher; starts: by this test, the first included
-    repeated: steps that were made again; loss: by how much one differs at most, relatively
-    """
-
-    case: str
-    wrong: str
-    restarts: int = 0
-    starts: int = 0
-    repeated: int = 0
-    loss: float = 0.0
+# -- what strikes a job
 
 
-# -- what a job meets
+def cases(count: int, kinds: Sequence[str], undisturbed: Undisturbed, chance: random.Random) -> list[Case]:
+    """Strikes for so many jobs, each kind in turn."""
+    return [_case(kinds[number % len(kinds)], undisturbed, chance) for number in range(count)]
 
 
-def cases(count: int, kinds: Sequence[str], saving: Sequence[int], chance: random.Random) -> list[Case]:
-    """Strikes for so many jobs, each kind in turn. saving: file events of each rank in a whole run"""
-    return [_case(kinds[number % len(kinds)], saving, chance) for number in range(count)]
-
-
-def _case(kind: str, saving: Sequence[int], chance: random.Random) -> Case:
-    rank, moment, background = chance.randrange(2), chance.uniform(-0.3, 0.95), chance.random() < 0.5
+def _case(kind: str, undisturbed: Undisturbed, chance: random.Random) -> Case:
+    rank = chance.randrange(2)
+    case = Case(kind, (2,) * STARTS, RESTARTS, background=chance.random() < 0.5, rank=rank)
     # Half of them at the event itself, half within what follows it: in the middle of a write, say.
     delay = chance.choice((0.0, chance.uniform(1e-5, 5e-3)))
     if kind == "save":
-        return Case(kind, moment, rank, background, (Strike(0, rank, "save", chance.randrange(saving[rank]), delay),))
+        return case._replace(strikes=(Strike(0, rank, "save", chance.randrange(undisturbed.saving[rank]), delay),))
     if kind == "full":
-        return Case(kind, moment, rank, background, (Strike(0, rank, "full", chance.randrange(20)),))
+        return case._replace(strikes=(Strike(0, rank, "full", chance.randrange(20)),))
     if kind == "load":
         first = Strike(0, chance.randrange(2), "step", EVERY + chance.randrange(10))
-        return Case(kind, moment, rank, background, (first, Strike(1, rank, "load", chance.randrange(9), delay)))
-    return Case(kind, moment, rank, background)
+        return case._replace(strikes=(first, Strike(1, rank, "load", chance.randrange(9), delay)))
+    return case._replace(moment=chance.uniform(0.2, 0.95) * undisturbed.seconds)
 
 
-def moves(chance: random.Random) -> tuple[Strike, ...]:
-    """What ends the run on two ranks, and the one on one rank that follows."""
+def move(chance: random.Random) -> Case:
+    """A job on two ranks, then on one, then on four: strikes end the first two."""
     found = []
     for number, ranks in enumerate((2, 1)):
         during = chance.choice(("step", "save", "asked"))
         event = chance.randrange(4, 25) if during == "save" else chance.randrange(1, 7)
         found.append(Strike(100 * number, 0 if during == "save" else chance.randrange(ranks), during, event))
-    return tuple(found)
+    return Case(MOVE, (2, 1, 4), strikes=tuple(found))
 
 
 def earlier(case: Case) -> Case:
     """The same, sooner: the strike was planned for a moment after the job's end."""
     strikes = tuple(strike._replace(event=strike.event // 2, delay=strike.delay / 2) for strike in case.strikes)
-    return case._replace(moment=case.moment * 0.6, strikes=strikes)
+    return case._replace(moment=case.moment and case.moment * 0.6, strikes=strikes)
 
 
 # -- what must come of it
@@ -209,57 +179,43 @@ def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, i
 
 def undisturbed(folder: Path) -> Undisturbed:
     """Raises: SystemExit if even that goes wrong."""
-    ended = run(folder, Plan([2], restarts=0))
-    if ended.wrong:
-        raise SystemExit(f"the undisturbed run: {ended.wrong}\n{ended.output}")
-    saving = [result["events"]["save"] for result in ended.results]
+    ended = run(folder, Case("undisturbed", (2,)))
     steps = that_count(ended.notes)
-    if wrong := samples_wrong(steps, steps):
-        raise SystemExit(f"the undisturbed run: {wrong}")
-    return Undisturbed(ended.starting, saving, ended.results[0]["sha256"], steps)
+    if wrong := ended.wrong or samples_wrong(steps, steps):
+        raise SystemExit(f"the undisturbed run: {wrong}\n{ended.output}")
+    saving = [result["events"]["save"] for result in ended.results]
+    return Undisturbed(ended.seconds, saving, ended.results[0]["sha256"], steps)
 
 
-def result(what: Case | tuple[Strike, ...], ended: Ended, reference: Undisturbed) -> Result:
-    """How a job ended that was struck, or that moved to other numbers of ranks."""
-    wrong, again, apart = (ended.wrong, 0, 0.0) if ended.wrong else judge(ended, reference, isinstance(what, Case))
-    return Result(str(what), wrong, ended.restarts, ended.starts, again, apart)
-
-
-def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[Result, str]:
-    """Strikes a job, sooner if need be; how that ended, and its output."""
+def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, Any], str]:
+    """Strikes a job, sooner if need be; its row of the results, and its output."""
+    ended = run(folder, case)
     for _ in range(TRIES):
-        span = len(reference.steps) if case.moment >= 0 else reference.starting
-        victim = Victim(case.kind, case.rank, case.moment * span, reference.starting)
-        outside = victim if case.kind in OUTSIDE else None
-        ended = run(folder, Plan([2] * STARTS, RESTARTS, case.strikes, outside, case.background))
         if ended.struck or ended.wrong:
-            return result(case, ended, reference), ended.output
+            break
         case = earlier(case)
-    return Result(str(case), "it could not be struck"), ended.output
-
-
-def move(folder: Path, strikes: tuple[Strike, ...], reference: Undisturbed) -> tuple[Result, str]:
-    """Has a job move from two ranks to one to four; how that ended, and its output."""
-    ended = run(folder, Plan([2, 1, 4], restarts=0, strikes=strikes))
-    if not ended.wrong and ended.starts != 3:
-        ended = ended._replace(wrong=f"it was started {ended.starts} times")
-    return result(strikes, ended, reference), ended.output
+        ended = run(folder, case)
+    wrong, again, apart = ended.wrong, 0, 0.0
+    if not ended.struck or (case.kind == MOVE and not wrong and ended.starts != 3):
+        wrong = wrong or f"it was started {ended.starts} times and could not be struck"
+    if not wrong:
+        wrong, again, apart = judge(ended, reference, case.kind != MOVE)
+    row = {"case": str(case), "wrong": wrong, "restarts": ended.restarts, "starts": ended.starts}
+    return {**row, "repeated": again, "loss": apart}, ended.output
 
 
 ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>8}"
 
 
-def table(results: Mapping[str, Sequence[Result]]) -> str:
+def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """A row for each kind."""
-    rows = [
-        ROW.format("struck", "times", "restarts (launcher)", "starts (command)", "steps repeated", "loss apart", "same")
-    ]
+    titles = ("struck", "times", "restarts (launcher)", "starts (command)", "steps repeated", "loss apart", "same")
+    rows = [ROW.format(*titles)]
     for kind, each in results.items():
         if each:
-            restarts, starts = sum(one.restarts for one in each), sum(one.starts for one in each)
-            again, apart = sum(one.repeated for one in each), max(one.loss for one in each)
-            same = f"{sum(not one.wrong for one in each)}/{len(each)}"
-            rows.append(ROW.format(kind, len(each), restarts, starts, again, f"{apart:.1e}", same))
+            sums = (sum(one[key] for one in each) for key in ("restarts", "starts", "repeated"))
+            apart, same = max(one["loss"] for one in each), sum(not one["wrong"] for one in each)
+            rows.append(ROW.format(kind, len(each), *sums, f"{apart:.1e}", f"{same}/{len(each)}"))
     return "\n".join(rows)
 
 
@@ -270,25 +226,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     chance = random.Random(args.seed)
-    results: dict[str, list[Result]] = {kind: [] for kind in (*args.only, MOVE)}
+    results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in (*args.only, MOVE)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_digits(folder / "digits.npz", SAMPLES)
         reference = undisturbed(folder)
-        planned: list[Any] = [*cases(args.kills, args.only, reference.saving, chance)]
-        planned += [moves(chance) for _ in range(args.moves)]
-        for number, what in enumerate(planned, 1):
-            struck = isinstance(what, Case)
-            kind = what.kind if struck else MOVE
-            found, output = strike(folder, what, reference) if struck else move(folder, what, reference)
-            results[kind].append(found)
-            print(f"{number}/{len(planned)} {kind}: {found.wrong or 'same'}", flush=True)
-            if found.wrong:
-                print(f"{found.case}\n{output}", flush=True)
+        planned = [*cases(args.kills, args.only, reference, chance), *(move(chance) for _ in range(args.moves))]
+        for number, case in enumerate(planned, 1):
+            row, output = strike(folder, case, reference)
+            results[case.kind].append(row)
+            print(f"{number}/{len(planned)} {case.kind}: {row['wrong'] or 'same'}", flush=True)
+            if row["wrong"]:
+                print(f"{row['case']}\n{output}", flush=True)
     print(f"\n{table(results)}\nseed {args.seed}")
-    plain = {kind: [one._asdict() for one in each] for kind, each in results.items()}
-    harness.write(args.json, "chaos_train", seed=args.seed, sha256=reference.sha256, results=plain)
-    sys.exit(any(one.wrong for each in results.values() for one in each))
+    harness.write(args.json, "chaos_train", seed=args.seed, sha256=reference.sha256, results=results)
+    sys.exit(any(row["wrong"] for rows in results.values() for row in rows))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ killed    s of the same, when it was killed by SIGKILL
 restart   s from a rank's exit with code 1 to the first all-reduce of the next attempt
 memory    proportional set size of all that is no rank (launcher, agents, engine), in MiB a rank
 
-Without PyTorch torchrun is left out. Its restarts may fail by themselves, and are tried again, then count as the limit of 20 s.
+Without PyTorch torchrun is left out. Its restarts may fail by themselves: they are tried again, and then count as the
+limit of 20 s.
 """
 
 from __future__ import annotations
