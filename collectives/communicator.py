@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.arrays import as_array, as_bytes, is_device_array
+from collectives.arrays import as_array, is_device_array
 from collectives.backends.shm.call_cache import CallPlan, no_result
 from collectives.backends.shm.hierarchy import share
+from collectives.engine.array_header import exchange_numbers
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import check_timeout, whole
 from collectives.engine.queue import CommunicatorRegistry
@@ -180,13 +181,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         for what, number in (("color", color), ("key", key)):
             if not isinstance(number, (int, np.integer, type(None))) or not -(2**63) <= (number or 0) < 2**63:
                 raise ArgumentError(f"{what} should be a whole number of 64 bits or None, is {number!r}")
-        mine = np.array([color is not None, color or 0, self.rank if key is None else key], np.int64)
+        mine = [color is not None, color or 0, self.rank if key is None else key]
 
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
             yield from self.verify(call, self._signature(call))
-            everyones = np.empty((self.size, 3), np.int64)
-            yield self.transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * self.size)
-            members = None if color is None else plan_split(everyones.tolist(), int(color))
+            everyones = yield from exchange_numbers(self.transport, mine)
+            members = None if color is None else plan_split(everyones, int(color))
             stem = self._descendant()
             transport, test = self.transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test

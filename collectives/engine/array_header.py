@@ -48,6 +48,14 @@ def decode(header: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
     return dtype_of(dtype), tuple(shape), header[_TEXT_BYTES:].view(np.int64).tolist()
 
 
+def exchange_numbers(transport: Transport, numbers: Sequence[int]) -> Steps[list[list[int]]]:
+    """Every rank's numbers, which are as many on each, in rank order. Collective."""
+    mine = np.array(numbers, np.int64)
+    everyones = np.empty((transport.size, len(mine)), np.int64)
+    yield transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * transport.size)
+    return everyones.tolist()
+
+
 def exchange_rows(transport: Transport, part: Any, numbers: Sequence[int]) -> Steps[list[list[int]]]:
     """Every rank's numbers about arrays whose rows have the same dtype and shape. Collective.
 
@@ -55,13 +63,11 @@ def exchange_rows(transport: Transport, part: Any, numbers: Sequence[int]) -> St
     Raises: MismatchError on every rank if dtypes or row shapes differ.
     """
     mark = zlib.crc32(repr((dtype_name(part.dtype), part.shape[1:])).encode())
-    mine = np.array([mark, *numbers], np.int64)
-    everyones = np.empty((transport.size, len(mine)), np.int64)
-    yield transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * transport.size)
-    marks: list[int] = everyones[:, 0].tolist()
+    everyones = yield from exchange_numbers(transport, [mark, *numbers])
+    marks = [each[0] for each in everyones]
     if len(set(marks)) > 1:
         raise MismatchError(rows_differ(marks, transport.rank, f"{part.dtype} {part.shape[1:]}"))
-    return everyones[:, 1:].tolist()
+    return [each[1:] for each in everyones]
 
 
 def exchange_lengths(

@@ -6,15 +6,12 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
-from collectives.arrays import as_bytes
 from collectives.engine.call import MISS, CollectiveOp, Work
 from collectives.engine.queue import CallQueue, CommunicatorRegistry
-from collectives.engine.verify import TEXT, signature_hash, table, to_text
+from collectives.engine.verify import LONGEST, signature_hash, table
 from collectives.errors import ArgumentError, MismatchError
 from collectives.reduction import Array
-from collectives.transport import Signature, Signatures, Steps, Transport, differ
+from collectives.transport import Signature, Signatures, Steps, Transport, differ, gather_records
 
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
@@ -97,16 +94,9 @@ class CommunicatorBase:
 
     def _mismatch(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
         """What these ranks raise, whose transport it is: they have made different calls, and tell each other which."""
-        texts = np.empty((transport.size, TEXT), np.uint8)
-        mine = to_text(call.name, call.more, call.array, call.site)
-        yield transport.all_gather(mine, texts.reshape(-1), [TEXT] * transport.size)
-        return MismatchError(table(texts, ranks, self.rank, call.number))
-
-    def _exchange_numbers(self, number: int) -> Steps[list[int]]:
-        """A whole number of every rank, in rank order. Collective."""
-        mine, everyones = np.array([number], np.int64), np.empty(self.size, np.int64)
-        yield self.transport.all_gather(as_bytes(mine), as_bytes(everyones), [mine.nbytes] * self.size)
-        return everyones.tolist()
+        texts = (call.name, call.more, call.array, call.site)
+        calls = yield from gather_records(transport, [text[:LONGEST] for text in texts])
+        return MismatchError(table(calls, ranks, self.rank, call.number))
 
     def _check_root(self, root: Any) -> int:
         """The root as a plain number. Raises: ArgumentError if there is no such rank."""

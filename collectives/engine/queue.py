@@ -39,7 +39,7 @@ T = TypeVar("T")
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
 _IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
 _LOOK = 0.05  # s; how often a waiting rank looks who has left, and at the time
-_IDLE_LOOKS = 10  # of the helper thread, after which it sleeps until it is woken, which costs as much as a short call
+_IDLE_LOOKS = 10  # of the helper thread, after which it sleeps until it is woken
 
 # MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
 _never_freed: list[Any] = []
@@ -78,6 +78,7 @@ class CallQueue:
         self._next_look = 0.0
         self._helper: threading.Thread | None = None
         self._wake = threading.Event()
+        self._asleep = False
 
     def _detach_from_parent(self) -> None:
         """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
@@ -106,7 +107,7 @@ class CallQueue:
         if not call.done:
             if self._helper is None:
                 self._start_helper()
-            elif not self._wake.is_set():
+            elif self._asleep or not call.small:  # else it looks soon, and to be woken takes as long as a small call
                 self._wake.set()
 
     def resume(self, call: CollectiveOp[Any], record: int) -> None:
@@ -306,22 +307,19 @@ class CallQueue:
                 if not (self._ordered or self._unordered):
                     idle += 1
                     self._end_if_idle()
-                    if idle > _IDLE_LOOKS:
-                        self._wake.clear()
-                        if not (self._ordered or self._unordered or self._closed):
-                            self._wake.wait()
-                        idle = 0
-                        continue
-                elif not self._waiting:
-                    idle = 0
-                    if self._take_steps(look=True):
-                        while not self._waiting and spin(self._take_steps):
-                            pass
+                    self._asleep = idle > _IDLE_LOOKS
+                    self._wake.clear()
+                    if not (self._ordered or self._unordered):
+                        self._wake.wait(None if self._asleep and not self._closed else LONG_PAUSE)
+                    continue
+                idle, self._asleep = 0, False
+                if not self._waiting and self._take_steps(look=True):
+                    while not self._waiting and spin(self._take_steps):
+                        pass
                 time.sleep(LONG_PAUSE)
 
     def _start_helper(self) -> None:
         self._helper = threading.Thread(target=self._help, name=f"collectives-{self._transport.key}", daemon=True)
-        self._wake.set()
         self._helper.start()
 
     # Ends ------------------------------------------------------------------------------------------------------------

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-#: Bytes of a call in words.
-TEXT = 512
+#: Characters of each text of a call, in the table.
+LONGEST = 200
 
 
 @functools.lru_cache(maxsize=4096)
@@ -27,23 +25,14 @@ def signature_hash(name: str, more: str, dtype: np.dtype[Any] | None, shape: tup
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def to_text(name: str, more: str, array: str, site: str) -> Array:
-    """What a rank called, (512,) uint8, for the others' tables."""
-    text = json.dumps([name, more, array, site]).encode()
-    while len(text) > TEXT:  # a shape or a file name beyond all bounds
-        name, more, array, site = (part[: len(part) // 2] for part in (name, more, array, site))
-        text = json.dumps([name, more, array, site]).encode()
-    buffer = np.zeros(TEXT, np.uint8)
-    buffer[: len(text)] = np.frombuffer(text, np.uint8)
-    return buffer
+def table(made: Sequence[Sequence[str]], ranks: Sequence[int], me: int, number: int) -> str:
+    """The error that every rank raises: one line a call, with the ranks that made it.
 
-
-def table(texts: Array, ranks: Sequence[int], me: int, number: int) -> str:
-    """The error that every rank raises, from (n, 512) texts: one line a call, with the ranks that made it."""
+    made: name, other arguments, array and site of each rank's call; ranks: their numbers
+    """
     calls: dict[tuple[str, ...], list[int]] = {}
-    for rank, text in zip(ranks, texts, strict=True):
-        words = tuple(json.loads(text.tobytes().rstrip(b"\0")))
-        calls.setdefault(words, []).append(rank)
+    for rank, words in zip(ranks, made, strict=True):
+        calls.setdefault(tuple(words), []).append(rank)
     rows = [("rank", "call", "with", "array", "at")]
     for (name, more, array, site), who in calls.items():
         rows.append((spans(who), f"{name} #{number}", more or "-", array or "-", site))

@@ -3,8 +3,7 @@
 Unpickling runs code of the sender's choice. The ranks of one job trust each other, and nobody else has a part in this:
 nothing here reads from a disk or from outside the job.
 
-Lengths are exchanged first. What cannot be pickled travels as a length below zero and the reason, so that every rank
-raises instead of waiting for bytes that never come.
+What cannot be pickled travels as the reason, so that the ranks that wait for it raise instead of waiting for ever.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import as_bytes
+from collectives.engine.array_header import exchange_numbers
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.errors import ArgumentError
@@ -36,16 +36,15 @@ class Objects(CommunicatorBase):
         Raises: ArgumentError if there is no such root; on every rank if o cannot be pickled.
         """
         root = self._check_root(root)
-        length, mine = _pickled(o) if self.rank == root else (0, _NOTHING)
+        mine, refused = _pickled(o if self.rank == root else None)
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             yield from self.verify(call, self._signature(call))
-            lengths = np.array([length], np.int64)
-            yield self.transport.broadcast(as_bytes(lengths), root)
-            whole = mine if self.rank == root else np.empty(abs(int(lengths[0])), np.uint8)
+            length = np.array([len(mine)], np.int64)
+            yield self.transport.broadcast(as_bytes(length), root)
+            whole = mine if self.rank == root else np.empty(int(length[0]), np.uint8)
             yield self.transport.broadcast(whole, root)
-            self._check_pickled({root: int(lengths[0])}, {root: whole})
-            return o if self.rank == root else self._unpickled(whole, root)
+            return o if self.rank == root and not refused else self._unpickled(whole, root)
 
         return self._run(self._collective("broadcast_object", None, steps, f"root {root}"), async_op)
 
@@ -54,20 +53,19 @@ class Objects(CommunicatorBase):
 
         o: anything that can be pickled; ranks trust each other (pickle runs code)
         Returns: a list of `size` objects on the root, None elsewhere
-        Raises: ArgumentError if there is no such root; on every rank if an object cannot be pickled.
+        Raises: ArgumentError if there is no such root; on the root and this rank if this one's cannot be pickled.
         """
         root = self._check_root(root)
-        length, mine = _pickled(o)
+        mine, refused = _pickled(o)
 
         def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
             yield from self.verify(call, self._signature(call))
-            lengths = yield from self._exchange_numbers(length)
-            counts = [abs(n) for n in lengths]
-            if min(lengths) < 0:  # for everybody, since the root alone could not tell the others
-                return (yield from self._all_objects(mine, lengths))
+            counts = [count for (count,) in (yield from exchange_numbers(self.transport, [len(mine)]))]
             whole = np.empty(sum(counts), np.uint8) if self.rank == root else None
             yield self.transport.gather(mine, whole, counts, root)
-            return None if whole is None else self._all_unpickled(_parts(whole, counts))
+            if refused:
+                self._unpickled(mine, self.rank)
+            return None if whole is None else self._all_unpickled(whole, counts)
 
         return self._run(self._collective("gather_object", None, steps, f"root {root}"), async_op)
 
@@ -78,12 +76,14 @@ class Objects(CommunicatorBase):
         Returns: a list of `size` objects, copies all
         Raises: ArgumentError on every rank if an object cannot be pickled.
         """
-        length, mine = _pickled(o)
+        mine, _ = _pickled(o)
 
         def steps(call: CollectiveOp[list[Any]]) -> Steps[list[Any]]:
             yield from self.verify(call, self._signature(call))
-            lengths = yield from self._exchange_numbers(length)
-            return (yield from self._all_objects(mine, lengths))
+            counts = [count for (count,) in (yield from exchange_numbers(self.transport, [len(mine)]))]
+            whole = np.empty(sum(counts), np.uint8)
+            yield self.transport.all_gather(mine, whole, counts)
+            return self._all_unpickled(whole, counts)
 
         return self._run(self._collective("all_gather_object", None, steps), async_op)
 
@@ -96,66 +96,51 @@ class Objects(CommunicatorBase):
         cannot be pickled.
         """
         root = self._check_root(root)
-        each: list[tuple[int, Array]] = [(0, _NOTHING)] * self.size
+        each = [np.empty(0, np.uint8)] * self.size
         if self.rank == root:
             if not isinstance(objects, Sequence) or len(objects) != self.size:
                 raise ArgumentError(f"objects should be a list of {self.size}, one a rank, is {objects!r:.60}")
-            each = [_pickled(o) for o in objects]
-            failed = [(length, text) for length, text in each if length < 0]
-            if failed:
-                each = [failed[0]] * self.size
+            found = [_pickled(o) for o in objects]
+            refused = [part for part, refused in found if refused]
+            each = refused[:1] * self.size or [part for part, _ in found]
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             yield from self.verify(call, self._signature(call))
-            lengths = np.array([length for length, _ in each], np.int64)
+            lengths = np.array([len(part) for part in each], np.int64)
             yield self.transport.broadcast(as_bytes(lengths), root)
-            counts = [abs(int(n)) for n in lengths]
-            mine = np.empty(counts[self.rank], np.uint8)
-            whole = np.concatenate([part for _, part in each]) if self.rank == root else None
-            yield self.transport.scatter(whole, mine, counts, root)
-            self._check_pickled({root: int(lengths[self.rank])}, {root: mine})
+            mine = np.empty(lengths[self.rank], np.uint8)
+            whole = np.concatenate(each) if self.rank == root else None
+            yield self.transport.scatter(whole, mine, lengths.tolist(), root)
             return self._unpickled(mine, root)
 
         return self._run(self._collective("scatter_object", None, steps, f"root {root}"), async_op)
 
-    def _all_objects(self, mine: Array, lengths: list[int]) -> Steps[list[Any]]:
-        counts = [abs(n) for n in lengths]
-        whole = np.empty(sum(counts), np.uint8)
-        yield self.transport.all_gather(mine, whole, counts)
-        parts = _parts(whole, counts)
-        self._check_pickled(dict(enumerate(lengths)), dict(enumerate(parts)))
-        return self._all_unpickled(parts)
-
-    def _all_unpickled(self, parts: list[Array]) -> list[Any]:
-        return [self._unpickled(part, rank) for rank, part in enumerate(parts)]
+    def _all_unpickled(self, whole: Array, counts: Sequence[int]) -> list[Any]:
+        return [self._unpickled(part, rank) for rank, part in enumerate(np.split(whole, np.cumsum(counts)[:-1]))]
 
     def _unpickled(self, part: Array, source: int) -> Any:
         try:
-            return pickle.loads(part.data)
+            o = pickle.loads(part.data)
         except Exception as error:  # whatever an object's own code raises
             raise ArgumentError(
                 f"rank {self.rank}: the object of rank {source} cannot be unpickled here: "
                 f"{type(error).__name__}: {error}"
             ) from error
-
-    def _check_pickled(self, lengths: dict[int, int], parts: dict[int, Array]) -> None:
-        reasons = [f"that of rank {rank}: {parts[rank].tobytes().decode()}" for rank, n in lengths.items() if n < 0]
-        if reasons:
-            raise ArgumentError(f"rank {self.rank}: objects travel pickled, and one cannot be: {'; '.join(reasons)}")
+        if isinstance(o, _Refusal):
+            raise ArgumentError(f"rank {self.rank}: objects travel pickled, but not that of rank {source}: {o}")
+        return o
 
 
-_NOTHING: Array = np.empty(0, np.uint8)
+class _Refusal(str):
+    """Why an object cannot be pickled; travels in its place."""
+
+    __slots__ = ()
 
 
-def _pickled(o: Any) -> tuple[int, Array]:
-    """The object's length and bytes, (n,) uint8; a length below zero and the reason in words if it has none."""
+def _pickled(o: Any) -> tuple[Array, bool]:
+    """The object's bytes, (n,) uint8, and False; those of a refusal and True if it has none."""
     try:
-        message = pickle.dumps(o, _PROTOCOL)
+        data, refused = pickle.dumps(o, _PROTOCOL), False
     except Exception as error:  # whatever an object's own code raises
-        message = f"{type(error).__name__}: {error}".encode()
-        return -len(message), np.frombuffer(message, np.uint8)
-    return len(message), np.frombuffer(message, np.uint8)
-
-
-def _parts(whole: Array, counts: Sequence[int]) -> list[Array]:
-    return np.split(whole, np.cumsum(counts)[:-1])
+        data, refused = pickle.dumps(_Refusal(f"{type(error).__name__}: {error}"), _PROTOCOL), True
+    return np.frombuffer(data, np.uint8), refused
