@@ -75,11 +75,11 @@ def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
     if call.limit is None:
         call.limit = TimeLimit(call.timeout)
     elif call.limit.passed():
-        late = _describe_late(call, transport)
+        late = describe_late(call, transport)
         raise CollectiveTimeout(f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {late}")
 
 
-def _describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
+def describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
     """Names the ranks that are late for a call, as far as this rank knows, and the last call of those on its node."""
     late = list(transport.late() if call.peers is None else call.peers)
     if not late:

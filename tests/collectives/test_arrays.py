@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import ArgumentError, Communicator, DtypeError, arrays
+from collectives import ArgumentError, Communicator, DtypeError
 from collectives.arrays import as_array, check_out, dtype_name, dtype_of, is_device_array
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -43,14 +43,9 @@ def test_names_of_dtypes_say_all_of_them(name: Any) -> None:
     [
         (np.array([object()]), "object"),
         (np.array(["a"]), "<U1"),
-        (np.array([b"a"]), r"\|S1"),
         (np.zeros(2, "M8[s]"), r"datetime64\[s\]"),
-        (np.zeros(2, "m8[s]"), r"timedelta64\[s\]"),
-        (np.zeros(2, "V4"), r"\|V4"),
         (np.zeros(2, [("a", "f4")]), r"\[\('a', '<f4'\)\]"),
-        (np.zeros(2, ml_dtypes.float8_e4m3fn), "float8_e4m3fn"),
         (np.zeros(2, ml_dtypes.float8_e5m2), "float8_e5m2"),  # of NumPy's kind "f" all the same
-        (np.zeros(2, ml_dtypes.int4), "int4"),
     ],
 )
 def test_what_is_no_number_is_refused(x: Any, dtype: str) -> None:
@@ -162,15 +157,11 @@ class Cuda:
     [
         (Located(2), True),  # CUDA
         (Located(10), True),  # ROCm
-        (Located(13), True),  # CUDA's managed memory
         (Cuda(), True),
         (Located(1), False),
         (Located(3), False),  # pinned
         (Located(8), False),  # Metal: no CuPy there
         (np.ones(1), False),
-        (np.ones(1).view(np.recarray), False),
-        (np.float32(1), False),
-        (bytearray(1), False),
         ([1], False),
         (None, False),
         (np.ndarray, False),
@@ -181,11 +172,9 @@ def test_device_arrays_are_recognized(x: Any, expected: bool) -> None:
     if expected:
         with pytest.raises(DtypeError, match=r"x is on a GPU .* moves host arrays: pass x\.get\(\)"):
             as_array(x)
-
-
-def test_other_devices_are_named() -> None:
-    with pytest.raises(DtypeError, match=r"x \(Located\) is on a device of DLPack's kind 8"):
-        as_array(Located(8))
+    elif isinstance(x, Located) and x.kind == 8:
+        with pytest.raises(DtypeError, match=r"x \(Located\) is on a device of DLPack's kind 8"):
+            as_array(x)
 
 
 def test_ddp_tensors() -> None:
@@ -248,22 +237,9 @@ def test_torch_tensors_in_and_out_of_collectives(name: str) -> None:
         work.wait()
         assert comm.all_reduce(x, out=x, async_op=True).wait() is x
         assert x.tolist() == [[total] * 3] * 2
+        x.untyped_storage().resize_(0)  # as FSDP frees a parameter: NumPy's own way would forbid it for ever
 
     collectives.run_threads(check, size=3, timeout=20)
-
-
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-def test_torch_tensors_can_be_resized_afterwards(name: str) -> None:
-    torch = pytest.importorskip("torch")
-
-    def check(comm: Communicator) -> None:
-        x = torch.ones(4, dtype=getattr(torch, name))
-        comm.all_reduce(x, out=x)
-        comm.broadcast(x)
-        assert x.untyped_storage().resizable()
-        x.untyped_storage().resize_(0)  # as FSDP frees a parameter
-
-    collectives.run_threads(check, size=2, timeout=20)
 
 
 def test_torch_tensors_that_cannot_be_shared() -> None:
@@ -280,44 +256,6 @@ def test_torch_tensors_that_cannot_be_shared() -> None:
         as_array(torch.ones(2, device="meta"))
     with pytest.raises(DtypeError, match="Float8"):
         as_array(torch.ones(2).to(torch.float8_e4m3fn))
-
-
-def test_a_scalar_cannot_take_a_result() -> None:
-    def check(comm: Communicator) -> None:
-        if comm.rank != 0:
-            with pytest.raises(ArgumentError, match="read-only"):
-                comm.broadcast(np.float32(1))
-        with pytest.raises(ArgumentError, match="read-only"):
-            comm.all_reduce(np.ones(()), out=np.float64(0))
-        assert comm.all_reduce(np.float32(1)) == comm.size
-
-    collectives.run_threads(check, size=2, timeout=20)
-
-
-# The small parts -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "expected"),
-    [((4, 3), "f4", 12), ((0, 3), "f8", 24), ((5,), "i2", 2), ((2, 0), "f4", 0), ((3, 2), BFLOAT16, 4)],
-)
-def test_bytes_of_a_row(shape: tuple[int, ...], dtype: Any, expected: int) -> None:
-    assert arrays.row_bytes(np.empty(shape, dtype)) == expected
-
-
-@pytest.mark.parametrize("dtype", ["f4", "?", "bfloat16"])
-def test_contiguous_flat_and_bytes(dtype: Any) -> None:
-    x = np.arange(6).reshape(2, 3).astype(np.dtype(dtype))
-    assert arrays.contiguous(x) is x
-    copied = arrays.contiguous(x.T)
-    assert copied.flags.c_contiguous
-    assert_array_equal(copied, x.T)
-    assert arrays.contiguous(x[0, 0].reshape(())).shape == ()
-    assert arrays.flat(x).shape == (6,)
-    assert arrays.as_bytes(x).tobytes() == x.tobytes()
-    assert np.shares_memory(arrays.as_bytes(x), x)
-    assert arrays.rows(np.array(3.0)).shape == (1,)
-    assert arrays.rows(x) is x
 
 
 def test_an_error_of_the_array_is_passed_on() -> None:

@@ -1,8 +1,7 @@
-"""Cores: how they are split among ranks, and which rank got too few."""
+"""Cores: how they are split among ranks."""
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import pytest
 
 from collectives import cores
-from collectives.cores import Cores, share, threads, too_narrow
+from collectives.cores import share, threads
 
 
-def bound(*masks: set[int], of: int = 8) -> list[Cores]:
-    return [Cores(frozenset(mask), of) for mask in masks]
+def bound(*masks: set[int]) -> list[frozenset[int]]:
+    return [frozenset(mask) for mask in masks]
 
 
 EIGHT = set(range(8))
@@ -26,15 +25,13 @@ EIGHT = set(range(8))
     [
         (bound(EIGHT), [8]),
         (bound(EIGHT, EIGHT), [4, 4]),
-        (bound(EIGHT, EIGHT, EIGHT), [2, 2, 2]),
         (bound(*[set(range(49))] * 49), [1] * 49),  # 49 times 1/49 is less than 1 to a computer
-        (bound(*[set(range(98))] * 49), [2] * 49),
         (bound({0, 1, 2, 3}, {4, 5, 6, 7}), [4, 4]),  # an engine has split them already
         (bound({0}, {0}), [1, 1]),
         (bound({0, 1, 2}, {2, 3}), [2, 1]),  # core 2 is half each one's
     ],
 )
-def test_a_core_is_split_among_the_ranks_that_may_run_on_it(node: list[Cores], shares: list[int]) -> None:
+def test_a_core_is_split_among_the_ranks_that_may_run_on_it(node: list[frozenset[int]], shares: list[int]) -> None:
     assert [share(node, rank) for rank in range(len(node))] == shares
 
 
@@ -49,28 +46,8 @@ def test_a_core_is_split_among_the_ranks_that_may_run_on_it(node: list[Cores], s
         (bound({0, 1}, {2, 3}), {}, None),
     ],
 )
-def test_threads_are_limited_where_nobody_else_has(node: list[Cores], environ: dict[str, str], expected: Any) -> None:
+def test_threads_are_limited_where_nobody_else_has(node: list[frozenset[int]], environ: dict[str, str], expected: Any) -> None:
     assert threads(node, 0, environ) == expected
-
-
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
-        (bound(EIGHT, EIGHT), []),
-        (bound({0}, {1}), [0, 1]),
-        (bound({0, 1, 2, 3}, {4}), [1]),
-        (bound({0}, {1}, of=3), []),  # an even split of three is one
-        (bound({0}, of=8), [0]),  # one a node, and bound all the same
-    ],
-)
-def test_who_is_bound_to_less_than_an_even_split(node: list[Cores], expected: list[int]) -> None:
-    assert too_narrow(node) == expected
-
-
-def test_a_node_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    for rank in range(2):
-        cores.settle(bound({0}, {1}), rank, [0, 1], "openmpi")
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
 PROBE = """

@@ -169,18 +169,13 @@ def test_reductions_mean_the_same_over_mpi(hold_over_mpi: Callable[..., None], s
     ("dtype", "op", "wire"),
     [
         ("?", "max", "u1"),
-        ("i1", "sum", "i1"),
         ("i1", "mean", "i8"),
         ("u4", "mean", "i8"),
         ("u8", "mean", "u8"),
         ("f2", "max", "f4"),
         ("bfloat16", "sum", "f4"),
-        ("bfloat16", "mean", "f4"),
-        ("bfloat16", "prod", "f4"),
-        ("bfloat16", "min", "f4"),
         (">f4", "sum", "=f4"),
         (">i2", "mean", "i8"),
-        ("f8", "prod", "f8"),
         ("c8", "mean", "c8"),
     ],
 )
@@ -194,25 +189,14 @@ def test_the_dtype_on_the_wire(dtype: str, op: str, wire: str) -> None:
     ("dtype", "op", "why"),
     [
         ("?", "sum", "it has max, min"),
-        ("?", "mean", "it has max, min"),
-        ("?", "prod", "it has max, min"),
         ("c8", "max", "it has sum, mean, prod"),
         ("O", "sum", "it cannot be reduced"),
-        ("M8[s]", "max", "it cannot be reduced"),
-        ("V2", "sum", "it cannot be reduced"),
         ("float8_e4m3fn", "max", "it cannot be reduced"),
     ],
 )
 def test_pairs_without_meaning(dtype: str, op: str, why: str) -> None:
     with pytest.raises(collectives.DtypeError, match=why):
         wire_dtype(np.dtype(getattr(ml_dtypes, dtype, dtype)), ReduceOp(op))
-
-
-@pytest.mark.parametrize("dtype", ["i4", "u8", "?"])
-def test_whole_numbers_have_no_scale(dtype: str) -> None:
-    with pytest.raises(collectives.DtypeError, match="scale needs a floating or complex dtype"):
-        check_scale(np.dtype(dtype), 0.5)
-    check_scale(np.dtype(dtype), None)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "bfloat16", "f4", "f8", "c8"])
@@ -222,6 +206,8 @@ def test_scales_are_real_numbers(dtype: str) -> None:
     for bad in ("0.5", 1j, np.ones(3), [0.5], np.array("a")):
         with pytest.raises(collectives.ArgumentError, match="scale should be a real number"):
             check_scale(np.dtype(dtype), bad)
+    with pytest.raises(collectives.DtypeError, match="scale needs a floating or complex dtype"):
+        check_scale(np.dtype("i4"), 0.5)
 
 
 def test_a_scale_is_applied_in_the_dtype_of_the_array_whatever_its_own() -> None:
@@ -231,11 +217,6 @@ def test_a_scale_is_applied_in_the_dtype_of_the_array_whatever_its_own() -> None
         finish(total, ReduceOp.SUM, 2, scale)  # type: ignore[arg-type]  # NumPy's scalars and 0-d arrays are taken too
         answers.append(total.tobytes())
     assert len(set(answers)) == 1
-
-
-def test_a_scale_that_turns_out_to_be_no_number() -> None:
-    with pytest.raises(collectives.ArgumentError, match=r"scale should be a real number.* is 'late'"):
-        finish(np.ones(1), ReduceOp.SUM, 2, "late")  # type: ignore[arg-type]
 
 
 def test_a_mean_is_divided_not_multiplied_unless_that_is_exact() -> None:

@@ -84,18 +84,6 @@ def test_what_a_broken_call_may_still_write_to_is_kept() -> None:
     assert requests[0]() is not None
 
 
-def test_ranks_whose_given_lengths_differ_are_told() -> None:
-    errors = []
-
-    def check(comm: Communicator) -> None:
-        with pytest.raises(collectives.MismatchError) as caught:
-            comm.gather(np.ones(1), lengths=[1, 2] if comm.rank == 0 else [0, 1])
-        errors.append(caught.value)
-
-    collectives.run_threads(check, size=2)
-    assert len(errors) == 2
-
-
 def test_a_limit_given_to_wait_leaves_the_communicator_usable() -> None:
     def check(comm: Communicator) -> float:
         if comm.rank == 1:
@@ -144,25 +132,6 @@ def test_never_coming_is_a_table() -> None:
     assert describe(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
 
 
-def test_a_simulated_rank_that_returns_early_is_named() -> None:
-    def check(comm: Communicator) -> None:
-        if comm.rank != 1:
-            comm.all_reduce(np.ones(1))
-
-    with pytest.raises(collectives.PeerLeft, match=r"rank 1 has left \(exit status 0\)"):
-        collectives.run_threads(check, size=3)
-
-
-def test_a_simulated_ranks_exception_comes_out_and_frees_the_others() -> None:
-    def check(comm: Communicator) -> None:
-        if comm.rank == 1:
-            raise ZeroDivisionError("mine")
-        comm.all_reduce(np.ones(1))
-
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        collectives.run_threads(check, size=2)
-
-
 def test_a_simulated_rank_that_does_not_end_is_named() -> None:
     release = threading.Event()
 
@@ -175,23 +144,49 @@ def test_a_simulated_rank_that_does_not_end_is_named() -> None:
     release.set()
 
 
-def test_closing_twice_and_with_work_under_way() -> None:
-    def check(comm: Communicator) -> float:
-        works = [comm.all_reduce(np.ones(10), async_op=True) for _ in range(5)]
-        comm.close()
-        comm.close()
-        with pytest.raises(collectives.CommunicatorClosed, match="on a closed communicator"):
-            comm.all_reduce(np.ones(1))
-        return sum(float(work.wait()[0]) for work in works)
-
-    assert collectives.run_threads(check, size=2) == [10.0, 10.0]
-
-
-def test_closing_ends_the_helper_thread() -> None:
+def test_closing_finishes_what_is_under_way_and_ends_the_helper_thread() -> None:
     comm = Communicator(SingleTransport("closing"), timeout=5)
-    comm.barrier(async_op=True).wait()
+    work, receive = comm.all_reduce(np.ones(100_000), async_op=True), comm.recv(0, async_op=True)
+    comm.send(np.ones(3), 0)
     comm.close()
+    comm.close()
+    assert work.wait().sum() == 100_000
+    assert receive.wait().sum() == 3
+    with pytest.raises(collectives.CommunicatorClosed, match="on a closed communicator"):
+        comm.barrier()
     deadline = time.monotonic() + 5
     while any(thread.name == "collectives-closing" for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_signal_handler_in_the_middle_of_a_call_starts_calls_and_waits_for_none() -> None:
+    transport = NeverTransport()
+    comm = Communicator(transport, timeout=30)
+    found: list[object] = []
+    started = threading.Event()
+
+    def all_reduce(*_: object) -> Test:
+        signal.raise_signal(signal.SIGUSR1)  # this rank is in a step
+        return lambda: started.is_set()
+
+    def handler(*_: object) -> None:
+        try:
+            comm.barrier()
+        except collectives.CollectivesError as error:
+            found.append(str(error))
+        found.append(comm.barrier(async_op=True))
+        started.set()
+
+    transport.all_reduce = all_reduce  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        comm.all_reduce(np.ones(1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    refused, work = found
+    assert "barrier" in str(refused)
+    assert "is waited for in a done callback, or a signal handler" in str(refused)
+    assert isinstance(work, Work)
+    assert work.wait(timeout=20) is None
+    assert comm.queue.started == 2

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from collectives.backends.single import SingleTransport
-from collectives.engine.call import CallArguments, CollectiveOp
+from collectives.engine.call import CollectiveOp
 from collectives.engine.progress import describe_late
 
 ORDER = "Every rank must make the same calls in the same order"
@@ -49,7 +44,7 @@ def test_who_is_late(missing: list[int], peers: list[int] | None, says: str) -> 
 
 
 def call_of(peers: list[int] | None = None) -> CollectiveOp[Any]:
-    call: CollectiveOp[Any] = CollectiveOp("barrier", CallArguments(None, ""), 1.0)
+    call: CollectiveOp[Any] = CollectiveOp("barrier", None, "", 1.0)
     call.peers = peers
     return call
 
@@ -59,54 +54,3 @@ def test_of_many_late_ranks_the_first_are_described() -> None:
     assert lines[0] == "Ranks 1-99 have not arrived:"
     assert lines[1:-1] == [f"  rank {rank} (pid {2**22 + 1}): there is no process {2**22 + 1}" for rank in range(2, 9)]
     assert lines[-1] == f"  {ORDER}."
-
-
-HEAD = """
-import os, signal, sys, time
-import numpy as np
-import collectives
-
-comm = collectives.init(timeout=30)  # starting may take long on a loaded machine
-
-def timed_out(call):
-    try:
-        call()
-    except collectives.CollectiveTimeout as error:
-        print(error, flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)  # at once, and without a word of the launcher's
-"""
-
-
-@pytest.fixture
-def said(run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> Callable[..., str]:
-    """Runs a script of these lines on n ranks; what it prints."""
-
-    def run(body: str, n: int = 2) -> str:
-        path = tmp_path / "job.py"
-        path.write_text(HEAD + textwrap.dedent(body))
-        done = run_job([sys.executable, "-m", "launcher", "-n", str(n), str(path)], timeout=40)
-        assert done.returncode == 137, done.stderr
-        return re.sub(r"(?m)^\d: ", "", done.stdout)
-
-    return run
-
-
-@pytest.mark.mpi
-def test_a_rank_of_a_part_of_the_world_is_found_by_its_place_there(said: Callable[..., str]) -> None:
-    text = said(
-        """
-        part = comm.split(0 if comm.rank > 0 else None)
-        if comm.rank == 0:
-            time.sleep(60)
-        part.timeout = 1
-        if comm.rank == 2:
-            print("late:", os.getpid(), flush=True)
-            time.sleep(60)
-        timed_out(part.barrier)
-        """,
-        n=3,
-    )
-    late = re.search(r"late: (\d+)", text)
-    assert late is not None
-    assert "rank 0: barrier #0 (job.py:" in text
-    assert f"Rank 1 has not arrived:\n  rank 1 (pid {late[1]}): last call split #0 (job.py:" in text
