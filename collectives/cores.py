@@ -1,7 +1,7 @@
 """How many cores a rank has for itself, and so threads of BLAS.
 
-ddp-launch sets OMP_NUM_THREADS before NumPy is loaded. Under a bare mpiexec or srun nothing does: each rank's BLAS would
-start a thread for every core of the machine.
+ddp-launch sets OMP_NUM_THREADS before NumPy is loaded. Under a bare mpiexec or srun nothing does: each rank's BLAS
+would start a thread for every core of the machine.
 """
 
 from __future__ import annotations

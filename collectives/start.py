@@ -52,7 +52,7 @@ def init(
 
     In a world of several ranks it also gives each its part of the node, where no launcher has: BLAS gets as many
     threads as the rank has cores, unless OMP_NUM_THREADS or the like is set; and ranks that all stand at the first of
-    several GPUs each make one of their own current. It warns where an engine bound a rank to less than an even split.
+    several GPUs each make one of their own current.
 
     Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
     cannot be loaded, or is another than the one in use; ArgumentError if there is no such check, or no such timeout.

@@ -46,7 +46,9 @@ def test_a_core_is_split_among_the_ranks_that_may_run_on_it(node: list[frozenset
         (bound({0, 1}, {2, 3}), {}, None),
     ],
 )
-def test_threads_are_limited_where_nobody_else_has(node: list[frozenset[int]], environ: dict[str, str], expected: Any) -> None:
+def test_threads_are_limited_where_nobody_else_has(
+    node: list[frozenset[int]], environ: dict[str, str], expected: Any
+) -> None:
     assert threads(node, 0, environ) == expected
 
 

@@ -22,7 +22,7 @@ def join(promised: World | None, timeout: float, checks: int | None) -> tuple[MP
     membership = MPIWorld(promised, timeout, checks)
     if membership.size > 1:
         local_rank = membership.node.index(membership.rank)
-        cores.settle(membership.cores, local_rank, membership.node, promised.engine if promised else "")
+        cores.limit_threads(membership.cores, local_rank)
         if len(membership.node) > 1:
             take_local_gpu(local_rank)
     return world_transport(membership), membership

@@ -19,7 +19,6 @@ import numpy as np
 from collectives import world
 from collectives.backends.mpi import segment_files
 from collectives.backends.mpi.rendezvous import Rendezvous
-from collectives.cores import cores_here
 from collectives.errors import BackendError, WorldError
 from collectives.exit_notice import LOST, ExitNotice
 from collectives.reduction import COMBINE, ReduceOp
@@ -69,7 +68,12 @@ class MPIWorld:
         with _limited(timeout):
             self.comm = base.Dup()
             self._exit_comm = base.Dup()
-            mine = (MPI.Get_processor_name(), os.getpid(), cores_here(), segment_files.mapped_here())
+            mine = (
+                MPI.Get_processor_name(),
+                os.getpid(),
+                frozenset(os.sched_getaffinity(0)),
+                segment_files.mapped_here(),
+            )
             # Every rank has left MPI_Init when this returns.
             self._hosts, self._pids, cores, mapped = zip(*self.comm.allgather(mine), strict=True)
         self.node = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[base.rank]]
