@@ -12,7 +12,7 @@ import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
-from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP, ControlMessage, PendingRequests
+from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP, ControlMessage
 
 
 def test_the_control_message_sums_weights_and_uses_and_keeps_each_ranks_row_apart() -> None:
@@ -85,21 +85,6 @@ def test_all_ranks_receive_requests_after_the_same_backward() -> None:
     nothing = [0] * REQUEST_KINDS
     found = collectives.run_threads(run, size=3)
     assert found == [[nothing, nothing, [1, 1, 3], [1, 1, 3]]] * 3
-
-
-def test_several_models_share_one() -> None:
-    def run(comm: collectives.Communicator) -> list[int]:
-        first, second = (ddp.DataParallel(nn.Linear(2, 1), comm) for _ in range(2))
-        requests = PendingRequests()
-        for each in (first, second):
-            each.share_requests(requests)
-        first(ddp.ones(1, 2)).sum().backward()
-        if comm.rank == 0:
-            requests.mine[STOP] = True  # between the two
-        second(ddp.ones(1, 2)).sum().backward()
-        return requests.received
-
-    assert collectives.run_threads(run, size=2) == [[1, 0, 0]] * 2
 
 
 def test_a_rank_without_data_makes_requests_too() -> None:

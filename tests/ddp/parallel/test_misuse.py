@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ddp
 from collectives import CollectiveTimeout, Communicator
 from ddp import nn
-from ddp.errors import DtypeError, GraphError, GraphFreedError, ParallelError
+from ddp.errors import DtypeError, GraphError, ParallelError
 from ddp.parallel import DataParallel
 from tests.ddp.parallel.ranks import gradients, on_ranks
 
@@ -119,43 +119,6 @@ def test_a_rank_that_stops_in_the_midst_of_backward_is_named_with_the_bucket() -
     assert "backward 1" in said[0]
     assert "of 4 (0.weight)" in said[0] or "of 4 (0.bias)" in said[0]
     assert "Rank 1 has not arrived" in said[0]
-
-
-def test_one_rank_goes_on_after_a_backward_that_failed_as_it_would_without_the_wrapper() -> None:
-    model = DataParallel(make_net())
-
-    def fails(g: ddp.Tensor) -> None:
-        raise KeyboardInterrupt
-
-    handle = model.module[0].weight.register_hook(fails)
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            model.backward(loss_of(model, 0), weight=3)
-    handle.remove()
-    model.zero_grad()
-    model.backward(loss_of(model, 0), weight=2)
-    net = make_net()
-    loss_of(net, 0).backward()
-    for name, g in gradients(net).items():
-        assert_allclose(gradients(model.module)[name], g / 2, atol=1e-13)
-
-
-def test_a_second_backward_without_retain_graph_raises_and_the_model_goes_on() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(), comm)
-        loss = loss_of(model, comm.rank)
-        loss.backward()
-        with pytest.raises(GraphFreedError, match="retain_graph=True"):
-            loss.backward()
-        assert_trains(model, comm)
-        loss = loss_of(model, comm.rank)
-        model.zero_grad()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        for name, g in expected_mean().items():
-            assert_allclose(gradients(model.module)[name], 2 * g, atol=1e-13)
-
-    on_ranks(rank)
 
 
 def test_a_gradient_that_a_user_assigned_is_reduced_with_what_is_added_to_it() -> None:

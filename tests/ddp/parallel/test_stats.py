@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp.parallel.stats import BucketStats, ClockOffsets, Lateness, Timeline
+from ddp.parallel.stats import ClockOffsets, Lateness, Timeline
 from ddp.parallel.step_trace import Step
 
 MS = 1_000_000
@@ -152,19 +152,6 @@ def test_clocks_of_other_nodes_are_set_right() -> None:
         assert_spreads(stats, step=100)
 
 
-def test_one_rank() -> None:
-    ranks = Ranks(1)
-    for number in range(3):
-        ranks.run(make_step(number, 100 * number, times=[None, None], control=None))
-    stats = ranks.stats()[0]
-    assert_spreads(stats, step=100, forward=29, backward=40, communication=None, hidden=None, behind=None)
-    assert stats.waited_for() == "there is one rank, which waits for no other"
-    assert stats.buckets[0] == BucketStats(
-        names=("out",), mib=1.0, ready=pytest.approx(10.0), launched=None, done=None, exposed=None
-    )
-    assert ranks.timelines[0].summary() == "3 steps of 100.0 ms: forward 29.0, backward 40.0, other 21.0 ms"
-
-
 def test_before_there_is_anything_to_say() -> None:
     ranks = Ranks(2)
     stats = ranks.stats()[0]
@@ -198,17 +185,6 @@ def test_a_summary_begins_a_new_period_and_its_pause_counts_nowhere() -> None:
     assert (mine.compared, theirs.compared) == (1, 4)
     assert_spreads(mine, step=100)
     assert theirs.step.mean == pytest.approx((3 * 100 + 9100) / 4)
-
-
-def test_an_exchange_that_does_not_tell() -> None:
-    ranks = Ranks(2)
-    for number in range(3):
-        ranks.run(*(make_step(number, 100 * number, late, times=[None, None], control=None) for late in (0.0, 6.0)))
-    stats = ranks.stats()[0]
-    assert_spreads(stats, communication=None, hidden=None, exposed=10, behind=6)
-    assert stats.lateness[1].steps == 2  # arrivals are the ranks' own affair
-    assert "communication: not known" in str(stats)
-    assert "exposed communication 10.0, other" in ranks.timelines[0].summary()
 
 
 @pytest.mark.parametrize(

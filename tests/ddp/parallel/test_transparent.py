@@ -29,30 +29,11 @@ class Inner(nn.Module):
         return self.module(x) * self.weight
 
 
-class Counted(nn.Module):
-    """State beside its tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-        self.calls = 0
-
-    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
-        self.calls += 1
-        return self.layer(x)
-
-    def get_extra_state(self) -> int:
-        return self.calls
-
-    def set_extra_state(self, state: int) -> None:
-        self.calls = state
-
-
 def sequential() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
 
 
-MAKERS: list[Callable[[], nn.Module]] = [sequential, Inner, Counted]
+MAKERS: list[Callable[[], nn.Module]] = [sequential, Inner]
 
 
 def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -166,26 +166,6 @@ def test_no_hook_runs_before_the_control_message_is_there() -> None:
     collectives.run_threads(rank, 1)
 
 
-def test_what_a_bucket_says() -> None:
-    buckets: list[GradBucket] = []
-
-    def rank(comm: Communicator) -> None:
-        exchange, memory, _ = begun(buckets.append, comm, [NAMES[3:], NAMES[:3]], 0.25)
-        for index in range(2):
-            exchange.launch(index)
-        exchange.finish()
-        for bucket, buffer, names in zip(buckets, memory.memory.buffers, [NAMES[3:], NAMES[:3]], strict=True):
-            assert bucket.buffer is buffer
-            assert (bucket.count, bucket.names, bucket.scale) == (2, tuple(names), 0.25)
-            assert bucket.used == tuple(name != "layer1" for name in names)
-            assert [g.shape for g in bucket.gradients] == [gradients()[name].shape for name in names]
-            bucket.gradients[-1][...] = 7
-            assert (buffer == 7).any()
-        assert [bucket.index for bucket in buckets] == [0, 1]
-
-    collectives.run_threads(rank, 1)
-
-
 def test_a_hook_may_return_a_work_or_nothing_or_need_fewer_rounds() -> None:
     def work(bucket: GradBucket) -> Any:
         return bucket.comm.all_reduce(bucket.buffer, out=bucket.buffer, async_op=True)
@@ -226,24 +206,14 @@ def broken_hooks() -> list[Any]:
     def raises(bucket: GradBucket) -> None:
         raise ZeroDivisionError("of mine")
 
-    def raises_later(bucket: GradBucket) -> Any:
-        yield bucket.comm.barrier(async_op=True)
-        raise KeyError("later")
-
     def returns_an_array(bucket: GradBucket) -> Any:
         return bucket.comm.all_reduce(bucket.buffer)
 
     def forgets_out(bucket: GradBucket) -> Any:
         return bucket.comm.all_reduce(bucket.buffer, async_op=True)
 
-    def returns_a_barrier(bucket: GradBucket) -> Any:
-        return bucket.comm.barrier(async_op=True)
-
     def yields_an_array(bucket: GradBucket) -> Any:
         yield bucket.comm.all_reduce(bucket.buffer)
-
-    def yields_nothing(bucket: GradBucket) -> Any:
-        yield
 
     async def asynchronous(bucket: GradBucket) -> None:
         pass
@@ -259,12 +229,9 @@ def broken_hooks() -> list[Any]:
 
     return [
         (raises, ParallelError, "ZeroDivisionError: of mine"),
-        (raises_later, ParallelError, "KeyError: 'later'"),
         (returns_an_array, DtypeError, "it returned ndarray, should be a Work"),
         (forgets_out, ParallelError, "out=bucket.buffer"),
-        (returns_a_barrier, ParallelError, "out=bucket.buffer"),
         (yields_an_array, DtypeError, "it yielded ndarray, should be a Work: call collectives with async_op=True"),
-        (yields_nothing, DtypeError, "it yielded NoneType"),
         (asynchronous, DtypeError, "it returned coroutine"),
         (a_phase_too_many, ParallelError, "after 1 yields, but says that it has 1 phases"),
         (keeps_its_comm, ParallelError, r"yields more often than it has phases \(1\)"),

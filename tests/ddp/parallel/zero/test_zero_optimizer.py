@@ -197,24 +197,3 @@ def test_a_rank_without_data_takes_part_in_the_steps_of_the_others(clip: bool) -
     for got in sharded:
         for name in got:
             assert got[name] == pytest.approx(expected[name], rel=1e-2 if name == "scale" else 1e-4, abs=1e-6), name
-
-
-def test_a_model_is_wrapped_again_and_its_old_optimizer_says_so() -> None:
-    def rank(comm: Communicator) -> None:
-        first = wrapped(comm)
-        zero = ZeroOptimizer(first, optim.Adam, lr=0.1)
-        train(first, zero, range(2))
-        model = DataParallel(first, comm)
-        assert all(p.grad is None for p in model.parameters())  # each rank had a part of it
-        plain = DataParallel(Net(), comm)
-        plain.module.load_state_dict(model.module.state_dict())
-        for each in (model, plain):
-            backward(each, 2)
-        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-            assert (p.grad is None) == (q.grad is None)
-            assert p.grad is None or p.grad.tolist() == q.grad.tolist()
-        with pytest.raises(ParallelError, match="was replaced"):
-            zero.step()
-        train(model, ZeroOptimizer(model, optim.Adam, lr=0.1), range(2))
-
-    collectives.run_threads(rank, 2)
