@@ -227,33 +227,27 @@ def test_plain_processes_become_one_world(one_host: bool, run_ranks: Start) -> N
 
 @pytest.mark.mpi
 @needs_mpich
+@pytest.mark.parametrize(
+    ("end", "status", "others", "says"),
+    [
+        ("os.kill(os.getpid(), 9)", -signal.SIGKILL, 1, "PeerLeft: rank {} has ended without leaving (killed?) while"),
+        ("sys.exit(3)", 3, 3, "rank {} has failed (exit status 3)"),
+    ],
+    ids=["killed", "failed"],
+)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_others(victim: int, run_ranks: Start) -> None:
+def test_the_end_of_a_rank_ends_the_others(
+    victim: int, end: str, status: int, others: int, says: str, run_ranks: Start
+) -> None:
     code = (
         "import os, sys, numpy as np, collectives\n"
         "comm = collectives.init(timeout=60)\n"
-        f"if comm.rank == {victim}: os.kill(os.getpid(), 9)\n"
+        f"if comm.rank == {victim}: {end}\n"
         "comm.all_reduce(np.ones(1))\n"
     )
     done = run_ranks(code, 2, LOCAL_WORLD_SIZE="2")
-    assert done[victim].returncode == -signal.SIGKILL
-    assert done[1 - victim].returncode == 1
-    assert f"PeerLeft: rank {victim} has ended without leaving (killed?) while rank" in done[1 - victim].stderr
-
-
-@pytest.mark.mpi
-@needs_mpich
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_fails_ends_the_others_with_its_status(failing: int, run_ranks: Start) -> None:
-    code = (
-        "import sys, numpy as np, collectives\n"
-        "comm = collectives.init(timeout=60)\n"
-        f"if comm.rank == {failing}: sys.exit(3)\n"
-        "comm.all_reduce(np.ones(1))\n"
-    )
-    done = run_ranks(code, 2, LOCAL_WORLD_SIZE="2")
-    assert [each.returncode for each in done] == [3, 3], done
-    assert f"rank {failing} has failed (exit status 3)" in done[1 - failing].stderr
+    assert (done[victim].returncode, done[1 - victim].returncode) == (status, others)
+    assert says.format(victim) in done[1 - victim].stderr
 
 
 @pytest.mark.mpi
@@ -270,34 +264,6 @@ def test_open_mpi_says_how_its_ranks_are_started(run_ranks: Start) -> None:
     done = run_ranks("import collectives; collectives.init(timeout=20)", 2, ranks=range(1, 2))
     assert done[0].returncode == 1
     assert "Open MPI takes ddp-launch or mpiexec" in done[0].stderr
-
-
-@pytest.mark.mpi
-@needs_mpich
-def test_torchrun_inside_a_rank_of_mpi_starts_a_world_of_its_own(
-    run_job: Callable[..., Any], mpiexec: list[str], tmp_path: Path
-) -> None:
-    inner = tmp_path / "inner.py"
-    inner.write_text(
-        "import os, numpy as np, collectives\n"
-        "comm = collectives.init(timeout=30)\n"
-        "os.write(1, f'{comm.size}:{comm.all_reduce(np.ones(1))} '.encode())\n"
-    )
-    outer = tmp_path / "outer.py"
-    outer.write_text(
-        "import os, subprocess, sys, collectives\n"
-        "comm = collectives.init('mpi', timeout=40)\n"
-        f"torchrun = dict(TORCHELASTIC_RUN_ID='none', MASTER_ADDR='{HERE}', MASTER_PORT='{free_port()}')\n"
-        "def start(rank):\n"
-        "    place = dict(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE='2', LOCAL_WORLD_SIZE='2')\n"
-        f"    return subprocess.Popen([sys.executable, {str(inner)!r}], env=os.environ | torchrun | place)\n"
-        "ranks = [start(rank) for rank in '01'] if comm.rank == 0 else []\n"
-        "assert [rank.wait() for rank in ranks] == [0] * len(ranks)\n"
-        "comm.barrier()\n"
-    )
-    done = run_job([*mpiexec, "-n", "2", sys.executable, str(outer)], timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2:[2.]"] * 2
 
 
 @pytest.mark.mpi

@@ -334,40 +334,6 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
     assert r.stub.live() == 0
 
 
-def watchdog_hears_of_async_errors(r: Rank) -> None:
-    """NCCL_STUB_ASYNC=2:6."""
-    comm = r.connect()
-    dog, seen = watched(r, comm)
-    x = np.ones(3)
-    with raises(NcclError, r"an operation under way returned 6 \(ncclRemoteError.*as the stub was told"):
-        for number in range(2):
-            with contextlib.suppress(NcclError):  # the call may meet it before it returns
-                comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
-            dog.watch(r.stub.record(STREAM), x, f"all_reduce #{number}", 20)
-        hear(dog)
-    dog.close()
-    assert len(seen) == 1
-    deadline = time.monotonic() + 5
-    while r.stub.live() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert r.stub.live() == 0
-
-
-def watchdog_ends_a_deaf_program(r: Rank) -> None:
-    """The program waits where we cannot reach it; the watchdog ends the process."""
-    comm = r.connect()
-    if r.rank == 1:
-        time.sleep(1.0)
-        comm.abort()
-        return
-    dog, _ = watched(r, comm, silence=0.5)
-    x = np.ones(3)
-    comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
-    dog.watch(r.stub.record(STREAM), x, "all_reduce #0 (train.py:7)", 0.3)
-    time.sleep(20)
-    print("the program was not ended")
-
-
 class raises(contextlib.AbstractContextManager[None]):
     """As pytest's, which ranks do without."""
 

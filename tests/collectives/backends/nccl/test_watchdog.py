@@ -167,13 +167,3 @@ def test_after_a_close_nothing_is_late() -> None:
 
 def test_a_rank_whose_peer_leaves_out_a_call(crew: Crew) -> None:
     crew(2, "watchdog_ends_a_lonely_rank")
-
-
-def test_an_asynchronous_error_of_nccl(crew: Crew) -> None:
-    crew(2, "watchdog_hears_of_async_errors", NCCL_STUB_ASYNC="2:6")
-
-
-def test_a_process_that_waits_elsewhere_is_ended(crew: Crew) -> None:
-    done = crew(2, "watchdog_ends_a_deaf_program", fails=True)
-    assert "all_reduce #0 (train.py:7) was not complete on the device" in done.stderr
-    assert "not ended" not in done.stdout

@@ -24,7 +24,7 @@ class Seated(ThreadTransport):
     def __init__(self, nodes: Sequence[int], *args: Any) -> None:
         super().__init__(*args)
         self._nodes = nodes
-        seat = place_rank([b"node %d" % nodes[member] for member in self._members], self.rank)
+        seat = place_rank([f"node {nodes[member]}" for member in self._members], self.rank)
         self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
 
     def _part(self, members: Sequence[int], key: str) -> Seated:

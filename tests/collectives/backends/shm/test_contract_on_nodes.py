@@ -65,7 +65,7 @@ class SeatedElsewhere:
         self._nodes = nodes
 
     def placement(self, members: Sequence[int], rank: int) -> Placement:
-        return place_rank([b"node %d" % self._nodes[member] for member in members], rank)
+        return place_rank([f"node {self._nodes[member]}" for member in members], rank)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._membership, name)
