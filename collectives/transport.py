@@ -74,6 +74,7 @@ class Transport(ABC):
     local_size: int
     node: int
     shares_memory = False
+    _signatures: Array | None = None
     shared_arrays: Any = None  # of `comm.empty`, which duplicates have in common; `None` without shared memory
 
     @property
@@ -90,7 +91,6 @@ class Transport(ABC):
 
     # Verification ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def exchange_signatures(
         self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
@@ -99,10 +99,14 @@ class Transport(ABC):
         payload, out: what the next operation of this transport reads and writes, if anything, as it will be given there
         prefix: (n,) uint8, n the same on all ranks that give one: what `root_prefix` and `all_prefixes` hand out
         """
+        self._signatures = np.zeros((self.size, WORDS), np.int64)
+        mine = np.zeros(WORDS, np.int64)
+        mine[HASH : HASH + len(signature)] = signature
+        return self.all_prefixes(mine.view(np.uint8), self._signatures.view(np.uint8))
 
     def signatures(self) -> Signatures | None:
         """The signatures of all ranks; None if this call's were not exchanged."""
-        return None
+        return None if self._signatures is None else self._signatures.tolist()
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
         """The transports whose ranks compare their signatures, each with those ranks as this transport counts them."""

@@ -18,11 +18,7 @@ from collectives.exit_notice import ExitNotice, among
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import (
     EAGER_TAG,
-    HASH,
-    WORDS,
     Finish,
-    Signature,
-    Signatures,
     Test,
     Transport,
     completed,
@@ -142,7 +138,6 @@ class ThreadTransport(Transport):
         self._left = left
         self._members = list(range(group.size)) if members is None else members
         self._number = 0
-        self._headers: Array | None = None
         self._sent: Counter[tuple[int, int]] = Counter()
         self._received: Counter[tuple[int, int]] = Counter()
 
@@ -150,25 +145,8 @@ class ThreadTransport(Transport):
         number, self._number = self._number, self._number + 1
         return self._group.post(self.rank, number, x, out, work)
 
-    def exchange_signatures(
-        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
-    ) -> Test:
-        self._headers = np.zeros((self.size, WORDS), np.int64)
-        shown = np.zeros(WORDS, np.int64)
-        shown[HASH : HASH + len(header)] = header
-        return self._gather(shown, self._headers)
-
-    def signatures(self) -> Signatures | None:
-        return None if self._headers is None else self._headers.tolist()
-
-    def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
-        return self._gather(prefix, buffer)
-
     def late(self) -> Sequence[int]:
         return self._group.missing(self._number - 1)
-
-    def _gather(self, part: Array, buffer: Array) -> Test:
-        return self.all_gather(part.view(np.uint8), buffer.reshape(-1).view(np.uint8), [part.nbytes] * self.size)
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
         return then(self._post(_reduce(op, [slice(None)] * self.size), x, out), finish, out)

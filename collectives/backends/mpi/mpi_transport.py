@@ -22,12 +22,9 @@ from collectives.time_limit import run_in_thread
 from collectives.transport import (
     EAGER_LIMIT,
     EAGER_TAG,
-    HASH,
     RENDEZVOUS_TAG,
-    WORDS,
     Finish,
     Signature,
-    Signatures,
     Test,
     Transport,
     all_of,
@@ -76,7 +73,6 @@ class MPITransport(Transport):
         self._limit = limit
         self._longest = max(limit, EAGER_LIMIT)  # eager messages go in one piece
         self.placement = membership.placement(members, members.index(membership.rank))
-        self._signatures: Array | None = None
         self._status = MPI.Status()
         self._arriving: tuple[int, Array, Any] | None = None
         # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
@@ -90,13 +86,7 @@ class MPITransport(Transport):
             return completed
         if self._checks is not None:
             self._checks -= 1
-        self._signatures = np.zeros((self.size, WORDS), np.int64)
-        mine = np.zeros(WORDS, np.int64)
-        mine[HASH : HASH + len(signature)] = signature
-        return self.all_prefixes(mine.view(np.uint8), self._signatures.view(np.uint8))
-
-    def signatures(self) -> Signatures | None:
-        return None if self._signatures is None else self._signatures.tolist()
+        return super().exchange_signatures(signature)
 
     def pid(self, rank: int) -> int | None:
         return self._membership.pid(self._members[rank])

@@ -35,8 +35,6 @@ from collectives.transport import (
     offsets,
 )
 
-_NOTHING: Array = np.empty(0, np.uint8)
-
 
 class HierarchicalTransport(LayeredTransport):
     """The transport of ranks on several nodes, at least one of which has several.
@@ -96,23 +94,8 @@ class HierarchicalTransport(LayeredTransport):
         yield self.intra_node.broadcast(out.view(np.uint8), 0)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        return StepTest(self._reduce(x, out, op, root, finish))
-
-    def _reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None) -> Waits:
-        home, place = self._nodes[root], self._place[root]
-        total = out
-        if self.leaders is None:
-            yield self.intra_node.reduce(x, None, op, 0)
-        else:
-            part = np.empty_like(x)
-            yield self.intra_node.reduce(x, part, op, 0)
-            if self.node == home and out is None:
-                total = np.empty_like(x)
-            yield self.leaders.reduce(part, total, op, home, finish)
-        if self.node == home and place != 0:
-            counts = [x.nbytes] + [0] * (self.local_size - 1)
-            sent = _NOTHING if self.leaders is None or total is None else total.view(np.uint8)
-            yield self.intra_node.gather(sent, None if out is None else out.view(np.uint8), counts, place)
+        # The nodes' links carry at most twice what a tree to the root would, and the other ranks drop the total.
+        return self.all_reduce(x, np.empty_like(x) if out is None else out, op, finish)
 
     def reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
