@@ -30,6 +30,7 @@ SETTINGS = "DDP_DATA_PRELOAD"
 
 _GRACE = 0.2  # s that workers have to end in their own way when the training process has ended
 _PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # looked up once, in the server
 
 importing_script = False
 _environ: dict[str, str] = {}  # the server's, when it was started
@@ -89,7 +90,7 @@ def run_worker(connection: Any, needs_script: bool, environ: dict[str, str]) -> 
 
     What modules in the server have added to the environment stays.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != _server_pid:
         os._exit(1)
     # Each process that holds this descriptor keeps the server running. Only the training process should.
