@@ -1,13 +1,14 @@
 """The manifest of a checkpoint: what it consists of, in JSON, and by which checksums each byte of it is known.
 
-    {"sha256":"...", "format":"ddp.checkpoint", "version":3, "step":120, "block":16777216,
-     "files":[{"bytes":1234,"sha256":["..."]}, ...],
+    {"sha256":"...", "format":"ddp.checkpoint", "version":3, "step":120,
+     "files":[{"bytes":1234,"header":136,"sums":{"__metadata__":"...","model.0.weight":"..."}}, ...],
      "tensors":{"model.0.weight":{"dtype":"F32","shape":[10,64],"pieces":[[0,0,640,136]]}, ...},
      "state":..., "own_state":[...]}
 
-The first checksum is of all bytes that follow it, so that the text is known to be whole before any of it is parsed; a
-file, one for each rank, has one for each block. A tensor's pieces are stretches (rank, start, stop, at) of its elements
-in C order, which start at byte `at` of that rank's file, and cover all of them.
+The first checksum is of all bytes that follow it, so that the text is known to be whole before any of it is parsed. A
+file, one for each rank, has one for each tensor in it, and one, "__metadata__", for its header. A tensor's pieces are
+stretches (rank, start, stop, at) of its elements in C order, and cover all of them; `at` is the byte of the rank's file
+at which one begins.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ class DamagedCheckpoint(Exception):
 
 
 class ShardInfo(NamedTuple):
-    """A file: its length in bytes, and the SHA-256 of each block, in hexadecimal digits."""
+    """A file: its length and that of its header in bytes, and the SHA-256, in hexadecimal digits, of each tensor in it.
+
+    The header's is among them under `METADATA`.
+    """
 
     bytes: int
-    sums: Sequence[str]
+    header: int
+    sums: Mapping[str, str]
 
 
 class TensorPiece(NamedTuple):
@@ -67,10 +72,9 @@ class TensorPart(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A checkpoint. block: bytes that one checksum is of; files, own_state: of each rank"""
+    """A checkpoint. files, own_state: of each rank"""
 
     step: int
-    block: int
     files: Sequence[ShardInfo]
     tensors: Mapping[str, TensorEntry]
     state: Any
@@ -116,8 +120,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "format": "ddp.checkpoint",
         "version": VERSION,
         "step": manifest.step,
-        "block": manifest.block,
-        "files": [{"bytes": shard.bytes, "sha256": shard.sums} for shard in manifest.files],
+        "files": [shard._asdict() for shard in manifest.files],
         "tensors": {name: entry._asdict() for name, entry in manifest.tensors.items()},
         "state": manifest.state,
         "own_state": manifest.own_state,
@@ -145,32 +148,30 @@ def _checked(value: Any) -> Manifest:
         raise DamagedCheckpoint("it is no manifest of a checkpoint")
     if value.get("version") != VERSION:
         raise DamagedCheckpoint(f"it is of version {value.get('version')!r:.40}, and version {VERSION} is known here")
-    step, block, files, tensors, own = (value.get(each) for each in ("step", "block", "files", "tensors", "own_state"))
-    for name, number, least in (("step", step, 0), ("block", block, 1)):
-        if type(number) is not int or not least <= number < 1 << 63:
-            _wrong(name, number)
+    step, files, tensors, own = (value.get(each) for each in ("step", "files", "tensors", "own_state"))
+    if type(step) is not int or not 0 <= step < 1 << 63:
+        _wrong("step", step)
     if not isinstance(files, list) or not isinstance(own, list) or not 0 < len(files) == len(own):
         _wrong("files and own_state", (files, own))
     if not isinstance(tensors, dict):
         _wrong("tensors", tensors)
     assert isinstance(step, int)
-    assert isinstance(block, int)
-    shards = [_shard(rank, each, block) for rank, each in enumerate(files)]
+    shards = [_shard(rank, each) for rank, each in enumerate(files)]
     entries = {name: _entry(name, each, shards) for name, each in tensors.items()}
-    return Manifest(step, block, shards, entries, value.get("state"), own)
+    return Manifest(step, shards, entries, value.get("state"), own)
 
 
 def _wrong(name: str, value: Any) -> NoReturn:
     raise DamagedCheckpoint(f"its {name} cannot be {value!r:.80}")
 
 
-def _shard(rank: int, value: Any, block: int) -> ShardInfo:
-    if not isinstance(value, dict) or value.keys() != {"bytes", "sha256"}:
+def _shard(rank: int, value: Any) -> ShardInfo:
+    if not isinstance(value, dict) or value.keys() != set(ShardInfo._fields):
         _wrong(f"file of rank {rank}", value)
-    nbytes, sums = value["bytes"], value["sha256"]
-    if not are_sizes([nbytes]) or not isinstance(sums, list) or len(sums) != -(-nbytes // block):
+    nbytes, header, sums = value["bytes"], value["header"], value["sums"]
+    if not are_sizes([nbytes, header]) or header > nbytes or not isinstance(sums, dict) or METADATA not in sums:
         _wrong(f"file of rank {rank}", value)
-    return ShardInfo(nbytes, sums)
+    return ShardInfo(nbytes, header, sums)
 
 
 def _entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> TensorEntry:
@@ -184,7 +185,8 @@ def _entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> TensorEntry:
     for piece in pieces:
         if not are_sizes(piece) or len(piece) != 4 or piece[0] >= len(shards) or not at == piece[1] <= piece[2]:
             _wrong(what, value)
-        if piece[3] + (piece[2] - at) * STORED[dtype].itemsize > shards[piece[0]].bytes:
+        shard = shards[piece[0]]
+        if name not in shard.sums or piece[3] + (piece[2] - at) * STORED[dtype].itemsize > shard.bytes:
             _wrong(what, value)
         at = piece[2]
         seen.add(piece[0])

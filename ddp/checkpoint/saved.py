@@ -21,9 +21,9 @@ from ddp._files import open_regular
 from ddp.checkpoint import manifest as manifests
 from ddp.checkpoint.agreement import Agreement, LocalFailure, is_transient, reason
 from ddp.checkpoint.manifest import MANIFEST_FILE, DamagedCheckpoint, Manifest, TensorEntry, decode_manifest
-from ddp.checkpoint.shard_file import Array, VerifiedFile
+from ddp.checkpoint.shard_file import Array, ShardReader
 from ddp.errors import CheckpointError
-from ddp.serialization.safetensors import STORED
+from ddp.serialization.safetensors import METADATA, STORED
 
 MOST_STEPS = 10**18
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
@@ -123,15 +123,14 @@ class Saved:
         try:
             with ExitStack() as stack:
                 files = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
-                # In the order of the files, so that each block is read once.
-                order = sorted(entries, key=lambda name: entries[name].pieces[0][::3])
-                arrays = {name: _read_pieces(name, entries[name], files) for name in order}
-                return {name: arrays[name] for name in entries}
+                for rank, file in files.items():
+                    file.read(METADATA, 0, self._manifest.files[rank].header)
+                return {name: _read_pieces(name, entry, files) for name, entry in entries.items()}
         except DamagedCheckpoint as error:
             raise CheckpointError(f"{self.path}: {error}") from None
 
-    def _open(self, rank: int) -> VerifiedFile:
-        return VerifiedFile(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank], self._manifest.block)
+    def _open(self, rank: int) -> ShardReader:
+        return ShardReader(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank])
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Reads everything, or one of so many equal parts of it. Raises: CheckpointError if it is not as written."""
@@ -142,16 +141,22 @@ class Saved:
 
     def check(self, part: int, parts: int, progress: Callable[[], None] = lambda: None) -> None:
         """What `verify` does. Raises: DamagedCheckpoint, without the folder's name."""
-        blocks = [(rank, i) for rank, shard in enumerate(self._manifest.files) for i in range(len(shard.sums))]
-        mine = blocks[len(blocks) * part // parts : len(blocks) * (part + 1) // parts]
+        spans = [(rank, METADATA, 0, shard.header) for rank, shard in enumerate(self._manifest.files)]
+        for name, entry in self._manifest.tensors.items():
+            size = STORED[entry.dtype].itemsize
+            spans += [(rank, name, at, (stop - start) * size) for rank, start, stop, at in entry.pieces]
+        total, before, mine = sum(nbytes for *_, nbytes in spans) or 1, 0, []
+        for each in sorted(spans):
+            if min(parts - 1, before * parts // total) == part:
+                mine.append(each)
+            before += each[3]
         for rank in range(self.size):
             with self._open(rank) as file:  # all of them exist, and have the right length
-                for index in (i for each, i in mine if each == rank):
-                    file.verify(index)
-                    progress()
+                for _, name, at, nbytes in (each for each in mine if each[0] == rank):
+                    file.read(name, at, nbytes, progress=progress)
 
 
-def _read_pieces(name: str, entry: TensorEntry, files: Mapping[int, VerifiedFile]) -> Array:
+def _read_pieces(name: str, entry: TensorEntry, files: Mapping[int, ShardReader]) -> Array:
     dtype = STORED[entry.dtype]
     try:
         flat = np.empty(entry.pieces[-1].stop, dtype)
@@ -159,7 +164,8 @@ def _read_pieces(name: str, entry: TensorEntry, files: Mapping[int, VerifiedFile
     except (ValueError, OverflowError) as error:
         raise DamagedCheckpoint(f"{name}: shape {entry.shape}: {error}") from None
     for rank, start, stop, at in entry.pieces:
-        files[rank].read_into(at, flat[start:stop].view(np.uint8).data)
+        view = flat[start:stop].view(np.uint8).data
+        files[rank].read(name, at, len(view), view)
     return whole
 
 
@@ -192,7 +198,8 @@ def open_folder(path: str) -> Saved:
         raise DamagedCheckpoint(f"{MANIFEST_FILE}: {error}") from None
     saved = Saved(path, manifest)
     for rank in range(saved.size):
-        saved._open(rank).close()
+        with saved._open(rank):
+            pass
     return saved
 
 

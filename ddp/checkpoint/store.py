@@ -24,7 +24,6 @@ import numpy as np
 
 from collectives.communicator import Communicator
 from ddp.checkpoint import manifest as manifests
-from ddp.checkpoint import shard_file
 from ddp.checkpoint.agreement import Agreement, LocalFailure, describing_os_errors
 from ddp.checkpoint.folder_lock import FolderLock, wait_for_token, wait_until
 from ddp.checkpoint.manifest import (
@@ -199,7 +198,7 @@ class Store:
             def commit() -> str:
                 if rank == 0:
                     own = [json.loads(plan.own_state) for plan in plans]
-                    manifest = Manifest(step, shard_file.BLOCK, shards, entries, json.loads(plans[0].state), own)
+                    manifest = Manifest(step, shards, entries, json.loads(plans[0].state), own)
                     self._commit(unfinished, path, manifest)
                 return path
 

@@ -73,7 +73,7 @@ def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_background", [True, False])
 def test_arrays_of_any_layout(in_background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_CHUNK", 1024), ("_SMALL", 512), ("BLOCK", 4096)):
+    for name, value in (("_CHUNK", 1024), ("_SMALL", 512)):
         monkeypatch.setattr(shard_file, name, value)
     base = np.arange(3 * 50 * 7, dtype=np.float64).reshape(3, 50, 7)
     given = {"t": base.T, "s": base[:, ::-3], "f": np.asfortranarray(base), "r": base.view(), "0": base[0, 0, 0:0]}

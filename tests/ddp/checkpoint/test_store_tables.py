@@ -122,12 +122,12 @@ def test_pieces_that_do_not_fit(parts: Any, message: str) -> None:
 
 
 def manifest() -> Manifest:
-    files = [ShardInfo(10, ["0" * 64]), ShardInfo(0, [])]
+    files = [ShardInfo(10, 0, {"__metadata__": "0", "x": "1", "ü": "2"}), ShardInfo(0, 0, {"__metadata__": "0"})]
     tensors = {
         "x": TensorEntry("F32", (2,), (TensorPiece(0, 0, 2, 0),)),
         "ü": TensorEntry("BF16", (), (TensorPiece(0, 0, 1, 8),)),
     }
-    return Manifest(7, 64, files, tensors, {"a": [1, None, "ü"]}, [1, {}])
+    return Manifest(7, files, tensors, {"a": [1, None, "ü"]}, [1, {}])
 
 
 def signed(fields: Any) -> bytes:
@@ -147,11 +147,10 @@ def signed_text(text: str) -> bytes:
         (("format",), "other"),
         (("version",), 1),
         (("step",), -1),
-        (("block",), 2),
         (("files",), []),
         (("files", 0), 3),
-        (("files", 0, "bytes"), 1000),
-        (("files", 0, "sha256"), 3),
+        (("files", 0, "bytes"), 7),
+        (("files", 0, "sums"), {"x": "1", "ü": "2"}),
         (("tensors", "__metadata__"), {"dtype": "F32", "shape": [], "pieces": [[0, 0, 1, 0]]}),
         (("tensors", "x", "more"), 1),
         (("tensors", "x", "dtype"), "F31"),
