@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 import time
@@ -45,7 +44,7 @@ def job_of(options: Mapping[str, Any]) -> Job:
     if words and not {"script", "module"} & (configured.keys() | fields.keys()):
         fields["script"], *words = words
     fields = {key: value for key, value in configured.items() if _RIVALS.get(key) not in fields} | fields
-    for name in ("config", "rest", "dry_run", "version", "help"):
+    for name in ("config", "rest"):
         fields.pop(name, None)
     if path := fields.pop("hostfile", None):
         if "hosts" in fields:
@@ -81,8 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = job_of(options)
         from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
 
-        job = resolve_size(job, os.environ)
-        return _print(show(job, os.environ)) if "dry_run" in options else _run(job)
+        return _run(resolve_size(job, os.environ))
     except UsageError as error:
         _complain(str(error))
         return 2
@@ -129,41 +127,3 @@ def _run(job: Job) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the job is over, and so is this process, in a moment
         sweep(_SWEEP_LIMIT, spare=before)
         remove_stale_segments(began)
-
-
-def show(job: Job, environ: Mapping[str, str]) -> str:
-    """The command for a settled job, and what it adds to the environment `environ`.
-
-    Raises: UsageError if there is no engine for it.
-    """
-    from launcher import engines  # here, because most jobs are run, and not shown
-    from launcher.protocol import LAUNCHER_PID
-    from launcher.supervisor.environment import (
-        agent,
-        agents_environment,
-        host_of_rank_0,
-        meeting,
-        ranks_environment,
-    )
-
-    engine = engines.choose_engine(job, environ)
-    agents = agents_environment(job, engine, "HOST:PORT", "HIDDEN") | {LAUNCHER_PID: "PID"}
-    there = meeting(environ, host_of_rank_0(job, engine, environ), "PORT")
-    ranks = {**environ, **ranks_environment(job, 0), **there, **agents}
-    then = engine.environment(ranks, "SCRATCH")
-    return written(engine.command(agent(job), then), environ, then)
-
-
-def written(command: Sequence[str], before: Mapping[str, str], then: Mapping[str, str]) -> str:
-    """A command in an environment, as a shell takes it.
-
-    >>> print(written(["mpiexec", "-n", "2", "a b"], {"HOME": "/", "X": "1"}, {"HOME": "/", "Y": "2"}), end="")
-    env \\
-        -u X \\
-        Y=2 \\
-        mpiexec -n 2 'a b'
-    before: the environment as it is; then: as the command finds it
-    """
-    gone = [f"-u {shlex.quote(name)}" for name in before if name not in then]
-    new = [f"{name}={shlex.quote(value)}" for name, value in then.items() if before.get(name) != value]
-    return " \\\n    ".join(("env", *gone, *new, shlex.join(command))) + "\n"

@@ -20,8 +20,6 @@ START_LIMIT = 60.0
 HANG_TIMEOUT = 540.0
 #: Seconds without a heartbeat of a rank, which comes every second, after which its host or the way to it is down.
 HEARTBEAT_TIMEOUT = 30.0
-#: No job has more ranks than this; a number with a digit too many would take all memory before anything could fail.
-MOST_RANKS = 1_000_000
 #: What `collectives.init(backend=...)` takes.
 BACKENDS = ("auto", "single", "mpi", "nccl")
 
@@ -120,8 +118,6 @@ class Job:
     def _check_numbers(self) -> None:
         if self.n is not None and self.n < 1:
             raise UsageError(f"the number of ranks must be at least 1, not {self.n}")
-        if self.size > MOST_RANKS:
-            raise UsageError(f"the number of ranks must be at most {MOST_RANKS}, not {self.size}")
         if not 0 <= self.grace < float("inf"):
             raise UsageError(f"the grace must be a number of seconds, zero or more, not {self.grace:g}")
         limits = {

@@ -111,7 +111,6 @@ def parser() -> ArgumentParser:
     add("--trace", metavar="DIR", help="what the ranks did in each step, for ui.perfetto.dev")
 
     add = options("To look, and run nothing")
-    add("--dry-run", help="print the command that would start the ranks")
     add("--version", help="print the version")
     add("--help", "-h", help="print this help")
     return made

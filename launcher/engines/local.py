@@ -49,8 +49,8 @@ class LocalEngine(Engine):
         return None
 
     def command(self, rank: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-        """The command of each rank; in capitals what differs from rank to rank."""
-        return list(rank) if self.n == 1 else ["env", *map("=".join, _of_rank("RANK", "FD").items()), *rank]
+        """The command of each rank."""
+        return list(rank)
 
     def environment(self, environ: Mapping[str, str], scratch: str) -> dict[str, str]:
         """As `Engine.environment`."""
@@ -60,10 +60,6 @@ class LocalEngine(Engine):
     def start(self, rank: Sequence[str], environ: Mapping[str, str]) -> int:
         """As `Engine.start`."""
         return super().start(rank, environ) if self.n == 1 else _serve(self.n, rank, environ)
-
-
-def _of_rank(rank: object, fd: object) -> dict[str, str]:
-    return {"PMI_RANK": str(rank), "PMI_FD": str(fd), "MPI_LOCALRANKID": str(rank)}
 
 
 def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -80,9 +76,9 @@ def _serve(n: int, command: Sequence[str], environ: Mapping[str, str]) -> int:
     for rank in range(n):
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
-        of_rank = {**environ, **_of_rank(rank, theirs.fileno())}
+        pmi = {"PMI_RANK": str(rank), "PMI_FD": str(theirs.fileno()), "MPI_LOCALRANKID": str(rank)}
         # A session each, as under mpiexec: Linux shares a busy machine's cores between sessions, not processes.
-        agents.add(fork(partial(os.posix_spawn, command[0], [*command], of_rank, setsid=True)))
+        agents.add(fork(partial(os.posix_spawn, command[0], [*command], {**environ, **pmi}, setsid=True)))
         theirs.close()
         clients[ours.fileno()] = _Client(ours)
         poll.register(ours, select.POLLIN)

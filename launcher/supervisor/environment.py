@@ -1,8 +1,7 @@
 """Environment of agents and ranks, and the command that the engine starts once for every rank.
 
-Apart from `launcher.supervisor.attempt`, which starts it, because `--dry-run` only shows it. MASTER_ADDR and
-MASTER_PORT are for other libraries, PyTorch's among them. Whether the port stays free is not certain: it was a moment
-ago, it is outside the range that the system gives to connections, and a restart has another one.
+MASTER_ADDR and MASTER_PORT are for other libraries, PyTorch's among them. Whether the port stays free is not certain:
+it was a moment ago, and a restart has another one.
 """
 
 from __future__ import annotations
@@ -47,11 +46,6 @@ def ranks_environment(job: Job, attempt: int) -> dict[str, str]:
     return found
 
 
-# Above those that services have, below those that systems give away (32768 on) and that Kubernetes does (30000 on).
-_PORTS = range(20_000, 30_000)
-_TRIES = 100
-
-
 def meeting(environ: Mapping[str, str], host: str, port: object) -> dict[str, str]:
     """What ranks find in their environment besides `environ`: where rank 0 is; the user's own values stay.
 
@@ -77,12 +71,5 @@ def host_of_rank_0(job: Job, engine: Engine, environ: Mapping[str, str]) -> str:
 
 def free_port() -> int:
     """A port that is free on this machine."""
-    for _ in range(_TRIES):
-        port = _PORTS[int.from_bytes(os.urandom(4), "little") % len(_PORTS)]
-        try:
-            socket.create_server(("", port)).close()
-            return port
-        except OSError:
-            continue
     with socket.create_server(("", 0)) as any_port:
         return int(any_port.getsockname()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from collectives.world import AGENT
 from launcher.engines.mpich import MpichEngine
 from launcher.job import Job
 from launcher.network import Host
-from launcher.supervisor.environment import free_port, host_of_rank_0, meeting
+from launcher.supervisor.environment import host_of_rank_0, meeting
 from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH
 
@@ -49,15 +48,6 @@ def test_the_host_of_rank_0(
     hosts: tuple[Host, ...], remote_hosts: tuple[str, ...], environ: dict[str, str], host: str
 ) -> None:
     assert host_of_rank_0(job(hosts=hosts), MpichEngine("mpiexec", 2, hosts, remote_hosts), environ) == host
-
-
-def test_a_port_is_free_and_none_that_the_system_gives_away() -> None:
-    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-        first = int(file.read().split()[0])
-    for _ in range(10):
-        port = free_port()
-        assert 1024 <= port < first or first <= 1024
-        socket.create_server(("", port)).close()
 
 
 @pytest.mark.mpi
