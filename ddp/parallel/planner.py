@@ -27,11 +27,9 @@ WARM = 3  # backwards after which the plan is made, from the times of all but th
 # How much slower than it was alone the wire is thought to be when buckets are chosen: it shares the core with backward,
 # and a plan that leaves the wire idle at first cannot catch up.
 _SLOWER = 1.25
-# Bytes of the all-reduces that are measured. Up to _SMALL repeating costs next to nothing, and short times are easily
-# disturbed.
-_SMALLEST, _SMALL, _LARGEST, _GROWTH = 1 << 12, 1 << 16, 1 << 24, 4
-_REPEATS, _REPEATS_SMALL = 3, 10
-_LONG = 0.01  # s; the next size would take _GROWTH times as long
+# Bytes of the two all-reduces that are measured: one is all latency, the other like a bucket, and 20 ms at 1 Gbit/s.
+_SMALL, _LARGE = 1 << 12, 1 << 21
+_REPEATS = 5
 
 
 class Planner:
@@ -184,34 +182,20 @@ def arrival_order(ready: Array) -> list[int]:
 def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     """The cost of an all-reduce over `comm`, the same on every rank, bit for bit. Collective.
 
-    comm: not in use meanwhile; most: bytes of the largest all-reduce of interest (more than 16 MiB are not tried)
-    xp: the array module of what will be reduced
+    comm: not in use meanwhile; most: bytes of the largest all-reduce of interest; xp: the array module that is reduced
 
-    Float32 arrays of 4 KiB, 16 KiB, ... are summed as the reducer does it, and of each size the fastest counts. It ends
-    after a size of more than 10 ms: at 1 Gbit/s it takes about 0.15 s. The line goes through the smallest, which is all
-    latency, and the largest, which is most like a bucket.
+    Two float32 arrays, of 4 KiB and of at most 2 MiB, are summed as the reducer does it. Of each the fastest time
+    counts, and of the ranks the slowest.
     """
     if comm.size == 1:
         return Link(alpha=0.0, beta=0.0)
-    sizes = [_SMALLEST]
-    while sizes[-1] * _GROWTH <= min(max(most, _SMALL), _LARGEST):
-        sizes.append(sizes[-1] * _GROWTH)
-    length = sizes[-1] // np.dtype(np.float32).itemsize
-    memory = comm.empty(length, np.float32, like=xp.empty(0))
+    large = min(max(most, 2 * _SMALL), _LARGE)
+    memory = comm.empty(large // 4, np.float32, like=xp.empty(0))
     _seconds(comm, memory[:1])  # the first call of all makes connections
-    samples = []
-    for size in sizes:
-        array = memory[: size // memory.itemsize]
-        fastest = min(_seconds(comm, array) for _ in range(_REPEATS_SMALL if size <= _SMALL else _REPEATS))
-        # Agreed before anything is decided by it: times differ from rank to rank.
-        samples.append((size, float(comm.all_reduce(np.array([fastest]), ReduceOp.MAX)[0])))
-        if samples[-1][1] > _LONG:
-            break
-    (small, quick), (large, slow) = samples[0], samples[-1]
-    beta = max(0.0, slow - quick) / (large - small) if large > small else 0.0
-    # Ranks of different machines may round differently.
-    agreed = comm.broadcast(np.array([max(0.0, quick - beta * small), beta]), root=0)
-    return Link(alpha=float(agreed[0]), beta=float(agreed[1]))
+    fastest = [min(_seconds(comm, memory[: size // 4]) for _ in range(_REPEATS)) for size in (_SMALL, large)]
+    quick, slow = comm.all_reduce(np.array(fastest), ReduceOp.MAX).tolist()
+    beta = max(0.0, slow - quick) / (large - _SMALL)
+    return Link(alpha=max(0.0, quick - beta * _SMALL), beta=beta)
 
 
 def _seconds(comm: Communicator, array: Any) -> float:

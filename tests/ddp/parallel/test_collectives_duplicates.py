@@ -18,18 +18,6 @@ def weights() -> ddp.Tensor:
     return ddp.ones(4, 2, dtype=ddp.float64, requires_grad=True)
 
 
-def test_each_communicator_has_one_twin_and_the_world_is_the_default() -> None:
-    def rank(comm: Communicator) -> None:
-        other = comm.duplicate()
-        for _ in range(2):
-            parallel.all_reduce(ddp.ones(1))
-            parallel.all_reduce(ddp.ones(1), comm=other)
-        assert differentiable.private_duplicate(None) is differentiable.private_duplicate(comm)
-        assert differentiable.private_duplicate(None) is not differentiable.private_duplicate(other)
-
-    on_ranks(rank)
-
-
 def test_closing_a_communicator_closes_its_twin_and_leaves_nothing() -> None:
     before = threading.active_count()
 

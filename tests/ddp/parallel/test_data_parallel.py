@@ -173,14 +173,9 @@ class Named(nn.Module):
     ("other", "message"),
     [
         (
-            {"w": ((2, 3), ddp.float32), "b": ((4,), ddp.float32)},
-            r"1 is b float32 \(3,\) on rank 0, but b float32 \(4,\)",
+            {"w": ((2, 3), ddp.float32), "b": ((4,), ddp.float64)},
+            r"1 is b float32 \(3,\) on rank 0, but b float64 \(4,\) on rank 1",
         ),
-        (
-            {"w": ((2, 3), ddp.float32), "b": ((3,), ddp.float64)},
-            r"b float32 \(3,\) on rank 0, but b float64 \(3,\) on rank 1",
-        ),
-        ({"w": ((2, 3), ddp.float32), "bias": ((3,), ddp.float32)}, r"but bias float32 \(3,\) on rank 1"),
         ({"w": ((2, 3), ddp.float32)}, "but missing on rank 1"),
     ],
 )

@@ -272,16 +272,15 @@ def test_what_is_no_plan_is_told() -> None:
     collectives.run_threads(run, size=2)
 
 
-def test_one_slow_rank_ends_the_measurement_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_as_slow_as_the_slowest_rank_and_the_same_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     real = planner_module._seconds
 
     def seconds(comm: Any, array: Any) -> float:
         real(comm, array)
-        return {4: 9.0, 1 << 12: 0.002, 1 << 14: 0.002}[array.nbytes] * (5 if comm.rank and array.nbytes > 4 else 1)
+        return (0.002 if array.nbytes == 1 << 12 else 0.003) * (5 if comm.rank else 1)
 
     monkeypatch.setattr(planner_module, "_seconds", seconds)
-    monkeypatch.setattr(planner_module, "_LONG", 0.009)
     links = on_ranks(lambda comm: measure_link(comm, 1 << 22), 2)
     assert links[0] == links[1]
-    assert (links[0].alpha, links[0].beta) == pytest.approx((0.01, 0.0))
+    assert links[0].alpha + links[0].beta * (1 << 21) == pytest.approx(0.015)
     assert on_ranks(lambda comm: measure_link(comm, 1 << 22), 1) == [Link(alpha=0.0, beta=0.0)]

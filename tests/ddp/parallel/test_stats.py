@@ -129,29 +129,6 @@ def test_ranks_that_are_late_in_turn_are_not_blamed() -> None:
     )
 
 
-def test_clocks_of_other_nodes_are_set_right() -> None:
-    ahead = 5 * 10**15
-    ranks = Ranks(2, nodes=[0, 1])
-
-    def elsewhere(step: Step) -> Step:
-        def moved(times: Any) -> Any:
-            return tuple(time + ahead for time in times)
-
-        for name in ("begun", "computed", "ended"):
-            setattr(step, name, getattr(step, name) + ahead)
-        step.forward, step.control, step.ready = moved(step.forward), moved(step.control), moved(step.ready)
-        step.times = [moved(times) for times in step.times]
-        return step
-
-    for number in range(4):
-        ranks.run(make_step(number, 100 * number), elsewhere(make_step(number, 100 * number, 7.0)))
-    assert [timeline.offset() for timeline in ranks.timelines] == [0, ahead]
-    for stats in ranks.stats():
-        assert stats.lateness[1].steps == 3
-        assert stats.lateness[1].late == pytest.approx(7.0)
-        assert_spreads(stats, step=100)
-
-
 def test_before_there_is_anything_to_say() -> None:
     ranks = Ranks(2)
     stats = ranks.stats()[0]

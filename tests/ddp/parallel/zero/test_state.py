@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from collectives import Communicator
 from ddp import nn, optim
 from ddp.errors import StateDictError
 from ddp.optim import lr_scheduler
-from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from ddp.parallel.zero.shards import join_state
 from tests.ddp.parallel.zero.training import (
@@ -90,48 +88,6 @@ def test_training_goes_on_at_2_3_1_ranks_and_unsharded(kind: Any, settings: dict
     if kind is optim.Adagrad:
         expected[1]["state"] = {n: e for n, e in expected[1]["state"].items() if n in got[1]["state"]}
     assert_same_state(got[1], expected[1])
-
-
-@pytest.mark.parametrize("by_numpy", [False, True], ids=["tensors", "arrays"])
-def test_state_of_pytorch_loads(by_numpy: bool) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    weight = np.linspace(-1, 1, 60, dtype=np.float32).reshape(12, 5)
-    gradients = [np.sin(np.arange(60, dtype=np.float32) + step).reshape(12, 5) for step in range(4)]
-    theirs = torch.nn.Parameter(torch.tensor(weight))
-    adam = torch.optim.Adam([theirs], lr=0.1)
-
-    def their_steps(part: list[Any]) -> None:
-        for g in part:
-            theirs.grad = torch.tensor(g)
-            adam.step()
-
-    their_steps(gradients[:2])
-    saved = copy.deepcopy(adam.state_dict())
-    if by_numpy:
-        saved["state"] = {0: {name: value.numpy() for name, value in saved["state"][0].items()}}
-    halfway = theirs.detach().numpy().copy()
-    their_steps(gradients[2:])
-
-    class Linear(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(ddp.from_numpy(halfway.copy()))
-
-        def forward(self, g: ddp.Tensor) -> ddp.Tensor:
-            return (self.weight * g).sum()
-
-    def rank(comm: Communicator) -> np.ndarray[Any, Any]:
-        model = DataParallel(Linear(), comm)
-        zero = ZeroOptimizer(model, optim.Adam, lr=0.5)
-        zero.load_state_dict(saved)
-        for g in gradients[2:]:
-            zero.zero_grad()
-            model(ddp.from_numpy(g)).backward()
-            zero.step()
-        return model.module.weight.detach().numpy()
-
-    for got in collectives.run_threads(rank, 3):
-        np.testing.assert_allclose(got, theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_each_rank_holds_its_part_of_the_state() -> None:
