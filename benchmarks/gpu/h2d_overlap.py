@@ -1,9 +1,8 @@
 """How near the loader comes to the bandwidth of a bare copy from pinned memory: images on their way to a GPU.
 
 The samples are decoded already, as those of a memory-mapped file are: what is measured is the way from a worker to the
-GPU. A batch counts once a kernel on the computing stream has read it. Workers write each sample once, into memory that
-is registered with CUDA and copied from there; a core writes about 10 GB/s, so that it takes as many as the bus is fast.
-A pass is long beside its beginning, where no batch is there yet, and the first pass registers the blocks.
+GPU. A batch counts once a kernel on the computing stream has read it. A pass is long beside its beginning, where no
+batch is ready yet.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def measure(device: str) -> dict[str, Any]:
             if number:  # the first starts workers
                 times[name].append(time.perf_counter() - start)
     rates = {name: [nbytes * batches / each for each in found] for name, found in times.items()}
-    registered = _registered() if device == "cuda" else 0
     ratio = statistics.median(a / b for a, b in zip(rates["loader"], rates["copy"], strict=True))
     return {
         "rates": rates,
@@ -64,14 +62,7 @@ def measure(device: str) -> dict[str, Any]:
         "met": ratio >= GOAL,
         "workers": workers,
         "batch": nbytes,
-        "registered": registered,  # blocks that are copied from without a host copy; 0: CUDA refused
     }
-
-
-def _registered() -> int:
-    from ddp._cuda import copies
-
-    return copies.registered_count()
 
 
 def _pass(loader: Any, device: str) -> None:

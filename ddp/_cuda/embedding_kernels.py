@@ -133,50 +133,31 @@ def add_rows_in_order(
     EMBEDDING.rows(xp, "add_in_order", g.dtype, blocks, xp.ascontiguousarray(g), where, counts, out, *numbers)
 
 
-# Rows added up where an index says, by atomic additions: their order, and the last digits, vary by the run.
-
-SCATTER_ADD = KernelSource(
-    "adding",
-    """
-extern "C" __global__ void add_rows(const T* g, const Index* where, T* out, Index rows, Index width) {
-    FOR_EACH(k, rows * width) atomicAdd(out + where[k / width] * width + k % width, g[k]);
-}
-""",
-    (*REAL, "int64"),
-)
+# Rows added up where an index says, by CuPy's atomic additions: their order, and the last digits, vary by the run.
 
 
-def _held(dtype: Any) -> Any:
-    """The dtype to add up in."""
+def _summed_in(dtype: Any) -> Any:
+    """The dtype to add up in: CuPy adds to uint64, where sums wrap as they do with a sign, and to float32 and 64."""
     if dtype.kind in "biu":
-        return np.dtype("int64")
-    return dtype if SCATTER_ADD.takes(dtype) else np.dtype("float32")
-
-
-def add_into(xp: Any, out: Array, where: Array, g: Array) -> None:
-    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D) in one piece, of a dtype that can be added to."""
-    n, width = g.shape
-    arrays = xp.ascontiguousarray(g, out.dtype), xp.ascontiguousarray(where, "int64"), out
-    SCATTER_ADD.over(xp, "add_rows", out.dtype, n * width, *arrays, n, width)
+        return np.dtype("uint64")
+    return dtype if dtype.name in REAL else np.dtype("float32")
 
 
 def add_rows(xp: Any, where: Array, g: Array, out: Array) -> None:
-    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D) in one piece."""
-    kind = _held(out.dtype)
-    if out.dtype == kind:
-        add_into(xp, out, where, g)
-    else:
-        sums = out.astype(kind)
-        add_into(xp, sums, where, g)
+    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D)"""
+    kind = _summed_in(out.dtype)
+    sums = out if out.dtype == kind else out.astype(kind)
+    xp.add.at(sums, where, g.astype(kind, copy=False))
+    if sums is not out:
         out[...] = sums
 
 
 def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
     """`x`, a vector, with each of `g` added at where (of its shape): x itself if it could be added to in place."""
-    kind = _held(x.dtype)
-    sums = x if x.dtype == kind and x.flags.c_contiguous else xp.ascontiguousarray(x, kind)
-    add_into(xp, sums.reshape(-1, 1), where.reshape(-1), g.reshape(-1, 1))
-    return sums if sums is x else sums.astype(x.dtype, copy=False)
+    kind = _summed_in(x.dtype)
+    sums = x if x.dtype == kind else x.astype(kind)
+    xp.add.at(sums, where.reshape(-1), g.reshape(-1).astype(kind, copy=False))
+    return sums if sums is x else sums.astype(x.dtype)
 
 
 def embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> tuple[Array, Any]:

@@ -1,13 +1,11 @@
 """Gradients held within bounds, and unscaled: one launch for all of them, and nothing that the host would wait for.
 
-The norm of all gradients is one launch, too: each block leaves a sum, and the block that comes last adds these up in
-their order. So the result does not depend on which block that was.
+The norm of all gradients is one launch, whose blocks leave a sum each, and CuPy's sum of these.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +13,6 @@ import numpy as np
 
 from ddp._cuda import array_table
 from ddp._cuda.raw_kernel import FLOATING, KernelSource, wide
-from ddp._device import capturing
 from ddp.ops.op import Array
 
 _BLOCKS = 1024  # of a norm
@@ -34,14 +31,10 @@ static __device__ A size_of(A x, Index kind, A order) {
     return kind == ANY ? pow(x, order) : x;
 }
 
-// The sum over blocks and rows of |x|^order, or the largest |x|; with `root`, the norm.
-// partials: one a block; arrived: 0 before and after. A sum is written before its block arrives; so who arrives last
-// sees all of them.
-extern "C" __global__ void total_norm(
-    const Index* rows, const Index* chunks, Index count, Index chunk, A* partials, int* arrived, A* total, Index kind,
-    double order, Index root
+// Of each block: the sum of |x|^order, or the largest |x|.
+extern "C" __global__ void norm_parts(
+    const Index* rows, const Index* chunks, Index count, Index chunk, A* parts, Index kind, double order
 ) {
-    __shared__ bool last;
     A own = 0;
     for (Index c = blockIdx.x; c < count; c += gridDim.x) {
         const Index* row = rows + chunks[c] * ROW;
@@ -52,23 +45,7 @@ extern "C" __global__ void total_norm(
         }
     }
     own = kind == LARGEST ? Block::max(own) : Block::sum(own);
-    if (threadIdx.x == 0) {
-        partials[blockIdx.x] = own;
-        __threadfence();
-        last = atomicAdd(arrived, 1) == (int)gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    own = 0;
-    for (Index b = threadIdx.x; b < gridDim.x; b += blockDim.x) {
-        A other = ((volatile A*)partials)[b];
-        own = kind == LARGEST ? larger(other, own) : own + other;
-    }
-    own = kind == LARGEST ? Block::max(own) : Block::sum(own);
-    if (threadIdx.x) return;
-    *total = !root ? own : kind == TWO ? sqrt(own) : kind == ANY ? pow(own, 1 / A(order)) : own;
-    *arrived = 0;
+    if (threadIdx.x == 0) parts[blockIdx.x] = own;
 }
 
 // x *= largest / (norm + 1e-6), where that is below 1. One of the norms is null.
@@ -129,8 +106,6 @@ extern "C" __global__ void adapt(
 )
 
 _tables = array_table.TableCache()
-_scratch: dict[Any, tuple[Array, Array]] = {}
-_lock = threading.Lock()
 
 
 def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = True) -> Array:
@@ -140,18 +115,17 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     # Copies live until the launch.
     dense = [_dense(xp, g if g.dtype == dtype else g.astype(dtype)) for g in gradients]
     table = _tables.of(xp, dtype, dense)
-    partials, arrived = _scratch_of(xp, wide(dtype))
-    total = xp.empty((), wide(dtype))
+    # A block that the emulation leaves out adds nothing.
+    parts = xp.zeros(max(1, min(table.count, _BLOCKS)), wide(dtype))
     kind = {1.0: 1, 2.0: 2, math.inf: 3}.get(order, 4)
-    arguments = *table.arguments, partials, arrived, total, kind, float(order), root
-    GRADIENTS.rows(xp, "total_norm", dtype, min(max(table.count, 1), _BLOCKS), *arguments)
-    return total
+    GRADIENTS.rows(xp, "norm_parts", dtype, min(table.count, _BLOCKS), *table.arguments, parts, kind, float(order))
+    total = parts.max() if kind == 3 else parts.sum()
+    return total if not root or kind in (1, 3) else xp.sqrt(total) if kind == 2 else total ** (1 / order)
 
 
 def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, largest: float) -> None:
     """Scales the gradients so that their norm, `total` now, is at most `largest`. total: on the device, one number"""
-    if total.dtype not in (_SINGLE, _DOUBLE):
-        total = total.astype(_SINGLE)
+    total = xp.asarray(total, total.dtype if total.dtype in (_SINGLE, _DOUBLE) else _SINGLE)
     norms = (total, None) if total.dtype == _SINGLE else (None, total)
     _replace(xp, "shrink", gradients, *norms, float(largest))
 
@@ -191,16 +165,3 @@ def _replace(xp: Any, entry: str, gradients: Sequence[Array], *arguments: Any) -
 def _dense(xp: Any, g: Array) -> Array:
     """`g`, or a copy of one with gaps."""
     return g if g.flags.c_contiguous or array_table.dense_order(g) is not None else xp.ascontiguousarray(g)
-
-
-def _scratch_of(xp: Any, dtype: Any) -> tuple[Array, Array]:
-    """A number a block, and the count of blocks that arrived: one a stream, as two norms at once would mix theirs."""
-    if capturing.now is not None:
-        made = xp.empty(_BLOCKS, dtype), xp.zeros(1, np.int32)
-        capturing.now.keep(made)
-        return made
-    key = array_table.stream_key(xp), dtype.char
-    with _lock:
-        if key not in _scratch:
-            _scratch[key] = xp.empty(_BLOCKS, dtype), xp.zeros(1, np.int32)
-        return _scratch[key]

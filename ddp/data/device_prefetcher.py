@@ -1,10 +1,9 @@
 """Batches on their way to the GPU while the step before runs there: through pinned memory, on a stream of their own.
 
 A copy from ordinary memory makes the processor wait; one from pinned memory runs during the computation. What is pinned
-already is copied from where it is, and so is what workers write: the blocks that they use again and again are
-registered with CUDA, and a block goes back to its worker when its copy is over. For all else there are two pinned
-buffers: while one batch is copied out of the first, the next is written into the second. The host waits only where it
-is so far ahead of the GPU that both are in use, or that `_AHEAD` batches are on their way out of blocks.
+already is copied from where it is. For all else there are two pinned buffers: while one batch is copied out of the
+first, the next is written into the second. The host waits only where it is so far ahead of the GPU that both are in
+use.
 
 The GPU's memory for a batch belongs to the stream that computes: the allocator gives it to later work of that stream
 when the batch is dropped. So the copy waits for what that stream was issued before, and that stream for the copy.
@@ -14,21 +13,18 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from ddp._block import block_of, on_loan
 from ddp._device import device, found_cupy, on
 from ddp._tensor.base import TensorBase, wrap
 from ddp.data.collate import mapping_like
 
 _ALIGNMENT = 512  # bytes
 _BUFFERS = 2
-_AHEAD = 4  # batches that are copied out of workers' blocks; more would only take more memory
 _THREADS = 4  # one core writes 10 GB/s or so, and a bus takes several times that
 _PIECE = 4 << 20  # bytes that are worth a thread
 
@@ -75,12 +71,11 @@ class DevicePrefetcher(Iterator[Any]):
         from ddp._cuda import copies, stream_order
 
         self._batches, self._where, self._xp = batches, where, where.xp
-        self._copies, self._registering, self._streams = copies, copies, stream_order
+        self._copies, self._streams = copies, stream_order
         with on(where):
             index = self._xp.cuda.runtime.getDevice()
             self._stream = stream_order.DeviceStream(self._xp, index, self._xp.cuda.Stream(non_blocking=True))
         self._buffers = [_PinnedBuffer(self._xp) for _ in range(_BUFFERS)]
-        self._copying: deque[Any] = deque()  # events of the copies out of workers' blocks
         self._sent: tuple[Any, Any] | None = None  # a batch under way, and the event of its arrival
         self._failed: BaseException | None = None  # why there is no batch after that
 
@@ -88,29 +83,20 @@ class DevicePrefetcher(Iterator[Any]):
         if self._sent is None:
             if self._failed is not None:
                 raise self._failed
-            self._sent = self._send(self._following())
+            self._sent = self._send(next(self._batches))
         (batch, arrived), self._sent = self._sent, None
         if self._batches.ready():
             try:
-                self._sent = self._send(self._following())
+                self._sent = self._send(next(self._batches))
             except Exception as error:
                 self._failed = error
         self._streams.current(self._xp, self._stream.device).wait(arrived)
         return batch
 
-    def _following(self) -> Any:
-        """The next batch. A request to its worker returns blocks to it, so those whose copies are over go first."""
-        if len(self._copying) == _AHEAD:
-            event = self._copying.popleft()
-            if not event.done:
-                event.synchronize()
-        self._streams.sweep()
-        return next(self._batches)
-
     def _send(self, batch: Any) -> tuple[Any, Any]:
         arrays = [tensor.array for tensor in tensors_of(batch)]
         buffer = self._buffers[0]
-        sources, staging, leaving = self._staged(arrays, buffer)
+        sources, staging = self._staged(arrays, buffer)
         with self._xp.cuda.Device(self._stream.device):
             self._stream.after(self._streams.current(self._xp))
             moved = [self._xp.empty(array.shape, array.dtype) for array in arrays]
@@ -121,28 +107,21 @@ class DevicePrefetcher(Iterator[Any]):
         if staging:
             buffer.copied = arrived
             self._buffers.reverse()
-        if leaving:
-            self._copying.append(arrived)
         # Also if this batch is never taken.
         self._streams.hold(self._stream, moved, sources, event=arrived)
         where = device("cuda", self._stream.device)
         following = iter([wrap(there, where) for there in moved])
         return each_tensor(batch, lambda x: next(following)), arrived
 
-    def _staged(self, arrays: list[Any], buffer: _PinnedBuffer) -> tuple[list[Any], bool, bool]:
-        """The same numbers in pinned memory, whether some are in the buffer, and some in blocks of workers."""
-        known: dict[Any, bool] = {}
-        blocks = [self._block(array, known) for array in arrays]
-        pinned = [
-            block or (array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, ours=True))
-            for array, block in zip(arrays, blocks, strict=True)
-        ]
+    def _staged(self, arrays: list[Any], buffer: _PinnedBuffer) -> tuple[list[Any], bool]:
+        """The same numbers in pinned memory, and whether some of them are in the buffer."""
+        pinned = [array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, ours=True) for array in arrays]
         starts, end = [], 0
         for array, there in zip(arrays, pinned, strict=True):
             starts.append(end)
             end += 0 if there else -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
         if not end:
-            return arrays, False, any(blocks)
+            return arrays, False
         take = buffer.take(end)
         staged = []
         for array, there, start in zip(arrays, pinned, starts, strict=True):
@@ -150,16 +129,7 @@ class DevicePrefetcher(Iterator[Any]):
                 source, array = array, take[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
                 _write(array, source)
             staged.append(array)
-        return staged, True, any(blocks)
-
-    def _block(self, array: Any, known: dict[Any, bool]) -> bool:
-        """Whether it lies in a worker's block that CUDA has pinned. known: of the batch, so that each is asked once."""
-        found = block_of(array) if array.flags.c_contiguous and array.size and on_loan(array) else None
-        if found is None:
-            return False
-        if found[0] not in known:
-            known[found[0]] = self._registering.register_block(self._xp, found[0])
-        return known[found[0]]
+        return staged, True
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp import _device
-from ddp._cuda import copies, device_checks, gemm, gradient_kernels, memory_pool, stream_order
+from ddp._cuda import device_checks, gemm, memory_pool, stream_order
 from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._engine import stream_sync
 from tests.collectives.backends.device.machine import Machine
@@ -95,14 +95,12 @@ def forget() -> None:
         for name in {"xp", "watched"}.intersection(_set_slots(each) if each.type == "cuda" else ()):
             delattr(each, name)
     stream_sync.switch.on = stream_sync.switch.blocking = stream_sync.switch.several_gpus = False
-    copies._refused = False
     for where in [each for each in _device._random.streams if each.type == "cuda"]:
         del _device._random.streams[where]
     for source in SOURCES.values():
         source._kernels.clear()
     for held in (
         device_checks._alarms,
-        gradient_kernels._scratch,
         stream_order._held,
         stream_order._readers,
         memory_pool._installed,
