@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,44 +57,3 @@ def test_a_snapshot_is_of_its_place_in_the_program(gpu: Any) -> None:
         found.append(draw(source))
     third = expected(3)[2]
     assert read(found) == [third, third]
-
-
-def replayed(graph: Any, side: Any, out: Any) -> Any:
-    with ddp.cuda.stream(side):
-        graph.replay()
-        return out * 1
-
-
-def in_two_streams(source: Any, s: Any) -> Any:
-    first = draw(source)
-    here = ddp.cuda.current_stream()
-    s.wait_stream(here)
-    with ddp.cuda.stream(s):
-        second = draw(source)
-    second.record_stream(here)
-    third = draw(source)
-    here.wait_stream(s)
-    return ddp.stack([first, second, third])
-
-
-@in_any_order
-@pytest.mark.parametrize("captured", [lambda source, s: draw(source), in_two_streams])
-def test_replays_and_draws_of_several_streams(gpu: Any, captured: Callable[[Any, Any], Any]) -> None:
-    source, s, t = ddp.Generator("cuda").manual_seed(3), ddp.cuda.Stream(), ddp.cuda.Stream()
-    found = [draw(source)]
-    graph = ddp.cuda.CUDAGraph()
-    with ddp.cuda.graph(graph):
-        out = captured(source, t)
-    graphs = []
-    for side in (None, s, None):
-        with ddp.cuda.stream(s):
-            found.append(draw(source))
-        graphs.append(replayed(graph, side, out))
-        ddp.cuda.synchronize()  # of what the graph returns the user takes care
-        found.append(draw(source))
-    drawn = [row for x in graphs for row in x.reshape(-1, SIZE)]
-    width = len(drawn) // 3
-    order = [found[0]]
-    for i in range(3):
-        order += [found[2 * i + 1], *drawn[width * i : width * (i + 1)], found[2 * i + 2]]
-    assert read(order) == expected(len(order))

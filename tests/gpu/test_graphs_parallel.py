@@ -165,7 +165,7 @@ def test_a_launch_has_a_time_limit_and_one_entry_in_the_record(rig: Callable[...
         watch = watchdog.watch
         watchdog.watch = lambda *arguments: (watched.append(arguments[2]), watch(*arguments))
         graphed(*data[-1])
-        assert all(call.recorder is not None and call.finished() for call in watched)
+        assert all(call.recorder is not None and call.done for call in watched)
         return [str(call) for call in watched]
 
     for said in rig().run(rank):

@@ -171,13 +171,3 @@ def test_many_bfloat16_rows_lose_no_digits_on_the_way(gpu: Any) -> None:
     w = ddp.zeros(3, 8, dtype=ddp.bfloat16, device="cuda", requires_grad=True)
     F.embedding(ddp.zeros(1000, dtype=ddp.int64, device="cuda"), w).sum().backward()
     assert of(w.grad).tolist() == [[1000.0] * 8, [0.0] * 8, [0.0] * 8]  # in bfloat16 a sum would stand still at 256
-
-
-def test_tied_weights_have_one_gradient(gpu: Any) -> None:
-    def run(w: Any) -> Any:
-        index = ddp.tensor([1, 3, 1, 0], device=w.device)
-        return F.linear(F.embedding(index, w), w)
-
-    w = ddp.randn(5, 8, dtype="float64")
-    expected, found = on_both(lambda: [w], run)
-    close(found[1], expected[1], "float64")

@@ -110,17 +110,3 @@ def test_a_step_that_was_left_out_does_not_count(gpu: Any) -> None:
         scaler.update()
     assert optimizer.state[p]["step"].item() == 1.0
     np.testing.assert_allclose(p.tolist(), 0.5, rtol=1e-6)
-
-
-def test_losses_and_parameters_on_several_devices(gpu: Any) -> None:
-    scaler = GradScaler(**SETTINGS)
-    ps = [ddp.ones(2, device=where, requires_grad=True) for where in ("cuda:0", "cpu", "cuda:1")]
-    optimizer = ddp.optim.SGD(ps, lr=0.5)
-    for factor in (1.0, float("inf")):
-        optimizer.zero_grad()
-        for loss in scaler.scale([(p * (factor if p is ps[2] else 1.0)).sum() for p in ps]):
-            loss.backward()
-        scaler.step(optimizer)
-        scaler.update()
-    assert [p.tolist() for p in ps] == [[0.5, 0.5]] * 3
-    assert scaler.get_scale() == 2.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -221,31 +220,6 @@ class TestBackward:
         with pytest.raises(ZeroDivisionError):
             z.backward()
         assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
-
-    @in_any_order
-    def test_from_another_thread(self, gpu: Any) -> None:
-        """Which has another current device, and no stream of its own."""
-        s = ddp.cuda.Stream(1)
-        x, *weights = leaves("cuda:1")
-        with ddp.cuda.device(1):
-            loss = network(x, weights, [s, None, None])
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                loss.backward()
-            except BaseException as error:
-                errors.append(error)
-
-        ddp.cuda.synchronize(1)  # a thread of its own has a stream of its own: nobody has told it to wait
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join(timeout=60)
-        assert not errors
-        ddp.cuda.synchronize(0)
-        ddp.cuda.synchronize(1)
-        for one, other in zip((x, *weights), gradients("cpu", [None] * 3, times=1), strict=True):
-            np.testing.assert_allclose(one.grad.cpu().numpy(), other, rtol=2e-5, atol=1e-6)
 
 
 class TestLifetimes:
