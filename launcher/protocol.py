@@ -29,8 +29,6 @@ LAUNCHER_PID = "DDP_LAUNCH_PID"
 #: How many files the ranks on the launcher's host may open (soft limit): the launcher and the engine need more.
 FILES = "DDP_LAUNCH_FILES"
 
-#: The launcher lets every agent hear of it at least so often (s): who hears nothing for long knows that it is stopped.
-PING = 1.0
 #: What a peer may send before it has shown that it knows the secret.
 UNAUTHENTICATED_LIMIT = 4096
 _CHUNK = 1 << 16

@@ -14,9 +14,9 @@ from launcher import errors
 from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
 from launcher.agent.heartbeat import Heartbeat, MemoryWatch
 from launcher.agent.stacks import LOOK, Stacks
-from launcher.agent.suspend import ORDERED, PAUSED, SILENT, Suspension
+from launcher.agent.suspend import ORDERED, PAUSED, Suspension
 from launcher.linux import reap_all, signal_pipe, stat_of, sweep
-from launcher.protocol import PING, Message, ProtocolError, connect, to_bytes, to_text, type_and_value
+from launcher.protocol import Message, ProtocolError, connect, to_bytes, to_text, type_and_value
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ _REST, _FEW = 0.004, 1 << 14
 # What is left in a rank's pipes after its end is read at once; only a process beyond our reach can keep them open.
 _DRAIN_LIMIT = 1.0
 _BEAT = 1.0  # s
-# A launcher that sends a ping every PING seconds and is silent for so long is stopped: so is its job.
-_SILENCE = 4 * PING
 # Of a killed parent that has several threads the one which started us may die first (s): we hear, and it seems to live.
 _DYING = 0.02
 _NEVER = float("inf")
@@ -76,7 +74,6 @@ class Agent:
         self.killed = False  # by us
         self.next_beat = 0.0
         self.rested_at = 0.0
-        self.silent_at = _NEVER
         self.heartbeat_timeout = _NEVER  # s without the launcher's machine after which the rank is ended
         self.drain_deadline = _NEVER
         self.reported = False
@@ -122,15 +119,15 @@ class Agent:
         self._do_due(time.monotonic())
         self._report_end()
 
-    def _wait(self) -> float | None:
-        """Seconds until something is due; None: for ever."""
-        due = min(self.drain_deadline, self.silent_at, self.next_beat)
+    def _wait(self) -> float:
+        """Seconds until something is due."""
+        due = min(self.drain_deadline, self.next_beat)
         wait = max(0.0, due - time.monotonic())
         if self.stacks.awaited:
             wait = min(wait, LOOK)
         if rest := self._resting():
             wait = min(wait, rest)
-        return None if wait == _NEVER else wait
+        return wait
 
     def _resting(self) -> float:
         """For how long (s) output is left alone, 0: it is not."""
@@ -142,9 +139,6 @@ class Agent:
         if now >= self.next_beat:
             self.next_beat = now + _BEAT
             self._beat()
-        if now >= self.silent_at:
-            self.silent_at = _NEVER
-            self.suspension.set(SILENT, True)
 
     def _beat(self) -> None:
         # Before anything is sent: what was sent a second ago has been acknowledged by now.
@@ -256,11 +250,6 @@ class Agent:
             kind, value = type_and_value(message)
             if (handler := getattr(self, f"_on_{kind}", None)) is not None:
                 handler(value)
-        if messages:
-            self.suspension.set(SILENT, False)
-
-    def _on_ping(self, value: object) -> None:
-        self.silent_at = time.monotonic() + _SILENCE
 
     def _on_heartbeat(self, seconds: float) -> None:
         self.heartbeat_timeout = float(seconds)
@@ -286,7 +275,6 @@ class Agent:
 
     def _on_suspend(self, suspended: bool) -> None:
         self.suspension.set(ORDERED, suspended)
-        self.silent_at = _NEVER  # until the next ping: the launcher stops itself now, or has just been continued
 
     def _on_release(self, value: object) -> None:
         self.released = True

@@ -14,9 +14,9 @@ import time
 from collectives.world import PAUSED_AT
 from launcher.linux import children_of, parents, stat_of
 
-#: Why a rank stands still: the launcher said so, or is itself stopped and says nothing any more.
-ORDERED, SILENT = "ordered", "silent"
-#: Why its time limits do, besides these.
+#: Why a rank is stopped: the job is suspended.
+ORDERED = "ordered"
+#: Why its time limits alone stand still: another rank is in a debugger.
 PAUSED = "paused"
 
 
@@ -36,7 +36,7 @@ class Suspension:
     @property
     def frozen(self) -> bool:
         """The rank's processes are stopped."""
-        return bool(self._reasons & {ORDERED, SILENT})
+        return ORDERED in self._reasons
 
     def set(self, reason: str, holds: bool) -> None:
         """A reason holds from now on, or no longer."""

@@ -39,7 +39,7 @@ from launcher.engines.start_errors import explain_start_failure, unreachable_hos
 from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on
-from launcher.protocol import PING, Message, ProtocolError, to_bytes, type_and_value
+from launcher.protocol import Message, ProtocolError, to_bytes, type_and_value
 from launcher.supervisor.environment import agent, agents_environment, free_port, host_of_rank_0, meeting
 from launcher.supervisor.listener import Listener
 from launcher.supervisor.rank_table import RankProcess, RankTable
@@ -60,8 +60,8 @@ _ENGINE_LIMIT = 1.5
 _ENGINE_OUTPUT_LIMIT = 1 << 16
 # s; one Ctrl-C may come twice: `timeout` of the coreutils signals its child, and then its child's whole group.
 _TWICE = 0.1
-# A loop that turns at least every PING seconds and stood still for longer than this was stopped (s).
-_STOOD_STILL = 2.0
+# s; a loop that turns at least so often and stood still for longer than that was stopped.
+_TURN, _STOOD_STILL = 1.0, 2.0
 
 
 class Attempt:
@@ -104,7 +104,6 @@ class Attempt:
         self._order: Message | None = None  # for ranks that start when the others have been asked to end
         self._stopped_at = -math.inf
         self._deserter: RankFailed | None = None  # ended with 0, and perhaps left others waiting
-        self._ping = self.now  # when the agents are to hear from the launcher next
         self._engine = engines.choose_engine(job, environ)
         self._listener = Listener(self._engine.remote_hosts, job.size)
         scratch = os.path.join(environ.get("TMPDIR") or "/tmp", f"ddp-launch-{os.getpid()}-{os.urandom(4).hex()}")
@@ -248,10 +247,7 @@ class Attempt:
         poll = select.poll()
         for fd, (mask, _) in interests.items():
             poll.register(fd, mask)
-        if self._ping <= self.now:
-            self._ping = self.now + PING
-            self.ranks.send({"ping": True}, lambda process: True)
-        until = min(self._listener.deadline, self._observers.tick(self.now), self._ping)
+        until = min(self._listener.deadline, self._observers.tick(self.now), self.now + _TURN)
         if not self._clock.held:
             until = min(until, self.now + min(self._deadlines.values(), default=math.inf) - self._after(0.0))
         wait = max(0.0, 1000 * (until - time.monotonic()))
@@ -378,7 +374,7 @@ class Attempt:
         self._resume(stood)
 
     def _resume(self, stood: float) -> None:
-        """This process was stopped for a while, and its agents stopped their ranks: that time does not count."""
+        """This process was stopped for a while, and perhaps its ranks: that time does not count."""
         self._clock.skip(stood)
         self._observers.resumed(stood)
         self.ranks.send({"suspend": False})

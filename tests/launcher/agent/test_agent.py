@@ -150,17 +150,6 @@ def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes
     kept.end()
 
 
-def test_a_launcher_that_falls_silent_stops_its_job(keep: Any, becomes: Callable[[int, str], None]) -> None:
-    kept = keep(SLEEP)
-    kept.says("ready")
-    kept.send(ping=True, heartbeat=0.5)
-    becomes(kept.pid, "T")  # and no more, however long it takes: its machine acknowledges every beat
-    kept.send(ping=True)
-    becomes(kept.pid, "S")
-    kept.send(kill=True)
-    kept.end()
-
-
 # The launcher of an agent, in a network of their own, whose only interface it switches off.
 CUT_OFF = """
 import os, select, subprocess, sys
