@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp._tensor.base import TensorBase, apply, to_common_device, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
-from ddp._tensor.inplace import assign, in_place_forms, update, with_in_place
+from ddp._tensor.inplace import assign, both_forms, in_place_forms, update
 from ddp._tensor.operands import (
     Other,
     as_method,
@@ -67,7 +67,11 @@ def _comparison(name: str, ufunc: str, doc: str) -> tuple[Binary, Binary, Callab
     def method(self: TensorBase, other: Other) -> Tensor:
         return check_operand(compare(ufunc, self, other), name, other)
 
-    return lambda self, y: compare(ufunc, self, y), *with_in_place(as_method(method, name, doc))
+    return lambda self, y: compare(ufunc, self, y), *both_forms(as_method(method, name, doc))
+
+
+def _bits(name: str, ufunc: str, doc: str) -> tuple[Binary, Binary, Callable[..., Tensor]]:
+    return _comparison(name, ufunc, f"{doc}, of integers or bool. Raises: DtypeError for floats.")
 
 
 def _test(name: str, doc: str) -> Unary:
@@ -170,12 +174,10 @@ class Elementwise(TensorBase):
         """floor(self / other); integers stay integers. Raises: ArgumentError where these are divided by 0."""
         return check_operand(division(ops.div_rounded, self, other, rounding="floor"), "floor_divide", other)
 
-    remainder, remainder_ = with_in_place(
-        _binary(ops.remainder, "self - other*floor(self/other): the sign of `other`, as %. Raises: as div.", division)
+    remainder, remainder_ = both_forms(
+        _binary(ops.remainder, "self - other*floor(self/other). Raises: as div.", division)
     )
-    fmod, fmod_ = with_in_place(
-        _binary(ops.fmod, "self - other*trunc(self/other): the sign of self, as C's fmod. Raises: as div.", division)
-    )
+    fmod, fmod_ = both_forms(_binary(ops.fmod, "self - other*trunc(self/other), as in C. Raises: as div.", division))
 
     def pow(self, exponent: Other) -> Tensor:
         """self ** exponent. Raises: ArgumentError for negative exponents of integers."""
@@ -199,7 +201,7 @@ class Elementwise(TensorBase):
 
     __abs__ = absolute = abs
 
-    reciprocal, reciprocal_ = with_in_place(_unary(ops.reciprocal, "1 / self; of integers float32."))
+    reciprocal, reciprocal_ = both_forms(_unary(ops.reciprocal, "1 / self; of integers float32."))
 
     def square(self) -> Tensor:
         """self * self; of bool int64."""
@@ -227,31 +229,31 @@ class Elementwise(TensorBase):
             raise DtypeError(f"lerp: expected floating tensors, got {xs[0].array.dtype}")
         return apply(ops.lerp, xs)
 
-    exp, exp_ = with_in_place(_unary(special.exp, "exp(self): e to the power of each element."))
-    exp2, exp2_ = with_in_place(_unary(special.exp2, "2 to the power of each element."))
-    expm1, expm1_ = with_in_place(_unary(special.expm1, "exp(self) - 1, without loss near 0."))
-    log, log_ = with_in_place(_unary(special.log, "The natural logarithm."))
-    log2, log2_ = with_in_place(_unary(special.log2, "The logarithm to base 2."))
-    log10, log10_ = with_in_place(_unary(special.log10, "The logarithm to base 10."))
-    log1p, log1p_ = with_in_place(_unary(special.log1p, "log(1 + self), without loss near 0."))
-    sqrt, sqrt_ = with_in_place(_unary(special.sqrt, "The square root."))
-    rsqrt, rsqrt_ = with_in_place(_unary(special.rsqrt, "1 / sqrt(self)."))
-    sin, sin_ = with_in_place(_unary(special.sin, "The sine; radians."))
-    cos, cos_ = with_in_place(_unary(special.cos, "The cosine; radians."))
-    tan, tan_ = with_in_place(_unary(special.tan, "The tangent; radians."))
-    asin, asin_ = with_in_place(_unary(special.asin, "The inverse of the sine, in [-pi/2, pi/2]."))
-    acos, acos_ = with_in_place(_unary(special.acos, "The inverse of the cosine, in [0, pi]."))
-    atan, atan_ = with_in_place(_unary(special.atan, "The inverse of the tangent, in [-pi/2, pi/2]."))
-    sinh, sinh_ = with_in_place(_unary(special.sinh, "The hyperbolic sine."))
-    cosh, cosh_ = with_in_place(_unary(special.cosh, "The hyperbolic cosine."))
-    asinh, asinh_ = with_in_place(_unary(special.asinh, "The inverse of the hyperbolic sine."))
-    acosh, acosh_ = with_in_place(_unary(special.acosh, "The inverse of the hyperbolic cosine."))
-    atanh, atanh_ = with_in_place(_unary(special.atanh, "The inverse of the hyperbolic tangent."))
-    erf, erf_ = with_in_place(_unary(special.erf, "2/sqrt(pi) times the integral of exp(-t**2) from 0 to self."))
-    erfc, erfc_ = with_in_place(_unary(special.erfc, "1 - erf(self), exact also where it is small."))
-    erfinv, erfinv_ = with_in_place(_unary(special.erfinv, "The number whose erf is self."))
-    tanh, tanh_ = with_in_place(_unary(activation.tanh, "The hyperbolic tangent."))
-    sigmoid, sigmoid_ = with_in_place(_unary(activation.sigmoid, "1 / (1 + exp(-self))."))
+    exp, exp_ = both_forms(_unary(special.exp, "exp(self): e to the power of each element."))
+    exp2, exp2_ = both_forms(_unary(special.exp2, "2 to the power of each element."))
+    expm1, expm1_ = both_forms(_unary(special.expm1, "exp(self) - 1, without loss near 0."))
+    log, log_ = both_forms(_unary(special.log, "The natural logarithm."))
+    log2, log2_ = both_forms(_unary(special.log2, "The logarithm to base 2."))
+    log10, log10_ = both_forms(_unary(special.log10, "The logarithm to base 10."))
+    log1p, log1p_ = both_forms(_unary(special.log1p, "log(1 + self), without loss near 0."))
+    sqrt, sqrt_ = both_forms(_unary(special.sqrt, "The square root."))
+    rsqrt, rsqrt_ = both_forms(_unary(special.rsqrt, "1 / sqrt(self)."))
+    sin, sin_ = both_forms(_unary(special.sin, "The sine; radians."))
+    cos, cos_ = both_forms(_unary(special.cos, "The cosine; radians."))
+    tan, tan_ = both_forms(_unary(special.tan, "The tangent; radians."))
+    asin, asin_ = both_forms(_unary(special.asin, "The inverse of the sine, in [-pi/2, pi/2]."))
+    acos, acos_ = both_forms(_unary(special.acos, "The inverse of the cosine, in [0, pi]."))
+    atan, atan_ = both_forms(_unary(special.atan, "The inverse of the tangent, in [-pi/2, pi/2]."))
+    sinh, sinh_ = both_forms(_unary(special.sinh, "The hyperbolic sine."))
+    cosh, cosh_ = both_forms(_unary(special.cosh, "The hyperbolic cosine."))
+    asinh, asinh_ = both_forms(_unary(special.asinh, "The inverse of the hyperbolic sine."))
+    acosh, acosh_ = both_forms(_unary(special.acosh, "The inverse of the hyperbolic cosine."))
+    atanh, atanh_ = both_forms(_unary(special.atanh, "The inverse of the hyperbolic tangent."))
+    erf, erf_ = both_forms(_unary(special.erf, "2/sqrt(pi) times the integral of exp(-t**2) from 0 to self."))
+    erfc, erfc_ = both_forms(_unary(special.erfc, "1 - erf(self), exact also where it is small."))
+    erfinv, erfinv_ = both_forms(_unary(special.erfinv, "The number whose erf is self."))
+    tanh, tanh_ = both_forms(_unary(activation.tanh, "The hyperbolic tangent."))
+    sigmoid, sigmoid_ = both_forms(_unary(activation.sigmoid, "1 / (1 + exp(-self))."))
 
     arcsin, arccos, arctan = asin, acos, atan
     arcsinh, arccosh, arctanh = asinh, acosh, atanh
@@ -260,17 +262,15 @@ class Elementwise(TensorBase):
         """log(self / (1 - self)), the inverse of sigmoid; with `eps`, self is held within [eps, 1 - eps] before."""
         return unary(special.logit, self, eps=eps)
 
-    atan2, atan2_ = with_in_place(
-        _binary(special.atan2, "The angle of the point (other, self), in [-pi, pi].", floating=True)
-    )
+    atan2, atan2_ = both_forms(_binary(special.atan2, "The angle of (other, self), in [-pi, pi].", floating=True))
     arctan2 = atan2
     logaddexp = _binary(special.logaddexp, "log(exp(self) + exp(other)), without overflow.", floating=True)
-    hypot, hypot_ = with_in_place(_binary(special.hypot, "sqrt(self**2 + other**2), without overflow.", floating=True))
-    xlogy, xlogy_ = with_in_place(_binary(special.xlogy, "self * log(other), 0 where self is 0.", floating=True))
+    hypot, hypot_ = both_forms(_binary(special.hypot, "sqrt(self**2 + other**2), without overflow.", floating=True))
+    xlogy, xlogy_ = both_forms(_binary(special.xlogy, "self * log(other), 0 where self is 0.", floating=True))
 
-    floor, floor_ = with_in_place(_unary(ops.floor, "The largest integer that is not larger; integers stay.", rounding))
-    ceil, ceil_ = with_in_place(_unary(ops.ceil, "The smallest integer that is not smaller; integers stay.", rounding))
-    trunc, trunc_ = with_in_place(_unary(ops.trunc, "The integer next to it towards 0; integers stay.", rounding))
+    floor, floor_ = both_forms(_unary(ops.floor, "The largest integer that is not larger; integers stay.", rounding))
+    ceil, ceil_ = both_forms(_unary(ops.ceil, "The smallest integer that is not smaller; integers stay.", rounding))
+    trunc, trunc_ = both_forms(_unary(ops.trunc, "The integer next to it towards 0; integers stay.", rounding))
     fix = trunc
 
     def round(self, *, decimals: int = 0) -> Tensor:
@@ -358,23 +358,13 @@ class Elementwise(TensorBase):
     logical_and, logical_and_ = _comparison("logical_and", "logical_and", "`and` of the truths of both, bool.")[1:]
     logical_or, logical_or_ = _comparison("logical_or", "logical_or", "`or` of the truths of both, bool.")[1:]
     logical_xor, logical_xor_ = _comparison("logical_xor", "logical_xor", "`xor` of the truths of both, bool.")[1:]
-    logical_not, logical_not_ = with_in_place(_test("logical_not", "Whether each element is zero, bool."))
+    logical_not, logical_not_ = both_forms(_test("logical_not", "Whether each element is zero, bool."))
 
-    __and__, bitwise_and, bitwise_and_ = _comparison(
-        "bitwise_and", "bitwise_and", "`and` of the bits of integers or bool. Raises: DtypeError for floats."
-    )
-    __or__, bitwise_or, bitwise_or_ = _comparison(
-        "bitwise_or", "bitwise_or", "`or` of the bits of integers or bool. Raises: DtypeError for floats."
-    )
-    __xor__, bitwise_xor, bitwise_xor_ = _comparison(
-        "bitwise_xor", "bitwise_xor", "`xor` of the bits of integers or bool. Raises: DtypeError for floats."
-    )
-    __lshift__, bitwise_left_shift, bitwise_left_shift_ = _comparison(
-        "bitwise_left_shift", "left_shift", "self << other, of integers."
-    )
-    __rshift__, bitwise_right_shift, bitwise_right_shift_ = _comparison(
-        "bitwise_right_shift", "right_shift", "self >> other, of integers; the sign stays."
-    )
+    __and__, bitwise_and, bitwise_and_ = _bits("bitwise_and", "bitwise_and", "`and` of the bits")
+    __or__, bitwise_or, bitwise_or_ = _bits("bitwise_or", "bitwise_or", "`or` of the bits")
+    __xor__, bitwise_xor, bitwise_xor_ = _bits("bitwise_xor", "bitwise_xor", "`xor` of the bits")
+    __lshift__, bitwise_left_shift, bitwise_left_shift_ = _bits("bitwise_left_shift", "left_shift", "self << other")
+    __rshift__, bitwise_right_shift, bitwise_right_shift_ = _bits("bitwise_right_shift", "right_shift", "self >> other")
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
     __rlshift__, __rrshift__ = _reverse("left_shift"), _reverse("right_shift")
 

@@ -183,7 +183,7 @@ def in_place_forms(*methods: Callable[..., Any]) -> Iterator[Callable[..., Tenso
     return map(in_place, methods)
 
 
-def with_in_place(method: F) -> tuple[F, Callable[..., Tensor]]:
+def both_forms(method: F) -> tuple[F, Callable[..., Tensor]]:
     """`method`, and its form in place."""
     return method, in_place(method)
 

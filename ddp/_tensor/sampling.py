@@ -303,14 +303,10 @@ def _exponential(xp: Any, source: Any, shape: tuple[int, ...]) -> Any:
 def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
     """The first category of each row at which the running sum of weights exceeds drawn * total: (N, S)."""
     sums = weights.cumsum(axis=1)
-    drawn = drawn * sums[:, -1:]
-    out = xp.empty(drawn.shape, int64)
-    if drawn.shape[1] <= len(sums):
-        for i in range(drawn.shape[1]):
-            out[:, i] = (sums <= drawn[:, i : i + 1]).sum(axis=1)
-    else:
-        for i, row in enumerate(sums):
-            out[i] = xp.searchsorted(row, drawn[i], side="right")
+    row = xp.arange(len(sums))[:, None]
+    # One search for all rows: row i counts from i to i + 1.
+    edges = (sums / sums[:, -1:] + row).reshape(-1)
+    out = xp.searchsorted(edges, (drawn + row).reshape(-1), side="right").reshape(drawn.shape) - row * sums.shape[1]
     # Rounding may reach the total itself, past the last category of positive weight.
     return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
 
