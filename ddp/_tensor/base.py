@@ -1,6 +1,6 @@
 """What a tensor is apart from its mathematics: an array, the device it is on, its place in the graph, its gradient.
 
-`apply` is the one door between tensors and ops: it unwraps, runs the forward, and records a node where needed.
+`apply` runs every op on tensors: it unwraps their arrays, runs the forward, and records a node where needed.
 """
 
 from __future__ import annotations

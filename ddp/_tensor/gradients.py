@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddp import _engine
+from ddp._device import device
 from ddp._engine import Leaf, Node, RemovableHandle
 from ddp._tensor.base import TensorBase, root_of, seed_of, wrap
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
@@ -91,18 +92,11 @@ class Gradients(TensorBase):
         backward if the hook returns what does not fit.
         """
         hooks = _hooks(self, "register_hook")
-        shape, dtype, where = self.array.shape, self.array.dtype, self._device
+        like, where = (self.array.shape, self.array.dtype), self._device
 
         def run(g: Any) -> Any:
-            # A copy: what the engine hands over may be shared, broadcast or read-only.
-            result = hook(wrap(where.xp.array(g, dtype), where))
-            if result is None:
-                return None
-            if not isinstance(result, TensorBase):
-                raise DtypeError(f"hook: expected a Tensor or None, got {type(result).__name__}")
-            if result.array.shape != shape:
-                raise ShapeError(f"hook: a gradient of shape {result.array.shape} for a tensor of shape {shape}")
-            return result.array.astype(dtype, copy=False)
+            (gradient,) = gradient_tensors(g, [like], where)
+            return gradient_array("hook", hook(gradient), like)
 
         hooks.append(run)
         return RemovableHandle(hooks, run)
@@ -140,6 +134,35 @@ def _hooks(x: TensorBase, name: str) -> list[Hook]:
     if x.edge is None:
         raise GraphError(f"{name}: this tensor does not require grad, and nothing it was made of does")
     return x.edge.ensure_metadata().hooks if isinstance(x.edge, Node) else x.edge.hooks
+
+
+Like = tuple[tuple[int, ...], Any]  # the shape and dtype that a gradient has
+
+
+def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool = True) -> list[Tensor | None]:
+    """The gradients that the engine hands to a node, as tensors of the user's own: copies, since they may be shared.
+
+    g: an array, or a list of one for each result. zeros: in the place of None; else None stays.
+    """
+    xp, grads = where.xp, g if isinstance(g, list) else [g]
+    return [
+        wrap(xp.zeros(shape, dtype) if one is None else xp.array(one, dtype), where)
+        if zeros or one is not None
+        else None
+        for one, (shape, dtype) in zip(grads, likes, strict=True)
+    ]
+
+
+def gradient_array(name: str, g: Any, like: Like) -> Any:
+    """The array of a gradient that the user's code returned, in its dtype, or None. Raises: DtypeError, ShapeError."""
+    if g is None:
+        return None
+    shape, dtype = like
+    if not isinstance(g, TensorBase):
+        raise DtypeError(f"{name}: expected tensors or None, got {type(g).__name__}")
+    if g.array.shape != shape:
+        raise ShapeError(f"{name}: a gradient of shape {g.array.shape} for a tensor of shape {shape}")
+    return g.array.astype(dtype, copy=False)
 
 
 def run_backward(

@@ -10,7 +10,8 @@ from ddp import _engine
 from ddp._engine import MultiOutputNode, Node, Version, modes, no_grad
 from ddp._tensor.base import TensorBase, check_current, record, wrap, written_in_graph
 from ddp._tensor.core import Tensor
-from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
+from ddp._tensor.gradients import gradient_array, gradient_tensors
+from ddp.errors import ArgumentError, DtypeError, GraphError
 
 
 class FunctionContext:
@@ -70,12 +71,7 @@ class _FunctionBackward:
 
     def backward(self, xp: Any, g: Any, needs: Sequence[bool], saved: Sequence[Any], residual: Any) -> list[Any]:
         ctx, inputs, outputs, where = residual
-        grads = []
-        for one, (shape, dtype) in zip(g if isinstance(g, list) else [g], outputs, strict=True):
-            if one is None and ctx.materialize_grads:
-                one = xp.zeros(shape, dtype)
-            # A copy where it is not ours: what the engine hands over may be broadcast, or read-only.
-            grads.append(None if one is None else wrap(xp.array(one, dtype), where))
+        grads = gradient_tensors(g, outputs, where, ctx.materialize_grads)
         ctx._restored = tuple([None if x is None else wrap(x, where) for x in saved])
         try:
             with no_grad():
@@ -90,17 +86,10 @@ class _FunctionBackward:
                 f"{self.name}: backward returned {len(returned)} gradients, expected one for each of the {len(inputs)} "
                 "arguments of forward (None for those that are no tensor)"
             )
-        return [self._checked(i, *each) for i, each in enumerate(zip(returned, inputs, needs, strict=True))]
-
-    def _checked(self, i: int, g: Any, like: Any, need: bool) -> Any:
-        if g is None or not need:
-            return None
-        if not isinstance(g, TensorBase):
-            raise DtypeError(f"{self.name}: backward returned {type(g).__name__} for argument {i}, expected a Tensor")
-        shape, dtype = like
-        if g.array.shape != shape:
-            raise ShapeError(f"{self.name}: backward returned shape {g.array.shape} for argument {i} of shape {shape}")
-        return g.array.astype(dtype, copy=False)
+        return [
+            gradient_array(f"{self.name}: backward, argument {i}", g, like) if need else None
+            for i, (g, like, need) in enumerate(zip(returned, inputs, needs, strict=True))
+        ]
 
 
 class Function:

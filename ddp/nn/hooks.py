@@ -14,7 +14,8 @@ from ddp._engine import MultiOutputNode, Node, RemovableHandle, modes
 from ddp._tensor.base import record, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import zeros
-from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp._tensor.gradients import gradient_array, gradient_tensors
+from ddp.errors import ArgumentError, DtypeError
 
 Hook = Callable[..., Any]
 Grads = tuple[Any, ...]
@@ -199,23 +200,8 @@ class _Identity:
 
     def backward(self, xp: Any, g: Any, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
         likes, where = residual
-        # Copies: what the engine hands over may be shared, broadcast or read-only.
-        grads = [
-            wrap(xp.zeros(shape, dtype) if one is None else xp.array(one, dtype), where)
-            for one, (shape, dtype) in zip(g if isinstance(g, list) else [g], likes, strict=True)
-        ]
-        return [_as_array(*each) for each in zip(self.on_grads(tuple(grads)), likes, strict=True)]
-
-
-def _as_array(g: Any, like: tuple[Any, Any]) -> Any:
-    if g is None:
-        return None
-    shape, dtype = like
-    if not isinstance(g, Tensor):
-        raise DtypeError(f"backward hook: expected tensors or None, got {type(g).__name__}")
-    if g.array.shape != shape:
-        raise ShapeError(f"backward hook: a gradient of shape {g.array.shape} for a tensor of shape {shape}")
-    return g.array.astype(dtype, copy=False)
+        grads = self.on_grads(tuple(gradient_tensors(g, likes, where)))
+        return [gradient_array("backward hook", *each) for each in zip(grads, likes, strict=True)]
 
 
 def _split_tracked(values: Sequence[Any]) -> tuple[list[int], Grads]:
