@@ -281,10 +281,11 @@ _REGISTERS = 16
 
 
 @lru_cache(maxsize=64)
-def _encode(program: update.Program) -> Array:
-    """The passes as kernels.c reads them: (passes, 4) of int32."""
+def _encode(program: update.Program) -> tuple[int, int | None, Array]:
+    """How many passes, and where kernels.c reads them: (passes, 4) of int32."""
     rows = [(_FUNCTIONS.index(function), out, inputs[0], inputs[-1]) for function, inputs, out in program.passes]
-    return np.array(rows, np.int32)
+    passes = np.array(rows, np.int32)
+    return len(rows), address(passes), passes
 
 
 def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.UpdateRows) -> None:
@@ -294,9 +295,9 @@ def _run_program(xp: Any, program: update.Program, scalars: Array, rows: update.
         return
     if rows.addresses is None:
         sizes = np.array([row[0].size for row in rows.arrays], np.int64)
-        rows.addresses = sizes, np.array([[address(each) for each in row] for row in rows.arrays], np.int64)
-    (sizes, at), passes = rows.addresses, _encode(program)
-    kernel(len(passes), address(passes), address(scalars), *at.shape, address(sizes), address(at))
+        at = np.array([[address(each) for each in row] for row in rows.arrays], np.int64)
+        rows.addresses = (*at.shape, address(sizes), address(at)), (sizes, at)
+    kernel(*_encode(program)[:2], address(scalars), *rows.addresses[0])
 
 
 # --- attention

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ddp.ops.op import Array, array_function
 
 TILE = 1 << 15  # elements that the array formulas take at once, so that what one pass wrote is in cache for the next
@@ -39,10 +41,15 @@ class UpdateRows:
 @array_function
 def run_program(xp: Any, program: Program, scalars: Array, rows: UpdateRows) -> None:
     """Runs the passes over every row, each of them rounded by itself. scalars: of the dtype of the arrays."""
-    for row in rows.arrays:
-        for start in range(0, row[0].size, TILE):
-            registers = [each[start : start + TILE] for each in row]
-            registers += [xp.empty_like(registers[0]) for _ in range(program.registers - len(row))]
-            for function, inputs, out in program.passes:
-                operands = [registers[each] if each >= 0 else scalars[-1 - each] for each in inputs]
-                getattr(xp, function)(*operands, out=registers[out])
+    with np.errstate(all="ignore"):  # infinities are the loss scaler's business
+        for row in rows.arrays:
+            _run_row(xp, program, scalars, row)
+
+
+def _run_row(xp: Any, program: Program, scalars: Array, row: tuple[Array, ...]) -> None:
+    for start in range(0, row[0].size, TILE):
+        registers = [each[start : start + TILE] for each in row]
+        registers += [xp.empty_like(registers[0]) for _ in range(program.registers - len(row))]
+        for function, inputs, out in program.passes:
+            operands = [registers[each] if each >= 0 else scalars[-1 - each] for each in inputs]
+            getattr(xp, function)(*operands, out=registers[out])

@@ -74,13 +74,11 @@ class FormulaOptimizer(Optimizer):
         if closure is not None:
             with enable_grad():
                 loss = closure()
-        # Also between neighbours in a bucket, where nobody looks, and infinities are the loss scaler's business.
-        with np.errstate(all="ignore"):
-            for group in self.param_groups:
-                devices = dict.fromkeys(map(_device_of, group["params"]))
-                for where in devices:
-                    params = group["params"] if len(devices) == 1 else [p for p in group["params"] if p.device is where]
-                    self._update_of(group, where).step(params)
+        for group in self.param_groups:
+            devices = dict.fromkeys(map(_device_of, group["params"]))
+            for where in devices:
+                params = group["params"] if len(devices) == 1 else [p for p in group["params"] if p.device is where]
+                self._update_of(group, where).step(params)
         if capturing.now is not None:
             capturing.now.after(self._note_step)
         return loss
@@ -154,7 +152,8 @@ class GroupUpdate:
             members = {}
             for index in full:
                 members.setdefault(ages[index], []).append(index)
-        self._steps[full] += 1
+        if self.names:
+            self._steps[full] += 1
         if len(self._plans) > len(members):  # those of other gradients, or of other ages
             self._plans.clear()
         values = settings(formula, self.group)
@@ -260,9 +259,10 @@ class ParameterRows:
         for dtype, rows in self._plain:
             run_program(np, program, np.array(scalars, dtype), rows)
         for row in self._others:
-            # 16-bit numbers are computed with in float32, and rounded once.
+            # 16-bit numbers are computed with in float32, and rounded once, maybe to infinity.
             wide = np.dtype(np.float32) if row[0].dtype.itemsize == 2 else row[0].dtype
             copies = [np.array(each, wide, order="C") for each in row]
             run_program(np, program, np.array(scalars, wide), UpdateRows([tuple(copies)]))
-            for target, source in zip((row[0], *row[2:]), (copies[0], *copies[2:]), strict=True):
-                target[...] = source
+            with np.errstate(all="ignore"):
+                for target, source in zip((row[0], *row[2:]), (copies[0], *copies[2:]), strict=True):
+                    target[...] = source
