@@ -128,18 +128,14 @@ class Im2Col:
 
     def __init__(self, xp: Any, shape: Shape, dtype: Any) -> None:
         self.xp, self.shape, self.dtype = xp, shape, dtype
-        self.wide = self.working(dtype)
+        # NumPy does not multiply stacks of float16, and what is added up should be rounded once.
+        self.wide = xp.dtype("float32") if dtype.itemsize == 2 else dtype  # of what is multiplied
         oh, ow = shape.window.out
         line = shape.groups * shape.channels * shape.window.elements * ow * self.wide.itemsize
         tile = tile_bytes(xp)
         self.samples = max(1, min(shape.n, tile // max(line * oh, 1)))
         self.lines = oh if self.samples > 1 else max(1, min(oh, tile // max(line, 1)))
         self._buffers: dict[str, Array] = {}
-
-    def working(self, dtype: Any) -> Any:
-        """The dtype of what is multiplied."""
-        # NumPy does not multiply stacks of float16, and what is added up should be rounded once.
-        return self.xp.dtype("float32") if dtype.itemsize == 2 else dtype
 
     def tiles(self) -> Iterator[slice]:
         """Samples that are taken together."""
