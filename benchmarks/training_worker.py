@@ -16,12 +16,13 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import harness
 from benchmarks.train_step import STEPS, Task, cnn, gpt, loss_of, mlp, sgd
 from benchmarks.worker_pool import serve
 
@@ -68,16 +69,13 @@ class Ours:
             options["comm_hook"] = our_hook(options.pop("hook"))
         return self.t.DataParallel(net, self.comm, **options)
 
-    def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
-        """A call that reduces float32 arrays of these lengths, one after the other, while nothing is computed."""
-        arrays = [self._alone.empty(length) for length in lengths]
+    def array(self, length: int) -> Any:
+        """A float32 array to be reduced."""
+        return self._alone.empty(length)
 
-        def call() -> None:
-            works = [self._alone.all_reduce(x, "sum", scale=0.5, out=x, async_op=True) for x in arrays]
-            for work in works:
-                work.wait()
-
-        return call
+    def all_reduce(self, x: Any) -> Any:
+        """Starts it; waits with `wait()`."""
+        return self._alone.all_reduce(x, "sum", scale=0.5, out=x, async_op=True)
 
 
 class Theirs:
@@ -100,15 +98,11 @@ class Theirs:
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         return self.t.nn.parallel.DistributedDataParallel(net, **options)
 
-    def reduce(self, lengths: Sequence[int]) -> Callable[[], None]:
-        tensors = [self.t.zeros(length) for length in lengths]
+    def array(self, length: int) -> Any:
+        return self.t.zeros(length)
 
-        def call() -> None:
-            works = [self._dist.all_reduce(x, async_op=True) for x in tensors]
-            for work in works:
-                work.wait()
-
-        return call
+    def all_reduce(self, x: Any) -> Any:
+        return self._dist.all_reduce(x, async_op=True)
 
 
 def our_hook(name: str | None) -> Any:
@@ -181,29 +175,27 @@ class Trained:
         ready: since backward began, of each gradient; of a bare net only
         """
         clock = time.perf_counter
-        parts: dict[str, list[float]] = {"forward": [], "backward": [], "update": []}
-        ready = []
-        cpu, begin = time.process_time(), clock()
-        for _ in range(number):
-            start = clock()
+        marks = np.zeros((number, 4))
+        ready = np.zeros((number, len(self._ready)))
+        cpu = time.process_time()
+        for step in range(number):
+            marks[step, 0] = clock()
             self._optimizer.zero_grad()
             loss = loss_of(self._t, self.model, self._task)
-            turned = clock()
+            marks[step, 1] = clock()
             loss.backward()
-            back = clock()
+            marks[step, 2] = clock()
             self._optimizer.step()
-            end = clock()
-            parts["forward"].append(turned - start)
-            parts["backward"].append(back - turned)
-            parts["update"].append(end - back)
-            ready.append([each - turned for each in self._ready])
-        mean = {name: statistics.mean(values) for name, values in parts.items()}
+            marks[step, 3] = clock()
+            ready[step] = np.subtract(self._ready, marks[step, 1])
+        forward, backward, update = np.diff(marks).mean(0).tolist()
         return {
-            "step": (end - begin) / number,
+            "step": float(marks[-1, 3] - marks[0, 0]) / number,
             "cpu": (time.process_time() - cpu) / number,
-            **mean,
-            "gradients": mean["forward"] + mean["backward"],
-            "ready": [statistics.mean(each) for each in zip(*ready, strict=True)] if self._noted else None,
+            "forward": forward,
+            "update": update,
+            "gradients": forward + backward,
+            "ready": ready.mean(0).tolist() if self._noted else None,
         }
 
     def digest(self) -> str:
@@ -228,7 +220,6 @@ class Worker:
         self._store: Any = None
         self._ranks: Any = None  # Ours or Theirs
         self._trained: dict[str, Trained] = {}
-        self._reductions: dict[tuple[int, ...], Callable[[], None]] = {}
 
     def listen(self) -> int | None:
         """The port at which PyTorch's ranks find rank 0."""
@@ -281,18 +272,18 @@ class Worker:
 
     def reduce(self, lengths: list[int], times: int) -> Found:
         """Seconds that the buckets take one after the other, with nothing computed meanwhile."""
-        key = tuple(lengths)
-        if key not in self._reductions:
-            self._reductions[key] = self._ranks.reduce(lengths)
-        call = self._reductions[key]
+        arrays = [self._ranks.array(length) for length in lengths]
+
+        def call() -> None:
+            for work in [self._ranks.all_reduce(x) for x in arrays]:
+                work.wait()
+
         self._ranks.barrier()
         call()
         taken, cpu = [], time.process_time()
         for _ in range(times):
             self._ranks.barrier()
-            start = time.perf_counter()
-            call()
-            taken.append(time.perf_counter() - start)
+            taken.append(harness.seconds(call))
         return {"seconds": statistics.mean(taken), "cpu": (time.process_time() - cpu) / times}
 
     def digits(self, hook: str | None, epochs: int, seed: int) -> Found:

@@ -30,7 +30,7 @@ from benchmarks.gpu.turns import WARMING, Implementation, compile_all, median_ms
 from benchmarks.worker_pool import WorkerError
 from ddp.backends import cudnn
 
-OTHERS = ("loader", "two-ranks")
+OTHERS: dict[str, Any] = {"loader": h2d_overlap, "two-ranks": sharing}
 COMPILING = 150.0  # s
 NO_CUDNN = "cuDNN is missing, without which a GPU takes much slower ways: pip install nvidia-cudnn-frontend==1.26.0"
 
@@ -75,13 +75,11 @@ def main() -> None:
             for each in group:
                 each.close()
         keep()
-    if "loader" in wanted:
-        found["loader"] = guarded(h2d_overlap.measure, args.device)
-        print(h2d_overlap.line(found["loader"]), flush=True)
-        keep()
-    if "two-ranks" in wanted:
-        found["two-ranks"] = guarded(sharing.measure, args.device)
-        print(sharing.line(found["two-ranks"]), flush=True)
+    for name, other in OTHERS.items():
+        if name in wanted:
+            found[name] = guarded(other.measure, args.device)
+            print(other.line(found[name]), flush=True)
+            keep()
     found["promises"] = [*summary(found["tasks"])]
     keep()
     print(f"written to {args.json} after {found['seconds']} s")

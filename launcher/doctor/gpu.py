@@ -16,7 +16,7 @@ from launcher.doctor.machine import version
 from launcher.doctor.probes import Answer, ask
 
 _LIMIT = 60.0  # s; CuPy compiles a kernel, and a GPU that slept wakes up
-_SMI = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,compute_mode,driver_version", "--format=csv,noheader"]
+_SMI = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"]
 _CUPYS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
 _CUDA13 = 580  # the first driver that serves CUDA 13
 _ON_CPU = "ranks train on the CPU"
@@ -26,7 +26,7 @@ _HIDDEN = "CUDA_VISIBLE_DEVICES"
 class Gpus(NamedTuple):
     """Facts.
 
-    cards: nvidia-smi's row of each GPU: name, memory, compute capability, compute mode, driver; failure: why none
+    cards: nvidia-smi's row of each GPU: name, memory, compute capability, driver; failure: why none
     cupys: installed packages of CuPy; cupy, nccl: answers of the probes, None if there is no CuPy
     cudnn: version of its Python frontend, "" if that is not installed; hidden: value of CUDA_VISIBLE_DEVICES
     """
@@ -66,16 +66,9 @@ def judge(facts: Gpus) -> Iterator[Finding]:
     works = facts.cupy is not None and facts.cupy.value is not None
     if facts.failure:
         fix = "sudo reboot  # after an update of the driver; without one: sudo apt install nvidia-driver"
-        yield error(f"nvidia-smi fails: {facts.failure}", fix)
-    for index, (name, memory, capability, mode, driver) in enumerate(facts.cards):
-        text = f"GPU {index}: {name}, {memory}, compute capability {capability}, driver {driver}"
-        default = f"sudo nvidia-smi -i {index} -c DEFAULT"
-        if mode == "Prohibited":
-            yield error(f"{text}, but its compute mode forbids computing", default)
-        elif mode.startswith("Exclusive"):
-            yield note(f"{text}; one process at a time may use it, so --share-gpu fails", default)
-        else:
-            yield ok(text)
+        yield warning(f"nvidia-smi fails: {facts.failure}: {_ON_CPU}", fix)
+    for index, (name, memory, capability, driver) in enumerate(facts.cards):
+        yield ok(f"GPU {index}: {name}, {memory}, compute capability {capability}, driver {driver}")
     if works:
         yield from _libraries(facts)
     elif not facts.cards:
@@ -97,12 +90,8 @@ def _libraries(facts: Gpus) -> Iterator[Finding]:
     series, found = _series(facts), facts.cupy.value
     right = f"cupy-cuda{series}x"
     replace = f"{pip('uninstall', '-y', *facts.cupys)} && {install(right)}"
-    if len(facts.cupys) > 1:
-        yield error(
-            f"several CuPy packages in one environment ({', '.join(facts.cupys)}) overwrite each other", replace
-        )
-    elif found is None or found["failure"]:
-        yield error(f"{facts.cupys[0]} does not work: {facts.cupy.reason or found['failure']}", replace)
+    if found is None or found["failure"]:
+        yield error(f"CuPy ({', '.join(facts.cupys)}) does not work: {facts.cupy.reason or found['failure']}", replace)
     else:
         driver, runtime = (f"{cuda // 1000}.{cuda % 1000 // 10}" for cuda in (found["driver"], found["runtime"]))
         yield ok(f"CuPy {found['version']} (CUDA {runtime}; the driver serves {driver}) computes on the GPU")
@@ -125,7 +114,7 @@ def _series(facts: Gpus) -> int:
     """The series of packages that goes with the driver: 12 or 13."""
     if facts.cupy is not None and facts.cupy.value is not None:
         return 13 if facts.cupy.value["driver"] >= 13000 else 12
-    return 13 if facts.cards and int(facts.cards[0][4].partition(".")[0]) >= _CUDA13 else 12
+    return 13 if facts.cards and int(facts.cards[0][3].partition(".")[0]) >= _CUDA13 else 12
 
 
 def _cards() -> tuple[tuple[tuple[str, ...], ...], str]:

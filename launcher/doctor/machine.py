@@ -236,8 +236,8 @@ _FILES_LEAST = 256
 _DISK_LEAST = 100 * _MIB
 
 
-def judge_limits(files: int, locked: int, folder: str, free: int | None) -> Iterator[Finding]:
-    """Limits of this process, -1: unlimited. locked: bytes, where there is InfiniBand
+def judge_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]:
+    """files: that this process may have open, -1: unlimited
 
     free: bytes for temporary files in `folder`, None: it is not writable
     """
@@ -246,9 +246,6 @@ def judge_limits(files: int, locked: int, folder: str, free: int | None) -> Iter
         yield warning(text, "ulimit -n 4096  # or: sudo prlimit --pid $$ --nofile=4096:4096")
     else:
         yield ok(f"a process may have {'any number of' if files < 0 else files} files open")
-    if locked >= 0:
-        text = f"only {size(locked)} of memory may be locked, which InfiniBand needs for what it sends"
-        yield warning(text, "ulimit -l unlimited")
     elsewhere = "export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR"
     if free is None:
         yield error(f"no temporary file can be made in {folder}, and the launcher needs some", elsewhere)
@@ -259,14 +256,11 @@ def judge_limits(files: int, locked: int, folder: str, free: int | None) -> Iter
 
 
 def limits() -> Iterator[Finding]:
-    """Open files, locked memory, disk for temporary files."""
-    files, locked = (resource.getrlimit(name)[0] for name in (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK))
-    cards = "/sys/class/infiniband"
+    """Open files, disk for temporary files."""
     folder, free = os.environ.get("TMPDIR") or "/tmp", None
     try:
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError:
         pass  # missing, full, or not writable: that is the finding
-    infiniband = os.path.isdir(cards) and os.listdir(cards)
-    return judge_limits(files, locked if infiniband else -1, folder, free)
+    return judge_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], folder, free)

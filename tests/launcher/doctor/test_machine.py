@@ -36,7 +36,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "shm_free": 8 * GIB,
         "stale": (0, 0),
     },
-    "limits": {"files": 1024, "locked": -1, "folder": "/tmp", "free": GIB},
+    "limits": {"files": 1024, "folder": "/tmp", "free": GIB},
     "blas": {"answer": Answer(BLAS, "")},
     "sharing": {"answer": Answer(SHARES, "")},
 }
@@ -83,7 +83,6 @@ def sharing(**change: str) -> dict[str, Answer]:
         ("limits", {}, [FILES, TMP]),
         ("limits", {"files": -1}, ["ok any number of files open", TMP]),
         ("limits", {"files": 64}, ["warning only 64 files open -> ulimit -n 4096", TMP]),
-        ("limits", {"locked": 8 * MIB}, [FILES, "warning only 8 MiB of memory may be -> ulimit -l", TMP]),
         ("limits", {"free": None}, [FILES, "error no temporary file can be made in /tmp -> export TMPDIR="]),
         ("limits", {"free": MIB}, [FILES, "warning /tmp has 1 MiB free -> export TMPDIR="]),
         ("blas", {}, ["ok scipy-openblas 0.3.31, 2 threads in this process; bfloat16 works"]),
