@@ -158,7 +158,7 @@ def test_takes_long(): time.sleep({seconds})
 """
 
 
-@pytest.mark.parametrize(("seconds", "limit", "code"), [(0, 60, 1), (60, 15, 2)])
+@pytest.mark.parametrize(("seconds", "limit", "code"), [(0, 90, 1), (60, 5, 2)])
 def test_tests_report_what_failed_and_stop_in_time(
     seconds: int, limit: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
 ) -> None:
@@ -168,10 +168,12 @@ def test_tests_report_what_failed_and_stop_in_time(
     monkeypatch.setattr(correctness, "ROOT", tmp_path)
     assert correctness.run_tests(limit, 2, ["test_suite.py", "test_broken.py"]) == code
     printed = capfd.readouterr().out
-    assert "FAILED test_suite.py::test_fails - assert (1 + 1) == 3" in printed
-    assert ("not finished after 15 s" in printed) == bool(seconds)
-    assert "2 passed, 1 skipped" in printed or seconds
-    assert (tmp_path / "gpu-tests.xml").exists()
+    if seconds:
+        assert "not finished after 5 s" in printed
+    else:
+        assert "FAILED test_suite.py::test_fails - assert (1 + 1) == 3" in printed
+        assert "2 passed, 1 skipped" in printed
+        assert (tmp_path / "gpu-tests.xml").exists()
 
 
 def test_the_paths_hold_every_test_that_needs_a_gpu() -> None:
