@@ -103,6 +103,7 @@ class HookExchange(Exchange):
         self._phases: int = getattr(hook, "phases", 1)
         self._comms = [comm.duplicate() for _ in range(self._phases)]
         self._runs: list[_BucketRun] = []
+        self._finished = 0  # runs: they end in order
         self._scale: float | None = None  # None until the control message has arrived
         self._used: dict[str, bool] = {}
         # One stream for ever: what a hook remembers lies in memory that is freed in that stream's order.
@@ -136,11 +137,11 @@ class HookExchange(Exchange):
 
     def set_buckets(self, buckets: Buckets) -> None:
         super().set_buckets(buckets)
-        self._runs = []
+        self._runs, self._finished = [], 0
 
     def begin(self, control: ControlMessage) -> None:
         super().begin(control)
-        self._runs, self._scale = [], None
+        self._runs, self._finished, self._scale = [], 0, None
 
     def launch(self, index: int) -> None:
         assert index == len(self._runs)
@@ -152,7 +153,7 @@ class HookExchange(Exchange):
 
     def finish(self) -> None:
         self._control.wait()
-        while self._runs and self._runs[-1].phase <= self._phases:
+        while self._finished < len(self._runs):
             if not self._advance():
                 time.sleep(_PAUSE)
         self._stream.join()
@@ -172,11 +173,15 @@ class HookExchange(Exchange):
         before = end = self._phases + 1  # phases that the bucket before has entered; the last one is its end
         # Infinities and NaN are values here: a GradScaler looks for them afterwards.
         with np.errstate(all="ignore"):
-            for index, run in enumerate(self._runs):
+            for index in range(self._finished, len(self._runs)):
+                run = self._runs[index]
                 while run.phase < before and self._enter_next(index, run, before == end):
                     run.phase += 1
                     moved = True
                 before = run.phase
+                self._finished += before == end
+                if before == 0:  # none behind it has begun, or may begin
+                    break
         return moved
 
     def _enter_next(self, index: int, run: _BucketRun, before_is_done: bool) -> bool:
