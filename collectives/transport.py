@@ -309,6 +309,11 @@ def all_of(tests: list[Test]) -> Test:
     return test
 
 
+def parts_of(whole: Any, counts: Sequence[int]) -> list[Any]:
+    """Each rank's part of a joined array, on the host or a GPU."""
+    return [whole[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
+
+
 def offsets(counts: Sequence[int]) -> list[int]:
     """Where each rank's part starts: `offsets([2, 0, 3]) == [0, 2, 2]`."""
     starts, at = [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -115,3 +116,19 @@ def test_waiting_for_work_and_for_a_call_that_blocks(page: Page) -> None:
         collectives.run_threads(fn, 2, timeout=5)
     with pytest.raises(StillRunning):
         run_within(0.1, lambda: time.sleep(0.3), "blocks")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("can't create new thread at interpreter shutdown", StillRunning),  # from Python 3.12 on
+        ("can't start new thread", RuntimeError),  # the process has too many
+    ],
+)
+def test_where_no_thread_starts(words: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(kind, match=words):
+        run_within(20, lambda: 3, "three")

@@ -30,7 +30,7 @@ from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import CollectivesError
 from collectives.reduction import ReduceOp
 from collectives.time_limit import carry_out
-from collectives.transport import Steps, offsets
+from collectives.transport import Steps, parts_of
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ class NcclTransport(DeviceTransport):
             if len(set(counts)) == 1:
                 self._nccl.reduce_scatter(_address(x), _address(out), counts[0], x.dtype, op, self.stream.ptr)
                 return
-            for root, part in enumerate(_parts(x, counts)):
+            for root, part in enumerate(parts_of(x, counts)):
                 self._reduce(part, out if root == self._nccl.rank else None, op, root)
 
         return self._issue(launch)
@@ -139,7 +139,7 @@ class NcclTransport(DeviceTransport):
             if len(set(counts)) == 1:
                 self._nccl.all_gather(_address(x), _address(out), counts[0], _BYTE, self.stream.ptr)
                 return
-            for root, part in enumerate(_parts(out, counts)):
+            for root, part in enumerate(parts_of(out, counts)):
                 self._broadcast(x, part, root)
 
         return self._issue(launch)
@@ -200,11 +200,6 @@ def _reals(array: Any) -> Any:
     return array if array is None else array.view(_REALS.get(array.dtype, array.dtype))
 
 
-def _parts(whole: Any, counts: Sequence[int]) -> list[Any]:
-    """Each rank's part of a joined array."""
-    return [whole[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
-
-
 def _numbered(whole: Any | None, counts: Sequence[int]) -> list[tuple[int, Any]]:
     """Each rank with its part; nothing of no array."""
-    return [] if whole is None else list(enumerate(_parts(whole, counts)))
+    return [] if whole is None else list(enumerate(parts_of(whole, counts)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from collectives.transport import (
     chunks,
     completed,
     offsets,
+    parts_of,
     then,
 )
 
@@ -135,22 +136,22 @@ class MPITransport(Transport):
     def gather(self, x: Array, out: Array | None, counts: Sequence[int], root: int) -> Test:
         if sum(counts) <= self._limit:
             return self._comm.Igatherv([x, self._MPI.BYTE], self._parts(out, counts), root).Test
-        return self._exchange([(root, x)], [] if out is None else _split(out, counts))
+        return self._exchange([(root, x)], [] if out is None else enumerate(parts_of(out, counts)))
 
     def scatter(self, x: Array | None, out: Array, counts: Sequence[int], root: int) -> Test:
         if sum(counts) <= self._limit:
             return self._comm.Iscatterv(self._parts(x, counts), [out, self._MPI.BYTE], root).Test
-        return self._exchange([] if x is None else _split(x, counts), [(root, out)])
+        return self._exchange([] if x is None else enumerate(parts_of(x, counts)), [(root, out)])
 
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Test:
         if sum(counts) <= self._limit:
             return self._comm.Iallgatherv([x, self._MPI.BYTE], self._parts(out, counts)).Test
-        return self._exchange([(rank, x) for rank in range(self.size)], _split(out, counts))
+        return self._exchange([(rank, x) for rank in range(self.size)], enumerate(parts_of(out, counts)))
 
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
         sends, receives = table[self.rank], [row[self.rank] for row in table]
         # In pairs whatever the length: MPICH's own way takes one step a test, and waits here test with pauses between.
-        return self._exchange(_split(x, sends), _split(out, receives))
+        return self._exchange(enumerate(parts_of(x, sends)), enumerate(parts_of(out, receives)))
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
         return self._message(self._comm.Isend, x, dst, tag)
@@ -278,20 +279,14 @@ class MPITransport(Transport):
     def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
         return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]
 
-    def _exchange(self, sends: Sequence[tuple[int, Array]], receives: Sequence[tuple[int, Array]]) -> Test:
-        """Pairs of a rank and what goes to it, or comes from it; nothing is sent where there is nothing."""
-        mine = [part for rank, part in sends if rank == self.rank]
-        for part, (_, buffer) in zip(mine, [each for each in receives if each[0] == self.rank], strict=True):
-            np.copyto(buffer, part)
-        tests = [self.recv(part, rank, _PIECES) for rank, part in receives if len(part) and rank != self.rank]
-        tests += [self.send(part, rank, _PIECES) for rank, part in sends if len(part) and rank != self.rank]
+    def _exchange(self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]) -> Test:
+        """Each rank with what goes to it, and with what comes from it; empty parts are not sent."""
+        sent, received = dict(sends), dict(receives)
+        if self.rank in sent:
+            np.copyto(received.pop(self.rank), sent.pop(self.rank))
+        tests = [self.recv(part, rank, _PIECES) for rank, part in received.items() if len(part)]
+        tests += [self.send(part, rank, _PIECES) for rank, part in sent.items() if len(part)]
         return all_of(tests)
-
-
-def _split(whole: Array, counts: Sequence[int]) -> list[tuple[int, Array]]:
-    return [
-        (rank, whole[start : start + n]) for rank, (start, n) in enumerate(zip(offsets(counts), counts, strict=True))
-    ]
 
 
 def _in_turn(started: Iterator[Test]) -> Test:

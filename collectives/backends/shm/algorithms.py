@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from collectives.backends.shm.control_block import STAGING_BYTES, ControlBlock
-from collectives.transport import Finish, chunks
+from collectives.transport import Finish, chunks, parts_of
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
@@ -155,7 +155,7 @@ def gather(control: ControlBlock, x: Array, out: Array | None, counts: Sequence[
     """x: (counts[me],) uint8; out: (sum(counts),) uint8 where the whole is wanted, None elsewhere."""
     receives, own = [], None
     if out is not None:
-        parts = split(out, counts)
+        parts = parts_of(out, counts)
         receives = [(rank, 0, parts[rank]) for rank in control.others]
         own = x, parts[control.me]
     return _exchange(control, [(0, x)], receives, own, STAGING_BYTES, max(counts))
@@ -166,7 +166,7 @@ def scatter(control: ControlBlock, x: Array | None, out: Array, counts: Sequence
     me, step = control.me, _step(control)
     if x is None:
         return _exchange(control, [], [(root, _offset(me, root) * step, out)], None, step, max(counts))
-    parts = split(x, counts)
+    parts = parts_of(x, counts)
     sends = [(_offset(rank, me) * step, parts[rank]) for rank in control.others]
     return _exchange(control, sends, [], (parts[me], out), step, max(counts))
 
@@ -174,7 +174,7 @@ def scatter(control: ControlBlock, x: Array | None, out: Array, counts: Sequence
 def all_to_all(control: ControlBlock, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Waits:
     """x: (sum(table[me]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
     me, step = control.me, _step(control)
-    sent, received = split(x, table[me]), split(out, [row[me] for row in table])
+    sent, received = parts_of(x, table[me]), parts_of(out, [row[me] for row in table])
     sends = [(_offset(rank, me) * step, sent[rank]) for rank in control.others]
     receives = [(rank, _offset(me, rank) * step, received[rank]) for rank in control.others]
     return _exchange(control, sends, receives, (sent[me], received[me]), step, max(max(row) for row in table))
@@ -206,15 +206,6 @@ def _exchange(
         for rank, at, target in receives:
             part = target[start:stop]
             part[:] = staging[rank][at : at + len(part)]
-
-
-def split(whole: Array, counts: Sequence[int]) -> list[Array]:
-    """Each rank's part of an array."""
-    parts, at = [], 0
-    for count in counts:
-        parts.append(whole[at : at + count])
-        at += count
-    return parts
 
 
 def _step(control: ControlBlock) -> int:

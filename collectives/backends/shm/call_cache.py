@@ -210,28 +210,9 @@ class _CachedCall:
     """One call at one place of the user's code.
 
     code: the caller's, so that no other at the same address is taken for it
-    small: what all ranks bring fits into inline buffers, so the result is there with one look at the others. Else it
-    goes through the stages, or is read where it lies
+    small: what all ranks bring fits into inline buffers, so the result needs one look at the others' headers. Else it
+    goes through the staging buffers, or is read in place
     """
-
-    __slots__ = (
-        "_begin",
-        "_control",
-        "_expected",
-        "_header",
-        "_key",
-        "_mine",
-        "_plan",
-        "_queue",
-        "_result",
-        "_scalable",
-        "_shown",
-        "_signature",
-        "_small",
-        "_timeout",
-        "_transport",
-        "code",
-    )
 
     def __init__(
         self,

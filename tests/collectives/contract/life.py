@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import ArgumentError, CollectivesError, Communicator, DtypeError, Work
+from collectives import ArgumentError, CollectivesError, Communicator, Work
 from tests.collectives.contract.run import Run
 
 
@@ -200,17 +200,6 @@ class LifeContract:
                 comm.create_group([comm.rank, comm.size])
             with pytest.raises(ArgumentError, match="timeout should be seconds above 0"):
                 comm.create_group([comm.rank], timeout=0)
-
-        run(check)
-
-    def test_what_comm_empty_cannot_make(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            for shape in (-1, 2.5, (2, -1), None):
-                with pytest.raises(ArgumentError, match="shape should be lengths of at least 0"):
-                    comm.empty(shape)  # type: ignore[arg-type]
-            for dtype in ("nonsense", "U3", object):
-                with pytest.raises(DtypeError):
-                    comm.empty(2, dtype)
 
         run(check)
 

@@ -90,19 +90,6 @@ class PairsContract:
 
         run(check)
 
-    def test_what_one_rank_sends_under_one_tag_arrives_in_order_from_any_source_too(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            before, after = neighbours(comm)
-            works = [comm.send(np.full(size, i), after, async_op=True) for i in range(4) for size in SIZES]
-            receives = [comm.recv(src, async_op=True) for src in (None, before, None, before) * 2]
-            got = [receive.wait() for receive in receives]
-            arrays = [each[0] if isinstance(each, tuple) else each for each in got]
-            assert [(int(y[0]), y.size) for y in arrays] == [(i, size) for i in range(4) for size in SIZES]
-            for work in works:
-                work.wait()
-
-        run(check)
-
     def test_tags_are_any_number_of_31_bits(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             before, after = neighbours(comm)

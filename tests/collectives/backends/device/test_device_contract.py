@@ -226,21 +226,6 @@ def test_movements_of_uneven_parts(ranks: Ranks) -> None:
     ranks(check)
 
 
-def test_asynchronous_calls_complete_in_order_and_mix_with_host_arrays(ranks: Ranks) -> None:
-    def check(comm: Any, cupy: Any) -> None:
-        works = [comm.all_reduce(cupy.asarray(np.full(100, float(i))), async_op=True) for i in range(10)]
-        weight = comm.all_reduce(np.ones(1), async_op=True)
-        scaled = comm.all_reduce(cupy.asarray(np.ones(3)), scale=lambda: 1 / weight.wait()[0], async_op=True)
-        assert comm.all_reduce(np.ones(1)).tolist() == [comm.size]
-        for i, work in enumerate(works):
-            assert work.done()
-            same(work.wait(timeout=20), np.full(100, float(i * comm.size)))
-            assert work.wait() is work.wait()
-        assert_allclose(scaled.wait().get(), np.ones(3))
-
-    ranks(check)
-
-
 def test_p2p_goes_through_the_host(ranks: Ranks) -> None:
     def check(comm: Any, cupy: Any) -> None:
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

@@ -18,7 +18,6 @@ from collectives.backends.device import cuda, device_work, host_staged
 from collectives.backends.nccl import watchdog
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
-from tests.collectives.backends.device.machine import Machine
 
 LENGTH = 300  # of an array; several chunks of the pipeline
 OPS = (
@@ -177,18 +176,3 @@ def test_a_missing_edge_is_found(
             print(f"seed {seed}")
             return
     pytest.fail(f"200 programs never missed {edge!r}")
-
-
-def test_what_is_asked_of_the_machine_within_a_piece_of_work_waits_for_its_end() -> None:
-    """Work drops arrays, and with them whatever the garbage collector finds: both may put work on a stream."""
-    machine, done = Machine(eager=True), []
-    stream = machine.queue("stream")
-
-    def drop() -> None:
-        machine.put(stream, "free", lambda: done.append("free"))
-        machine.settle()
-        done.append("drop")
-
-    machine.put(stream, "drop", drop)
-    assert done == ["drop", "free"]
-    assert machine.queues[stream].finished == machine.queues[stream].added == 2

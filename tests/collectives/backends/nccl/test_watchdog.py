@@ -77,22 +77,6 @@ def test_what_has_passed_is_forgotten_with_its_buffers() -> None:
     assert steps == []
 
 
-def test_buffers_alone_need_no_communicator_and_no_limit() -> None:
-    dog = Watchdog(0, passed, lambda error, calls: None)
-    event, buffers = FakeEvent(), {1}
-    kept = weakref.ref(buffers)
-    dog.watch(event, buffers)
-    del buffers
-    time.sleep(0.05)
-    dog.close()
-    assert kept() is not None
-    event.passed = True  # after the close, too
-    soon(lambda: kept() is None)
-    dog.watch(FakeEvent(error=RuntimeError("an illegal memory access")), "leaked")
-    soon(lambda: not dog.in_flight())
-    dog.check()
-
-
 def test_what_is_late_breaks_the_communicator_and_then_aborts_it() -> None:
     steps: list[str] = []
     dog, _ = watchdog(steps)

@@ -7,26 +7,12 @@ import pytest
 
 from collectives.backends.shm import segment
 from collectives.backends.shm.algorithms import combine_all, share
-from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES, ControlBlock, control_bytes
+from collectives.backends.shm.control_block import ControlBlock, control_bytes
 
 
 def boards(size: int) -> list[ControlBlock]:
     one = segment.create(control_bytes(size))
     return [ControlBlock(one, me, size) for me in range(size)]
-
-
-def test_no_two_places_overlap_and_all_lie_on_the_board() -> None:
-    for size in (2, 3, 7):
-        first, *_ = boards(size)
-        memory = first.segment.memory
-        first.bytes[:] = bytes([1]) * len(first.bytes)
-        for places in (*first.inline, *first.staging):
-            for place in places:
-                assert not place.any()
-                place[:] = 1
-        assert memory.sum() == len(first.bytes) + 2 * size * (INLINE_BYTES + STAGING_BYTES)
-        assert len(memory) == control_bytes(size)
-        assert first.staging[0][0].__array_interface__["data"][0] % 4096 == 0
 
 
 def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
