@@ -24,7 +24,7 @@ from collectives import Communicator, ReduceOp
 from collectives.errors import ArgumentError
 from collectives.lengths import check_lengths, even_lengths
 from ddp._device import device
-from ddp._engine import CollectiveNode, modes
+from ddp._engine import CollectiveNode, Node, Version, modes
 from ddp._tensor.base import TensorBase, check_current, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, GraphError
@@ -73,8 +73,7 @@ class CollectiveCall:
             raise DtypeError(f"{name}: expected a tensor, got {type(x).__name__}")
         if x is not None:
             check_current(name, x)
-        self._op = _CollectiveBackward(name)
-        self._edge = None if x is None else x.edge
+        self._name, self._x = name, x
         self._where = device("cpu") if x is None else x.device
         self.recorded = False
         self.comm = private_duplicate(comm)
@@ -88,7 +87,7 @@ class CollectiveCall:
         """
         if not modes.state.enabled:
             return None
-        mine = np.array([self._edge is not None, *numbers], np.int64)
+        mine = np.array([self._x is not None and self._x.edge is not None, *numbers], np.int64)
         table = self.comm.all_gather(mine, lengths="equal").reshape(self.comm.size, -1)
         self.recorded = bool(table[:, 0].any())
         return [row[1:] for row in table.tolist()]
@@ -97,7 +96,7 @@ class CollectiveCall:
         """As `agree`, where the root's tensor and numbers alone count. numbers: as many on every rank"""
         if not modes.state.enabled:
             return None
-        message = np.array([self._edge is not None, *numbers], np.int64)
+        message = np.array([self._x is not None and self._x.edge is not None, *numbers], np.int64)
         self.comm.broadcast(message, root)
         self.recorded = bool(message[0])
         return message[1:].tolist()
@@ -110,12 +109,34 @@ class CollectiveCall:
         """
         result = wrap(array, self._where)
         if self.recorded:
-            residual = (adjoint, array.shape, array.dtype)
-            node = CollectiveNode(self._op, self.xp, (self._edge,), (self._edge is not None,), (), (), residual)
-            result.edge = node
-            for observer in modes.state.observers:
-                observer(node)
+            record(
+                result, CollectiveNode, _CollectiveBackward(self._name), [self._x], (adjoint, array.shape, array.dtype)
+            )
         return result
+
+
+def record(
+    result: Tensor,
+    kind: type[Node],
+    op: Any,
+    inputs: Sequence[Tensor | None],
+    residual: Any,
+    saves: Sequence[int | None] = (),
+) -> None:
+    """Gives `result` its place in the graph. saves: positions among the inputs of what the op's backward reads"""
+    saved: list[Array | None] = []
+    versions: list[tuple[Version, int, int]] = []
+    for position in saves:
+        x = None if position is None else inputs[position]
+        if x is not None:
+            versions.append((x.version, x.version.count, len(saved)))
+        saved.append(None if x is None else x.array)
+    edges = tuple([None if x is None else x.edge for x in inputs])
+    needs = tuple([edge is not None for edge in edges])
+    node = kind(op, result.device.xp, edges, needs, tuple(saved), versions, residual)
+    result.edge = node
+    for observer in modes.state.observers:
+        observer(node)
 
 
 class _CollectiveBackward:

@@ -15,7 +15,7 @@ from numpy import errstate
 
 import collectives
 from collectives import Communicator
-from ddp._engine import CollectiveNode, Node, Version, modes
+from ddp._engine import CollectiveNode, Node, modes
 from ddp._tensor.base import check_current, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
@@ -24,7 +24,7 @@ from ddp.nn.normalization import BatchNorm, running_stats_update
 from ddp.nn.validation import check_channels
 from ddp.ops.normalization import BatchRows, batch_norm
 from ddp.ops.op import BFLOAT16
-from ddp.parallel.collectives import Array, CollectiveCall
+from ddp.parallel.collectives import Array, CollectiveCall, record
 
 _NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # of a rank: its grad mode, and whether its input requires grad
 
@@ -88,7 +88,12 @@ class SyncBatchNorm(BatchNorm):
         with errstate(all="ignore"):  # infinities and nan are values
             out, residual = op.forward(call.xp, *arrays, eps=self.eps, tell=self._keep, layout=layout)
         result = wrap(out, input.device)
-        _record(result, inputs, op, residual, layout.meets)
+        needs = tuple([x is not None and x.edge is not None for x in inputs])
+        if modes.state.enabled and (layout.meets or any(needs)):
+            # The gradient that comes here counts for the inputs of other ranks, whatever is wanted on this one.
+            saves = batch_norm.plan((True, True, True) if layout.meets else needs)
+            kind = CollectiveNode if layout.meets else Node
+            record(result, kind, _SyncBatchNormBackward(op), inputs, residual, saves)
         return result
 
     def _keep(self, mean: Array, var: Array, count: int) -> None:
@@ -236,24 +241,3 @@ class _SyncBatchNormBackward:
             g = xp.zeros_like(saved[self.saves.index("x")])
         gradients: Sequence[Any] = self._op.backward(xp, g, needs, saved, residual)
         return gradients
-
-
-def _record(result: Tensor, inputs: Sequence[Tensor | None], op: Any, residual: Any, meets: bool) -> None:
-    """The node of `result`, where a gradient is wanted here or, if `meets`, anywhere."""
-    edges = tuple([None if x is None else x.edge for x in inputs])
-    needs = tuple([edge is not None for edge in edges])
-    if not (modes.state.enabled and (meets or any(needs))):
-        return
-    saved: list[Array | None] = []
-    versions: list[tuple[Version, int, int]] = []
-    # The gradient that comes here counts for the inputs of other ranks, whatever is wanted on this one.
-    for position in batch_norm.plan((True, True, True) if meets else needs):
-        x = None if position is None else inputs[position]
-        if x is not None:
-            versions.append((x.version, x.version.count, len(saved)))
-        saved.append(None if x is None else x.array)
-    kind = CollectiveNode if meets else Node
-    node = kind(_SyncBatchNormBackward(op), result.device.xp, edges, needs, tuple(saved), versions, residual)
-    result.edge = node
-    for observer in modes.state.observers:
-        observer(node)
