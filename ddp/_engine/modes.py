@@ -47,15 +47,11 @@ def is_inference_mode_enabled() -> bool:
     return state.inference
 
 
-def _set(settings: dict[str, Any]) -> None:
-    for name, value in settings.items():
-        setattr(state, name, value)
-
-
 def _change(settings: dict[str, Any]) -> dict[str, Any]:
     """Changes attributes of `state`, and returns what they were."""
     before = {name: getattr(state, name) for name in settings}
-    _set(settings)
+    for name, value in settings.items():
+        setattr(state, name, value)
     return before
 
 
@@ -77,7 +73,7 @@ class Scope:
         self.before.append(_change(self.settings()))
 
     def __exit__(self, *exc: object) -> None:
-        _set(self.before.pop())
+        _change(self.before.pop())
 
     def __call__(self, function: Fn) -> Fn:
         return cast(Fn, _in_steps(function, self) if inspect.isgeneratorfunction(function) else self._around(function))
@@ -89,7 +85,7 @@ class Scope:
             try:
                 return function(*args, **kwargs)
             finally:
-                _set(before)
+                _change(before)
 
         return inner
 
@@ -131,13 +127,13 @@ class Statement(Scope):
         super().__enter__()
 
     def __enter__(self) -> None:
-        _set(self.settings())
+        _change(self.settings())
 
     def __exit__(self, *exc: object) -> None:
-        _set(self.before[0])
+        _change(self.before[0])
 
     def __call__(self, function: Fn) -> Fn:
-        _set(self.before[0])  # used as a decorator: only calls of the function are meant
+        _change(self.before[0])  # used as a decorator: only calls of the function are meant
         return super().__call__(function)
 
 

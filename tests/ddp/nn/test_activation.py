@@ -17,7 +17,6 @@ from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("ReLU", (), {}),
-    ("ReLU", (True,), {}),
     ("ReLU6", (), {}),
     ("LeakyReLU", (), {}),
     ("LeakyReLU", (0.2,), {"inplace": True}),
@@ -28,9 +27,7 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("GELU", (), {}),
     ("GELU", ("tanh",), {}),
     ("SiLU", (), {}),
-    ("SiLU", (True,), {}),
     ("Mish", (), {}),
-    ("Softplus", (), {}),
     ("Softplus", (2.0, 1.0), {}),
     ("Softsign", (), {}),
     ("Sigmoid", (), {}),
@@ -40,7 +37,6 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Hardtanh", (-0.5, 2.0), {"inplace": True}),
     ("Hardswish", (), {}),
     ("Hardsigmoid", (), {}),
-    ("Threshold", (0.2, -7.0), {}),
     ("Threshold", (0.2, -7.0, True), {}),
     ("PReLU", (), {}),
     ("PReLU", (4,), {"init": 0.1}),
@@ -49,7 +45,6 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("Softmax", (1,), {}),
     ("LogSoftmax", (-1,), {}),
     ("Softmin", (0,), {}),
-    ("Dropout", (0.0,), {}),
     ("Dropout", (0.0, True), {}),
     ("Dropout1d", (0.0,), {}),
     ("Dropout2d", (0.0,), {"inplace": True}),

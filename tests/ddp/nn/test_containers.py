@@ -48,11 +48,8 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
         "append": lambda x, nn: x.append(nn.Sigmoid()),
         "extend": lambda x, nn: x.extend([nn.Sigmoid(), nn.ReLU()]),
         "insert": lambda x, nn: (x.insert(1, nn.Sigmoid()), x)[1],
-        "insert at the end": lambda x, nn: (x.insert(3, nn.Sigmoid()), x)[1],
         "pop": lambda x, nn: (x.pop(1), x)[1],
-        "popped": lambda x, nn: x.pop(-1),
         "slice": lambda x, nn: x[1:],
-        "item": lambda x, nn: x[-3],
         "add": lambda x, nn: x + type(x)(*([[nn.ReLU()]] if isinstance(x, nn.ModuleList) else [nn.ReLU()])),
         "delete": deleted,
         "delete slice": deleted_slice,
@@ -62,26 +59,18 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
     found = {f"{kind} {name}": listed(kind, f) for kind in ("Sequential", "ModuleList") for name, f in changes.items()}
     return {
         **found,
-        "Sequential times": lambda nn, t: nn.Sequential(nn.ReLU(), nn.Tanh()) * 2,
         "Sequential by name": lambda nn, t: nn.Sequential(OrderedDict(a=nn.ReLU(), b=nn.Tanh()))[0:1],
-        "Sequential empty": lambda nn, t: nn.Sequential(),
         "Sequential nested": lambda nn, t: nn.Sequential(nn.Sequential(nn.ReLU(), nn.Tanh()), nn.ReLU()),
-        "ModuleList empty": lambda nn, t: nn.ModuleList(),
         "ModuleList folded": lambda nn, t: nn.ModuleList(
             [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())]
         ),
         "ModuleDict": lambda nn, t: nn.ModuleDict(modules={"a": nn.ReLU(), "b": nn.Linear(1, 1)}),
-        "ModuleDict of pairs": lambda nn, t: nn.ModuleDict([("a", nn.ReLU()), ("b", nn.Tanh())]),
         "ModuleDict of itself": lambda nn, t: nn.ModuleDict(nn.ModuleDict({"a": nn.ReLU()})),
         "ParameterList": lambda nn, t: nn.ParameterList([nn.Parameter(t.ones(2, 3)), t.ones(1)]),
         "ParameterList added to": lambda nn, t: nn.ParameterList([t.ones(2)]).append(t.ones(3)).extend([t.ones(4)]),
-        "ParameterList slice": lambda nn, t: nn.ParameterList([t.ones(2), t.ones(3)])[1:],
-        "ParameterList empty": lambda nn, t: nn.ParameterList(),
         "ParameterDict": lambda nn, t: nn.ParameterDict(parameters={"a": t.ones(2), "b": nn.Parameter(t.ones(3))}),
         "ParameterDict or": lambda nn, t: nn.ParameterDict({"a": t.ones(2)}) | nn.ParameterDict({"b": t.ones(3)}),
         "Unflatten": lambda nn, t: nn.Unflatten(1, (2, 3)),
-        "Flatten": lambda nn, t: nn.Flatten(0),
-        "Identity": lambda nn, t: nn.Identity(4, unused=True),
     }
 
 
