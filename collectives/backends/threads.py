@@ -1,7 +1,7 @@
 """Ranks as threads of one process: the transport of fast tests and of simulation.
 
 Each collective is a row in a table that all ranks share. A rank writes its arrays into the row; the last one to arrive
-does the work for everybody, in rank order, so the same inputs give the same bits whoever comes last.
+does the work for all, in rank order, so the same inputs give the same bits whichever rank is last.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ThreadGroup:
                 ranks = [call.ranks[rank] for rank in range(self.size)]
                 try:
                     work([x for x, _ in ranks], [out for _, out in ranks])
-                except Exception as error:  # raised by every rank, not only the one that came last
+                except Exception as error:  # raised by every rank, not only by the last one
                     call.error = error
                 call.done = True
                 call.ranks.clear()

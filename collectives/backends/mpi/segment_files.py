@@ -19,7 +19,7 @@ _NAMES = re.compile(r"/dev/shm/(mpich_shm_|sm_segment\.)[^/]+")
 
 
 class SegmentFile(NamedTuple):
-    """A file, told from one of the same name in another mount namespace by its device and inode."""
+    """A file; device and inode tell it from one of the same name in another mount namespace."""
 
     path: str
     device: str

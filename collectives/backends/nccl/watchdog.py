@@ -18,8 +18,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.errors import CollectivesError, CollectiveTimeout, NcclError
 from collectives.time_limit import TimeLimit
 
@@ -27,16 +28,6 @@ _POLL = 1e-3  # s; how long a finished collective may keep its buffers
 _ASYNC_POLL = 0.1  # s; between polls for asynchronous errors
 _SILENCE = 5.0  # s; until a program that has not received a failure is ended
 _EXIT_STATUS = 1
-
-
-class Abortable(Protocol):
-    """What the watchdog needs of a communicator: `NcclCommunicator` has it."""
-
-    def async_error(self) -> Exception | None:
-        """What went wrong outside any call; None if nothing did."""
-
-    def abort(self, reason: BaseException | None = None, timeout: float = ...) -> bool:
-        """Ends whatever is under way."""
 
 
 class _InFlight(NamedTuple):
@@ -70,7 +61,7 @@ class Watchdog:
         self._on_failure = on_failure
         self._silence = silence
         self._leave = leave
-        self._communicator: Abortable | None = None
+        self._communicator: NcclCommunicator | None = None
         self._changed = threading.Condition()
         self._in_flight: list[_InFlight] = []
         self._leaked: list[Any] = []
@@ -79,7 +70,7 @@ class Watchdog:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def guard(self, communicator: Abortable) -> None:
+    def guard(self, communicator: NcclCommunicator) -> None:
         """From now on asks this communicator for errors, and aborts it on failure."""
         with self._changed:
             self._communicator = communicator

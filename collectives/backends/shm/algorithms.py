@@ -4,7 +4,7 @@ A rank's contribution is *visible* to the others if it fits into its inline buff
 Otherwise it goes through the staging buffers: in round k every rank copies its k-th tile into one of its two, publishes
 that, waits until all have, and takes what it needs from the others' while these are still in a cache.
 
-Reductions combine the ranks' values in rank order, whichever way the data came and whoever does it: the same inputs
+Reductions combine the ranks' values in rank order, by whichever path and on whichever rank: the same inputs
 give the same bits on every rank and in every run.
 """
 

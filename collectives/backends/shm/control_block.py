@@ -1,9 +1,9 @@
 """The control block of the ranks of a communicator on one node: headers, inline buffers, staging buffers for tiles.
 
-Each rank writes only its own places and reads the others'. Before a collective every rank publishes a header, its
-sequence number last, and waits for the headers of all; so nobody is more than one call ahead, and two of everything are
-enough: what call n wrote may be overwritten by call n + 2, since by then all have come to n + 1 and are through with n.
-Stages work the same way, from one phase to the next.
+Each rank writes only its own parts and reads the others'. Before a collective every rank publishes a header, its
+sequence number last, and waits for the headers of all; so no rank is more than one call ahead, and two of everything
+are enough: what call n wrote may be overwritten by call n + 2, since by then all have begun n + 1 and finished n.
+Staging buffers work the same way, from one phase to the next.
 
 Sound where stores of one CPU are seen by others in their order (x86-64).
 """
@@ -101,10 +101,10 @@ class ControlBlock:
         flat = self.words[first : first + self.size * WORDS].tolist()
         return [flat[at : at + WORDS] for at in range(0, len(flat), WORDS)]
 
-    # Stages ----------------------------------------------------------------------------------------------------------
+    # Staging buffers -------------------------------------------------------------------------------------------------
 
     def turn(self) -> list[Array]:
-        """Every rank's stage for the next tile: those of the tile before it may still be read."""
+        """Every rank's staging buffer for the next tile: those of the tile before it may still be read."""
         self._turn ^= 1
         return self.staging[self._turn]
 

@@ -1,9 +1,9 @@
-"""Ranks on several nodes: what a node holds is combined in its memory, and only one rank a node speaks to the others.
+"""Ranks on several nodes: each node combines in its memory, and one rank of it, the leader, talks to other nodes.
 
-The wire is the slowest part, and what the ranks of a node have in common should cross it once. So a reduction goes from
-every rank to the first of its node in shared memory, between these over MPI, and back to the node in shared memory.
-What is different for each pair of ranks (gathers, scatters, all_to_all) gains nothing by such steps, and goes over MPI
-as it is.
+The network is the slowest part, and what the ranks of a node have in common should cross it once. So a reduction goes
+from every rank to the first of its node in shared memory, between these over MPI, and back in shared memory. What is
+different for each pair of ranks (gathers, scatters, all_to_all) gains nothing by such steps, and goes over MPI as it
+is.
 
 MPI gives one rank the same bits as another (MPI 4.1, §6.9.6, requires it of MPI_Allreduce), and the values of a node
 are combined in rank order.

@@ -1,6 +1,6 @@
-"""Ranks of one node, in shared memory: the transport that moves arrays there, over another one that set it up.
+"""Ranks of one node, in shared memory: the transport that moves arrays there, over an inner one that set it up.
 
-What is rare, or has no need of speed (point to point, duplicates, exit notices), goes on over the transport below.
+What is rare, or needs no speed (point to point, duplicates, exit notices), goes through the inner transport.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _log = logging.getLogger("collectives")
 class StepTest:
     """A generator of waits as a test: each call goes on as far as it can.
 
-    The ranks move their tiles side by side, so a wait that has just begun is over in a moment: whoever only came back
-    to it after a sleep would be late himself.
+    The ranks move their tiles at the same time, so a wait that has just begun is over in a moment: a rank that polled
+    again only after a sleep would be late itself.
     """
 
     __slots__ = ("_moves", "_wait")

@@ -316,7 +316,7 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
     comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
     r.wait()
     if r.rank == 1:
-        time.sleep(1.5)  # alive, and elsewhere
+        time.sleep(3.0)  # alive, and elsewhere
         comm.abort()
         return
     dog, seen = watched(r, comm)
