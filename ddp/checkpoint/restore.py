@@ -96,7 +96,7 @@ class Restorer:
             if isinstance(error, DdpError):
                 raise
             raise CheckpointError(
-                f"{self._saved.path}: its state is none that a Checkpointer writes: {type(error).__name__}: {error}"
+                f"{self._saved.path}: a Checkpointer does not write such a state: {type(error).__name__}: {error}"
             ) from error
 
     def _check(self) -> None:

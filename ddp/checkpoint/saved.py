@@ -89,7 +89,7 @@ def shard_name(rank: int) -> str:
 class Saved:
     """A checkpoint, of whatever world size it was written at.
 
-    step, size: as it was written; path: its folder; state: what rank 0 said; own_state: what each rank said of itself
+    step, size: as it was written; path: its folder; state: that of rank 0; own_state: that of each rank
     names: dtype and shape of each tensor
     """
 

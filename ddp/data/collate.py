@@ -7,7 +7,6 @@ caller's choice (`out`), so that a worker process writes a batch straight into m
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -92,12 +91,9 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
 
 
 def _refused(index: int, sample: Any, path: str) -> DtypeError:
-    kind = type(sample).__name__
-    whose = "" if type(sample).__module__ == "builtins" else f"{type(sample).__module__}."  # others have a Tensor, too
-    what = f"the dataclass {kind}" if dataclasses.is_dataclass(sample) else f"of type {whose}{kind}"
     return DtypeError(
-        f"default_collate: batch[{index}]{path} is {what}; expected tensors, arrays, numbers, str, bytes, or mappings,"
-        f" named tuples and sequences of these. {_FIX}"
+        f"default_collate: batch[{index}]{path} is of {type(sample)}; expected tensors, arrays, numbers, str, bytes,"
+        f" or mappings, named tuples and sequences of these. {_FIX}"
     )
 
 

@@ -39,16 +39,3 @@ def test_what_excludes_each_other_is_refused(options: dict[str, Any], said: str)
 def test_a_stream_has_its_own_order(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="IterableDataset"):
         DataLoader(Stream(4), **options)
-
-
-def test_pytorch_refuses_the_same() -> None:
-    data = pytest.importorskip("torch.utils.data")
-    for options, _ in BAD:
-        if options.get("batch_size") == 1.5 or "timeout" in options or "multiprocessing_context" in options:
-            continue  # it takes these, or forks
-        if options.get("prefetch_factor") == 0 or any(isinstance(each, str) for each in options.values()):
-            continue  # it fails later
-        if options.get("num_workers", 0) in (None, True):
-            continue  # as above, and True is 1 there
-        with pytest.raises(ValueError, match=r"\w"):
-            data.DataLoader(Squares(4), **options)
