@@ -17,36 +17,25 @@ Version = tuple[int, ...]
 _UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 _MAGIC = 0xCAFEBEEF
 _FIRST = (2, 18)  # the oldest version that is used
-
-
-# Source: nccl.h of 2.18 to 2.32. Each field after the first three, its type, and the version that brought it.
-_FIELDS: tuple[tuple[str, Any, Version], ...] = (
-    ("blocking", c_int, _FIRST),
-    ("cgaClusterSize", c_int, _FIRST),
-    ("minCTAs", c_int, _FIRST),
-    ("maxCTAs", c_int, _FIRST),
-    ("netName", c_char_p, _FIRST),
-    ("splitShare", c_int, _FIRST),
-    ("trafficClass", c_int, (2, 26)),
-    ("commName", c_char_p, (2, 27)),
-    ("collnetEnable", c_int, (2, 27)),
-    ("CTAPolicy", c_int, (2, 27)),
-    ("shrinkShare", c_int, (2, 27)),
-    ("nvlsCTAs", c_int, (2, 27)),
-)
-SINCE = {name: since for name, _, since in _FIELDS}
 _MOST = 2**31 - 1
-#: What may be set: NCCL's field, and the least and most that it takes; None for text.
-_OPTIONS: dict[str, tuple[str, int | None, int]] = {
-    "cga_cluster_size": ("cgaClusterSize", 0, 8),
-    "min_ctas": ("minCTAs", 1, _MOST),
-    "max_ctas": ("maxCTAs", 1, _MOST),
-    "net_name": ("netName", None, 0),
-    "traffic_class": ("trafficClass", 0, _MOST),
-    "collnet_enable": ("collnetEnable", 0, 1),
-    "cta_policy": ("CTAPolicy", 0, 2),
-    "nvls_ctas": ("nvlsCTAs", 1, _MOST),
+
+# Source: nccl.h of 2.18 to 2.32. Each field after the first three: its type, the version that brought it, and the name
+# under which it may be set, with the least and most that NCCL takes; None for text.
+_FIELDS: dict[str, tuple[Any, Version, str, int | None, int]] = {
+    "blocking": (c_int, _FIRST, "", 0, 0),
+    "cgaClusterSize": (c_int, _FIRST, "cga_cluster_size", 0, 8),
+    "minCTAs": (c_int, _FIRST, "min_ctas", 1, _MOST),
+    "maxCTAs": (c_int, _FIRST, "max_ctas", 1, _MOST),
+    "netName": (c_char_p, _FIRST, "net_name", None, 0),
+    "splitShare": (c_int, _FIRST, "", 0, 0),
+    "trafficClass": (c_int, (2, 26), "traffic_class", 0, _MOST),
+    "commName": (c_char_p, (2, 27), "", 0, 0),
+    "collnetEnable": (c_int, (2, 27), "collnet_enable", 0, 1),
+    "CTAPolicy": (c_int, (2, 27), "cta_policy", 0, 2),
+    "shrinkShare": (c_int, (2, 27), "", 0, 0),
+    "nvlsCTAs": (c_int, (2, 27), "nvls_ctas", 1, _MOST),
 }
+_OPTIONS = {option: (field, since, least, most) for field, (_, since, option, least, most) in _FIELDS.items() if option}
 
 
 class Config(ctypes.Structure):
@@ -54,7 +43,7 @@ class Config(ctypes.Structure):
 
     _fields_ = [  # ctypes reads it so
         *(("size", c_size_t), ("magic", c_uint), ("version", c_uint)),
-        *((name, kind) for name, kind, _ in _FIELDS),
+        *((name, kind) for name, (kind, *_) in _FIELDS.items()),
     ]
 
 
@@ -83,7 +72,7 @@ class NcclConfig:
 
     def __post_init__(self) -> None:
         for name, value in self.options().items():
-            _, least, most = _OPTIONS[name]
+            _, _, least, most = _OPTIONS[name]
             if least is None:
                 right = isinstance(value, str) and bool(value) and "\0" not in value
             else:
@@ -108,19 +97,19 @@ def configuration(wanted: NcclConfig | None, library: Version) -> Config:
 
     library: its version. Raises: BackendError if it is too old for what is wanted.
     """
-    made = Config(magic=_MAGIC, blocking=0)
-    for field, kind, _ in _FIELDS[1:]:
+    made = Config(magic=_MAGIC)
+    for field, (kind, *_) in _FIELDS.items():
         if kind is c_int:  # texts are undefined as null pointers
-            setattr(made, field, _UNDEFINED)
+            setattr(made, field, 0 if field == "blocking" else _UNDEFINED)
     needed: Version = _FIRST
     for name, value in ({} if wanted is None else wanted.options()).items():
-        field = _OPTIONS[name][0]
-        if library[:2] < SINCE[field]:
-            asked, here = (".".join(map(str, each)) for each in (SINCE[field], library))
+        field, since, _, _ = _OPTIONS[name]
+        if library[:2] < since:
+            asked, here = (".".join(map(str, each)) for each in (since, library))
             raise BackendError(f"NcclConfig: {name} needs NCCL {asked} or newer, and this is {here}")
         setattr(made, field, value.encode() if isinstance(value, str) else value)
-        needed = max(needed, SINCE[field])
-    last = getattr(Config, [name for name, since in SINCE.items() if since <= needed][-1])
+        needed = max(needed, since)
+    last = getattr(Config, [name for name, (_, since, *_) in _FIELDS.items() if since <= needed][-1])
     made.size = -(-(last.offset + last.size) // 8) * 8
     made.version = needed[0] * 10000 + needed[1] * 100
     return made

@@ -6,7 +6,6 @@ A root sends one before it scatters, with each rank's length; a sender writes on
 from __future__ import annotations
 
 import functools
-import json
 import struct
 import zlib
 from collections.abc import Sequence
@@ -15,37 +14,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import as_bytes, dtype_name, dtype_of
-from collectives.errors import ArgumentError, MismatchError
+from collectives.errors import MismatchError
 from collectives.lengths import rows_differ
 from collectives.reduction import Array
 from collectives.transport import EAGER_LIMIT, ROWS, Signatures, Steps, Transport
 
-_TEXT_BYTES = 512
 _HEAD = struct.Struct("<qq")  # the user's tag, and that of the array if it follows; then what `_form` packs
 _FORM = struct.Struct("<q32s")  # how many dimensions, and the dtype; then the shape
 _START = struct.Struct("<qqq")  # all that and the number of dimensions
+_FORM_BYTES = _FORM.size + 8 * 64  # NumPy's arrays have 64 dimensions at most
 
 
 def empty(size: int) -> Array:
-    """An empty header, (512 + 8 * size,) uint8."""
-    return np.zeros(_TEXT_BYTES + 8 * size, np.uint8)
+    """An empty header, (552 + 8 * size,) uint8."""
+    return np.zeros(_FORM_BYTES + 8 * size, np.uint8)
 
 
 def encode(whole: Array, counts: Sequence[int]) -> Array:
-    """The header of `whole`, (512 + 8 * size,) uint8. Raises: ArgumentError if its shape is too long to describe."""
-    text = json.dumps([dtype_name(whole.dtype), whole.shape[1:]]).encode()
-    if len(text) > _TEXT_BYTES:
-        raise ArgumentError(f"shape {whole.shape} takes {len(text)} bytes to describe, {_TEXT_BYTES} fit")
-    header = empty(len(counts))
-    header[: len(text)] = np.frombuffer(text, np.uint8)
-    header[_TEXT_BYTES:].view(np.int64)[:] = counts
+    """The header of `whole`, (552 + 8 * size,) uint8."""
+    header, form = empty(len(counts)), _form(whole.dtype, whole.shape[1:])
+    header[: len(form)] = np.frombuffer(form, np.uint8)
+    header[_FORM_BYTES:].view(np.int64)[:] = counts
     return header
 
 
 def decode(header: Array) -> tuple[np.dtype[Any], tuple[int, ...], list[int]]:
     """dtype, shape of a row, and the ranks' lengths, as `encode` wrote them."""
-    dtype, shape = json.loads(header[:_TEXT_BYTES].tobytes().rstrip(b"\0"))
-    return dtype_of(dtype), tuple(shape), header[_TEXT_BYTES:].view(np.int64).tolist()
+    return *_unform(header[:_FORM_BYTES].tobytes()), header[_FORM_BYTES:].view(np.int64).tolist()
 
 
 def exchange_numbers(transport: Transport, numbers: Sequence[int]) -> Steps[list[list[int]]]:

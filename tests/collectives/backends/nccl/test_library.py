@@ -20,7 +20,7 @@ import pytest
 from collectives.backends.nccl import library
 from collectives.backends.nccl.library import DTYPES, FUNCTIONS, OPS, RESULTS, Nccl, UniqueId, load, wheel
 from collectives.errors import ArgumentError, BackendError, DtypeError
-from collectives.nccl_config import SINCE, Config, NcclConfig, configuration
+from collectives.nccl_config import Config, NcclConfig, configuration
 from collectives.reduction import ReduceOp
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -204,7 +204,6 @@ def test_the_configuration_begins_as_the_headers_does(header: str) -> None:
     for (name, kind), line in zip(Config._fields_, declared, strict=False):
         assert re.split(r"[\s*]+", line)[-1] == name
         assert {**C_TYPES, "char*": c_char_p}[c_type(line)] == kind
-    assert {name for name, _ in Config._fields_[3:]} == set(SINCE)
     config = configuration(None, (2, 18, 3))
     assert int(re.search(r"#define NCCL_API_MAGIC (0x\w+)", header)[1], 16) == config.magic  # type: ignore[index]
     assert "#define NCCL_CONFIG_UNDEF_INT INT_MIN" in header
