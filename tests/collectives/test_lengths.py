@@ -34,28 +34,19 @@ def test_what_is_split_adds_up() -> None:
         split_rows(7, [1, 2, 3], 3)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "size", "expected"),
-    [(None, 3, None), (None, 1, [4]), ("equal", 3, [4, 4, 4]), ([1, 4, 0], 3, [1, 4, 0])],
-)
-def test_what_is_joined_is_known_or_told(lengths: Any, size: int, expected: list[int] | None) -> None:
-    assert joined_rows(4, lengths, min(1, size - 1), size) == expected
+def test_what_is_joined_is_known_or_exchanged() -> None:
+    assert joined_rows(4, None, 1, 3) is None
+    assert joined_rows(4, None, 0, 1) == [4]
+    assert joined_rows(4, "equal", 1, 3) == [4, 4, 4]
+    assert joined_rows(4, [1, 4, 0], 1, 3) == [1, 4, 0]
 
 
-@pytest.mark.parametrize(("lengths", "reason"), [("even", "should be a list"), ([4, 3, 4], "but x has 4 rows")])
-def test_what_is_joined_and_cannot_be(lengths: Any, reason: str) -> None:
-    with pytest.raises(ArgumentError, match=reason):
-        joined_rows(4, lengths, 1, 3)
+TABLE = [[5, 6], [4, 0]]
 
 
 @pytest.mark.parametrize(
     ("lengths", "expected"),
-    [
-        (None, ([2, 2], None)),
-        ([1, 3], ([1, 3], None)),
-        ("equal", ([2, 2], [[2, 2], [2, 2]])),
-        ([[5, 6], [4, 0]], ([4, 0], [[5, 6], [4, 0]])),
-    ],
+    [(None, ([2, 2], None)), ([1, 3], ([1, 3], None)), ("equal", ([2, 2], [[2, 2]] * 2)), (TABLE, ([4, 0], TABLE))],
 )
 def test_what_is_exchanged(lengths: Any, expected: Any) -> None:
     assert exchanged_rows(4, lengths, 1, 2) == expected
@@ -63,12 +54,19 @@ def test_what_is_exchanged(lengths: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "reason"),
-    [("even", "a table"), ("equal", "a multiple of 2"), ([[1, 2]], "a table of 2 rows"), ([1, 3], "add up to 4")],
+    ("function", "lengths", "reason"),
+    [
+        (joined_rows, "even", "should be a list"),
+        (joined_rows, [4, 3], "but x has 5 rows"),
+        (exchanged_rows, "even", "a table"),
+        (exchanged_rows, "equal", "a multiple of 2"),
+        (exchanged_rows, [[1, 2]], "a table of 2 rows"),
+        (exchanged_rows, [1, 3], "add up to 4"),
+    ],
 )
-def test_what_is_exchanged_and_cannot_be(lengths: Any, reason: str) -> None:
+def test_what_cannot_be(function: Any, lengths: Any, reason: str) -> None:
     with pytest.raises(ArgumentError, match=reason):
-        exchanged_rows(5, lengths, 0, 2)
+        function(5, lengths, 0, 2)
 
 
 def test_words_do_not_depend_on_the_kind_of_sequence() -> None:

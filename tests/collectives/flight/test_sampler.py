@@ -69,7 +69,6 @@ def call(function):
     ("main", "user"),
     [
         ("import mine\nmine.show()", ("mine.py", "show")),
-        ("import mine, lib\nlib.call(mine.show)", ("mine.py", "show")),
         ("import lib\ndef step():\n    lib.show()\nstep()", ("main.py", "step")),
         ("import runpy\nrunpy.run_path('LIBRARIES/lib_main.py')", ("main.py", "<module>")),
     ],
