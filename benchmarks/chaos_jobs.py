@@ -35,7 +35,7 @@ class Case(NamedTuple):
     sizes: ranks of its first start, its second, and so on: as many starts as it may have
     restarts: that the launcher may make in each; background: saves are asynchronous
     strikes: what ranks do to themselves, at exact moments
-    rank, moment: who is struck from outside, and how many seconds after the first start; None: nobody
+    rank, moment: who is struck from outside, and how many seconds after the first start; None: none
     """
 
     kind: str

@@ -122,7 +122,7 @@ def repeated(notes: Iterable[Note]) -> int:
 
 
 def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> str:
-    """Which samples were lost, or came twice, or elsewhere than in the undisturbed run; "" if none."""
+    """Which samples were lost, or read twice, or elsewhere than in the undisturbed run; "" if none."""
     if sorted(steps) != sorted(undisturbed):
         return f"steps {sorted(steps)}, expected {sorted(undisturbed)}"
     epochs: dict[int, Counter[int]] = {}
@@ -147,7 +147,7 @@ def draws_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[
     return ""
 
 
-def loss_apart(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> float:
+def loss_difference(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> float:
     """By how much the loss of a step differs at most, relatively."""
     return max(
         abs(sum(note["loss"] for note in notes) / sum(note["loss"] for note in undisturbed[step]) - 1)
@@ -163,15 +163,15 @@ def judge(ended: Ended, undisturbed: Undisturbed, exactly: bool) -> tuple[str, i
     steps, again = that_count(ended.notes), repeated(ended.notes)
     if wrong := samples_wrong(steps, undisturbed.steps):
         return wrong, again, float("nan")
-    apart = loss_apart(steps, undisturbed.steps)
+    difference = loss_difference(steps, undisturbed.steps)
     digests = {result["sha256"] for result in ended.results}
     if exactly and digests != {undisturbed.sha256}:
-        return f"other weights: {sorted(digests)}, expected {undisturbed.sha256}", again, apart
+        return f"other weights: {sorted(digests)}, expected {undisturbed.sha256}", again, difference
     if exactly and (wrong := draws_wrong(steps, undisturbed.steps)):
-        return wrong, again, apart
+        return wrong, again, difference
     if len(digests) > 1:
-        return f"the ranks' weights differ: {sorted(digests)}", again, apart
-    return "" if apart <= ROUNDING else f"a loss differs by {apart:.1e}", again, apart
+        return f"the ranks' weights differ: {sorted(digests)}", again, difference
+    return "" if difference <= ROUNDING else f"a loss differs by {difference:.1e}", again, difference
 
 
 # -- the test
@@ -195,13 +195,13 @@ def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, 
             break
         case = earlier(case)
         ended = run(folder, case)
-    wrong, again, apart = ended.wrong, 0, 0.0
+    wrong, again, difference = ended.wrong, 0, 0.0
     if not ended.struck or (case.kind == MOVE and not wrong and ended.starts != 3):
         wrong = wrong or f"it was started {ended.starts} times and could not be struck"
     if not wrong:
-        wrong, again, apart = judge(ended, reference, case.kind != MOVE)
+        wrong, again, difference = judge(ended, reference, case.kind != MOVE)
     row = {"case": str(case), "wrong": wrong, "restarts": ended.restarts, "starts": ended.starts}
-    return {**row, "repeated": again, "loss": apart}, ended.output
+    return {**row, "repeated": again, "loss": difference}, ended.output
 
 
 ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>8}"
@@ -209,13 +209,13 @@ ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>8}"
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """A row for each kind."""
-    titles = ("struck", "times", "restarts (launcher)", "starts (command)", "steps repeated", "loss apart", "same")
+    titles = ("struck", "times", "restarts (launcher)", "starts (command)", "steps repeated", "loss off by", "same")
     rows = [ROW.format(*titles)]
     for kind, each in results.items():
         if each:
             sums = (sum(one[key] for one in each) for key in ("restarts", "starts", "repeated"))
-            apart, same = max(one["loss"] for one in each), sum(not one["wrong"] for one in each)
-            rows.append(ROW.format(kind, len(each), *sums, f"{apart:.1e}", f"{same}/{len(each)}"))
+            difference, same = max(one["loss"] for one in each), sum(not one["wrong"] for one in each)
+            rows.append(ROW.format(kind, len(each), *sums, f"{difference:.1e}", f"{same}/{len(each)}"))
     return "\n".join(rows)
 
 

@@ -54,7 +54,7 @@ def implementations(task: str) -> list[str]:
 
 
 def ratio(promise: Promise, rounds: Mapping[str, Sequence[float]]) -> float | None:
-    """The median of the rounds' ratios, of our fastest implementation; None where nobody of a side was able to run.
+    """The median of the rounds' ratios, of our fastest implementation; None where no implementation of a side ran.
 
     rounds: of each implementation the seconds of a step, one number a round
     """
@@ -83,5 +83,5 @@ def differs(losses: Sequence[float], expected: Sequence[float], again: Sequence[
         if step >= STEPS:
             allowed = max(allowed, NOISE * noise)
         if not abs(ours - theirs) <= allowed:
-            return f"the loss of step {step} is {ours:.4f}, and PyTorch's {theirs:.4f}; {allowed:.4f} apart is allowed"
+            return f"the loss of step {step} is {ours:.4f}, and PyTorch's {theirs:.4f}; {allowed:.4f} may differ"
     return None

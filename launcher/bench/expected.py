@@ -28,7 +28,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def poison(dtype: np.dtype[Any]) -> Any:
-    """The value that a buffer holds before a collective writes into it: none of its results, bool apart."""
+    """The value that a buffer holds before a collective writes into it: none of its results, except for bool."""
     return dtype.type(POISON)
 
 

@@ -129,7 +129,7 @@ class Console(Observer):
         self._begun: set[tuple[int, str]] = set()  # whose current line has been shown in part
         self._talker: tuple[int, str] | None = None  # whose line stands open on the screen, if one does
         self._due: dict[tuple[int, str], float] = {}
-        self._reported = False  # it is unwritable, and has said so
+        self._reported = False  # that it is unwritable
         #: Called with the launcher's own lines.
         self.witness: Callable[[str], None] = lambda text: None
 

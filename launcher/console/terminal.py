@@ -186,7 +186,7 @@ class _Writer:
     """Writes to a file descriptor that others share, so that it must not be made nonblocking itself.
 
     A pipe or a terminal is opened a second time for that. Where this cannot be, little is written at a time, and only
-    after select has said that it goes.
+    after select has reported that it is writable.
     """
 
     def __init__(self, fd: int) -> None:

@@ -106,13 +106,6 @@ def test_colour_on_a_terminal_only(terminal: Terminal, environ: dict[str, str]) 
     assert terminal.raw == ("\x1b[33m1: \x1b[0ma\r\n" if environ == {"TERM": "xterm"} else "1: a\r\n")
 
 
-def test_a_bar_leaves_its_last_state_in_a_file() -> None:
-    piped = Piped(2)
-    for state in (b"\r10%", b"\r20%", b"\r30%\n"):
-        piped.console.output(0, "err", state)
-    assert piped.read() == "0: 30%\n"
-
-
 # -- prompts
 
 

@@ -18,29 +18,18 @@ from launcher.job import Job
 HEAD = ("time", "monotonic", "event", "attempt")
 
 
-class Words:
-    """Stands for the console."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
-def start(path: object) -> tuple[Events, Words]:
-    words: Any = Words()
-    return Events(Job(module="train", args=("--lr", "1"), n=2, events=str(path)), words, ["ddp-launch", "x"]), words
+def start(path: object, console: Any) -> Events:
+    return Events(Job(module="train", args=("--lr", "1"), n=2, events=str(path)), console, ["ddp-launch", "x"])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_event(tmp_path: Path) -> None:
+def test_every_event(tmp_path: Path, console: Any) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event":"before"}\n')
-    events, words = start(path)
+    events = start(path, console)
     events.attempt_started(0, 2)
     events.rank_started(1, {"host": "node7", "pid": 4711, "local_rank": 1, "gpus": [1], "agent": 4710})
     events.debugging(frozenset({1, 0}))
@@ -79,31 +68,31 @@ def test_every_event(tmp_path: Path) -> None:
         {"event": "attempt_started", "attempt": 1, "n": 1},
         {"event": "job_ended", "attempt": 1, "code": 1, "message": "rank 1 raised ValueError: no"},
     ]  # fmt: skip
-    assert words.said == []
+    assert console.lines == []
 
 
-def test_a_file_that_fails_is_said_once() -> None:
-    events, words = start("/dev/full")
+def test_a_file_that_fails_is_reported_once(console: Any) -> None:
+    events = start("/dev/full", console)
     events.attempt_started(0, 2)
     events.job_ended(0, "")
-    assert words.said == [
+    assert console.lines == [
         "ddp-launch: the events file /dev/full cannot be written (No space left on device): it ends here"
     ]
 
 
-def test_a_pipe_that_nobody_reads_is_wrong_use(tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_is_wrong_use(tmp_path: Path, console: Any) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match="the pipe has no reader"):
-        start(tmp_path / "pipe")
+        start(tmp_path / "pipe", console)
 
 
-def test_a_reader_that_does_not_keep_up_holds_nobody(tmp_path: Path) -> None:
+def test_a_reader_that_does_not_keep_up_does_not_block(tmp_path: Path, console: Any) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    events, words = start(tmp_path / "pipe")
+    events = start(tmp_path / "pipe", console)
     for _ in range(3000):
         events.rank_ended(0, 0)
-    assert len(words.said) == 1
+    assert len(console.lines) == 1
     os.close(reader)
     events.close()
 

@@ -18,27 +18,14 @@ from launcher.diagnosis.failures import Raised, RankFailed
 from launcher.errors import UsageError
 
 
-class FakeConsole:
-    """Keeps the launcher's own lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.witness: Callable[[str], None] = lambda text: None
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-        self.witness(text)
-
-
-def start(folder: Path) -> tuple[Any, FakeConsole]:
-    console: Any = FakeConsole()
+def start(folder: Path, console: Any) -> Logs:
     logs = Logs(str(folder), console, ["ddp-launch", "-n", "2", "my train.py"])
     logs.attempt_started(0, 2)
-    return logs, console
+    return logs
 
 
-def test_a_run_has_a_folder_and_every_rank_a_file(tmp_path: Path) -> None:
-    logs, console = start(tmp_path / "deep" / "logs")
+def test_a_run_has_a_folder_and_every_rank_a_file(tmp_path: Path, console: Any) -> None:
+    logs = start(tmp_path / "deep" / "logs", console)
     logs.rank_started(1, {})
     logs.output(0, "out", b"one\ntw")
     logs.output(0, "err", b"\r10%")
@@ -62,8 +49,8 @@ def test_a_run_has_a_folder_and_every_rank_a_file(tmp_path: Path) -> None:
     assert console.lines == [f"ddp-launch: {failure}"]
 
 
-def test_a_restart_has_a_folder_below(tmp_path: Path) -> None:
-    logs, _ = start(tmp_path)
+def test_a_restart_has_a_folder_below(tmp_path: Path, console: Any) -> None:
+    logs = start(tmp_path, console)
     logs.output(1, "out", b"first, unfinished")
     run = logs.folder
     logs.attempt_started(1, 2)
@@ -74,25 +61,25 @@ def test_a_restart_has_a_folder_below(tmp_path: Path) -> None:
     assert (run / "attempt-1/rank-1.log").read_text() == "second\n"
 
 
-def test_the_link_follows_the_last_run(tmp_path: Path) -> None:
-    first, _ = start(tmp_path)
-    second, _ = start(tmp_path)
+def test_the_link_follows_the_last_run(tmp_path: Path, console: Any) -> None:
+    first = start(tmp_path, console)
+    second = start(tmp_path, console)
     assert first.folder != second.folder
     assert os.readlink(tmp_path / "latest") == second.folder.name
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([first.folder.name, second.folder.name, "latest"])
 
 
-def test_what_cannot_be_a_log_folder(tmp_path: Path) -> None:
+def test_what_cannot_be_a_log_folder(tmp_path: Path, console: Any) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file/logs cannot be used: Not a directory"):
-        start(tmp_path / "file" / "logs")
+        start(tmp_path / "file" / "logs", console)
     (tmp_path / "taken" / "latest").mkdir(parents=True)
     with pytest.raises(UsageError, match="no link to a run"):
-        start(tmp_path / "taken")
+        start(tmp_path / "taken", console)
 
 
-def test_a_full_disk_is_reported_once(tmp_path: Path) -> None:
-    logs, console = start(tmp_path)
+def test_a_full_disk_is_reported_once(tmp_path: Path, console: Any) -> None:
+    logs = start(tmp_path, console)
     for rank in (0, 1):
         (logs.folder / f"rank-{rank}.log").symlink_to("/dev/full")
         for _ in range(3):
@@ -102,8 +89,8 @@ def test_a_full_disk_is_reported_once(tmp_path: Path) -> None:
     assert "cannot be written (No space left on device): lines are missing there" in console.lines[0]
 
 
-def test_a_folder_that_is_removed_is_reported_once(tmp_path: Path) -> None:
-    logs, console = start(tmp_path)
+def test_a_folder_that_is_removed_is_reported_once(tmp_path: Path, console: Any) -> None:
+    logs = start(tmp_path, console)
     shutil.rmtree(logs.folder)
     logs.output(0, "out", b"line\n")
     logs.job_ended(0, "")

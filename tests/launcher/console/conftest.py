@@ -1,0 +1,24 @@
+"""A console that keeps what the launcher prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+
+class FakeConsole:
+    """Keeps the launcher's own lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.witness: Callable[[str], None] = lambda text: None
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+        self.witness(text)
+
+
+@pytest.fixture
+def console() -> FakeConsole:
+    return FakeConsole()
