@@ -162,15 +162,6 @@ def test_a_breakpoint_of_another_rank_is_explained_once_and_passed(ddp_launch: A
     assert done.stdout.count("went on") == 2
 
 
-def test_a_header_and_a_restart(debug: Any) -> None:
-    session = debug("breakpoint(header='look here')", n=1)
-    assert "look here" in session.await_prompt()
-    session.say("restart")
-    assert "cannot be restarted on its own" in session.await_prompt()
-    session.say("c")
-    assert session.end().returncode == 0
-
-
 @pytest.mark.parametrize("chosen", ["0", "builtins.print"])
 def test_the_users_choice_of_a_debugger_counts(ddp_launch: Any, chosen: str) -> None:
     done = ddp_launch("breakpoint()\nprint('over')", n=1, env={"PYTHONBREAKPOINT": chosen})

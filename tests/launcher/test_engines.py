@@ -17,7 +17,7 @@ from launcher.engines.slurm import SlurmEngine
 from launcher.engines.start_errors import explain_start_failure, unreachable_host
 from launcher.errors import UsageError
 from launcher.job import Job
-from launcher.network import Host, fill_hosts
+from launcher.network import Host
 from tests.conftest import SLURM
 
 RANK = ["python", "agent/main.py", "train.py"]
@@ -121,14 +121,6 @@ def test_no_mpiexec_takes_an_ipv6_address() -> None:
         MpichEngine("/m/mpiexec", 2, (Host("fd00::1", 2),))
 
 
-@pytest.mark.parametrize(
-    ("n", "hosts", "expected"),
-    [(8, HOSTS, [("a", 4), ("b", 4)]), (5, HOSTS, [("a", 4), ("b", 1)]), (3, HOSTS, [("a", 3)]), (0, (), [])],
-)
-def test_hosts_are_filled_one_after_the_other(n: int, hosts: tuple[Host, ...], expected: list[tuple[str, int]]) -> None:
-    assert fill_hosts(n, hosts) == expected
-
-
 # -- how many
 
 
@@ -151,18 +143,6 @@ _SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "6"}
 )
 def test_the_number_of_ranks(settings: dict[str, object], environ: dict[str, str], n: int) -> None:
     assert engines.resolve_size(job(**settings), environ).n == n
-
-
-@pytest.mark.parametrize(
-    ("settings", "environ", "text"),
-    [
-        ({"hosts": HOSTS, "n": 9}, {}, "9 ranks were asked for, and the hosts have 8 slots"),
-        ({"n": 7}, _SLURM, "7 ranks were asked for, and the allocation has 6 tasks"),
-    ],
-)
-def test_more_ranks_than_slots_are_refused(settings: dict[str, object], environ: dict[str, str], text: str) -> None:
-    with pytest.raises(UsageError, match=f"^{text}$"):
-        engines.resolve_size(job(**settings), environ)
 
 
 @pytest.mark.parametrize(
@@ -206,14 +186,6 @@ def test_flavour(tmp_path: Path, files: list[str], said: str | None, family: str
         return said
 
     assert mpiexec.mpi_family(str(tmp_path / "mpiexec"), version) == family
-
-
-def test_flavour_by_the_name_a_link_resolves_to(tmp_path: Path) -> None:
-    (tmp_path / "mpiexec.openmpi").touch()
-    (tmp_path / "mpiexec").symlink_to(tmp_path / "mpiexec.openmpi")
-    assert mpiexec.mpi_family(str(tmp_path / "mpiexec")) == "openmpi"
-    with pytest.raises(UsageError, match="neither"):
-        mpiexec.mpi_family("/x/mpiexec", lambda path: "something else")
 
 
 def install(folder: Path, *names: str) -> str:
@@ -372,21 +344,6 @@ def test_the_hosts_of_an_allocation_can_be_done_without() -> None:
     assert engines.resolve_size(job(), environ).hosts == ()
     one = environ | {"SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "3"}
     assert engines.resolve_size(job(min_ranks=2), one) == job(min_ranks=2, n=3)  # there is nothing to do without
-
-
-@pytest.mark.parametrize(
-    ("settings", "environ", "text"),
-    [
-        ({"min_ranks": 2, "n": 4}, {}, r"the smallest number of ranks \(min_ranks\) needs hosts to do without"),
-        ({"min_ranks": 4}, _NODES, "the smallest number of ranks must be from 1 to 3, not 4"),
-        ({"min_ranks": 0}, _NODES, "the smallest number of ranks must be at least 1, not 0"),
-    ],
-)
-def test_a_smallest_number_of_ranks_that_means_nothing(
-    settings: dict[str, object], environ: dict[str, str], text: str
-) -> None:
-    with pytest.raises(UsageError, match=f"^{text}$"):
-        engines.resolve_size(job(**settings), environ)
 
 
 _LIST = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"

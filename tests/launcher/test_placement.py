@@ -49,19 +49,6 @@ def test_n_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         placement.count_gpus({})
 
 
-@pytest.mark.parametrize(
-    ("gpus", "local_size", "share", "dealt"),
-    [
-        ([], 4, False, [[], [], [], []]),
-        (["0", "1"], 2, False, [["0"], ["1"]]),
-        (["2", "5", "7"], 2, False, [["2"], ["5"]]),
-        (["0", "1"], 5, True, [["0"], ["1"], ["0"], ["1"], ["0"]]),
-    ],
-)
-def test_each_rank_gets_its_gpu(gpus: list[str], local_size: int, share: bool, dealt: list[list[str]]) -> None:
-    assert [placement.assign_gpu(gpus, rank, local_size, share) for rank in range(local_size)] == dealt
-
-
 def test_two_ranks_on_one_gpu_are_refused() -> None:
     with pytest.raises(
         StartError, match=r"^3 ranks on \S+ would share 2 GPUs: start one a GPU \(-n gpu\), or share them"
@@ -69,20 +56,6 @@ def test_two_ranks_on_one_gpu_are_refused() -> None:
         placement.assign_gpu(["0", "1"], 0, 3, share=False)
     with pytest.raises(StartError, match=r"^2 ranks on \S+ would share 1 GPU: .*\(CUDA_VISIBLE_DEVICES=\)$"):
         placement.assign_gpu(["0"], 1, 2, share=False)
-
-
-@pytest.mark.parametrize(
-    ("cores", "parts", "shares"),
-    [
-        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
-        ([0, 4, 1, 5], 2, [[0, 4], [1, 5]]),
-        ([0, 1, 2, 3, 4], 3, [[0, 1], [2, 3], [4]]),
-        ([3], 1, [[3]]),
-        ([2, 3], 5, [[2], [3], [2], [3], [2]]),
-    ],
-)
-def test_shares_of_cores(cores: list[int], parts: int, shares: list[list[int]]) -> None:
-    assert [placement.split_cores(cores, index, parts) for index in range(parts)] == shares
 
 
 def test_threads_of_a_core_lie_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,3 @@ def test_who_opens_a_file_while_it_is_looked_at_ends_nobody(folder: Path) -> Non
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "refused\n")
     assert not path.exists()
-
-
-def test_a_machine_without_shared_memory_has_no_leftovers(tmp_path: Path) -> None:
-    remove_stale_segments(0.0, str(tmp_path / "none"))

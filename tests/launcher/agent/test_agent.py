@@ -58,24 +58,6 @@ def test_what_is_no_report_is_left_out(keep: Any) -> None:
     assert reports == [{"leaving": 3}] * 2
 
 
-def test_an_order_reaches_the_rank_alone(keep: Any) -> None:
-    kept = keep(LISTEN + "child = subprocess.Popen(['sleep', '60'])\n" + SLEEP)
-    kept.says("ready")
-    kept.send(signal=signal.SIGUSR1)
-    kept.says(f"got {int(signal.SIGUSR1)}")
-    time.sleep(0.1)
-    kept.send(stacks=True)  # the child would have died of it by now, and the rank of its second
-    kept.next("stacks")
-    assert kept.out == b"\n"
-    assert len(children(kept.pid)) == 1
-    kept.send(kill=True)
-    assert kept.end()["end"] == -signal.SIGKILL
-
-
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_what_an_engine_sends_to_all_reaches_the_rank_once(keep: Any, number: int) -> None:
     kept = keep(LISTEN + SLEEP)
@@ -93,26 +75,6 @@ def test_what_an_engine_sends_to_all_reaches_the_rank_once(keep: Any, number: in
     ]  # who wants something else does not ask to end
     kept.send(kill=True)
     kept.end()
-
-
-def test_stdin_is_that_of_the_debug_rank(keep: Any) -> None:
-    body = "print(sys.stdin.read().upper())"
-    reads = keep(body, PMI_RANK="1", PMI_SIZE="2", DDP_DEBUG_RANK="1")
-    reads.send(stdin="abc")
-    assert reads.next("stdin_taken")
-    reads.send(stdin="")
-    reads.end()
-    assert reads.out == b"ABC\n"
-    empty = keep(body, PMI_RANK="0", PMI_SIZE="2", DDP_DEBUG_RANK="1")
-    empty.end()
-    assert empty.out == b"\n"
-
-
-def test_kill_9_of_the_agent_ends_the_rank(keep: Any, becomes: Callable[[int, str], None]) -> None:
-    kept = keep("threading.Thread(target=time.sleep, args=(60,)).start()\n" + SLEEP)
-    kept.says("ready")
-    os.kill(kept.hello["agent"], signal.SIGKILL)
-    becomes(kept.pid, "")
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from launcher.agent.heartbeat import Heartbeat, count_kills, descendants_cpu, explain, field
-from launcher.linux import parse_stat, read
+from launcher.agent.heartbeat import Heartbeat, count_kills, descendants_cpu, explain
+from launcher.linux import parse_stat
 
 REST = b"1 7 7 0 -1 4194304 9 0 0 0 250 50 900 900 20 0 3 0 99 4096 25 18446744073709551615"
 
@@ -77,18 +76,6 @@ def test_memory_in_words(available: int | None, taken: bool, words: str) -> None
 )
 def test_counting_kills(text: str, kills: int) -> None:
     assert count_kills(text) == kills
-
-
-def test_a_field_of_meminfo() -> None:
-    text = "MemTotal:       24000000 kB\nMemFree:  5 kB\nMemAvailable:    2048 kB\n"
-    assert field(text, "MemAvailable") == 2 << 20
-    assert field("", "MemAvailable") is None
-
-
-def test_files_are_read_whole(tmp_path: Path) -> None:
-    (tmp_path / "children").write_bytes(b"123456 " * 50_000)
-    assert len(read(str(tmp_path / "children"))) == 350_000
-    assert read(str(tmp_path / "none")) == b""
 
 
 SPIN = "import sys, time\nuntil = time.process_time() + {}\nwhile time.process_time() < until: pass\n"

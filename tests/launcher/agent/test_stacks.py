@@ -44,33 +44,6 @@ class TestOfARank:
         kept.send(kill=True)
         kept.end()
 
-    def test_all_threads(self, keep: Any) -> None:
-        body = """
-        def other():
-            time.sleep(60)
-        for _ in range(3):
-            threading.Thread(target=other, daemon=True).start()
-        print("ready", flush=True)
-        time.sleep(60)
-        """
-        kept = keep(body)
-        kept.says("ready")
-        kept.send(stacks=True)
-        text = kept.next("stacks")
-        assert text.count("in other") == 3
-        assert text.count("most recent call first") == 4
-        kept.send(kill=True)
-        kept.end()
-
-    def test_a_stack_that_does_not_reach_the_ground(self, keep: Any) -> None:
-        kept = keep("def deep(n):\n    deep(n - 1) if n else (print('ready', flush=True), time.sleep(60))\ndeep(200)\n")
-        kept.says("ready")
-        kept.send(stacks=True)
-        text = kept.next("stacks")
-        assert text.count("in deep") >= 99
-        kept.send(kill=True)
-        kept.end()
-
     def test_a_stopped_rank_shows_its_last_sample(self, keep: Any, becomes: Callable[[int, str], None]) -> None:
         body = """
         from collectives.flight.recorder import process_recorder
@@ -115,23 +88,6 @@ class TestOfARank:
         kept.until(lambda: [message for message in kept.heard if "end" in message])
         kept.send(stacks=True)
         assert kept.next("stacks") == "it has ended\n"
-        kept.end()
-
-    def test_the_users_own_faulthandler(self, keep: Any) -> None:
-        body = """
-        import faulthandler
-        faulthandler.enable()
-        faulthandler.register(signal.SIGUSR1, file=sys.stdout)
-        print("ready", flush=True)
-        time.sleep(60)
-        """
-        kept = keep(body)
-        kept.says("ready")
-        kept.send(signal=int(signal.SIGUSR1))
-        kept.says("in <module>")
-        kept.send(stacks=True)
-        assert 'kept.py", line 7 in <module>' in kept.next("stacks")
-        kept.send(kill=True)
         kept.end()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -139,19 +138,6 @@ def test_last_lines_of_hidden_ranks_alone() -> None:
     assert "the last 2 lines of rank 3:\nb\nac" in explain([KILLED], b"", tail, False).blocks[0]
     tail.attempt_started(1, 1)
     assert tail.lines(3) == []
-
-
-def test_memory_is_bounded() -> None:
-    tail = Tail(frozenset({0}))
-    chunk = b"no end " * 8_192
-    tracemalloc.start()
-    try:
-        for _ in range(100):
-            tail.output(0, "out", chunk)
-            tail.output(0, "err", chunk + b"\n")
-        assert tracemalloc.get_traced_memory()[0] < 100_000
-    finally:
-        tracemalloc.stop()
 
 
 def test_an_engine_that_wrote_to_what_had_gone_is_not_the_cause() -> None:

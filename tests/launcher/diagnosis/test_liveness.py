@@ -132,14 +132,6 @@ def test_a_stopped_engine_is_blamed_for_ranks_in_init_alone() -> None:
     assert diagnose_hang([waits(0), snapshot(1)], "mpiexec (pid 9)").ranks == (1,)
 
 
-def test_a_silent_rank_adds_no_motion() -> None:
-    motion = follow({0: DONE, 1: DONE}, until=10, r0=1.0, r1=1.0)
-    for second in range(11, 30):
-        motion.heartbeat(1, DONE, float(second))
-    assert motion.quiet(30.0) == pytest.approx(20.0, abs=1.0)
-    assert [snapshot.silent for snapshot in motion.ranks(30.0)] == [True, False]
-
-
 def test_what_a_rank_has_started_moves_for_it() -> None:
     motion = follow({0: DONE, 1: DONE}, until=10)
     for second in range(11, 31):
@@ -150,12 +142,6 @@ def test_what_a_rank_has_started_moves_for_it() -> None:
     assert motion.quiet(31.0) == 1.0
     motion.heartbeat(1, {**DONE, "below": 0.5}, 32.0)  # another one
     assert motion.quiet(32.0) == 0.0
-
-
-def test_beats_that_come_at_once_say_nothing_about_a_rate() -> None:
-    motion = follow({0: DONE}, until=3, r0=0.5)
-    motion.heartbeat(0, {**DONE, "cpu": 9.0}, 3.01)
-    assert motion.ranks(3.01)[0].cpu == 0.5
 
 
 def snapshot(rank: int, call_age: float = 31.4, where_age: float = 0.4, silence: float = 0.5, **more: Any) -> RankState:

@@ -25,7 +25,6 @@ from launcher.diagnosis.failures import (
     root_cause,
     stop_of,
 )
-from launcher.linux import children_of
 
 
 def test_shield_keeps_every_argument() -> None:
@@ -93,32 +92,16 @@ def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> 
             "rank 2 (pid 102) was killed by SIGKILL (signal 9); often the kernel, out of memory",
             137,
         ),
-        (rank_failed(0, 2, -64), "rank 2 (pid 102) was killed by SIGRTMAX (signal 64)", 192),
         (rank_failed(0, 2, -40), "rank 2 (pid 102) was killed by signal 40", 168),
         (_AGENT, "the agent of rank 0 (pid 200) died, and its rank with it", 1),
         (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
         (_KILLED, "mpiexec (pid 7) was killed by SIGKILL (signal 9) while ranks were running", 137),
         (_UNBORN, "mpiexec (pid 7) exited with code 9 before rank 1 had started", 9),
-        (
-            EngineEnded(at=0, pid=7, status=0, missing=(0, 1)),
-            "mpiexec (pid 7) exited with code 0 before ranks 0, 1 had started",
-            1,
-        ),
         (NotStarted(at=0, message="rank 1 did not start within 1 s"), "rank 1 did not start within 1 s", 1),
         (Hung(at=0, ranks=(1,), message="rank 1 is stopped"), "rank 1 is stopped", 1),
         (TimeLimit(at=0, seconds=3600.0), "the job took longer than 3600 s", 124),
         (replace(_RAISED, host="node7"), "rank 1 on node7 (pid 101) raised ValueError: no", 1),
         (replace(_AGENT, host="node7"), "the agent of rank 0 on node7 (pid 200) died, and its rank with it", 1),
-        (
-            replace(rank_failed(0, 2, -9), memory="the kernel ended it: it had 8 GiB"),
-            "rank 2 (pid 102) was killed by SIGKILL (signal 9); the kernel ended it: it had 8 GiB",
-            137,
-        ),
-        (
-            replace(rank_failed(0, 2, -11), memory="it had 8 GiB"),
-            "rank 2 (pid 102) was killed by SIGSEGV (signal 11); invalid memory access in native code",
-            139,
-        ),
     ],
 )
 def test_sentences_and_codes(failure: Failure, text: str, code: int) -> None:
@@ -157,10 +140,6 @@ def raised(rank: int, kind: str, message: str) -> RankFailed:
 def test_ranks_that_raised_the_same_are_told_together(kind: str, first: str, second: str, line: str) -> None:
     failures = [raised(0, kind, first), raised(1, kind, second)]
     assert line in others(failures, failures[0])
-
-
-def test_children_of() -> None:
-    assert sorted(children_of({2: 1, 3: 2, 4: 3, 5: 1, 7: 6}, 1)) == [2, 3, 4, 5]
 
 
 AS_ASKED = "stopped as asked{}, state saved: start the same command to go on"
