@@ -1,7 +1,7 @@
 """Starts the ranks of a job, watches over them and explains how they failed.
 
 From the shell: `ddp-launch -n 4 train.py`. From Python: `launcher.launch(launcher.Job(script="train.py", n=4))`.
-This file imports nothing until asked: an agent imports it beside every rank, and must stay small.
+This file imports nothing until asked: every agent imports it, and must stay small.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _run(job: Job) -> int:
     began = time.time()
     # A parent that ignores it hands that down, and no child could be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # If the reaper is killed, what it guarded comes to us; what this process had before it became us is not ours.
+    # If the reaper is killed, its orphans come to this process; children from before its exec are not of this job.
     before = frozenset() if childless() else frozenset(children_of(parents(), os.getpid()))
     become_subreaper()
     try:

@@ -208,14 +208,14 @@ def _try(address: str, secret: str, identity: Message, limit: float) -> tuple[Ch
         while not any("answer" in message for message in messages):
             if not select.select([channel], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise ProtocolError("no answer in time")
-            news = channel.receive()
-            if news is None:
+            received = channel.receive()
+            if received is None:
                 raise ProtocolError("closed during the handshake")
-            for message in news:
+            for message in received:
                 if "challenge" in message:
                     answer = proof(secret, "agent", str(message["challenge"]))
                     channel.send({"answer": answer, **identity})
-            messages += news
+            messages += received
         if not is_proof(next(m["answer"] for m in messages if "answer" in m), secret, "launcher", challenge):
             raise ProtocolError("the other side does not know the secret of this job")
     except BaseException:

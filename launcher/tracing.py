@@ -54,7 +54,7 @@ def merge(folder: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"the trace took more than {_LIMIT:g} s to merge: {later}"
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    if done.returncode in (0, 1) and said:
-        return said[-1]
-    return f"the trace could not be merged ({said[-1] if said else f'status {done.returncode}'}): {later}"
+    output = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    if done.returncode in (0, 1) and output:
+        return output[-1]
+    return f"the trace could not be merged ({output[-1] if output else f'status {done.returncode}'}): {later}"

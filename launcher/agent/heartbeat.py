@@ -118,7 +118,7 @@ class MemoryWatch:
         self._kills = count_kills(read_text(self._events))
         self._available = field(read_text("/proc/meminfo"), "MemAvailable")
 
-    def words(self, peak: int) -> str:
+    def describe(self, peak: int) -> str:
         """About a rank that SIGKILL has ended. peak: the most memory that it had, in bytes"""
         return explain(peak, self._available, count_kills(read_text(self._events)) > self._kills)
 

@@ -178,7 +178,7 @@ class Agent:
             self.channel.send(message)
 
     def _feed(self) -> None:
-        """Passes stdin on; the launcher sends more when it hears that this has been taken."""
+        """Passes stdin on; the launcher sends more when this has been acknowledged."""
         try:
             self.stdin = self.stdin[os.write(self.pipes["in"], self.stdin[:_CHUNK]) :]
         except BrokenPipeError:
@@ -282,7 +282,7 @@ class Agent:
     # -- the end
 
     def _report_end(self) -> None:
-        """Reports the rank's end, once everything that it said has been sent before."""
+        """Reports the rank's end, after all of its output has been sent."""
         if self.status is None or self.reported:
             return
         if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(
@@ -294,7 +294,7 @@ class Agent:
         for name in list(self.pipes):
             os.close(self.pipes.pop(name))
         code = os.waitstatus_to_exitcode(self.status)
-        memory = self.memory.words(self.peak) if code == -signal.SIGKILL and not self.killed else None
+        memory = self.memory.describe(self.peak) if code == -signal.SIGKILL and not self.killed else None
         self.channel.send({"end": code, "deserted": self.joined, "memory": memory})
 
 

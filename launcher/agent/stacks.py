@@ -42,7 +42,7 @@ class Stacks:
     def ask(self, now: float) -> str | None:
         """Has the rank write its stacks; the text at once if it says only why there are none. now: monotonic, s"""
         if self._until is not None:
-            return None  # who asked twice is answered once
+            return None  # a second request gets no text of its own
         refusal = self._refusal()
         if refusal is not None:
             return f"{refusal}; {self._heartbeat.stood()}\n"
@@ -52,7 +52,7 @@ class Stacks:
         return None
 
     def look(self, now: float) -> str | None:
-        """The text, once it is complete; words that say why not when its time is over. now: monotonic, s"""
+        """The text, once it is complete; a reason why there is none when its time is over. now: monotonic, s"""
         assert self._until is not None
         size = os.fstat(self._fd).st_size
         if size != self._size:

@@ -57,7 +57,7 @@ def explain(failures: Sequence[Failure], engine_output: bytes, tail: Tail, sever
         blocks.append(f"ddp-launch: the last {number} of rank {rank}:\n{text}")
     if isinstance(first, RankFailed) and first.raised is not None and first.raised.traceback:
         blocks.append(first.raised.traceback)
-    # An agent's own last words come through the engine too.
+    # An agent's own last error comes through the engine too.
     clear = isinstance(first, NotStarted) and first.code == 2  # wrong use, and its sentence says all
     unexplained = isinstance(first, EngineEnded | NotStarted) or b"Traceback" in engine_output
     if unexplained and not clear and engine_output.strip():

@@ -256,7 +256,7 @@ def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failu
     An engine kills all ranks and agents when one of its processes dies, and all of that is learned within a moment.
 
     failures: in the order in which they were learned, at least one
-    engine_output: what the engine said; both kinds name the pid of the process whose death they noticed
+    engine_output: what the engine printed; both kinds name the pid of the process whose death they noticed
     """
     first = failures[0]
     for failure in failures:

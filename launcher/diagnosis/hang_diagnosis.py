@@ -32,7 +32,7 @@ _CALL = re.compile(r"(?P<call>\S+ #\d+) \(.*?:\d+\) ?(?P<how>.*?)(?: ?\([^()]*\)
 
 
 class HangDiagnosis(NamedTuple):
-    """What is to be said of a hang.
+    """The diagnosis of a hang.
 
     ranks: the culprits, none if no rank stands out
     text: a clause that may follow "nothing has moved for 600 s: "

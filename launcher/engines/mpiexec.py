@@ -76,12 +76,12 @@ def mpi_family(mpiexec: str, version: Callable[[str], str] | None = None) -> str
     families = {_COMPANIONS[program] for program in beside}
     if len(families) == 1:
         return families.pop()
-    said = (version or _version)(mpiexec)
-    if "Open MPI" in said or "OpenRTE" in said or "PRRTE" in said:
+    text = (version or _version)(mpiexec)
+    if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
         return OPENMPI
-    if "Intel(R) MPI" in said:
+    if "Intel(R) MPI" in text:
         return INTEL
-    if "HYDRA" in said or "MPICH" in said:
+    if "HYDRA" in text or "MPICH" in text:
         return MPICH
     raise UsageError(f"{mpiexec} is neither MPICH's nor Open MPI's; for one that is: pip install mpich")
 

@@ -129,11 +129,11 @@ def nodes(environ: Mapping[str, str]) -> list[str]:
     scontrol = find(environ, "scontrol")
     if scontrol is None:
         raise UsageError(f"there is no scontrol on PATH to say which nodes {text} are: name them by --hosts")
-    said, complaint = _run(scontrol, "show", "hostnames", text)
-    if not said:  # of a list that it cannot read it complains, and ends with 0
+    names, complaint = _run(scontrol, "show", "hostnames", text)
+    if not names:  # of a list that it cannot read it complains, and ends with 0
         reason = (complaint.splitlines() or ["it says nothing"])[-1]
         raise UsageError(f"{scontrol} does not say which nodes {text} are ({reason}): name them by --hosts")
-    return said.split()
+    return names.split()
 
 
 def find(environ: Mapping[str, str], name: str = "srun") -> str | None:

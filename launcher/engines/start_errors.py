@@ -12,13 +12,13 @@ _SSH = (
     re.compile(r"^(?:\S+@)?(?P<host>[^\s@:]+): (?P<why>Permission denied \(.+?\))\.?\r?$", re.MULTILINE),
     re.compile(r"^(?P<why>Connection (?:closed|reset)) by (?:remote host |\S+ )?(?P<host>\S+) port \d+", re.MULTILINE),
 )
-# Hydra may notice that ssh has ended before it passes on what ssh said.
+# Hydra may notice that ssh has ended before it passes on the message of ssh.
 _NO_PROXY = re.compile(r"\bLaunch proxy failed\.$", re.MULTILINE)
 _HOST_KEY = re.compile(r"^Host key verification failed\.\r?$", re.MULTILINE)
 
 
 def explain_start_failure(engine_output: str) -> str | None:
-    """The sentence for the user, if what has been said so far tells why ranks do not start; None if not.
+    """The sentence for the user, if the output so far tells why ranks do not start; None if not.
 
     >>> explain_start_failure("ssh: connect to host b port 22: No route to host\\n")
     'host b cannot be reached by ssh: No route to host'

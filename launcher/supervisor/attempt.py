@@ -328,7 +328,7 @@ class Attempt:
             self.fail(EngineLost(at=self.now, name="the launcher's reaper", pid=self._reaper.pid, above=True))
             self._kill()
         elif self._reaper.status is not None and (self.failures or not self._released):
-            self._on_engine_output()  # it may have said why
+            self._on_engine_output()  # its output may say why
             failure = self._engine_ended()
             if not self._ending or failure.status < 0:
                 self.fail(failure)

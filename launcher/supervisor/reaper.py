@@ -33,7 +33,7 @@ class Reaper:
     pid, engine: of the reaper and of the engine, which is 0 until the reaper has reported it
     status: how the engine ended (exit code, or minus the signal), None while it runs
     lost: True if the reaper itself has gone
-    silent: True once the engine can say no more
+    silent: True once the engine can print no more
     engine_output: file descriptor of what the engine itself prints
 
     Raises: UsageError if there is no place for that folder, or for one more process.
@@ -79,7 +79,7 @@ class Reaper:
         return self._socket.fileno()
 
     def read(self) -> None:
-        """Takes the reaper's news: the engine has started or ended, or the reaper has ended."""
+        """Reads a message of the reaper: the engine has started or ended, or the reaper has ended."""
         line = self._socket.recv(_LINE, socket.MSG_WAITALL)
         if not line:
             self.lost = True
@@ -89,7 +89,7 @@ class Reaper:
             self.status = int(line)
 
     def listen(self) -> bytes:
-        """What the engine has said since; `engine_output` must not block."""
+        """What the engine has printed since; `engine_output` must not block."""
         data = b""
         try:
             while more := os.read(self.engine_output, 1 << 16):
@@ -103,7 +103,7 @@ class Reaper:
         """Ends whatever still runs below the reaper, and then the reaper."""
         self._socket.close()
         try:
-            os.kill(self.pid, signal.SIGCONT)  # who has been stopped would never see that it is over
+            os.kill(self.pid, signal.SIGCONT)  # a stopped one would never see that it is over
             _, status = os.waitpid(self.pid, 0)  # it gives up by itself after _SWEEP_LIMIT
         except (ProcessLookupError, ChildProcessError):  # this process ignores SIGCHLD: its status is unknown
             status = -1

@@ -35,7 +35,7 @@ def stand_still() -> float:
 class SignalPipe:
     """While entered, each signal's number arrives as a byte on the descriptor that `with` gives.
 
-    A job that is started outside the main thread hears of none: Python delivers signals only there.
+    A job that is started outside the main thread gets none: Python delivers signals only there.
     """
 
     def __enter__(self) -> int:
