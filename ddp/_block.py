@@ -161,12 +161,6 @@ def is_shared(array: Any) -> bool:
     return type(holder) is _Holder and holder.keep is None and not holder.block.closed
 
 
-def on_loan(array: Any) -> bool:
-    """Whether an array lies in a block that is reused when the last such array has gone."""
-    holder = _below(array)
-    return type(holder) is _Holder and holder.keep is not None
-
-
 def _below(array: Any) -> Any:
     """What stands at the bottom of a chain of views."""
     while isinstance(array, np.ndarray):
