@@ -93,19 +93,6 @@ extern "C" __global__ void within(
     }
 }
 
-// As `within`, but `skipped` may be anywhere.
-extern "C" __global__ void within_but(
-    const Index* at, Index* safe, bool* keep, Index n, Index high, Index skipped, Index alarm, Index which
-) {
-    FOR_EACH(i, n) {
-        Index k = at[i];
-        bool kept = k != skipped, fine = k >= 0 && k < high;
-        if (kept && !fine) ring(alarm, which, k, high);
-        safe[i] = fine ? k : 0;
-        keep[i] = kept;
-    }
-}
-
 extern "C" __global__ void unless(const bool* fine, Index n, Index alarm, Index which) {
     FOR_EACH(i, n) if (!fine[i]) ring(alarm, which, i, n);
 }
@@ -129,11 +116,9 @@ def check_index(xp: Any, at: Array, low: int, high: int, error: type[Exception],
 
 
 def check_targets(xp: Any, at: Array, skipped: int, high: int, error: type[Exception], message: str) -> tuple[Any, Any]:
-    """As `checked` from 0 on, but `skipped` is no error; and which are to be kept (bool)."""
-    safe, keep = xp.ndarray(at.shape, _KIND), xp.ndarray(at.shape, bool)
-    arguments = flag_address(xp), error_code(error, message)
-    BOUNDS.over(xp, "within_but", _KIND, at.size, flat(xp, at, _KIND), safe, keep, at.size, high, skipped, *arguments)
-    return safe, keep
+    """As `check_index` from 0 on, but `skipped` is no error; and which are to be kept (bool)."""
+    keep = at != skipped
+    return check_index(xp, xp.where(keep, at, 0), 0, high, error, message), keep
 
 
 def check_all(xp: Any, fine: Array, error: type[Exception], message: str) -> None:

@@ -12,8 +12,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from ddp._cuda import array_table
 from ddp._cuda.array_table import ArrayTable
 from ddp._cuda.raw_kernel import FLOATING, KernelSource
@@ -85,19 +83,6 @@ extern "C" __global__ void count_steps(
 }
 """
 
-STORE = KernelSource(
-    "settings",
-    """
-extern "C" __global__ void store(
-    double* held, double a, double b, double c, double d, double e, double f, double g, double h
-) {
-    const double all[8] = {a, b, c, d, e, f, g, h};
-    if (blockIdx.x == 0 && threadIdx.x < 8) for (int i = threadIdx.x; i < 8; i += blockDim.x) held[i] = all[i];
-}
-""",
-    ("float64",),
-)
-
 
 @functools.cache
 def kernels(
@@ -135,11 +120,6 @@ def update(
     arrays = table.rows, table.length, steps, numbers, found, held
     source.over(xp, "count_steps", dtype, table.length, *arrays, *_eight(settings))
     source.rows(xp, "update", dtype, table.count, *table.arguments, numbers, found)
-
-
-def store_settings(xp: Any, held: Array, settings: Sequence[float]) -> None:
-    """Writes settings to device memory, by a launch: no memory of the host has to outlive it."""
-    STORE.rows(xp, "store", np.dtype(np.float64), 1, held, *_eight(settings))
 
 
 def _eight(settings: Sequence[float]) -> list[float]:

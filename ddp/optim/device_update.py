@@ -64,7 +64,7 @@ class DeviceUpdate(GroupUpdate):
         elif rate is not None:
             held = self._held = xp.empty(optimizer_kernels.SETTINGS, np.float64) if self._held is None else self._held
             if (formula, values) != self._sent:
-                optimizer_kernels.store_settings(xp, held, values)
+                held[: len(values)] = xp.asarray(values, np.float64)
                 self._sent = formula, values
         if held is not None and rate is not None:
             at = formula.settings.index("lr")
@@ -107,7 +107,7 @@ class DeviceUpdate(GroupUpdate):
                 super(DeviceUpdate, self)._hold_state(wanted)
             values = self._values(formula)[0]
             if values != sent:
-                optimizer_kernels.store_settings(xp, held, values)
+                held[: len(values)] = xp.asarray(values, np.float64)
                 sent = values
 
         graph.before(bring)

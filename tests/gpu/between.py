@@ -20,7 +20,6 @@ import pytest
 from ddp._cuda import ipc
 
 _HANDLE = struct.Struct("<qqq40x")  # process, descriptor, bytes: 64 in all, as CUDA's
-_EVENT = struct.Struct("<qq48x")  # process, address
 
 
 class Between:
@@ -32,7 +31,6 @@ class Between:
         self.fails = ""
         self.files: dict[int, tuple[int, int]] = {}  # by address
         self.mapped: dict[int, Any] = {}
-        self.events: list[Any] = []
         self.pid = os.getpid()
         runtime = self.cupy.cuda.runtime
         members = {
@@ -41,9 +39,6 @@ class Between:
             "ipcGetMemHandle": self.give,
             "ipcOpenMemHandle": self.open,
             "ipcCloseMemHandle": self.close,
-            "ipcGetEventHandle": self.give_event,
-            "ipcOpenEventHandle": self.open_event,
-            "eventDestroy": lambda event: self.note("destroy event", event),
         }
         for name, value in members.items():
             monkeypatch.setattr(runtime, name, value, raising=False)
@@ -100,16 +95,3 @@ class Between:
     def close(self, address: int) -> None:
         self.note("close", address)
         self.mapped.pop(address)
-
-    def give_event(self, address: int) -> bytes:
-        self.note("get event", address)
-        return _EVENT.pack(self.pid, address)
-
-    def open_event(self, handle: bytes) -> int:
-        self.note("open event", handle)
-        pid, address = _EVENT.unpack(handle)
-        if pid != self.pid:  # of an eager stand-in, whose events have passed
-            self.events.append(self.cupy.cuda.Event())
-            return int(self.events[-1].ptr)
-        assert address in self.cupy.events, "an event that is gone"
-        return int(address)

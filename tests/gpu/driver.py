@@ -293,15 +293,6 @@ def runtime(cupy: Cupy) -> ModuleType:
                 712, "cudaErrorHostMemoryAlreadyRegistered: part or all of the requested memory range is already mapped"
             )
         cupy.pinned.add(address, nbytes)
-        cupy.pinned.registered.add(address)
-
-    def unregister(address: int) -> None:
-        if address not in cupy.pinned.registered:
-            raise CUDARuntimeError(
-                713, "cudaErrorHostMemoryNotRegistered: pointer does not correspond to a registered memory region"
-            )
-        cupy.pinned.registered.remove(address)
-        cupy.pinned.remove(address)
 
     def properties(device: int) -> dict[str, Any]:
         return {
@@ -367,7 +358,6 @@ def runtime(cupy: Cupy) -> ModuleType:
         "runtimeGetVersion": lambda: 12090,
         "driverGetVersion": lambda: 12090,
         "hostRegister": register,
-        "hostUnregister": unregister,
         "pointerGetAttributes": pointer_attributes,
         "streamCaptureModeGlobal": 0,
         "streamCaptureModeThreadLocal": 1,

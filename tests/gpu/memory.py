@@ -316,7 +316,6 @@ class Pinned:
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
-        self.registered: set[int] = set()  # where memory begins that was pinned by cudaHostRegister
 
     def ranges(self) -> list[tuple[int, int]]:
         """What is pinned: from, to."""

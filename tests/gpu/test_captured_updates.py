@@ -82,8 +82,7 @@ def test_a_replay_sends_what_changed_and_nothing_else(gpu: Any) -> None:
             step.schedule.step()
         gpu.reset()
         graph.replay()
-        assert gpu.launches["store"] == int(changed), gpu.launches
-        assert gpu.launches["copy up"] == 0
+        assert gpu.launches["copy up"] == int(changed), gpu.launches
         assert not gpu.synchronizations
         assert (gpu.mallocs, gpu.frees) == (0, 0)
 

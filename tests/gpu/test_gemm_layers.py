@@ -152,11 +152,6 @@ def test_wrong_shapes_and_activations_are_named(gpu: Any) -> None:
         functional.feed_forward(x, w, b, made(3, 7), None)
 
 
-def encoder(activation: Any = functional.relu, dropout: float = 0.0) -> Any:
-    ddp.manual_seed(1)
-    return nn.TransformerEncoderLayer(8, 2, 16, dropout, activation, batch_first=True)
-
-
 def test_integers_go_to_our_own_kernel(gpu: Any) -> None:
     for dtype in (ddp.int64, ddp.int32, ddp.uint8):
         x = ddp.arange(12, device="cuda", dtype=dtype).reshape(3, 4)

@@ -22,7 +22,7 @@ needs_nvrtc = pytest.mark.skipif(
 ENTRY = re.compile(r"^\.visible \.entry (\w+)\(", re.M)
 # What comes as double is narrowed first; arithmetic on doubles is a 32nd as fast on many GPUs, or less.
 DOUBLE = re.compile(r"^\s*(?:add|sub|mul|fma|div|sqrt|rcp)\.(?:\w+\.)*f64 ", re.M)
-MAY_USE_DOUBLES = {"settings", "entropy", "update"}  # a few numbers a row
+MAY_USE_DOUBLES = {"entropy", "update"}  # a few numbers a row
 
 
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
