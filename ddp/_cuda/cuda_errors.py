@@ -1,7 +1,7 @@
 """What CUDA reports, as errors of ours: a launch does not wait for its work, so its failure is raised by a later call.
 
-CuPy raises such a failure from whatever asks the device next. The few doors that wait (`item`, copies to the CPU,
-`synchronize`, events) hand it to `translated`, which says that the door is not where it happened.
+CuPy raises such a failure from whatever asks the device next. The few calls that wait (`item`, copies to the CPU,
+`synchronize`, events) hand it to `translate`, which says that the call that waited is not where it happened.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _walk(steps: ConvolutionSteps) -> dict[str, list[int]]:
     return {name: list(each) for name, each in steps._asdict().items()}
 
 
-# Convolutions on a GPU: by cuDNN where it is there and takes the case, else by unfolding and the GEMM door.
+# Convolutions on a GPU: by cuDNN where it is there and takes the case, else by im2col and a matrix product.
 #
 # Images may lie with channels last; then so do filters (a copy is made of those that do not: they are small), results
 # and gradients, and no image is laid out anew between one layer and the next.

@@ -1,6 +1,6 @@
 """Matrix products on a GPU: through cuBLASLt (`gemm`), or by a kernel of ours for what that lacks.
 
-The door takes factors as they lie, in 16 bits too, and fuses what stands beside a product: the bias, ReLU and GELU (in
+cuBLASLt takes factors as they lie, in 16 bits too, and fuses what follows a product: the bias, ReLU and GELU (in
 its tanh form, the only one that cuBLASLt has), in backward their slopes and the sum of rows that is the bias gradient.
 Where it has no such form for a dtype or layout, the parts are launched one by one, with the same numbers.
 """

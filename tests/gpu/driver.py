@@ -358,6 +358,7 @@ def runtime(cupy: Cupy) -> ModuleType:
         "runtimeGetVersion": lambda: 12090,
         "driverGetVersion": lambda: 12090,
         "hostRegister": register,
+        "hostUnregister": cupy.pinned.remove,
         "pointerGetAttributes": pointer_attributes,
         "streamCaptureModeGlobal": 0,
         "streamCaptureModeThreadLocal": 1,
