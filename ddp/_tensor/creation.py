@@ -87,6 +87,9 @@ def pin(x: Tensor) -> Tensor:
     return page_locked.requires_grad_() if x.requires_grad else page_locked
 
 
+_QUIET = np.errstate(all="ignore")  # as a decorator: what a dtype cannot hold is infinite
+
+
 class Options(TypedDict, total=False):
     """What every creation function takes by name. dtype: None is the default one, or that of the numbers."""
 
@@ -105,13 +108,13 @@ def new(
     requires_grad: bool = False,
     pin_memory: bool = False,
 ) -> Tensor:
-    """What `make(xp, dtype)` returns, as a tensor on the device; what the dtype cannot hold is infinite.
+    """What `make(xp, dtype)` returns, as a tensor on the device.
 
     usual: the dtype where none was asked for; None is the default one
     """
     kind = parse(dtype) if dtype is not None else usual or get_default_dtype()
     where = resolve_device(device)
-    with np.errstate(all="ignore"), on(where):
+    with on(where):
         array = make(np if pin_memory else where.xp, kind)
     x = from_array(array, where, requires_grad)
     return pin(x) if pin_memory else x
@@ -146,6 +149,7 @@ def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
     """
     value, shape = as_number(fill_value, "full"), parse_shape((size,), None, "full")
 
+    @_QUIET
     def make(xp: Any, dtype: Any) -> Any:
         whole = dtype in INTEGERS and isinstance(value, float) and math.isfinite(value)
         try:
@@ -171,6 +175,7 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
     if (last - first) * stride < 0:
         raise ArgumentError(f"arange: step {stride} leads away from {last}, starting at {first}")
 
+    @_QUIET
     def make(xp: Any, dtype: Any) -> Any:
         if dtype == int64:
             if not int(stride):
@@ -187,13 +192,13 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "linspace")
-    return new(lambda xp, dtype: points(xp, dtype).astype(dtype), **options)
+    return new(_QUIET(lambda xp, dtype: points(xp, dtype).astype(dtype)), **options)
 
 
 def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Unpack[Options]) -> Tensor:
     """base ** x for `steps` numbers x at equal distances from start to end, both included: (steps,)."""
     points = _points(start, end, steps, "logspace")
-    return new(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype), **options)
+    return new(_QUIET(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype)), **options)
 
 
 def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:

@@ -137,6 +137,7 @@ def _sampled(
     """What `sample(rng, dtype)` draws from the generator of the device, as a tensor. usual: see `creation.new`."""
     where = drawing_device(device, generator)
 
+    @np.errstate(all="ignore")  # what the dtype cannot hold is infinite
     def make(xp: Any, kind: np.dtype[Any]) -> Any:
         return where.xp.asarray(sample(_device.generator(where, generator), kind)).astype(kind, copy=False)
 
