@@ -166,7 +166,7 @@ class RowGroups:
     matrix: (N, C); positions: the length of a row; count: over how many elements a statistic is taken, at least 1
     """
 
-    meets = False  # whether backward asks `collect` even where no gradient of x is wanted: others wait there
+    collective = False  # whether backward asks `collect` even where no gradient of x is wanted: others wait there
     matrix: tuple[int, ...]
     positions: int
     count: int
@@ -308,7 +308,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
         across -= m * along  # sum g*(x - m)
     dw = (across * r).sum(axis=0).astype(kind, copy=False) if needs[1] else None
     db = along.sum(axis=0).astype(kind, copy=False) if needs[2] else None
-    if not (needs[0] or layout.meets):
+    if not (needs[0] or layout.collective):
         return None, dw, db
     scale = r if w is None else r * w
     if fixed:

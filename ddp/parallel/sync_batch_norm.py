@@ -89,10 +89,10 @@ class SyncBatchNorm(BatchNorm):
             out, residual = op.forward(call.xp, *arrays, eps=self.eps, tell=self._keep, layout=layout)
         result = wrap(out, input.device)
         needs = tuple([x is not None and x.edge is not None for x in inputs])
-        if modes.state.enabled and (layout.meets or any(needs)):
+        if modes.state.enabled and (layout.collective or any(needs)):
             # The gradient that comes here counts for the inputs of other ranks, whatever is wanted on this one.
-            saves = batch_norm.plan((True, True, True) if layout.meets else needs)
-            kind = CollectiveNode if layout.meets else Node
+            saves = batch_norm.plan((True, True, True) if layout.collective else needs)
+            kind = CollectiveNode if layout.collective else Node
             record(result, kind, _SyncBatchNormBackward(op), inputs, residual, saves)
         return result
 
@@ -176,8 +176,8 @@ class WholeBatch(BatchRows):
         mine[2 + channels :] = var
         table = self._comm.all_gather(mine, lengths="equal").reshape(self._comm.size, -1)
         modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # else CuPy leaves another stream
-        self.meets = _WANTS in modes_of_ranks
-        if self.meets and _NO_GRAD in modes_of_ranks:
+        self.collective = _WANTS in modes_of_ranks
+        if self.collective and _NO_GRAD in modes_of_ranks:
             raise GraphError(_differ(modes_of_ranks))
         total = int(sum(counts))
         if total == 1:
