@@ -12,6 +12,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from collectives.errors import ArgumentError, CollectiveTimeout
@@ -35,63 +36,45 @@ _SMALL = 1 << 16
 MISS: Any = object()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class CollectiveOp(Generic[T]):
     """One collective, send or receive on one rank: what it is called, its steps, and its outcome.
 
-    dtype, shape: of its array, None without one; more: its other arguments as text; file, line: of the user's code
+    x: its array, None without one; more: its other arguments as text; file, line: of the user's code
     """
 
-    __slots__ = (
-        "_callbacks",
-        "done",
-        "dtype",
-        "error",
-        "file",
-        "gone",
-        "limit",
-        "line",
-        "more",
-        "name",
-        "number",
-        "peers",
-        "plan",
-        "queue",
-        "record",
-        "recorder",
-        "result",
-        "shape",
-        "signatures",
-        "small",
-        "steps",
-        "test",
-        "timeout",
-    )
+    name: str
+    x: InitVar[Any]
+    more: str
+    timeout: float
+    dtype: Any = None
+    shape: tuple[int, ...] | None = None
+    file: str = ""
+    line: int = 0
+    small: bool = True  # its caller may take the first step
+    steps: Steps[T] = field(init=False)
+    test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
+    limit: TimeLimit | None = None  # of the test, once it has not been True for a while
+    peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
+    gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
+    plan: Callable[[], Any] | None = None  # makes the plan by which the call cache carries out the next one
+    signatures: Signatures | None = None  # of all ranks, once they have been compared
+    queue: CallQueue | None = None  # that it was entered into, under this number,
+    number: int = -1
+    recorder: Recorder | None = None  # and in the flight record at this index
+    record: int = -1
+    result: T | None = None
+    error: BaseException | None = None
+    done: bool = False
+    _callbacks: deque[Callable[[], object]] = field(default_factory=deque)
 
-    def __init__(self, name: str, x: Any, more: str, timeout: float) -> None:
-        self.name, self.more, self.timeout = name, more, timeout
-        self.dtype: Any = None if x is None else x.dtype
-        self.shape: tuple[int, ...] | None = None if x is None else x.shape
-        self.small = x is None or x.nbytes <= _SMALL  # its caller may take the first step
-        # The innermost caller outside our own packages.
-        frame = sys._getframe(1)
+    def __post_init__(self, x: Any) -> None:
+        if x is not None:
+            self.dtype, self.shape, self.small = x.dtype, x.shape, x.nbytes <= _SMALL
+        frame = sys._getframe(2)  # of the caller of `__init__`; then the innermost outside our own packages
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
             frame = frame.f_back
         self.file, self.line = frame.f_code.co_filename, frame.f_lineno
-        self.steps: Steps[T]
-        self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
-        self.limit: TimeLimit | None = None  # of the test, once it has not been True for a while
-        self.peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
-        self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
-        self.plan: Callable[[], Any] | None = None  # makes the plan by which the call cache carries out the next one
-        self.signatures: Signatures | None = None  # of all ranks, once they have been compared
-        self.queue: CallQueue | None = None  # that it was entered into, under this number,
-        self.number = -1
-        self.recorder: Recorder | None = None  # and in the flight record at this index
-        self.record = -1
-        self.result: T | None = None
-        self.error: BaseException | None = None
-        self.done = False
-        self._callbacks: deque[Callable[[], object]] = deque()
 
     @property
     def site(self) -> str:

@@ -176,7 +176,7 @@ class CallQueue:
 
     def occupied(self) -> bool:
         """True if a collective could not be run now, in the calling thread. Asked with the lock held."""
-        return self.inside or self._closed or self._error is not None or bool(self._ordered)
+        return self.inside or self._closed or self._error is not None or bool(self._ordered) or self._stepper != 0
 
     def _enter(self, call: CollectiveOp[Any], ordered: bool) -> None:
         with self.lock:
