@@ -10,6 +10,7 @@ A kernel is compiled before it is first launched, which takes NVRTC a few tenths
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -148,13 +149,17 @@ def loaded_here(*kernels: Any) -> None:
             _ = each.kernel  # CuPy's of this device
 
 
+# How arguments are passed, by their type: numbers in eight bytes, None as a null pointer, arrays as they are.
+_CONVERTERS: dict[type, Callable[[Any], Any]] = {
+    type(None): lambda x: np.int64(0),
+    **dict.fromkeys((int, bool, *(np.dtype(code).type for code in np.typecodes["AllInteger"] + "?")), np.int64),
+    **dict.fromkeys((float, np.float16, np.float32), np.float64),
+}
+
+
 def _passed(x: Any) -> Any:
-    """An argument as every kernel takes it: numbers in eight bytes, None as a null pointer, an array as it is."""
-    if x is None:
-        return np.int64(0)
-    if isinstance(x, bool | int | np.integer | np.bool_):
-        return np.int64(x)
-    return np.float64(x) if isinstance(x, float | np.floating) else x
+    convert = _CONVERTERS.get(type(x))
+    return x if convert is None else convert(x)
 
 
 def wide(dtype: Any) -> Any:
