@@ -37,13 +37,19 @@ _CIFAR_LABELS = {10: (10,), 100: (20, 100)}  # classes of each of a record's lab
 
 
 def _map(path: Path) -> Array:
-    """The bytes of a file, mapped and read-only: (N) uint8. Raises: DataFileError if it cannot be read or mapped."""
+    """The bytes of a file, mapped and read-only: (N) uint8.
+
+    Raises: FileNotFoundError or another OSError, which names the path; DataFileError if it is not a regular file, or
+    cannot be mapped.
+    """
     try:
         with open(open_regular(path), "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:  # cannot be mapped
                 return np.empty(0, np.uint8)
             return np.memmap(file, mode="r").view(np.ndarray)
     except OSError as error:
+        if error.filename is not None:
+            raise
         raise DataFileError(f"{os.fspath(path)}: {error.strerror or error}") from error
 
 

@@ -201,7 +201,7 @@ class DataLoader:
         """Counts a pass that came to its end."""
         if self._current is source:
             self.epoch += 1
-            self._batches, self._current = 0, None
+            self._batches, self._streams, self._current = 0, None, None
 
     def _leave(self, source: BatchSource, failed: bool = False) -> None:
         """Ends a pass early. It counts as complete if all of it was handed out."""

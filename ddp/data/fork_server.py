@@ -1,8 +1,8 @@
 """Fork servers of worker processes: the standard library's, started without what would make a worker act as a rank.
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
-imported what they need (`ddp.data.preload`) by the time that they are wanted. It is replaced if it has ended, or if a
-loader needs other modules, or one of them was loaded again; worker pools keep the server that forked them.
+imported what they need (`ddp.data.preload`) by the time that they are wanted. It is replaced if it has ended, if a
+loader needs other modules, or if a module was loaded again; worker pools keep the server that forked them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping
 from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
+from types import ModuleType
 from typing import Any
 
 from collectives.start import child_environment, joined
@@ -65,9 +66,11 @@ def refuse_while_imported() -> None:
         )
 
 
-def _specs(modules: Iterable[str]) -> dict[str, Any]:
-    """The spec of each module, of which `importlib.reload` makes a new one."""
-    return {name: getattr(sys.modules.get(name), "__spec__", None) for name in modules}
+def loaded_modules() -> dict[str, object]:
+    """The spec of each module of this process, of which `importlib.reload` makes a new one."""
+    modules = list(sys.modules.items())
+    # Something else than a module may run code when it is asked.
+    return {name: vars(module).get("__spec__") for name, module in modules if issubclass(type(module), ModuleType)}
 
 
 class ForkServer:
@@ -78,7 +81,7 @@ class ForkServer:
 
     def __init__(self, modules: frozenset[str], script: dict[str, str]) -> None:
         self.owner = os.getpid()
-        self.modules, self.script = _specs(modules), script
+        self.modules, self.script, self._loaded = modules, script, loaded_modules()
         path = [each for each in sys.path if isinstance(each, str)]
         settings = {"argv": sys.argv, "path": path, "main": script, "modules": sorted(modules), "parent": self.owner}
         self._server: Any = forkserver.ForkServer()
@@ -107,9 +110,11 @@ class ForkServer:
 
     def fits(self, modules: frozenset[str], script: dict[str, str]) -> bool:
         """Whether new workers that need these can be forked of it."""
-        if self.owner != os.getpid() or not modules <= self.modules.keys() or (script and script != self.script):
+        if self.owner != os.getpid() or not modules <= self.modules or (script and script != self.script):
             return False
-        if any(spec is not self.modules[name] for name, spec in _specs(self.modules).items()):
+        # A module that was loaded again may be one that the dataset's own module uses: the server has its old code.
+        now = loaded_modules()
+        if any(now.get(name, spec) is not spec for name, spec in self._loaded.items()):
             return False
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
@@ -161,7 +166,7 @@ def fork_server(modules: Iterable[str], script: dict[str, str]) -> ForkServer:
     with _lock:
         if _server is None or not _server.fits(wanted, script):
             if _server is not None:
-                wanted, script = wanted | _server.modules.keys(), script or _server.script
+                wanted, script = wanted | _server.modules, script or _server.script
             _server = ForkServer(wanted, script)
         return _server
 

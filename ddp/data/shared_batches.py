@@ -49,21 +49,12 @@ class Lease:
         return self.block.array(dtype, shape, offset, keep=self)
 
 
-class PackedArray(NamedTuple):
-    """An array of a batch: where it lies in the block, what it is, and whether a tensor is around it."""
-
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-    tensor: bool
-
-
 class PackedBatch(NamedTuple):
     """What is sent of a batch.
 
     token, nbytes: of its block, "" if it needs none; new: whether the block's descriptor goes along
-    content: the pickle of (list of PackedArrays, pickle of the batch), empty if it is long
-    long: where in the block it lies then
+    content: the pickle of (arrays, pickle of the batch), empty if it is long; long: where in the block it lies then
+    arrays: of each its offset in the block, dtype and shape, and whether a tensor is around it
     """
 
     token: str
@@ -142,7 +133,7 @@ class BatchWriter:
                 offset = start + array.nbytes
                 strays.append((array, start))
             dtype = _BFLOAT16 if array.dtype == bfloat16 else array.dtype.str
-            leaves.append(PackedArray(start, dtype, array.shape, is_tensor))
+            leaves.append((start, dtype, array.shape, is_tensor))
         content, long = pickle.dumps((leaves, pickled), 5), None
         if len(content) > _LONG:
             long = offset, len(content)
@@ -237,7 +228,7 @@ class BatchReader:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: bytes, leaves: list[PackedArray], lease: Lease | None, copied: bool) -> None:
+    def __init__(self, pickled: bytes, leaves: list[Any], lease: Lease | None, copied: bool) -> None:
         super().__init__(io.BytesIO(pickled))
         self._leaves, self._lease, self._copied = leaves, lease, copied
 

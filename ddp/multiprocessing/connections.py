@@ -78,7 +78,8 @@ class SharingConnection(Connection):
                 if error.errno != errno.ETOOMANYREFS:
                     raise
                 time.sleep(_PAUSE)
-        self._socket.sendall(data[sent:])
+        if sent < len(data):  # else it would be another system call
+            self._socket.sendall(data[sent:])
 
     def take(self) -> PackedObject:
         """The next message, still packed: to be opened once locks have been released. Raises: EOFError, OSError."""

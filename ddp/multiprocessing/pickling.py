@@ -214,10 +214,10 @@ def _reduce_reference(reference: IpcReference) -> tuple[Any, ...]:
 
 
 def _reduce_fd(sent: SentFd) -> tuple[Any, ...]:
-    popen: Any = context.get_spawning_popen()
-    assert popen is not None, "others' channels copy what is on a GPU"
-    vars(popen).setdefault("fd_owners", []).append(sent.owner)  # to stay open until the child has it
-    return _fd_from_parent, (popen.DupFd(popen.duplicate_for_child(sent.owner.fileno())),)
+    popen = context.get_spawning_popen()
+    if popen is not None:
+        vars(popen).setdefault("fd_owners", []).append(sent.owner)  # to stay open until the child has it
+    return _fd_from_parent, (reduction.DupFd(sent.owner.fileno()),)
 
 
 def _fd_from_parent(inherited: Any) -> int:

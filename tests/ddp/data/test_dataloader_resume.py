@@ -166,6 +166,9 @@ def test_a_stream_goes_on_with_the_next_batch(kind: Any, workers: int) -> None:
         if kind is Counted and rest and handed > 1:
             assert rest[-1][0, 1].item() == 1  # it was told, not read from the beginning
         assert second.epoch == 1
+        third = loader()
+        third.load_state_dict(second.state_dict())  # after a pass that was gone on with
+        assert [rows(batch) for batch in third] == whole
 
 
 @pytest.mark.parametrize("size", [None, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import importlib
 import sys
 from collections.abc import Callable
@@ -71,3 +72,6 @@ def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:
     assert next(before)[1].item() == 1  # its worker is as it was
     del sys.modules["ddp_test_edited"]
     assert read(module("anew")) == ["anew"]
+    server = fork_server.fork_server((), {})
+    importlib.reload(colorsys)  # as a module that the dataset's own uses
+    assert fork_server.fork_server((), {}) is not server

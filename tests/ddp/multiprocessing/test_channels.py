@@ -160,6 +160,17 @@ def test_bytes_and_endings(pipe: tuple[Any, Any]) -> None:
         reader.recv()
 
 
+@pytest.mark.parametrize("make", [mp.Pipe, multiprocessing.Pipe])
+def test_an_end_of_a_pipe_can_be_sent(make: Any) -> None:
+    reader, writer = make()
+    near, far = mp.Pipe()
+    writer.send(far)
+    far.close()
+    with reader, writer, near, reader.recv() as got:
+        got.send(ddp.ones(2))
+        assert near.recv().tolist() == [1, 1]
+
+
 def test_the_result_of_an_op_is_refused(pipe: tuple[Any, Any]) -> None:
     with pytest.raises(GraphError, match="sending the result of an op"):
         pipe[1].send(ddp.ones(2, requires_grad=True) * 2)
