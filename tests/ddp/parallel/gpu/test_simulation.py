@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from collectives.backends.device.device_work import DeviceWork, StreamHandoff
+from collectives.engine.call import Work
+from ddp.errors import ParallelError
 from ddp.parallel import comm_hooks
+from ddp.parallel.comm_hooks.hook_exchange import HookStream
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
@@ -89,3 +94,51 @@ def test_layers_with_kernels_and_statistics_over_ranks(
     rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
 ) -> None:
     seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(1, 100))
+
+
+def skip_wait_in(caller: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """What this function waits for is there on the host, but the stream does not wait."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = DeviceWork.wait
+
+        def wait(self: Any, timeout: float | None = None) -> Any:
+            run = Work.wait if sys._getframe(1).f_code.co_name == caller else whole
+            return run(self, timeout)
+
+        monkeypatch.setattr(DeviceWork, "wait", wait)
+
+    return plant
+
+
+def forget_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StreamHandoff, "begin", lambda self, stream: setattr(self, "_comm", stream))
+
+
+def forget(edge: str) -> Callable[[pytest.MonkeyPatch], None]:
+    assert hasattr(HookStream, edge)
+    return lambda monkeypatch: monkeypatch.setattr(HookStream, edge, lambda self, *mark: None)
+
+
+# A simulation that cannot find a planted bug would prove nothing: an edge between streams that is missing, and where.
+PLANTED: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
+    "a bucket is reduced before its kernels": (forget_ready, ""),
+    "a bucket is scattered before its kernels": (forget_ready, "zero"),
+    "gradients are used before they are reduced": (skip_wait_in("finish"), ""),
+    "parts of gradients are used before they are there": (skip_wait_in("finish"), "zero"),
+    "parameters are used before they are gathered": (skip_wait_in("step"), "zero"),
+    "a hook reads the bucket before its kernels": (forget("after"), "hook"),
+    "gradients are used before the hook has ended": (forget("join"), "hook"),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    plant, way = PLANTED[bug]
+    plant(monkeypatch)
+    for seed in range(100):
+        try:
+            simulate(rig, FakeLibrary(), seed, **WAYS[way])
+        except (AssertionError, ParallelError):  # wrong numbers, or the check of consistency
+            return
+    pytest.fail("100 runs never met it")
