@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from collectives import Communicator, Work
 from ddp import nn
 from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import functional as F
-from ddp.parallel import DataParallel, comm_hooks
+from ddp.parallel import DataParallel, ZeroOptimizer, comm_hooks
+from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.comm_hooks import GradBucket
 from tests.ddp.parallel.ranks import gradients
 from tests.ddp.parallel.recorder import Recorder
@@ -347,6 +349,40 @@ def test_a_parameter_unfrozen_and_used_on_one_rank_is_reduced_on_all() -> None:
     assert_allclose(first["right.weight"], gradients(alone)["right.weight"] / 2, atol=1e-14)
 
 
+@pytest.mark.parametrize("frozen_when", ["before it is wrapped", "after a step"])
+def test_the_gradient_of_a_frozen_parameter_stays(frozen_when: str) -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
+        net, mine, found = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
+        if frozen_when == "before it is wrapped":
+            loss_sum(net, x, t).backward()
+            found.append(gradients(net))
+            net[0].requires_grad_(False)
+            net[2].zero_grad()
+            net[4].zero_grad()
+        model = DataParallel(net, comm)
+        for _ in range(5):  # the plan changes meanwhile
+            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+            found.append(gradients(net))
+            net[0].requires_grad_(False)
+            net[2].zero_grad()
+            net[4].zero_grad()
+        net[0].requires_grad_(True)
+        with pytest.raises(ParallelError, match=r"would add to 0\.weight\.grad"):
+            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+        model.zero_grad()
+        model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
+        return [*found, gradients(net)]
+
+    expected = on_whole_batch(4)  # the mean over four samples; a step's is their sum over two ranks
+    for first, *others in collectives.run_threads(rank, 2):
+        assert_allclose(others[-1]["0.weight"], 2 * expected["0.weight"], atol=1e-14)
+        for got in others[:-1]:
+            assert_array_equal(got["0.weight"], first["0.weight"])
+            assert_allclose(got["2.weight"], 2 * expected["2.weight"], atol=1e-14)
+
+
 def test_a_read_only_buffer_is_a_difference_that_all_ranks_hear_of() -> None:
     def rank(comm: Communicator) -> None:
         net = make_net()
@@ -379,3 +415,24 @@ def test_gradients_are_computed_inside_the_buckets() -> None:
     layer(ddp.ones(3, 6)).sum().backward()
     assert grad_buffer.array.base is bucket
     assert_allclose(grad_buffer.array, np.full((5, 6), 3.0))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4)
+        if sharded:
+            ZeroOptimizer(model, ddp.optim.SGD, lr=0.1)
+        x, t = data(4)
+        for _ in range(2):
+            model.zero_grad()
+            loss_sum(model, x, t).backward()
+        old = [weakref.ref(buffer) for buffer in model.reducer.buckets.memory.buffers]
+        if sharded:
+            old += [weakref.ref(shard.grad) for shard in model.reducer.exchange.shards]
+        whole = Plan(buckets=(sum(model.plan.buckets, ()),), nbytes=(sum(model.plan.nbytes),), origin="one")
+        model.load_plan_state({"plan": whole.state(), "backwards": 2})
+        assert len(old) > 1
+        assert not any(buffer() is not None for buffer in old)
+
+    collectives.run_threads(rank, 2)

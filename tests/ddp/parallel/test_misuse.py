@@ -121,6 +121,63 @@ def test_a_rank_that_stops_in_the_midst_of_backward_is_named_with_the_bucket() -
     assert "Rank 1 has not arrived" in said[0]
 
 
+@pytest.mark.parametrize("part", ["_record_step", "_finish_gradients"])
+def test_a_backward_interrupted_after_its_buckets_arrived_has_failed_half_way_too(part: str) -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        if comm.rank == 0:
+            setattr(model.reducer, part, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                loss_of(model, comm.rank).backward()
+            with pytest.raises(ParallelError, match=r"failed half-way on this rank \(KeyboardInterrupt"):
+                loss_of(model, comm.rank).backward()
+        else:
+            loss_of(model, comm.rank).backward()
+
+    on_ranks(rank)
+
+
+def test_a_backward_interrupted_before_anything_was_sent_may_be_tried_again() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(make_net(), comm)
+        start = model.reducer._start
+
+        def interrupted(*_: Any) -> None:
+            model.reducer._start = start
+            raise KeyboardInterrupt
+
+        loss = loss_of(model, comm.rank)
+        if comm.rank == 0:
+            model.reducer._start = interrupted
+            with pytest.raises(KeyboardInterrupt):
+                model.backward(loss, weight=1)
+        model.backward(loss, weight=1)
+        for name, g in expected_mean().items():
+            assert_allclose(gradients(model.module)[name], g, atol=1e-13)
+
+    on_ranks(rank)
+
+
+def test_one_rank_goes_on_after_a_backward_that_failed() -> None:
+    model = DataParallel(make_net())
+
+    def fails(g: ddp.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.module[0].weight.register_hook(fails)
+    with pytest.raises(KeyboardInterrupt):
+        model.backward(loss_of(model, 0), weight=3)
+    handle.remove()
+    model.zero_grad()
+    model.backward(loss_of(model, 0), weight=2)
+    for name, g in expected_mean(1).items():
+        assert_allclose(gradients(model.module)[name], g / 2, atol=1e-13)
+
+
 def test_a_gradient_that_a_user_assigned_is_reduced_with_what_is_added_to_it() -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(make_net(), comm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from collectives import Communicator
 from ddp import nn, optim
 from ddp.errors import StateDictError
 from ddp.optim import lr_scheduler
+from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from ddp.parallel.zero.shards import join_state
 from tests.ddp.parallel.zero.training import (
@@ -46,6 +48,41 @@ def test_the_state_dict_is_that_of_the_plain_optimizer(kind: Any, settings: dict
         del expected["state"][names.index("frozen")]
     for got, _ in sharded:
         assert_same_state(got, expected)
+
+
+@pytest.mark.parametrize("by_numpy", [False, True], ids=["tensors", "arrays"])
+def test_state_of_pytorch_loads(by_numpy: bool) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    gradients = [np.sin(np.arange(60, dtype=np.float32) + step).reshape(12, 5) for step in range(4)]
+    theirs = torch.nn.Parameter(torch.linspace(-1, 1, 60).reshape(12, 5))
+    adam = torch.optim.Adam([theirs], lr=0.1)
+
+    def their_steps(part: list[Any]) -> None:
+        for g in part:
+            theirs.grad = torch.tensor(g)
+            adam.step()
+
+    their_steps(gradients[:2])
+    saved = copy.deepcopy(adam.state_dict())
+    if by_numpy:
+        saved["state"] = {0: {name: value.numpy() for name, value in saved["state"][0].items()}}
+    halfway = theirs.detach().numpy().copy()
+    their_steps(gradients[2:])
+
+    def rank(comm: Communicator) -> None:
+        net = nn.Module()
+        net.weight = nn.Parameter(ddp.from_numpy(halfway.copy()))
+        net.forward = lambda g: (net.weight * g).sum()
+        model = DataParallel(net, comm)
+        zero = ZeroOptimizer(model, optim.Adam, lr=0.5)
+        zero.load_state_dict(saved)
+        for g in gradients[2:]:
+            zero.zero_grad()
+            model(ddp.from_numpy(g)).backward()
+            zero.step()
+        np.testing.assert_allclose(net.weight.detach().numpy(), theirs.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+    collectives.run_threads(rank, 3)
 
 
 @pytest.mark.parametrize(("kind", "settings"), OPTIMIZERS, ids=IDS)
