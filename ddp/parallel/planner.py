@@ -27,9 +27,10 @@ WARM = 3  # backwards after which the plan is made, from the times of all but th
 # How much slower than it was alone the wire is thought to be when buckets are chosen: it shares the core with backward,
 # and a plan that leaves the wire idle at first cannot catch up.
 _SLOWER = 1.25
-# Bytes of the two all-reduces that are measured: one is all latency, the other like a bucket, and 20 ms at 1 Gbit/s.
+# Bytes of the two all-reduces that are measured, and how often: one is all latency, the other like a bucket, and 20 ms
+# at 1 Gbit/s. Short ones are easily disturbed: with more ranks than cores, the best of 5 took 10 times the best of 20.
 _SMALL, _LARGE = 1 << 12, 1 << 21
-_REPEATS = 5
+_REPEATS_SMALL, _REPEATS_LARGE = 20, 5
 
 
 class Planner:
@@ -192,7 +193,8 @@ def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     large = min(max(most, 2 * _SMALL), _LARGE)
     memory = comm.empty(large // 4, np.float32, like=xp.empty(0))
     _seconds(comm, memory[:1])  # the first call of all makes connections
-    fastest = [min(_seconds(comm, memory[: size // 4]) for _ in range(_REPEATS)) for size in (_SMALL, large)]
+    sizes = [_SMALL] * _REPEATS_SMALL, [large] * _REPEATS_LARGE
+    fastest = [min(_seconds(comm, memory[: size // 4]) for size in repeats) for repeats in sizes]
     quick, slow = comm.all_reduce(np.array(fastest), ReduceOp.MAX).tolist()
     beta = max(0.0, slow - quick) / (large - _SMALL)
     return Link(alpha=max(0.0, quick - beta * _SMALL), beta=beta)
