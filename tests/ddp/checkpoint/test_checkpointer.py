@@ -340,6 +340,27 @@ def test_a_loader_says_what_it_lacks(folder: Path) -> None:
             ckpt.resume(loader, epochs=-1)
 
 
+def test_a_loader_that_does_not_count_and_another_loader_are_refused(folder: Path) -> None:
+    class Still(Loader):
+        epoch = property(lambda self: 0, lambda self, value: None)  # type: ignore[assignment]
+
+    with Checkpointer(folder) as ckpt:
+        with pytest.raises(ArgumentError, match=r"Still\.epoch is 0 after a pass, as before"):
+            list(ckpt.resume(Still(ckpt._comm), epochs=2))
+        with pytest.raises(ArgumentError, match="the position of one loader"):
+            next(ckpt.resume(Loader(ckpt._comm)))
+
+
+def test_a_checkpoint_of_another_folder(folder: Path) -> None:
+    with Checkpointer(folder / "first", model=net()) as ckpt:
+        for ckpt.step in (5, 6):
+            ckpt.save()
+    with Checkpointer(folder / "second", model=net()) as ckpt:
+        for path, step in ((folder / "first", 6), (folder / "first" / "step-0000000005", 5)):
+            assert ckpt.load(path)
+            assert ckpt.step == step
+
+
 def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
     message = r"user\.best is of type object"
     with Checkpointer(folder, user={"best": object()}) as ckpt, pytest.raises(ArgumentError, match=message):

@@ -185,6 +185,25 @@ def test_a_rank_that_cannot_even_begin(tmp_path: Path) -> None:
     collectives.run_threads(main, size=3)
 
 
+def test_a_rank_that_is_interrupted(tmp_path: Path) -> None:
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+
+        def ready() -> bool:
+            if comm.rank == 1:
+                raise KeyboardInterrupt
+            return True
+
+        with pytest.raises(
+            KeyboardInterrupt if comm.rank == 1 else CheckpointError, match=r"rank 1 was interrupted|^$"
+        ):
+            write(store, comm, 1, ready=ready)
+        write(store, comm, 1)
+        check(store.newest(), 1)
+
+    collectives.run_threads(main, size=3)
+
+
 def test_a_rank_that_is_gone(tmp_path: Path) -> None:
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
@@ -263,3 +282,19 @@ def test_a_child_that_is_forked_does_not_keep_the_lock(tmp_path: Path, monkeypat
             Store(tmp_path, collectives.init("single")).close()
         finally:
             os.killpg(process.pid, 9)
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(fd: int, how: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(folder_lock.fcntl, "flock", flock)
+    others = tmp_path / ".step-0000000002.0123abcd.tmp"
+    others.mkdir()
+    store = Store(tmp_path, collectives.init("single"))
+    write(store, collectives.init("single"), 1)
+    check(store.newest(), 1)
+    assert others.exists()  # another job may be writing it
+    assert "its file system has no locks" in caplog.text

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import collectives
@@ -136,6 +140,61 @@ def test_killed_after_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(found) > 20
     assert found == sorted(found)  # never back to the old one once there was the new one
     assert set(found) == {1, 2}
+
+
+def test_killed_while_it_saves(tmp_path: Path, count: Callable[[int, int], int]) -> None:
+    code = (
+        "import sys, collectives; from ddp.checkpoint import Store; from tests.ddp.checkpoint.stores import *\n"
+        "comm = collectives.init('single'); store = Store(sys.argv[1], comm); saved = store.newest()\n"
+        "step = saved.step if saved else 0\n"
+        "if saved: check(saved, step)\n"
+        "while True: print(step, flush=True); step += 1; write(store, comm, step)\n"
+    )
+    rng, reached = np.random.default_rng(0), 0
+    for _ in range(count(2, 50)):
+        args = [sys.executable, "-c", code, str(tmp_path)]
+        with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                assert int(process.stdout.readline() or -1) >= reached
+                reached = int(process.stdout.readline())
+                time.sleep(rng.random() * 0.1)
+            finally:
+                process.kill()
+    assert reached > 1
+
+
+@pytest.mark.root
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", tmp_path], capture_output=True).returncode:
+        pytest.skip("this system lets not even root mount a small disk")
+
+    def main(comm: Communicator) -> None:
+        store = Store(tmp_path, comm)
+        write(store, comm, 1)
+        big = {"x": np.ones(4_000_000, np.uint8)} if comm.rank == 1 else {}
+        with pytest.raises(CheckpointError, match=r"rank [01]: writing .*rank-000[01].*: No space left on device"):
+            store.write(2, big, None, None)
+        check(store.newest(), 1)
+        if comm.rank == 0:
+            assert leftovers(tmp_path) == []
+        write(store, comm, 2)
+        check(store.newest(), 2)
+        store.close()
+
+    try:
+        collectives.run_threads(main, size=2)
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_a_folder_that_is_removed_between_saves(tmp_path: Path) -> None:
+    store, comm = Store(tmp_path / "runs", collectives.init("single")), collectives.init("single")
+    write(store, comm, 1)
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(CheckpointError, match=r"step 2 was not saved.* rank 0: reading .*/runs: No such file"):
+        write(store, comm, 2)
+    store.close()
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -139,14 +139,18 @@ def test_damaged_files(
     count: Callable[[int, int], int],
     tmp_path: Path,
 ) -> None:
-    """Refused with our error, or read: never killed, and nothing else is raised."""
+    """Refused with our error, or read: never killed, and nothing else is raised. Memory is bounded by the file."""
     rng, path, whole = random.Random(7), tmp_path / "x", 0
     for number in range(count(500, 10_000)):
-        path.write_bytes(mutated(files[number % len(files)], rng, pieces))
+        path.write_bytes(data := mutated(files[number % len(files)], rng, pieces))
+        tracemalloc.start()
         try:
             found = read(path)
         except DataFileError:
             continue
+        finally:
+            assert tracemalloc.get_traced_memory()[1] < 2 * len(data) + (1 << 17)
+            tracemalloc.stop()
         whole += 1
         if read is NpyDataset:
             assert len(list(found)) == len(found)

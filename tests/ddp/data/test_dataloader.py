@@ -148,6 +148,9 @@ def test_whole_batches_are_taken_at_once() -> None:
     dataset = Whole(5)
     assert len(list(DataLoader(dataset, batch_size=2))) == 3
     assert dataset.calls == [[0, 1], [2, 3], [4]]
+    dataset.__class__.__getitems__ = lambda self, indices: []  # type: ignore[attr-defined]
+    with pytest.raises(ddp.errors.ArgumentError, match=r"Whole\.__getitems__: asked for 2 samples, it returned 0"):
+        next(iter(DataLoader(dataset, batch_size=2)))
 
 
 def test_lengths() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import collectives
-from ddp.data import DistributedSampler
+from ddp.data import BatchSampler, DistributedSampler
 from ddp.data.distributed_sampler import epoch_order
 from ddp.errors import ArgumentError, StateDictError
 
@@ -117,6 +117,19 @@ def test_no_sample_is_lost_or_seen_twice_over_any_sequence_of_world_sizes(
         assert seen[:length] == order
         assert len(seen) - length < last
         assert seen == list(itertools.islice(itertools.cycle(order), len(seen)))
+
+
+@given(st.integers(0, 30), st.integers(1, 5), st.integers(1, 4), Tail, st.booleans(), st.integers(0, 40))
+@settings(deadline=None, derandomize=True)
+def test_all_ranks_make_as_many_batches_as_len_says(
+    length: int, size: int, batch_size: int, tail: str, drop_last: bool, read: int
+) -> None:
+    whole = [BatchSampler(each, batch_size, drop_last) for each in ranks(length, size, tail=tail)]
+    assert len({len(list(each)) for each in whole} | {len(each) for each in whole}) == 1
+    state = whole[0].state_after({"sampler": ranks(length, 1)[0].state_dict()}, read)
+    for each in whole:
+        each.load_state_dict(state)
+    assert len({len(list(each)) for each in whole}) == 1
 
 
 def test_set_epoch_as_pytorchs_loops_call_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,19 @@ def test_a_pass_that_failed_begins_again(workers: int) -> None:
     assert (loader.epoch, sampler.epoch) == (0, 0)
     dataset.fails = False
     assert flat(map(numbers, loader)) == epoch_order(3, 0, 0).tolist()
+
+
+def test_a_sampler_that_fails_has_not_come_to_its_end() -> None:
+    class Halting:
+        def __iter__(self) -> Iterator[int]:
+            yield from range(4)
+            raise OSError("the list has gone")
+
+    loader = DataLoader(TensorDataset(np.arange(4)), 2, sampler=Halting())
+    assert (taken(loader, 2), loader.epoch) == ([[0, 1], [2, 3]], 0)
+    with pytest.raises(OSError, match="the list has gone"):
+        list(loader)
+    assert loader.epoch == 0
 
 
 class Noisy(TensorDataset):

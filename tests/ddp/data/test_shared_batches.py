@@ -60,6 +60,16 @@ def test_what_the_consumer_keeps_is_not_written_to() -> None:
     assert len(set(pipe.blocks)) == _HELD + 1  # and beyond that, copies
 
 
+def test_a_batch_that_failed_leaves_its_block() -> None:
+    pipe = Pipe()
+    pipe(filled(1, 10))
+    for _ in range(5):
+        with pytest.raises(ZeroDivisionError):
+            pipe(lambda empty: [empty((10,), np.dtype(np.float32)), 1 / 0])
+    pipe(filled(1, 10))
+    assert len(set(pipe.blocks)) <= 2
+
+
 def test_batches_of_all_sizes() -> None:
     pipe = Pipe()
     for n in [3, 0, 100_000, 5, 99_999, 300_000, 1]:
