@@ -334,9 +334,14 @@ class Tanh(_Activation):
 
 
 class Hardtanh(_Activation):
-    """input clamped to [min_val, max_val]. Raises: ArgumentError when called if min_val > max_val."""
+    """input clamped to [min_val, max_val]. Raises: ArgumentError unless min_val < max_val."""
 
     _function = staticmethod(hardtanh)
+
+    def _init(self, **settings: Any) -> None:
+        super()._init(**settings)
+        if self.max_val <= self.min_val:
+            raise ArgumentError(f"Hardtanh: expected min_val < max_val, got {self.min_val} and {self.max_val}")
 
 
 class Hardswish(_Activation):

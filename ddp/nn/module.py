@@ -365,6 +365,15 @@ class Module(HasStateDict, HasHooks):
 _PARTS = (("_parameters", "parameter", Parameter), ("_buffers", "buffer", Tensor), ("_modules", "module", Module))
 
 
+class _SettingsSignature:
+    """The signature of a layer whose arguments are those of its function, for `help` and editors."""
+
+    def __get__(self, layer: Any, kind: type[FunctionModule]) -> inspect.Signature:
+        if kind.__init__ is not FunctionModule.__init__:
+            raise AttributeError("__signature__")  # then `inspect` looks at __init__
+        return kind._signature()
+
+
 class FunctionModule(Module):
     """A layer without parameters: keeps its settings as attributes, and calls `_function` with its inputs and them.
 
@@ -377,13 +386,20 @@ class FunctionModule(Module):
     _omitted: ClassVar[tuple[str, ...]] = ("out",)  # arguments of the function that the layer does not have
     _shown: ClassVar[tuple[str, ...] | None] = None  # the settings in the layer's text, if not all
     _settings: tuple[str, ...]
+    __signature__ = _SettingsSignature()
 
     def __init__(self, *settings: Any, **named: Any) -> None:
-        arguments = list(inspect.signature(self._function).parameters.values())[self._inputs :]
-        signature = inspect.Signature([each for each in arguments if each.name not in self._omitted])
-        bound = signature.bind(*settings, **named)
+        try:
+            bound = self._signature().bind(*settings, **named)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}") from None
         bound.apply_defaults()
         self._init(**bound.arguments)
+
+    @classmethod
+    def _signature(cls) -> inspect.Signature:
+        arguments = list(inspect.signature(cls._function).parameters.values())[cls._inputs :]
+        return inspect.Signature([each for each in arguments if each.name not in cls._omitted])
 
     def _init(self, **settings: Any) -> None:
         super().__init__()

@@ -152,7 +152,7 @@ relu = Op("relu", _relu, _relu_backward, inputs=("x",), saves=("out",))
 # z = x for x > 0, else s*x;  dx = g, else s*g
 def _leaky_relu(xp: Any, x: Array, slope: float) -> tuple[Array, Any]:
     small = x * slope
-    return xp.maximum(x, small) if 0 <= slope <= 1 else xp.where(x > 0, x, small), slope
+    return xp.maximum(x, small) if 0 < slope <= 1 else xp.where(x > 0, x, small), slope
 
 
 def _leaky_relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
@@ -205,7 +205,7 @@ def _hardswish(xp: Any, x: Array) -> tuple[Array, Any]:
 def _hardswish_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
     dx = xp.where(x >= 3, g, g * (x / 3 + 0.5))
-    return (where_or_zero(xp, x > -3, dx),)
+    return (where_or_zero(xp, ~(x <= -3), dx),)
 
 
 hardswish = Op("hardswish", _hardswish, _hardswish_backward, inputs=("x",), saves=("x",))

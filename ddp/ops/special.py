@@ -153,14 +153,14 @@ def _logit_backward(xp: Any, g: Array, needs: Needs, saved: Saved, eps: Any) -> 
 logit = Op("logit", _logit, _logit_backward, inputs=("x",), saves=("x",))
 
 
-# z = the angle of (y, x);  dy = g*x/(x^2 + y^2), dx = -g*y/(x^2 + y^2)
+# z = the angle of (y, x);  dy = g*x/(x^2 + y^2), dx = -g*y/(x^2 + y^2), both 0 in the origin
 def _atan2(xp: Any, y: Array, x: Array) -> tuple[Array, Any]:
     return xp.arctan2(y, x), (shape_of(y), shape_of(x))
 
 
 def _atan2_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, x = saved
-    g = g / (x * x + y * y)
+    g = g / ((square := x * x + y * y) + (square == 0))
     return fold(g * x, shapes[0]) if needs[0] else None, fold(-g * y, shapes[1]) if needs[1] else None
 
 

@@ -75,6 +75,14 @@ CASES = {
         ([nan, -1.0, 0.0, 2.0, inf, -inf],),
         [2.0, inf, 2.0, nan, inf, 4.0],
     ),
+    "leaky_relu without a slope": Case(
+        lambda t, x: t.nn.functional.leaky_relu(x, 0.0), ([inf, -1.0, 2.0, nan],), [1.0, 2.0, nan, 3.0]
+    ),
+    "atan2": Case(
+        lambda t, y, x: t.atan2(y, x),
+        ([0.0, 0.0, inf, nan, 1.0], [0.0, -1.0, 1.0, 1.0, inf]),
+        [1.0, 2.0, 3.0, 4.0, 5.0],
+    ),
     "threshold": Case(
         lambda t, x: t.nn.functional.threshold(x, 0.5, 7.0), ([nan, -1.0, 0.5, 2.0, inf],), [2.0, inf, nan, 3.0, inf]
     ),
@@ -107,6 +115,13 @@ def test_against_pytorch(name: str, dtype: str) -> None:
     expected.backward(torch.tensor(case.g, dtype=getattr(torch, dtype)))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a.grad.numpy(), b.grad.numpy())
+
+
+def test_hardswish_hands_nan_on() -> None:
+    # PyTorch's answer depends on the dtype and on the place in a vector: nan or 1.
+    x = ddp.tensor([nan, -4.0], requires_grad=True)
+    ddp.nn.functional.hardswish(x).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), [nan, 0.0])
 
 
 def test_over_dimensions_the_nan_get_the_gradient() -> None:
