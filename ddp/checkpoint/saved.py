@@ -146,7 +146,7 @@ class Saved:
             size = STORED[entry.dtype].itemsize
             spans += [(rank, name, at, (stop - start) * size) for rank, start, stop, at in entry.pieces]
         total, before, mine = sum(nbytes for *_, nbytes in spans) or 1, 0, []
-        for each in sorted(spans):
+        for each in sorted(spans, key=lambda span: (span[0], span[2])):  # in the order of the files
             if min(parts - 1, before * parts // total) == part:
                 mine.append(each)
             before += each[3]
