@@ -125,7 +125,7 @@ class CollectiveOp(Generic[T]):
                 return
             try:
                 fn()
-            except Exception:
+            except (Exception, SystemExit):  # which would end the helper thread
                 _log.exception("a done callback of %s raised", self)
 
     def outcome(self) -> T:

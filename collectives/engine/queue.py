@@ -74,7 +74,7 @@ class CallQueue:
         self._unordered: list[CollectiveOp[Any]] = []
         self._stepping = threading.RLock()  # held by the thread that takes steps,
         self._stepper = 0  # which is this one
-        self._waiting = 0  # threads
+        self._waiting: set[int] = set()  # threads; one that Ctrl-C left in here leaves with its next wait
         self._next_look = 0.0
         self._helper: threading.Thread | None = None
         self._wake = threading.Event()
@@ -103,7 +103,7 @@ class CallQueue:
         """Starts `call`, which goes on in the threads that wait for a call, or in the helper thread."""
         self._enter(call, ordered)
         if not ordered or (call.small and self._ordered and self._ordered[0] is call):
-            self._start(call, ordered)
+            self._start(call if ordered else None)
         if not call.done:
             if self._helper is None:
                 self._start_helper()
@@ -136,9 +136,9 @@ class CallQueue:
         """Takes steps until `call` is finished; False if it is not after `timeout` seconds."""
         self._refuse_nested(call)
         limit = None if timeout is None else TimeLimit(timeout)
-        with self.lock:
-            self._waiting += 1
+        thread = threading.get_ident()
         try:
+            self._waiting.add(thread)
             with np.errstate(all="ignore"):  # infinities and NaN are values here, and errors on no rank
                 self._take_steps()
                 while not call.done:
@@ -149,8 +149,7 @@ class CallQueue:
                     if limit is not None and limit.passed():
                         return call.done
         finally:
-            with self.lock:
-                self._waiting -= 1
+            self._waiting.discard(thread)
         return True
 
     def drain(self, limit: TimeLimit) -> bool:
@@ -220,11 +219,10 @@ class CallQueue:
         """Takes all steps that can be taken now; True if there was any. look: also ends calls that wait in vain."""
         if self._stepper:  # another thread takes them, or a signal handler has interrupted this one
             return False
-        taken = False
-        ordered = self._ordered
+        taken, ordered, thread = False, self._ordered, threading.get_ident()
         with self._stepping:
             try:
-                self._stepper = threading.get_ident()
+                self._stepper = thread
                 while ordered:
                     call = ordered[0]
                     taken = self._advance(call) or taken
@@ -240,15 +238,23 @@ class CallQueue:
             self._end_if_idle()
         return taken
 
-    def _start(self, call: CollectiveOp[Any], first: bool) -> None:
-        """Takes the steps of a call that can be taken now, or the first alone: a later one may ask for the scale."""
-        with self._stepping, np.errstate(all="ignore"):
-            before = self._stepper  # a done callback, or a signal handler, may start calls
-            try:
-                self._stepper = threading.get_ident()
-                self._advance(call, first)
-            finally:
-                self._stepper = before
+    def _start(self, call: CollectiveOp[Any] | None) -> None:
+        """Takes the first step of that collective, since a later one may ask for the scale; None: starts the others.
+
+        Not while steps are taken already: a done callback may be waiting for a lock that this thread holds.
+        """
+        thread = threading.get_ident()
+        with np.errstate(all="ignore"):
+            if self._stepper:  # its thread, or the helper thread, starts them
+                return
+            with self._stepping:
+                try:
+                    self._stepper = thread
+                    # In order: messages of one tag arrive as they were sent.
+                    for each in [each for each in self._unordered if each.test is None] if call is None else [call]:
+                        self._advance(each, first=call is not None)
+                finally:
+                    self._stepper = 0
 
     def _advance(self, call: CollectiveOp[Any], first: bool = False) -> bool:
         """Takes the steps of one call that can be taken now; True if there was any. first: at most one"""
@@ -258,7 +264,8 @@ class CallQueue:
                 return True
             if before is None:
                 if self._error is not None:
-                    raise copy_error(self._error)
+                    call.finish(None, copy_error(self._error))
+                    return True
                 self.recorder.start(call.record)
             while call.test is None or (not first and call.test()):
                 call.test, call.limit = next(call.steps), None
@@ -291,7 +298,6 @@ class CallQueue:
         for call in (*islice(self._ordered, 1), *self._unordered):
             try:
                 if self._broken_off:
-                    _never_freed.append(call)
                     self._heard()
                     assert self._error is not None
                     raise copy_error(self._error)
@@ -367,6 +373,7 @@ class CallQueue:
             error.__cause__ = cause
         if self._error is None:
             self._error = error
+        if not call.done:
             _never_freed.append(call)
         call.finish(None, error)
 

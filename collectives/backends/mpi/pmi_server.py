@@ -126,6 +126,7 @@ class Server:
         while not self._over.wait(_POLL):
             if os.getppid() != self._parent:
                 # A restarted job must not find this server. MPI in the other ranks may, on its way out.
+                self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` in the other thread takes one more
                 self._listener.close()
                 time.sleep(_LINGER)
                 return

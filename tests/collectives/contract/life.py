@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -45,6 +47,7 @@ class LifeContract:
             work = comm.all_reduce(np.ones(1000), async_op=True)
             work.add_done_callback(note)
             work.add_done_callback(lambda work: 1 / 0)  # is logged
+            work.add_done_callback(lambda work: sys.exit(3))  # so is this
             work.add_done_callback(lambda work: all_called.set())
             assert all_called.wait(20)
             assert called == [(1, comm.size), 2]
@@ -200,6 +203,37 @@ class LifeContract:
                 comm.create_group([comm.rank, comm.size])
             with pytest.raises(ArgumentError, match="timeout should be seconds above 0"):
                 comm.create_group([comm.rank], timeout=0)
+
+        run(check)
+
+    def test_what_comm_empty_cannot_make(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for shape in (-1, 2.5, (2, -1), None):
+                with pytest.raises(ArgumentError, match="shape should be lengths of at least 0"):
+                    comm.empty(shape)  # type: ignore[arg-type]
+            for dtype in ("nonsense", "U3", object):
+                with pytest.raises(collectives.DtypeError):
+                    comm.empty(2, dtype)
+
+        run(check)
+
+    def test_threads_with_communicators_of_their_own_at_once(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            def work(mine: Communicator, number: int) -> None:
+                for step in range(20):
+                    for length in (10, 20_000):
+                        call = mine.all_reduce(np.full(length, number + step), async_op=step % 2 == 1)
+                        total = call.wait() if step % 2 else call
+                        assert (total == mine.size * (number + step)).all()
+                    mine.barrier()
+
+            twins = [comm.duplicate() for _ in range(3)]
+            with ThreadPoolExecutor(len(twins)) as pool:
+                futures = [pool.submit(work, twin, number) for number, twin in enumerate(twins)]
+                for _ in range(20):
+                    assert comm.all_reduce(np.ones(3))[0] == comm.size
+                for future in futures:
+                    future.result(30)
 
         run(check)
 

@@ -77,11 +77,19 @@ def test_what_a_broken_call_may_still_write_to_is_kept() -> None:
             requests.append(weakref.ref(request))
             return request.test
 
+        def send(self, x: object, dst: int, tag: int) -> Test:
+            return self.all_gather(x, None, None)
+
     comm = Communicator(Requesting(), timeout=0.1)
-    with pytest.raises(collectives.CollectiveTimeout):
-        comm.all_gather(np.ones((4, 4))[::2], lengths=[2, 2])
+    works = [comm.send(np.ones(2), 1, async_op=True) for _ in range(2)]
+    works.append(comm.all_gather(np.ones((4, 4))[::2], lengths=[2, 2], async_op=True))
+    for work in works:
+        with pytest.raises(collectives.CollectiveTimeout):
+            work.wait()
+    del work, works
     gc.collect()
-    assert requests[0]() is not None
+    assert len(requests) == 3
+    assert all(request() is not None for request in requests)
 
 
 def test_a_limit_given_to_wait_leaves_the_communicator_usable() -> None:
@@ -190,3 +198,23 @@ def test_a_signal_handler_in_the_middle_of_a_call_starts_calls_and_waits_for_non
     assert isinstance(work, Work)
     assert work.wait(timeout=20) is None
     assert comm.queue.started == 2
+
+
+def test_a_call_starts_while_a_done_callback_waits_for_a_lock_of_its_caller() -> None:
+    comm = Communicator(SingleTransport("locks"), timeout=30)
+    lock, entered = threading.Lock(), threading.Event()
+
+    def callback(_: object) -> None:
+        entered.set()
+        with lock:
+            pass
+
+    with lock:
+        comm.recv(0, async_op=True).add_done_callback(callback)
+        comm.send(np.ones(1), 0, async_op=True)
+        assert entered.wait(20)  # in the helper thread
+        works = [comm.send(np.full(1, number), 0, tag=1, async_op=True) for number in range(3)]
+        works.append(comm.barrier(async_op=True))
+        assert not any(work.done() for work in works)
+    assert [int(comm.recv(0, tag=1)[0]) for _ in works[1:]] == [0, 1, 2]
+    comm.close()

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from collectives.backends.mpi import rendezvous
-from collectives.backends.mpi.pmi_server import KeyValueSpace
+from collectives.backends.mpi import pmi_server, rendezvous
+from collectives.backends.mpi.pmi_server import KeyValueSpace, Server
 from collectives.backends.mpi.rendezvous import Rendezvous, addresses, secret
 from collectives.errors import WorldError
 from collectives.world import World
@@ -171,6 +171,18 @@ def test_strangers_neither_join_nor_break_the_job(environ: dict[str, str]) -> No
         first[0].leave()
         loud.shutdown(socket.SHUT_RDWR)
         speaker.join(10)
+
+
+def test_a_server_that_has_lost_rank_0_accepts_no_rank_of_a_restart() -> None:
+    listener = socket.create_server((HERE, 0))
+    address = listener.getsockname()
+    server = Server(listener, b"", 2, parent=0)
+    serving = threading.Thread(target=server.serve)
+    serving.start()
+    time.sleep(2 * pmi_server._POLL)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, 5).close()
+    serving.join(10)
 
 
 def test_a_rank_with_another_secret_is_told_what_must_be_the_same(environ: dict[str, str]) -> None:
