@@ -22,11 +22,7 @@ class Gpu:
     """What a test sees of the stand-in."""
 
     def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        seed: int | None = None,
-        devices: int = 2,
-        machine: Machine | None = None,
+        self, monkeypatch: pytest.MonkeyPatch, seed: int | None = None, devices: int = 2, machine: Machine | None = None
     ) -> None:
         self.machine = Machine(seed or 0, eager=seed is None) if machine is None else machine
         self.cupy = Cupy(self.machine, devices)
@@ -99,12 +95,7 @@ def forget() -> None:
         del _device._random.streams[where]
     for source in SOURCES.values():
         source._kernels.clear()
-    for held in (
-        device_checks._alarms,
-        stream_order._held,
-        stream_order._readers,
-        memory_pool._installed,
-    ):
+    for held in (device_checks._alarms, stream_order._held, stream_order._readers, memory_pool._installed):
         held.clear()
     for each in FORGETTING:
         each()

@@ -61,11 +61,7 @@ def give(params: list[Any], step: int, missing: bool = True) -> None:
 
 
 def train(
-    device: str,
-    kind: tuple[str, dict[str, Any]],
-    dtype: Any = np.float32,
-    steps: int = 8,
-    change: Change | None = None,
+    device: str, kind: tuple[str, dict[str, Any]], dtype: Any = np.float32, steps: int = 8, change: Change | None = None
 ) -> tuple[list[Any], Any]:
     params = parameters(device, dtype)
     name, settings = kind

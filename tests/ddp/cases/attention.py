@@ -17,11 +17,7 @@ def attend(**options: Any) -> Callable[..., Any]:
 
 
 def three(*lead: int, length: int = 4, keys: int = 5, depth: int = 3, wide: int = 2) -> tuple[Any, ...]:
-    return (
-        draw(*lead, length, depth),
-        draw(*lead, keys, depth, seed=1),
-        draw(*lead, keys, wide, seed=2),
-    )
+    return (draw(*lead, length, depth), draw(*lead, keys, depth, seed=1), draw(*lead, keys, wide, seed=2))
 
 
 def attentions() -> Iterator[Case]:
@@ -43,10 +39,7 @@ def attentions() -> Iterator[Case]:
     yield Case(NAME, "grouped", attend(enable_gqa=True), (draw(2, 4, 4, 3), *three(2, 2)[1:]))
     yield Case(NAME, "grouped, causal", attend(enable_gqa=True, is_causal=True), (draw(2, 4, 4, 3), *three(2, 2)[1:]))
     yield Case(
-        NAME,
-        "grouped, mask",
-        attend(enable_gqa=True),
-        (draw(2, 6, 4, 3), *three(2, 3)[1:], draw(2, 6, 4, 5, seed=3)),
+        NAME, "grouped, mask", attend(enable_gqa=True), (draw(2, 6, 4, 3), *three(2, 3)[1:], draw(2, 6, 4, 5, seed=3))
     )
     yield Case(NAME, "broadcast", attend(), (draw(2, 3, 4, 3), draw(1, 3, 5, 3, seed=1), draw(2, 1, 5, 2, seed=2)))
     yield Case(

@@ -71,10 +71,7 @@ def transposes() -> Iterator[Case]:
 
 
 def columns() -> Iterator[Case]:
-    for op, name, x, sizes in [
-        ("im2col", "unfold", (2, 3, 5, 4), ()),
-        ("col2im", "fold", (2, 12, 12), ((5, 4),)),
-    ]:
+    for op, name, x, sizes in [("im2col", "unfold", (2, 3, 5, 4), ()), ("col2im", "fold", (2, 12, 12), ((5, 4),))]:
         yield Case(op, "plain", function(name, *sizes, 2), (draw(*x),))
         yield Case(op, "one image", function(name, *sizes, 2), (draw(*x[1:]),))
         yield Case(op, "empty", function(name, *sizes, 2), (draw(0, *x[1:]),))

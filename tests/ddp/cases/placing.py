@@ -21,10 +21,7 @@ def placing() -> Iterator[Case]:
         yield Case("scatter", label, fn, (x, v))
     yield Case("scatter", "empty", lambda t, x: x.scatter(0, t.zeros(0, 3, dtype=t.int64), x), (draw(0, 3),))
     for op, kind in (("scatter", "scatter"), ("scatter_add", "scatter_add"), ("scatter", "scatter_")):
-        for label, at, source in (
-            ("number into a vector", (3,), ()),
-            ("vector into a number", (), (1,)),
-        ):
+        for label, at, source in (("number into a vector", (3,), ()), ("vector into a number", (), (1,))):
             yield Case(
                 op,
                 f"{kind}: {label}",

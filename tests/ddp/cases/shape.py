@@ -137,16 +137,8 @@ def rearranged() -> Iterator[Case]:
             "two": lambda t, x: x.roll((-1, 5), (0, -1)),
             "flat": lambda t, x: x.roll(4),
         },
-        "tril": {
-            "main": lambda t, x: t.tril(x),
-            "above": lambda t, x: x.tril(1),
-            "below": lambda t, x: x.tril(-2),
-        },
-        "triu": {
-            "main": lambda t, x: t.triu(x),
-            "above": lambda t, x: x.triu(2),
-            "below": lambda t, x: x.triu(-1),
-        },
+        "tril": {"main": lambda t, x: t.tril(x), "above": lambda t, x: x.tril(1), "below": lambda t, x: x.tril(-2)},
+        "triu": {"main": lambda t, x: t.triu(x), "above": lambda t, x: x.triu(2), "below": lambda t, x: x.triu(-1)},
         "diag_embed": {
             "main": lambda t, x: t.diag_embed(x),
             "above": lambda t, x: x.diag_embed(2),

@@ -21,12 +21,7 @@ from ddp.checkpoint.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from ddp.checkpoint.saved import (
-    folder_order,
-    newest_first,
-    next_name,
-    surplus_names,
-)
+from ddp.checkpoint.saved import folder_order, newest_first, next_name, surplus_names
 from ddp.checkpoint.state import split_evenly
 from ddp.checkpoint.store import plan_rank
 from ddp.errors import CheckpointError

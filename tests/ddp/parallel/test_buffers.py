@@ -97,14 +97,7 @@ def test_only_a_training_forward_after_a_synchronized_backward_calls() -> None:
         return found
 
     for found in on_ranks(rank):
-        assert found == {
-            "first": [],
-            "eval": [],
-            "no_grad": [],
-            "due": ["broadcast"],
-            "again": [],
-            "after no_sync": [],
-        }
+        assert found == {"first": [], "eval": [], "no_grad": [], "due": ["broadcast"], "again": [], "after no_sync": []}
 
 
 def test_a_rank_that_made_no_forward_takes_part_and_has_them_at_its_next() -> None:

@@ -135,9 +135,7 @@ CASES = {
     "gather": GATHER,
     "gather of 0-d": Case(GATHER.here, GATHER.at_once, scalar),
     "gather by lengths": Case(
-        lambda x, c: parallel.gather(x, c.size - 1, c, lengths=[uneven(r) for r in range(c.size)]),
-        GATHER.at_once,
-        rows,
+        lambda x, c: parallel.gather(x, c.size - 1, c, lengths=[uneven(r) for r in range(c.size)]), GATHER.at_once, rows
     ),
     "all_gather": JOIN,
     "all_gather of 0-d": Case(JOIN.here, JOIN.at_once, scalar),
@@ -160,9 +158,7 @@ CASES = {
         rows,
     ),
     "all_to_all": Case(
-        lambda x, c: parallel.all_to_all(x, c),
-        lambda xs: exchanged(xs, [even(len(x), len(xs)) for x in xs]),
-        rows,
+        lambda x, c: parallel.all_to_all(x, c), lambda xs: exchanged(xs, [even(len(x), len(xs)) for x in xs]), rows
     ),
     "all_to_all by lengths": Case(
         lambda x, c: parallel.all_to_all(x, c, lengths=sent(c.rank, c.size)),

@@ -25,12 +25,7 @@ def test_sizes_are_written_in_powers_of_1024() -> None:
 
 @pytest.mark.parametrize(
     ("args", "sizes"),
-    [
-        ("-b 8 -e 128 -f 4", [8, 32, 128]),
-        ("-b 8 -e 127 -f 4", [8, 32]),
-        ("-b 8 -e 8", [8]),
-        ("-b 64M", [64 << 20]),
-    ],
+    [("-b 8 -e 128 -f 4", [8, 32, 128]), ("-b 8 -e 127 -f 4", [8, 32]), ("-b 8 -e 8", [8]), ("-b 64M", [64 << 20])],
 )
 def test_sizes(args: str, sizes: list[int]) -> None:
     assert parse(["all_reduce", *args.split()]).sizes() == sizes

@@ -27,16 +27,8 @@ def caps(*fields: dict[str, Any]) -> list[Capability]:
         (caps({}, {}), True, "NCCL 2.28.3 on every rank"),
         (caps({}, {"reason": "no driver"}), False, "rank 1: no driver"),
         (caps({"reason": "a"}, {"reason": "b"}), False, "rank 0: a; rank 1: b"),
-        (
-            caps({}, {"nccl": (2, 19, 0)}),
-            False,
-            "the ranks have different NCCLs (rank 0: 2.28.3, rank 1: 2.19.0)",
-        ),
-        (
-            caps({}, {"config": "max_ctas=8"}),
-            False,
-            "different NcclConfigs: rank 0 has (), rank 1 (max_ctas=8)",
-        ),
+        (caps({}, {"nccl": (2, 19, 0)}), False, "the ranks have different NCCLs (rank 0: 2.28.3, rank 1: 2.19.0)"),
+        (caps({}, {"config": "max_ctas=8"}), False, "different NcclConfigs: rank 0 has (), rank 1 (max_ctas=8)"),
         (caps({"gpu": "A"}, {"gpu": "A"}), False, "ranks 0 and 1 share GPU A"),
         (caps({"gpu": "A"}, {"gpu": "A", "node": 1}), True, "NCCL"),
         (caps(*[{"gpu": "A", "shares": True}] * 2), False, "share GPU"),

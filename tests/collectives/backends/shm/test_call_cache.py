@@ -264,10 +264,6 @@ def test_threads_that_share_a_communicator_take_turns(taken: Counter[str]) -> No
     assert taken["taken"] > 0
 
 
-def _reduce(comm: Communicator, x: Any, scale: float | None) -> Any:
-    return comm.all_reduce(x, scale=scale)
-
-
 def test_a_function_that_gives_no_scale_breaks_the_communicator() -> None:
     def body(comm: Communicator) -> None:
         bad: Any = lambda: "half"  # noqa: E731

@@ -10,14 +10,7 @@ from ddp.parallel.zero.shards import Piece, cut_range, split_bucket
 
 @pytest.mark.parametrize(
     ("length", "size", "lengths"),
-    [
-        (96, 3, [32, 32, 32]),
-        (96, 1, [96]),
-        (100, 3, [32, 32, 36]),
-        (16, 3, [0, 0, 16]),
-        (5, 2, [0, 5]),
-        (0, 2, [0, 0]),
-    ],
+    [(96, 3, [32, 32, 32]), (96, 1, [96]), (100, 3, [32, 32, 36]), (16, 3, [0, 0, 16]), (5, 2, [0, 5]), (0, 2, [0, 0])],
 )
 def test_a_bucket_is_split_in_whole_cache_lines(length: int, size: int, lengths: list[int]) -> None:
     assert split_bucket(length, 16, size) == lengths
