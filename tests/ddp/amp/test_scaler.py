@@ -106,3 +106,8 @@ def test_disabled_it_passes_everything_through() -> None:
 def test_a_loss_of_float16_is_scaled_beyond_its_range() -> None:
     loss = ddp.tensor(0.5, dtype=ddp.float16)
     assert GradScaler("cpu").scale(loss).item() == 32768.0
+
+
+def test_its_settings_can_be_asked() -> None:
+    scaler = GradScaler(**SETTINGS)
+    assert (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()) == (4.0, 0.25, 2)

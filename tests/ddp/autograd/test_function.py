@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -213,3 +215,13 @@ def test_an_input_marked_dirty_is_returned() -> None:
 
     with pytest.raises(GraphError, match=r"Forgets.*dirty"):
         Forgets.apply(ddp.ones(2, requires_grad=True) * 1)
+
+
+def test_no_cycles() -> None:
+    gc.disable()
+    try:
+        for make in (Exp.apply, lambda x: ddp.autograd.checkpoint(Exp.apply, x)):
+            node = weakref.ref(make(leaf(2)).edge)
+            assert node() is None
+    finally:
+        gc.enable()
