@@ -125,6 +125,9 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     words, at, configured = list(argv), 0, False
     while words[at:] and words[at].startswith("-") and words[at] != "--":
+        short, value = words[at][:2], words[at][2:]
+        if (short == "-n" and value.isdigit()) or (short == "-m" and value.replace(".", "_").isidentifier()):
+            words[at : at + 1] = short, value  # -n4 and -mpkg, as other launchers and Python take them
         name, equals, _ = words[at].partition("=")
         action = parser().action(name)
         if action is None:

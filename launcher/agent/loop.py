@@ -311,6 +311,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "debugging": bool,
     "quit": str,
 }
+# What `launcher.diagnosis.failures.Raised` is made of.
+_RAISED = {"type": str, "message": str, "traceback": str}
 # Bytes; longer than any report: `launcher.agent.rank` shortens what an exception says.
 _LONGEST = 1 << 20
 
@@ -341,4 +343,6 @@ def parse(line: bytes) -> Message | None:
     if not isinstance(found, dict):
         return None
     kind, value = type_and_value(found)
-    return found if kind in _TYPES and isinstance(value, _TYPES[kind]) else None
+    if kind not in _TYPES or not isinstance(value, _TYPES[kind]):
+        return None
+    return found if kind != "raised" or {key: type(text) for key, text in found[kind].items()} == _RAISED else None

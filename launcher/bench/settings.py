@@ -170,7 +170,7 @@ def _names(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
         names = tuple(known) if text == "all" else tuple(dict.fromkeys(text.split(",")))
         for name in names:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown {what} {name}{nearest(name, known)}")
+                raise argparse.ArgumentTypeError(f"names an unknown {what}: {name}{nearest(name, known)}")
         return names
 
     return parsed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -16,6 +17,8 @@ _LIMIT = 10.0
 _BACKLOG = 1024
 # Connections beyond those of the job's own agents: of more unauthenticated peers than that the oldest are dropped.
 _SPARE = 12
+# No file for one more connection: the caller waits, and would keep the launcher busy meanwhile (s).
+_FULL, _REST = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), 0.01
 
 
 class Listener:
@@ -92,8 +95,10 @@ class Listener:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
-            return  # the caller has gone again
+        except OSError as error:
+            if error.errno in _FULL:
+                time.sleep(_REST)
+            return  # else the caller has gone again
         if len(self._unauthenticated) >= self._room:
             self._drop(next(iter(self._unauthenticated)))
         peer = _UnauthenticatedPeer(Channel(sock, trusted=False))

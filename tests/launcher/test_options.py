@@ -32,6 +32,7 @@ HERE = __file__
         ("-n 4 --grace=1 s.py -n 7 --help", {"n": 4, "grace": 1}, "s.py -n 7 --help"),
         ("-m pkg -m x -n 2", {"module": "pkg"}, "-m x -n 2"),
         ("-m pkg -- x", {"module": "pkg"}, "-- x"),
+        ("-n4 -mpkg.a -n2", {"n": 4, "module": "pkg.a"}, "-n2"),
         ("--config j.toml -n 2 --lr 3", {"config": "j.toml", "n": 2}, "--lr 3"),
         ("--config j.toml --lr=3 -n 2", {"config": "j.toml"}, "--lr=3 -n 2"),
         ("--config j.toml -- -n 2", {"config": "j.toml"}, "-n 2"),

@@ -50,6 +50,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         # options
         ("--grase 3 job.py", "unknown option --grase (did you mean --grace?)"),
         ("-x job.py", "unknown option -x"),
+        ("-max-restarts 3 job.py", "unknown option -max-restarts (did you mean --max-restarts?)"),
         ("-n", "-n/-np expected one argument"),
         ("--help=3", "--help/-h ignored explicit argument '3'"),
         ("--bind=yes job.py", "--bind ignored explicit argument 'yes'"),

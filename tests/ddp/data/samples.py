@@ -88,13 +88,6 @@ class Failing(Dataset[Any]):
         return np.array(index)
 
 
-class Strange(Exception):
-    """Takes two arguments, so that nobody makes one of a message."""
-
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(f"{one} and {two}")
-
-
 class Stream(IterableDataset[Any]):
     """`length` numbers, of which a worker gives every n-th from its own on."""
 

@@ -68,9 +68,3 @@ def train(model: Any, results: Any) -> None:
     with ddp.no_grad():
         model.weight -= model.weight.grad
     results.put(sorted(name for name, _ in model.named_parameters()))
-
-
-def train_there(given: Any, results: Any) -> None:
-    """`train` with a model that comes by queue."""
-    standin()
-    train(given.get(), results)

@@ -47,6 +47,7 @@ def test_what_is_no_report_is_left_out(keep: Any) -> None:
     for odd in (b"hello", b"\\xff\\x00", b"[1]", b"7", b"[" * 10_000, b'{"raised": 5}', b'{"end": 0}'):
         os.write(pipe, odd + b"\\n")
     os.write(pipe, b'{"leaving": "x"}\\n{"flight": null}\\n')
+    os.write(pipe, b'{"raised": {}}\\n{"raised": {"type": "X", "message": 5, "traceback": ""}}\\n')
     for _ in range(40):
         os.write(pipe, bytes(1 << 16))  # and no end of a line
     world.report(leaving=3)

@@ -51,7 +51,7 @@ def test_a_command_line() -> None:
     ("args", "says"),
     [
         ("", "no collective to measure: ddp-bench all, or one of all_reduce, reduce"),
-        ("all_reduc", "unknown collective all_reduc (did you mean all_reduce?)"),
+        ("all_reduc", "names an unknown collective: all_reduc (did you mean all_reduce?)"),
         ("all_reduce -b x", "-b/--minbytes should be bytes, as 512, 64K, 128M or 1G, not 'x'"),
         ("all_reduce -b 8 -e 4", "maxbytes (4) is smaller than minbytes (8)"),
         ("all_reduce -f 1", "stepfactor should be at least 2, not 1"),
@@ -59,7 +59,7 @@ def test_a_command_line() -> None:
         ("all_reduce -n", "-n/--ranks expected one argument"),
         ("all_reduce --chekc", "unknown option --chekc (did you mean --check?)"),
         ("all_reduce --backend mpii", "--backend invalid choice: 'mpii'"),
-        ("all_reduce -d float23", "unknown dtype float23 (did you mean float32?)"),
+        ("all_reduce -d float23", "names an unknown dtype: float23 (did you mean float32?)"),
         ("all_reduce -n 2 --backend single", "backend single is a world of one: -n 1"),
         ("all_reduce --backend threads --vs mpi4py", "backend threads has no baselines"),
         ("all_reduce --backend nccl --empty", "--empty measures memory of the host"),

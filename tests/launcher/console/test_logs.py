@@ -110,8 +110,7 @@ def test_a_job_with_log_files(ddp_launch: Any, tmp_path: Path) -> None:
     sys.exit(3 * rank)
     """
     done = ddp_launch(body, options=("--log-dir", str(tmp_path / "logs"), "--ranks", "0"))
-    assert done.returncode == 3
-    assert done.stdout == "0: hello 0\n"
+    assert (done.returncode, done.stdout) == (3, "0: hello 0\n")
     latest = tmp_path / "logs/latest"
     assert sorted((latest / "rank-1.log").read_text().splitlines()) == ["hello 1", "warning"]
     assert "exited with code 3" in (latest / "launcher.log").read_text()

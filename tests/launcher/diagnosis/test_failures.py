@@ -173,8 +173,7 @@ def test_forked_children_are_not_ranks(ddp_launch: Any) -> None:
         """,
         n=1,
     )
-    assert done.returncode == 0
-    assert done.stdout == "child ended with 1\n"
+    assert (done.returncode, done.stdout) == (0, "child ended with 1\n")
     assert "ValueError: in a child" in done.stderr
 
 

@@ -31,8 +31,7 @@ def test_the_contract_with_a_rank(ddp_launch: Any) -> None:
         *["a b", "", ":", "-n", "é", "x\ny"],
     )
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     rows = {line[:3]: json.loads(line[3:]) for line in done.stdout.splitlines()}
     args = ["a b", "", ":", "-n", "é", "x\ny"]
     assert rows == {f"{rank}: ": [str(rank), "2", str(rank), "2", threads, True, [], args] for rank in range(2)}
@@ -100,7 +99,6 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package, text in (("hollow", ""), ("needy", "import lacking")):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text(text)
-    (tmp_path / "plain.py").write_text("import lacking")
     (tmp_path / "single.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
 
