@@ -59,5 +59,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """` (did you mean ...?)`, or nothing if `name` is like none of the known ones."""
     from difflib import get_close_matches
 
-    close = get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    names = {each.lstrip("-"): each for each in known}  # dashes alone make no option like another
+    close = get_close_matches(name.lstrip("-"), names, n=1)
+    return f" (did you mean {names[close[0]]}?)" if close else ""

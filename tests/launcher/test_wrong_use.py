@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         (".", ". is a directory, not a Python script"),
         # options
         ("--grase 3 job.py", "unknown option --grase (did you mean --grace?)"),
-        ("-x job.py", "unknown option -x"),
+        ("--set n=2 job.py", "unknown option --set\n"),
         ("-max-restarts 3 job.py", "unknown option -max-restarts (did you mean --max-restarts?)"),
         ("-n", "-n/-np expected one argument"),
         ("--help=3", "--help/-h ignored explicit argument '3'"),
