@@ -46,7 +46,7 @@ def _forms(build: Callable[..., Call]) -> tuple[Callable[..., Tensor], Callable[
         return _run_in_place(self, f"{name}_", *build(self, f"{name}_", *args, **named))
 
     for form in (copied, written):
-        cast(Any, form).__signature__ = inspect.Signature([first, *rest])
+        cast(Any, form).__signature__ = inspect.Signature([first.replace(name="self"), *rest])
     return as_method(copied, name, build.__doc__), as_method(written, f"{name}_", f"{name} in place. {build.__doc__}")
 
 

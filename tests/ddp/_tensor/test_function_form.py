@@ -88,4 +88,5 @@ def test_arguments_that_are_no_tensors(name: str) -> None:
 
 
 def test_it_is_in_the_signature() -> None:
-    assert list(inspect.signature(ddp.add).parameters) == ["input", "other", "alpha", "out"]
+    found = [list(inspect.signature(function).parameters) for function in (ddp.add, ddp.masked_fill)]
+    assert found == [["input", "other", "alpha", "out"], ["input", "mask", "value", "out"]]
