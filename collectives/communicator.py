@@ -1,7 +1,7 @@
 """A communicator as users hold it: every collective by its family, and its life from duplicate or split to close.
 
 Every method checks its arguments in the caller, describes its steps as a generator over the transport's nonblocking
-operations, and hands them to the communicator's line, which runs them now (`async_op=False`) or from the helper thread.
+operations, and hands them to the communicator's queue, which runs them now (`async_op=False`) or starts them.
 """
 
 from __future__ import annotations

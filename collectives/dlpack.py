@@ -91,6 +91,6 @@ def read(x: Any, flagged: bool = False) -> Array:
     array = np.from_dlpack(_Capsule(capsule))
     if name == b"dltensor":  # memory of no elements may have no address, which `_Writable` needs
         array = np.asarray(_Writable(array)) if array.size else np.empty_like(array)
-    if copied:  # what is written there reaches nobody
+    if copied:  # what is written there is lost
         array.flags.writeable = False
     return array.view(BFLOAT16) if is_bfloat16 else array

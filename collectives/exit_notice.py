@@ -2,7 +2,7 @@
 
 A leaving rank tells every other its exit status and how many calls it made on each communicator. The count is what
 makes the answer exact: a rank that took part in call #5 and left is no reason to give up call #5, which may still be
-waiting for somebody slow; one that left before call #5 is.
+waiting for a slow rank; one that left before call #5 is.
 """
 
 from __future__ import annotations

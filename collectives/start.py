@@ -159,7 +159,7 @@ def child_environment(comm: Communicator | None, promised: World | None, pid: in
 
 
 def inherited_placement(environ: Mapping[str, str]) -> Placement | None:
-    """Where the rank stands that this process works for, None if it works for nobody.
+    """Where the rank stands that this process works for, None if it works for none.
 
     With the rank's pid, the variable holds for processes below it in the process tree, and only where the engine's
     variables were inherited, too: a program that was started without them is a world of its own. So are the ranks of a

@@ -1,4 +1,4 @@
-"""What every collective shares: the ranks it runs among, and the way from checked arguments to a call in the line."""
+"""What every collective shares: the ranks it runs among, and the way from checked arguments to a call in the queue."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class ExitStatus:
     """How this process is ending, as far as that can be known before it has ended.
 
     Python shows atexit handlers neither the argument of sys.exit nor that an exception ended the script, so both are
-    watched on their way. A SystemExit that somebody caught is forgotten when calls are made after it.
+    watched on their way. A SystemExit that was caught is forgotten when calls are made after it.
     """
 
     def __init__(self, calls_made: Callable[[], int]) -> None:

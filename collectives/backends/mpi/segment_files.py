@@ -1,6 +1,6 @@
 """The MPI's own segment files: unlinked once all ranks of a node have mapped them, so that no kill leaves one behind.
 
-An MPI removes its files in /dev/shm when it is finalized, and whoever is killed never comes to that. A file is needed
+An MPI removes its files in /dev/shm when it is finalized, and a killed process never comes to that. A file is needed
 only until the last rank has mapped it. Which files those are stands in every rank's memory map.
 """
 

@@ -200,7 +200,7 @@ def _exchange(
             part = source[start:stop]
             mine[at : at + len(part)] = part
         control.advance()
-        if own is not None:  # what needs nobody fills the time until the others are there
+        if own is not None:  # what needs no other rank fills the time until the others are there
             own[1][start:stop] = own[0][start:stop]
         yield control.advanced
         for rank, at, target in receives:

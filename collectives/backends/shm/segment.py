@@ -1,4 +1,4 @@
-"""Memory that processes of one node share: nameless, so nothing is left behind whoever is killed.
+"""Memory that processes of one node share: nameless, so a killed process leaves nothing behind.
 
 A segment is a `memfd`; the others map it through /proc/PID/fd/N of the process that made it. No name, no limit of
 /dev/shm, freed when its last mapping goes. A token in its first bytes proves that it is the segment that was meant:

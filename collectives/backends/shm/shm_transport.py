@@ -158,7 +158,7 @@ class ShmTransport(LayeredTransport):
             rounds.reduce_into_all(typed, outs, self.rank, ufunc, finish)
         elif not any(segments):
             rounds.reduce_visible(typed, out, ufunc, finish)
-        else:  # somebody's total would overwrite what others still read
+        else:  # a rank's total would overwrite what others still read
             return StepTest(rounds.all_reduce(self.control, x, out, ufunc, finish))
         return self._leave()
 
