@@ -149,7 +149,7 @@ def _strike(case: Case, job: subprocess.Popen[Any], mark: str, work: Path) -> bo
         kill(mark)
     else:
         path = work / f"pid-{case.rank}"
-        wait_for(path.exists, job)
+        wait_for(lambda: path.exists() and path.read_text() != "", job)
         with contextlib.suppress(ProcessLookupError):
             pid = int(path.read_text())
             if case.kind == "stop":
