@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,16 +78,8 @@ class DeviceCounts:
 class PrivatePool:
     """A pool of a CUDA graph: its free blocks are not reused elsewhere, and go back to CUDA when it is dropped."""
 
-    def __init__(self, cupy: Any, pool: Any, devices: Iterable[int]) -> None:
+    def __init__(self, pool: Any) -> None:
         self.malloc, self.used_bytes = pool.malloc, pool.used_bytes
-        weakref.finalize(self, _free_blocks, cupy, pool, devices).atexit = False
-
-
-def _free_blocks(cupy: Any, pool: Any, devices: Iterable[int]) -> None:
-    # A pool of CuPy's that is dropped would leak them.
-    for device in list(devices):
-        with cupy.cuda.Device(device):
-            pool.free_all_blocks()
 
 
 class Allocator:
@@ -103,6 +95,7 @@ class Allocator:
         self.counted = malloc is None
         self._pool = self._counted_pool() if self.counted else pool
         self._private: weakref.WeakSet[PrivatePool] = weakref.WeakSet()
+        self._dropped: list[Any] = []  # CuPy's pools of private ones that were dropped, while arrays lie in them
         self._inner: Malloc = self._pool.malloc if malloc is None else malloc
         # CuPy refuses by a limit of its own before it asks for memory.
         direct = self.counted and not os.environ.get("CUPY_GPU_MEMORY_LIMIT")
@@ -123,19 +116,36 @@ class Allocator:
 
     def private_pool(self) -> PrivatePool:
         """A pool for a graph, on cudaMalloc; it is counted with the others."""
-        pool = PrivatePool(self.cupy, self._counted_pool(), self.counts)
+        self._free_dropped()
+        pool = PrivatePool(cupys := self._counted_pool())
+        weakref.finalize(pool, self._free_dropped, cupys).atexit = False
         self._private.add(pool)
         return pool
+
+    def _free_dropped(self, *pools: Any) -> None:
+        """Gives free blocks of private pools that were dropped, now or earlier, back to CUDA."""
+        self._dropped += pools
+        for pool in list(self._dropped):
+            held = 0
+            for device in list(self.counts):
+                with self.cupy.cuda.Device(device):
+                    pool.free_all_blocks()
+                    held += pool.used_bytes()
+            # Dropped with its pool, a block of which an array holds a part would never be freed.
+            if not held and pool in self._dropped:
+                self._dropped.remove(pool)
 
     def held(self, device: int) -> tuple[int, int]:
         """Bytes that arrays hold on a device, and bytes that CUDA gave for them."""
         with self.cupy.cuda.Device(device):
             own = 0 if self._pool is None else int(self._pool.used_bytes())
             reserved = 0 if self.counted or self._pool is None else int(self._pool.total_bytes())
-            return own + sum(pool.used_bytes() for pool in self._private), reserved + self.of(device).reserved
+            own += sum(pool.used_bytes() for pool in [*self._private, *self._dropped])
+            return own, reserved + self.of(device).reserved
 
     def release(self, stream: Any = None) -> None:
         """Gives blocks that no array holds on the current device back to CUDA. stream: those of this stream alone"""
+        self._free_dropped()
         if self._pool is not None:
             self._pool.free_all_blocks(stream)
         self.cupy.get_default_memory_pool().free_all_blocks(stream)  # of arrays that were made before this one came

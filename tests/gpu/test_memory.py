@@ -89,7 +89,9 @@ def test_private_pools_are_counted_and_freed_when_they_are_dropped(gpu: Any) -> 
     del pool
     gc.collect()
     assert ddp.cuda.memory_reserved() == MIB, "the graph is gone"
+    assert ddp.cuda.memory_allocated() == MIB, "and CuPy's pool stays as long as an array of it"
     del kept
+    ddp.cuda.empty_cache()
     assert ddp.cuda.memory_reserved() == gpu.cupy.held[0] == 0
 
 
