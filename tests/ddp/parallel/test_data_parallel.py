@@ -242,6 +242,22 @@ def test_weights_and_no_weights_do_not_mix() -> None:
         misuse(check)
 
 
+def test_weights_of_gradients_that_were_thrown_away_do_not_count() -> None:
+    x, t = data(4)
+
+    def rank(comm: Communicator) -> dict[str, np.ndarray]:
+        model = DataParallel(make_net(), comm)
+        mine = slice(comm.rank * 2, comm.rank * 2 + 2)
+        with model.no_sync():
+            model.backward(loss_sum(model, x, t), weight=7)
+        model.zero_grad()
+        model.backward(loss_sum(model, x[mine], t[mine]), weight=2)
+        return gradients(model.module)
+
+    for got in collectives.run_threads(rank, 2):
+        assert_same(got, on_whole_batch(4))
+
+
 def test_one_backward_through_two_wrapped_models_has_one_weight() -> None:
     x, t = data(4)
 

@@ -128,6 +128,26 @@ def test_accumulation_inside_no_sync_and_over_repeated_backwards() -> None:
             assert_allclose(got[name], expected[name], rtol=2e-2 if name == "scale" else 1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_of_optimizer_and_model_and_parameters_in_other_memory(set_to_none: bool) -> None:
+    def rank(comm: Communicator, make: Make) -> Arrays:
+        model = wrapped(comm)
+        optimizer = make(model, optim.Adam, lr=0.01)
+        for step in range(4):
+            (optimizer if step % 2 else model).zero_grad(set_to_none=set_to_none)
+            backward(model, step, sometimes=step == 0)
+            if step == 2:
+                model.module.first.weight.data = model.module.first.weight.detach() * 0.5
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        optimizer.step()  # with gradients that are zero, or none
+        return values(model)
+
+    expected, sharded = compare(rank)
+    for got in sharded:
+        assert_equal(got, expected)
+
+
 class Naive(optim.Optimizer):
     """As many write their own: it makes new arrays, and remembers a whole tensor, a count and a number."""
 
@@ -172,3 +192,18 @@ def test_an_optimizer_of_one_s_own() -> None:
             assert list(entry) == list(mine)
             assert (entry["count"], entry["mean"].shape) == (mine["count"], mine["mean"].shape)
             assert_array_equal(entry["rate"].numpy(), mine["rate"].numpy())
+
+
+def test_a_backward_over_values_that_a_step_changed_raises() -> None:
+    def rank(comm: Communicator, make: Make) -> None:
+        model = wrapped(comm)
+        optimizer = make(model, optim.SGD, lr=0.1)
+        x, t = batch(0, comm.rank, comm.size)
+        loss = F.cross_entropy(model(x), t)
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(ddp.errors.VersionError):
+            loss.backward()
+
+    compare(rank, 1)

@@ -15,7 +15,7 @@ from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from tests.ddp.parallel.recorder import Recorder
-from tests.ddp.parallel.zero.training import Make, Net, backward, batch, compare, train, values, wrapped
+from tests.ddp.parallel.zero.training import Make, Net, backward, batch, compare, replan, train, values, wrapped
 
 
 def recorded(comm: Communicator) -> tuple[DataParallel, ZeroOptimizer, list[str]]:
@@ -86,6 +86,9 @@ def test_a_gradient_in_parts_cannot_be_read() -> None:
             _ = weight.grad
         with pytest.raises(ParallelError, match=r"zero\.clip_grad_norm_\(max_norm\)"):
             clip_grad_norm_(model.parameters(), 1.0)
+        replan(model, 1)
+        with pytest.raises(ParallelError, match=r"zero\.clip_grad_norm_\(max_norm\)"):
+            _ = weight.grad
         zero.step()
         zero.zero_grad()
         assert weight.grad is None
@@ -197,3 +200,19 @@ def test_a_rank_without_data_takes_part_in_the_steps_of_the_others(clip: bool) -
     for got in sharded:
         for name in got:
             assert got[name] == pytest.approx(expected[name], rel=1e-2 if name == "scale" else 1e-4, abs=1e-6), name
+
+
+def test_a_model_is_wrapped_again_and_its_old_optimizer_says_so() -> None:
+    def rank(comm: Communicator) -> None:
+        first = wrapped(comm)
+        zero = ZeroOptimizer(first, optim.Adam, lr=0.1)
+        train(first, zero, range(2))
+        model = DataParallel(first, comm)
+        assert all(p.grad is None for p in model.parameters())  # each rank had a part of it
+        backward(model, 2)
+        assert model.module.first.weight.grad is not None
+        with pytest.raises(ParallelError, match="was replaced"):
+            zero.step()
+        train(model, ZeroOptimizer(model, optim.Adam, lr=0.1), range(2))
+
+    collectives.run_threads(rank, 2)
