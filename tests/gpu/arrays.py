@@ -296,9 +296,6 @@ class Array:
     def scatter_add(self, index: Any, value: Any) -> None:
         self._cupy.add.at(self, index, value)
 
-    def toDlpack(self) -> Any:
-        return Capsule(self)
-
     def __matmul__(self, other: Any) -> Any:
         return self._cupy.matmul(self, other)
 

@@ -100,12 +100,6 @@ class Graph:
                 machine.put(queue, "ends", lambda mark=ended: setattr(mark, "done", True))  # type: ignore[misc]
                 machine.put(handle, "wait", waits=ended)
 
-    def upload(self, stream: Any = None) -> None:
-        self._cupy.refuse_capture("cudaGraphUpload")
-
-    def debug_dot_str(self, flags: int = 0) -> str:
-        return "digraph {" + " ".join(f'"{each.kind}"' for each in self._pieces) + "}"
-
 
 class Captures:
     """All captures of one stand-in."""

@@ -8,8 +8,6 @@ import weakref
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tests.collectives.backends.device.machine import Mark
 from tests.gpu.memory import CUDARuntimeError, blocks_of
 
@@ -67,10 +65,6 @@ def driver(cupy: Cupy) -> dict[str, Any]:
         @property
         def compute_capability(self) -> str:
             return "90"
-
-        @property
-        def pci_bus_id(self) -> str:
-            return f"0000:{self.id:02x}:00.0"
 
         @property
         def attributes(self) -> dict[str, int]:
@@ -200,9 +194,6 @@ def driver(cupy: Cupy) -> dict[str, Any]:
         def end_capture(self) -> Any:
             return cupy.captures.end(self.ptr)
 
-        def launch_host_func(self, callback: Any, arg: Any) -> None:
-            cupy.put(self.ptr, "host function", lambda: callback(arg))
-
     class ExternalStream(Stream):
         def __init__(self, ptr: int, device_id: int = -1) -> None:
             self.ptr = ptr
@@ -310,9 +301,6 @@ def runtime(cupy: Cupy) -> ModuleType:
     def event_query(pointer: int) -> int:
         return _SUCCESS if cupy.events[pointer].done else _NOT_READY
 
-    def stream_wait_event(stream: int, event: int, flags: int = 0) -> None:
-        cupy.cuda.ExternalStream(stream).wait_event(cupy.events[event])
-
     def stream_query(stream: int) -> int:
         return _NOT_READY if machine.queues[cupy.handle(stream)].pieces else _SUCCESS
 
@@ -370,8 +358,3 @@ def runtime(cupy: Cupy) -> ModuleType:
     }
     vars(made).update({name: value for name, value in members.items() if name != "cudaDevAttrComputeCapabilityMajor"})
     return made
-
-
-def host_at(address: int, nbytes: int) -> Any:
-    """(nbytes,) uint8 at an address."""
-    return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8) if nbytes else np.empty(0, np.uint8)

@@ -120,9 +120,6 @@ class Making(Working):
     def asnumpy(self, a: Any, stream: Any = None, order: str = "C", out: Any = None, *, blocking: bool = True) -> Any:
         return a.get(stream, order, out, blocking) if isinstance(a, Array) else np.asarray(a)
 
-    def get_array_module(self, *args: Any) -> Any:
-        return self if any(isinstance(each, Array) for each in args) else np
-
     def may_share_memory(self, a: Any, b: Any, max_work: Any = None) -> bool:
         return np.may_share_memory(a._host, b._host)
 
@@ -164,9 +161,6 @@ class Making(Working):
 
     def get_default_memory_pool(self) -> Any:
         return self.pool
-
-    def get_default_pinned_memory_pool(self) -> Any:
-        return self.pinned_pool
 
     def is_available(self) -> bool:
         return True

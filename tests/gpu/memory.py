@@ -122,13 +122,6 @@ class MemoryPointer:
 
     copy_from_device = copy_from_device_async
 
-    def copy_from_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
-        self._copy(getattr(mem, "value", mem), size, 1, stream)
-
-    def memset_async(self, value: int, size: int, stream: Any = None) -> None:
-        cupy = self.mem.cupy
-        cupy.cuda.runtime.memsetAsync(self.ptr, value, size, (cupy.current() if stream is None else stream).ptr)
-
 
 def pool_classes(cupy: Cupy) -> dict[str, Any]:
     """The classes of `cupy.cuda` that give memory."""
@@ -257,14 +250,8 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         def total_bytes(self) -> int:
             return self._total.get(cupy.local.device, 0)
 
-        def free_bytes(self) -> int:
-            return self.total_bytes() - self.used_bytes()
-
         def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
             self._limits[cupy.local.device] = int(cupy.capacity * fraction) if fraction is not None else size or 0
-
-        def get_limit(self) -> int:
-            return self._limits.get(cupy.local.device, 0)
 
     class MemoryAsyncPool(MemoryPool):
         """`cupy.cuda.MemoryAsyncPool`."""

@@ -10,8 +10,8 @@ backward adds to that, and reduces both. So it is not the mean, and reading `par
 State is exchanged as pieces: (parameter's number in the optimizer, start, stop, entry), elements of a parameter thought
 of as flat, and what the optimizer remembers of them. A state with an element for each of the piece's is cut and joined
 like the parameter; anything else (a count of steps) is the same for all pieces of it. When the plan of buckets changes,
-state and gradients move along. Parameters in no bucket (frozen ones, or such that no rank has used for long) have no
-shard: the state that they may have is kept whole on one rank until they get a bucket again.
+state and gradients move along. Parameters in no bucket (they were frozen when the model was wrapped) have no shard: the
+state that they may have is kept whole on one rank until they get a bucket.
 """
 
 from __future__ import annotations

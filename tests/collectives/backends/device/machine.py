@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 GARBAGE = 0xA5
 _PATIENCE = 20.0  # s; how long a synchronization waits for other ranks' threads
 _ONLOOKERS = ("collectives-watchdog",)  # threads that look, and do not drive
@@ -61,7 +59,6 @@ class Queue:
         self.pieces: deque[Piece] = deque()
         self.added = 0
         self.finished = 0
-        self.arena: dict[int, list[Any]] = {}
 
 
 class Machine:
@@ -149,23 +146,6 @@ class Machine:
         """The test is over, and all events have passed: no thread asks for ever for what will never be done."""
         with self.lock:
             self._over = True
-
-    def allocate(self, handle: int, nbytes: int) -> Any:
-        """(nbytes rounded up,) uint8 from a stream's arena."""
-        size = max(512, -(-nbytes // 512) * 512)
-        with self.lock:
-            free = self.queues[handle].arena.setdefault(size, [])
-            if free:
-                return free.pop()
-            raw = np.full(size, GARBAGE, np.uint8)
-            self.memory.append(raw)
-            return raw
-
-    def free(self, handle: int, raw: Any) -> None:
-        """Gives memory back to its arena, where somebody uses it at once."""
-        with self.lock:
-            self.put(handle, "free", lambda: raw.fill(GARBAGE))
-            self.queues[handle].arena[raw.size].append(raw)
 
     def _step(self) -> bool:
         # What runs may free something, by the garbage collector anything, and who frees may ask for more to be done.

@@ -192,18 +192,3 @@ def test_an_optimizer_of_one_s_own() -> None:
             assert list(entry) == list(mine)
             assert (entry["count"], entry["mean"].shape) == (mine["count"], mine["mean"].shape)
             assert_array_equal(entry["rate"].numpy(), mine["rate"].numpy())
-
-
-def test_a_backward_over_values_that_a_step_changed_raises() -> None:
-    def rank(comm: Communicator, make: Make) -> None:
-        model = wrapped(comm)
-        optimizer = make(model, optim.SGD, lr=0.1)
-        x, t = batch(0, comm.rank, comm.size)
-        loss = F.cross_entropy(model(x), t)
-        loss.backward(retain_graph=True)
-        optimizer.step()
-        optimizer.zero_grad()
-        with pytest.raises(ddp.errors.VersionError):
-            loss.backward()
-
-    compare(rank, 1)

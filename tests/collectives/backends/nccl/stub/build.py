@@ -48,10 +48,6 @@ class Stub:
         """The count of the last operation of this process."""
         return int(self.dll.stubLastCount())
 
-    def memories(self) -> tuple[int, int]:
-        """How many pieces of ncclMemAlloc this process has, and how many it has registered."""
-        return int(self.dll.stubMemories()), int(self.dll.stubRegistrations())
-
     def most_ctas(self) -> int:
         """The last max_ctas that a communicator was made with."""
         return int(self.dll.stubMostCtas())
