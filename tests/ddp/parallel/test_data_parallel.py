@@ -365,18 +365,11 @@ def test_a_parameter_unfrozen_and_used_on_one_rank_is_reduced_on_all() -> None:
     assert_allclose(first["right.weight"], gradients(alone)["right.weight"] / 2, atol=1e-14)
 
 
-@pytest.mark.parametrize("frozen_when", ["before it is wrapped", "after a step"])
-def test_the_gradient_of_a_frozen_parameter_stays(frozen_when: str) -> None:
+def test_the_gradient_of_a_frozen_parameter_stays() -> None:
     x, t = data(4)
 
     def rank(comm: Communicator) -> list[dict[str, np.ndarray]]:
         net, mine, found = make_net(), slice(comm.rank * 2, comm.rank * 2 + 2), []
-        if frozen_when == "before it is wrapped":
-            loss_sum(net, x, t).backward()
-            found.append(gradients(net))
-            net[0].requires_grad_(False)
-            net[2].zero_grad()
-            net[4].zero_grad()
         model = DataParallel(net, comm)
         for _ in range(5):  # the plan changes meanwhile
             model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
