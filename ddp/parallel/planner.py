@@ -196,7 +196,9 @@ def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     sizes = [_SMALL] * _REPEATS_SMALL, [large] * _REPEATS_LARGE
     fastest = [min(_seconds(comm, memory[: size // 4]) for size in repeats) for repeats in sizes]
     quick, slow = comm.all_reduce(np.array(fastest), ReduceOp.MAX).tolist()
-    beta = max(0.0, slow - quick) / (large - _SMALL)
+    if quick >= slow:  # disturbed: bytes that cost nothing would make one bucket of everything
+        quick = slow / 2
+    beta = (slow - quick) / (large - _SMALL)
     return Link(alpha=max(0.0, quick - beta * _SMALL), beta=beta)
 
 
