@@ -284,3 +284,5 @@ def test_a_link_is_as_slow_as_the_slowest_rank_and_the_same_on_all(monkeypatch: 
     assert links[0] == links[1]
     assert links[0].alpha + links[0].beta * (1 << 21) == pytest.approx(0.015)
     assert on_ranks(lambda comm: measure_link(comm, 1 << 22), 1) == [Link(alpha=0.0, beta=0.0)]
+    monkeypatch.setattr(planner_module, "_seconds", lambda comm, array: 0.004 if array.nbytes == 1 << 12 else 0.003)
+    assert on_ranks(lambda comm: measure_link(comm, 1 << 22), 2)[0].beta > 0
