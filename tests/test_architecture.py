@@ -81,7 +81,7 @@ SIZES = {
     "collectives": Size(6573, 5400, ("collectives",)),  # 285 of it the call cache: 6 us a small call instead of 67
     "launcher": Size(6728, 6500, ("launcher",)),
     "benchmarks": Size(3061, 2400, ("benchmarks",)),
-    "tests": Size(42760, 34000, ("tests",)),
+    "tests": Size(42761, 34000, ("tests",)),
 }
 FILES = {"ddp": (234, 220), "collectives": (64, 50), "launcher": (73, 75)}  # limit, goal
 
