@@ -251,7 +251,7 @@ class Attempt:
         if not self._clock.held:
             until = min(until, self.now + min(self._deadlines.values(), default=math.inf) - self._after(0.0))
         wait = max(0.0, 1000 * (until - time.monotonic()))
-        before = time.monotonic()
+        before = self.now  # not the time of now: it may have been stopped in the turn before
         events = poll.poll(wait)
         self.now = time.monotonic()
         if (stood := self.now - before - 1e-3 * wait) > _STOOD_STILL:
