@@ -126,12 +126,12 @@ class Objects(CommunicatorBase):
                 f"rank {self.rank}: the object of rank {source} cannot be unpickled here: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if isinstance(o, _Refusal):
+        if isinstance(o, _Unpicklable):
             raise ArgumentError(f"rank {self.rank}: objects travel pickled, but not that of rank {source}: {o}")
         return o
 
 
-class _Refusal(str):
+class _Unpicklable(str):
     """Why an object cannot be pickled; travels in its place."""
 
     __slots__ = ()
@@ -142,5 +142,5 @@ def _pickled(o: Any) -> tuple[Array, bool]:
     try:
         data, refused = pickle.dumps(o, _PROTOCOL), False
     except Exception as error:  # whatever an object's own code raises
-        data, refused = pickle.dumps(_Refusal(f"{type(error).__name__}: {error}"), _PROTOCOL), True
+        data, refused = pickle.dumps(_Unpicklable(f"{type(error).__name__}: {error}"), _PROTOCOL), True
     return np.frombuffer(data, np.uint8), refused

@@ -367,19 +367,19 @@ def _real_ranks(start_job: Any, tmp_path: Path, cases: dict[str, Any]) -> None:
         jobs[name] = start_job([*LAUNCH, *options, str(folder / "job.py")])
     for name, case in cases.items():
         done = jobs[name].wait(timeout=60)
-        told = f"{name}:\n{done.stderr}"
-        assert done.returncode == case.code, told
+        message = f"{name}:\n{done.stderr}"
+        assert done.returncode == case.code, message
         lines = done.stderr.splitlines()
         if not case.last:
             # A machine with more to do than it can may still have kept a rank from its core for half the limit.
-            assert all(line.endswith("(--hang-timeout)") or "it moves again" in line for line in lines), told
+            assert all(line.endswith("(--hang-timeout)") or "it moves again" in line for line in lines), message
             continue
-        assert re.search(case.last, lines[-1]), told
+        assert re.search(case.last, lines[-1]), message
         at = next(number for number, line in enumerate(lines) if line.startswith("rank  host"))
-        assert re.match("ddp-launch: nothing has moved for .*; ending the job in", lines[at - 2]), told
-        assert re.match(r"ddp-launch: nothing has moved for [\d.]+ s$", lines[at - 1]), told
-        assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["0", "1"], told
-        assert re.search(f" {case.row}$", lines[at + 2]), told
+        assert re.match("ddp-launch: nothing has moved for .*; ending the job in", lines[at - 2]), message
+        assert re.match(r"ddp-launch: nothing has moved for [\d.]+ s$", lines[at - 1]), message
+        assert [line.split()[0] for line in lines[at + 1 : at + 3]] == ["0", "1"], message
+        assert re.search(f" {case.row}$", lines[at + 2]), message
         if "load" in lines[-1]:
             stacks = (tmp_path / name / "logs" / "latest" / "stacks-rank-1.txt").read_text()
             assert "in load" in stacks, stacks
