@@ -12,7 +12,7 @@ All times are host times: on a GPU, when the host asked for the work, not when t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -319,18 +319,9 @@ class Timeline:
         return line
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The time that these intervals cover, each instant counted once. `covered([(0, 2), (1, 4), (9, 10)]) == 5`"""
-    total, at = 0.0, 0.0
-    for begin, end in sorted(spans):
-        total += max(0, end - max(begin, at))
-        at = max(at, end)
-    return total
-
-
 def _quantities(step: Step, latest: float) -> dict[str, float]:
     """Nanoseconds, nan where not known. latest: when the last rank had completed its gradients, on this rank's clock"""
-    spans = [span for span in step.times if span is not None]
+    communication, hidden = step.communication() or (np.nan, np.nan)
     forward = np.nan if step.forward is None else step.forward[1] - step.forward[0]
     length = step.ended - step.since if step.since else np.nan
     exposed = step.ended - step.computed
@@ -342,8 +333,8 @@ def _quantities(step: Step, latest: float) -> dict[str, float]:
         "exposed": exposed,
         "behind": float(np.clip(latest - step.computed, 0.0, exposed)),
         "other": length - float(np.nan_to_num(forward)) - backward - exposed,
-        "communication": covered(spans) if spans else np.nan,
-        "hidden": covered((begin, min(end, step.computed)) for begin, end in spans) if spans else np.nan,
+        "communication": communication,
+        "hidden": hidden,
     }
 
 

@@ -1,13 +1,11 @@
-"""Steps as a trace keeps them: in memory while training runs, written as Chrome trace events when recording stops.
+"""The record of a step, which statistics and traces are made of, and the recorder that writes it to a file.
 
-Each rank writes a part of its own, `rank-0.steps.json` and so on; `ddp.tracing` merges them. Nothing is written while
-training runs, which would show in the trace, and memory is bounded: the latest 1,000 steps of each model are kept. A
-rank that is killed leaves no part.
+Each rank writes a part of its own, `rank-0.steps.json` and so on: the records of its steps, which `ddp.tracing` makes
+one trace of. Nothing is written while training runs, which would show in the trace, and memory is bounded: the latest
+1,000 steps of each model are kept. A rank that is killed leaves no part.
 
 The environment variable DDP_TRACE names a folder, and is what `ddp-launch --trace` sets: recording starts when the
 first model is wrapped, and stops at exit. It changes no numbers.
-
-Source: "Trace Event Format", the Chromium project; Perfetto reads it too.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +26,9 @@ from collectives.world import TRACE
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 
-Event = dict[str, Any]
 SUFFIX = ".steps.json"
-#: Rows of a model in the trace, and how many rows each model has; its buckets have the rows from BUCKETS on.
-COMPUTE, CONTROL, BUCKETS, ROWS = 1, 2, 10, 10_000
 _KEPT = 1000
-_MIB = 1 << 20
-_US = 1e-3  # microseconds in a nanosecond
+_TIMES = ("since", "begun", "computed", "ended", "ready", "times", "control", "forward")
 
 _lock = threading.Lock()  # ranks may be threads
 _active: list[Recorder] = []
@@ -69,19 +63,34 @@ class Step:
     since: int = 0
     table: Any = None
 
-    def phases(self, before: int | None) -> Iterator[tuple[str, int, int]]:
-        """What the computing thread did: (name, begin, end), one after the other. before: when the last step ended"""
+    def phases(self) -> Iterator[tuple[str, int, int]]:
+        """What the computing thread did: (name, begin, end), one after the other."""
         ends = [("backward", self.computed), ("wait for communication", self.ended)]
         start = self.begun
         if self.forward is not None and self.forward[1] <= self.begun:
             ends = [("forward", self.forward[1]), ("loss", self.begun), *ends]
             start = self.forward[0]
         # Times never go back: a forward may have begun in the step before.
-        at = start if before is None else before
+        at = self.since or start
         for name, end in [("other: data, optimizer, logging", start), *ends]:
             if end > at:
                 yield name, at, end
                 at = end
+
+    def communication(self) -> tuple[float, float] | None:
+        """Nanoseconds in which some bucket was under way, and those of them in which backward computed."""
+        spans = [span for span in self.times if span is not None]
+        hidden = [(begin, min(end, self.computed)) for begin, end in spans]
+        return (covered(spans), covered(hidden)) if spans else None
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """The time that these intervals cover, each instant counted once. `covered([(0, 2), (1, 4), (9, 10)]) == 5`"""
+    total, at = 0.0, 0.0
+    for begin, end in sorted(spans):
+        total += max(0, end - max(begin, at))
+        at = max(at, end)
+    return total
 
 
 class Recorder:
@@ -118,50 +127,25 @@ class Recorder:
             part = {
                 "rank": rank,
                 "size": max(timeline.size for timeline, _ in models),
+                "host": socket.gethostname(),
                 "started": self._started,
                 "written": time.time(),
-                "traceEvents": list(_events(rank, models)),
+                "models": [[_saved(step, timeline.offset()) for step in steps] for timeline, steps in models],
             }
             with atomic_write(os.path.join(self.folder, f"rank-{rank}{SUFFIX}")) as file:
                 file.write(json.dumps(part, separators=(",", ":")).encode())
 
 
-def _events(rank: int, models: Sequence[tuple[Any, Sequence[Step]]]) -> Iterator[Event]:
-    """The steps of one rank on rank 0's clock: a row for compute, one for control messages, one for each bucket."""
-    yield _label("process_name", rank, 0, f"rank {rank} ({socket.gethostname()})")
-    for model, (timeline, steps) in enumerate(models):
-        base, offset = model * ROWS, timeline.offset()
-        rows = {COMPUTE: "compute", CONTROL: "control message"}
-        rows |= {BUCKETS + k: f"bucket {k}" for k in range(max((len(step.ready) for step in steps), default=0))}
-        for row, name in rows.items():
-            yield _label("thread_name", rank, base + row, f"model {model}: {name}" if len(models) > 1 else name)
-        before = None
-        for step in steps:
-            for event in _step_events(step, before):
-                yield {**event, "ts": (event["ts"] - offset) * _US, "pid": rank, "tid": base + event["tid"]}
-            before = step.ended
+def _saved(step: Step, offset: int) -> dict[str, Any]:
+    """The record as JSON, its times on rank 0's clock. offset: nanoseconds that this rank's clock is ahead of that"""
 
+    def shifted(times: Any) -> Any:
+        if times is None or isinstance(times, int):
+            return times and times - offset
+        return [shifted(each) for each in times]
 
-def _label(what: str, rank: int, row: int, name: str) -> Event:
-    return {"ph": "M", "ts": 0, "pid": rank, "tid": row, "name": what, "args": {"name": name}}
-
-
-def _step_events(step: Step, before: int | None) -> Iterator[Event]:
-    """One step, begin times in nanoseconds of this rank's clock; of a bucket the instant when it was ready, too."""
-    for name, begin, end in step.phases(before):
-        yield _span(COMPUTE, name, begin, end, step=step.number)
-    if step.control is not None:
-        yield _span(CONTROL, "control message", *step.control, step=step.number)
-    for bucket, (ready, times, (names, nbytes)) in enumerate(zip(step.ready, step.times, step.contents, strict=True)):
-        row = BUCKETS + bucket
-        args: dict[str, Any] = {"step": step.number, "MiB": nbytes / _MIB, "parameters": names}
-        yield {"ph": "i", "ts": ready, "s": "t", "tid": row, "name": f"bucket {bucket} ready", "args": args}
-        if times is not None:
-            yield _span(row, f"bucket {bucket}", *times, **args)
-
-
-def _span(row: int, name: str, begin: int, end: int, **args: Any) -> Event:
-    return {"ph": "X", "ts": begin, "dur": (end - begin) * _US, "tid": row, "name": name, "cat": "ddp", "args": args}
+    times = {name: shifted(getattr(step, name)) for name in _TIMES}
+    return {"number": step.number, "contents": step.contents, **times}
 
 
 def register(timeline: Any) -> None:

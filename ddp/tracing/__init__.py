@@ -23,7 +23,7 @@ from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.parallel.step_trace import Recorder
 from ddp.tracing.step_picture import draw
-from ddp.tracing.trace_parts import joined, read_parts, typical_step
+from ddp.tracing.trace import read_parts, trace_events, typical_step
 
 __all__ = ["merge", "recording", "start", "stop"]
 
@@ -38,19 +38,20 @@ def merge(folder: str | os.PathLike[str]) -> str:
     """
     parts = read_parts(folder)
     path, picture = Path(folder) / "trace.json", Path(folder) / "step.png"
-    events = joined(parts)
     with atomic_write(path) as file:
-        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode())
+        file.write(
+            json.dumps({"traceEvents": trace_events(parts), "displayTimeUnit": "ms"}, separators=(",", ":")).encode()
+        )
     picture.unlink(missing_ok=True)  # of an older trace
     typical, second = typical_step(parts), f", {picture}"
     if typical is None:
         second = "; no picture, for it takes two steps"
     else:
         try:
-            draw(events, *typical, picture)
+            draw(parts, *typical, picture)
         except ImportError:
             second = "; no picture of a step, for matplotlib is not installed (pip install matplotlib)"
-    ranks, steps = len(parts), max(len(part.by_step()) for part in parts)
+    ranks, steps = len(parts), max(len(part.models[0]) for part in parts)
     missing = [str(rank) for rank in range(parts[0].size) if rank not in {part.rank for part in parts}]
     line = f"trace of {ranks} rank{'s' * (ranks != 1)}, {steps} step{'s' * (steps != 1)}: {path}"
     line += f" (open it at ui.perfetto.dev){second}"

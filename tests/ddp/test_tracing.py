@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ddp.parallel.step_trace import Step
 from ddp.tracing import merge
 from ddp.tracing.__main__ import main
 from ddp.tracing.step_picture import shown_ranks, title
-from ddp.tracing.trace_parts import TracePart, joined, read_parts, typical_step
+from ddp.tracing.trace import TracePart, read_parts, trace_events, typical_step
 
 MS = 1_000_000
 CONTENTS = ((("out",), 1 << 20), (("first", "second"), 2 << 20))
@@ -50,20 +50,13 @@ def make_step(number: int, late: int = 0, clock: int = 0, **changes: Any) -> Ste
     return step
 
 
-class Clock:
-    """What a trace asks of a model's `Timeline`."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def offset(self) -> int:
-        return 0
-
-
 def make_part(rank: int, *models: list[Step], size: int = 2) -> TracePart:
     models = models or ([make_step(number, late=5 * rank) for number in range(5)],)
-    events = list(step_trace._events(rank, [(Clock(rank), steps) for steps in models]))
-    return TracePart(rank=rank, size=size, started=0.0, written=10.0, traceEvents=events)
+    for steps in models:
+        for before, step in pairwise(steps):
+            step.since = before.ended
+    tables = [{step.number: step for step in steps} for steps in models]
+    return TracePart(rank=rank, size=size, host="here", started=0.0, written=10.0, models=tables)
 
 
 def assert_valid(events: list[dict[str, Any]]) -> None:
@@ -93,10 +86,10 @@ def slices(events: list[dict[str, Any]], rank: int, row: str) -> list[tuple[str,
 
 
 def test_events_of_two_ranks() -> None:
-    events = joined([make_part(0), make_part(1)])
+    events = trace_events([make_part(0), make_part(1)])
     assert_valid(events)
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert names == {rank: f"rank {rank} ({socket.gethostname()})" for rank in range(2)}
+    assert names == {rank: f"rank {rank} (here)" for rank in range(2)}
     # Time 0 is the first forward of all.
     assert slices(events, 0, "compute")[:6] == [
         ("forward", 0, 29),
@@ -122,7 +115,7 @@ def test_steps_with_less_information_and_several_models() -> None:
     # This forward began before the backward before it had ended, as with two losses of one model.
     early, before = make_step(2, forward=(190 * MS, 230 * MS)), make_step(3, forward=(260 * MS, 280 * MS))
     steps = [*bare, early, before]
-    events = joined([make_part(0, steps, steps, size=1)])
+    events = trace_events([make_part(0, steps, steps, size=1)])
     assert_valid(events)
     assert [name for name, _, _ in slices(events, 0, "model 0: compute")] == [
         *("backward", "wait for communication"),
@@ -135,9 +128,9 @@ def test_steps_with_less_information_and_several_models() -> None:
 
 def test_a_bucket_waits_for_a_rank_only_where_all_ranks_have_the_step() -> None:
     parts = [make_part(0), make_part(1, [make_step(3, late=5), make_step(9)])]
-    assert [e["args"] for e in joined(parts) if e["name"].startswith("waiting")] == [{"step": 3, "rank": 1}] * 2
+    assert [e["args"] for e in trace_events(parts) if e["name"].startswith("waiting")] == [{"step": 3, "rank": 1}] * 2
     alone = [make_part(0, size=3), make_part(1, size=3)]  # rank 2 left no part, and may have been later
-    assert not [event for event in joined(alone) if event["name"].startswith("waiting")]
+    assert not [event for event in trace_events(alone) if event["name"].startswith("waiting")]
 
 
 def test_typical_step_is_of_median_length_and_its_title_has_the_numbers() -> None:
@@ -149,12 +142,12 @@ def test_typical_step_is_of_median_length_and_its_title_has_the_numbers() -> Non
     assert typical_step([make_part(0, steps, size=1)]) == (4, 9)
     parts = [make_part(0, steps), make_part(1)]
     assert typical_step(parts) == (4, 5)
-    assert title(4, 5, {part.rank: part.by_step()[4] for part in parts}) == (
+    assert title(4, 5, {part.rank: part.models[0][4] for part in parts}) == (
         "Step 4, typical of 5: 100.0 ms. Rank 0: waited 10.0 ms after backward; 68 % of 28.0 ms communication hidden "
         "behind it\nlast to complete its gradients: rank 1, 5.0 ms after the others"
     )
     bare = make_part(0, [make_step(0), make_step(1, times=[None, None])])
-    assert title(1, 2, {0: bare.by_step()[1]}) == (
+    assert title(1, 2, {0: bare.models[0][1]}) == (
         "Step 1, typical of 2: 100.0 ms. Rank 0: waited 10.0 ms after backward"
     )
     assert shown_ranks(range(20), [17, 9]) == [0, 1, 2, 3, 9, 17]
@@ -276,7 +269,7 @@ def test_recording_ends_when_the_block_raises_and_needs_a_folder(tmp_path: Path)
         ddp.tracing.start(tmp_path / "file" / "below")
     record(tmp_path, size=1, steps=1100)  # of which the latest 1,000 are kept
     (part,) = read_parts(tmp_path)
-    assert list(part.by_step()) == list(range(100, 1100))
+    assert list(part.models[0]) == list(range(100, 1100))
 
 
 def test_the_environment_starts_a_trace(tmp_path: Path, run_job: Any) -> None:
