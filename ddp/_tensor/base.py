@@ -236,7 +236,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
         if wide and run is op and not op.backward_supports_bfloat16:  # only the backward may have to compute
             run, residual = op.upcast, (residual, None)
-        node = _node(Node, op, run, xp, inputs, result, residual)
+        node = make_node(Node, op, run, xp, inputs, result, residual)
         result.edge = node
         for observer in state.observers:
             observer(node)
@@ -268,7 +268,7 @@ def _several(
     xp = where.xp
     results = tuple([wrap(out if isinstance(out, xp.ndarray) else xp.asarray(out), where) for out in outs])
     if recorded:
-        record(_node(MultiOutputNode, op, run, xp, inputs, None, residual), results)
+        record(make_node(MultiOutputNode, op, run, xp, inputs, None, residual), results)
     return results
 
 
@@ -288,7 +288,7 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
         observer(node)
 
 
-def _node(
+def make_node(
     kind: type[Node], op: Op, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
     """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""

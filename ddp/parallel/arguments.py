@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from collectives import Communicator
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn import Module
 from ddp.parallel.bucket_plan import Plan
@@ -49,28 +48,6 @@ def check_kinds(module: Any, comm: Any) -> None:
         raise DtypeError(
             f"DataParallel: comm is the ranks' communicator, or None for collectives.init(), got {comm!r:.60}"
         )
-
-
-def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
-    """Returns if all ranks bring the same settings. Collective.
-
-    Raises: ParallelError on every rank, with the first that differs.
-    """
-    everyones = comm.all_gather_object(dict(mine))
-    # Also what is missing here: this rank would go on, and wait for those that raise.
-    for name in dict.fromkeys(name for theirs in everyones for name in theirs):
-        values = [theirs.get(name, "missing") for theirs in everyones]
-        for rank, value in enumerate(values):
-            if value != values[0]:
-                raise ParallelError(
-                    f"DataParallel: {name} is {_short(values[0])} on rank 0, but {_short(value)} on rank {rank}: all "
-                    "ranks have to give the same"
-                )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def given_plan(plan: Plan | Mapping[str, Any] | None) -> Plan | None:

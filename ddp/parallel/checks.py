@@ -1,7 +1,7 @@
 """The checks of DataParallel: what makes ranks differ is found, and named on every rank.
 
     what                     when                             how
-    check_models             at wrapping                      hash of names, shapes and dtypes; lists where they differ
+    check_same               at wrapping                      hash of settings, names, shapes, dtypes; else lists
     broadcast_values         at wrapping                      rank 0's values for all; bit sums before
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
@@ -13,10 +13,9 @@ Each raises ParallelError on every rank alike.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,33 +32,42 @@ from ddp.parallel.error_context import error_context
 _log = logging.getLogger("ddp.parallel")
 
 
-def describe(name: str, tensor: Tensor) -> str:
-    """What must be the same on all ranks."""
-    array = tensor.array
-    grad = "" if tensor.requires_grad else " without grad"
-    # CuPy's arrays are always writeable, and have no such flag.
-    return f"{name} {array.dtype} {array.shape}{grad}{'' if getattr(array.flags, 'writeable', True) else ', read-only'}"
+def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """What of parameters and buffers must be the same on all ranks."""
+    found = {}
+    for number, (name, tensor) in enumerate(tensors):
+        array, grad = tensor.array, "" if tensor.requires_grad else " without grad"
+        # CuPy's arrays are always writeable, and have no such flag.
+        rest = "" if getattr(array.flags, "writeable", True) else ", read-only"
+        found[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{rest}"
+    return found
 
 
-def check_models(comm: Communicator, mine: Sequence[str]) -> None:
-    """Returns if all ranks bring the same descriptions. Collective.
+def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
+    """Returns if all ranks bring the same settings, parameters and buffers, by name. Collective.
 
-    Raises: ParallelError on every rank, with the first difference and the ranks.
+    Raises: ParallelError on every rank, with the first that differs.
     """
-    digest = np.frombuffer(hashlib.sha256("\n".join(mine).encode()).digest(), np.uint8)
-    with error_context("DataParallel, comparing the ranks' modules"):
+    digest = np.frombuffer(hashlib.sha256(repr(list(mine.items())).encode()).digest(), np.uint8)
+    with error_context("DataParallel, comparing the ranks' modules and settings"):
         digests = comm.all_gather(digest, lengths="equal").reshape(comm.size, -1)
-        if (digests != digests[0]).any():
-            raise ParallelError(f"ranks wrap different models: {first_difference(comm.all_gather_object(list(mine)))}")
+        if (digests == digests[0]).all():
+            return
+        everyones = comm.all_gather_object(dict(mine))
+    # Also what is missing here: this rank would go on, and wait for those that raise.
+    for name in dict.fromkeys(name for theirs in everyones for name in theirs):
+        values = [theirs.get(name, "missing") for theirs in everyones]
+        for rank, value in enumerate(values):
+            if value != values[0]:
+                raise ParallelError(
+                    f"ranks wrap different models or settings: {name} is {_short(values[0])} on rank 0, but "
+                    f"{_short(value)} on rank {rank}"
+                )
 
 
-def first_difference(descriptions: Sequence[Sequence[str]]) -> str:
-    """The first place where another rank's list differs from rank 0's. At least two of the lists differ."""
-    for number, present in enumerate(itertools.zip_longest(*descriptions, fillvalue="missing")):
-        for rank, theirs in enumerate(present):
-            if theirs != present[0]:
-                return f"parameter or buffer {number} is {present[0]} on rank 0, but {theirs} on rank {rank}"
-    raise AssertionError("the lists are the same")
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def broadcast_values(comm: Communicator, tensors: Sequence[Tensor]) -> None:

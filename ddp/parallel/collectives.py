@@ -24,8 +24,8 @@ from collectives import Communicator, ReduceOp
 from collectives.errors import ArgumentError
 from collectives.lengths import check_lengths, even_lengths
 from ddp._device import device
-from ddp._engine import CollectiveNode, Node, Version, modes
-from ddp._tensor.base import TensorBase, check_current, wrap
+from ddp._engine import CollectiveNode, modes
+from ddp._tensor.base import TensorBase, check_current, make_node, record, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, GraphError
 
@@ -80,26 +80,18 @@ class CollectiveCall:
         self.array: Array = None if x is None else x.array
         self.xp = self._where.xp
 
-    def agree(self, *numbers: int) -> list[list[int]] | None:
-        """Finds out whether any rank wants a gradient. Collective, but for ranks under `no_grad`.
+    def agree(self, *numbers: int, root: int | None = None) -> list[list[int]] | None:
+        """Finds out whether any rank wants a gradient, or with a root, whether that one does.
 
+        Collective, but for ranks under `no_grad`. numbers: as many on every rank
         Returns: the numbers of each rank, in rank order; None under `no_grad`
         """
         if not modes.state.enabled:
             return None
         mine = np.array([self._x is not None and self._x.edge is not None, *numbers], np.int64)
         table = self.comm.all_gather(mine, lengths="equal").reshape(self.comm.size, -1)
-        self.recorded = bool(table[:, 0].any())
+        self.recorded = bool(table[:, 0].any() if root is None else table[root, 0])
         return [row[1:] for row in table.tolist()]
-
-    def agree_with_root(self, root: int, numbers: Sequence[int]) -> list[int] | None:
-        """As `agree`, where the root's tensor and numbers alone count. numbers: as many on every rank"""
-        if not modes.state.enabled:
-            return None
-        message = np.array([self._x is not None and self._x.edge is not None, *numbers], np.int64)
-        self.comm.broadcast(message, root)
-        self.recorded = bool(message[0])
-        return message[1:].tolist()
 
     def result(self, array: Array, adjoint: Adjoint) -> Tensor:
         """The tensor around `array`, with its place in the graph.
@@ -109,34 +101,10 @@ class CollectiveCall:
         """
         result = wrap(array, self._where)
         if self.recorded:
-            record(
-                result, CollectiveNode, _CollectiveBackward(self._name), [self._x], (adjoint, array.shape, array.dtype)
-            )
+            op = _CollectiveBackward(self._name)
+            node = make_node(CollectiveNode, op, op, self.xp, [self._x], result, (adjoint, array.shape, array.dtype))
+            record(node, [result])
         return result
-
-
-def record(
-    result: Tensor,
-    kind: type[Node],
-    op: Any,
-    inputs: Sequence[Tensor | None],
-    residual: Any,
-    saves: Sequence[int | None] = (),
-) -> None:
-    """Gives `result` its place in the graph. saves: positions among the inputs of what the op's backward reads"""
-    saved: list[Array | None] = []
-    versions: list[tuple[Version, int, int]] = []
-    for position in saves:
-        x = None if position is None else inputs[position]
-        if x is not None:
-            versions.append((x.version, x.version.count, len(saved)))
-        saved.append(None if x is None else x.array)
-    edges = tuple([None if x is None else x.edge for x in inputs])
-    needs = tuple([edge is not None for edge in edges])
-    node = kind(op, result.device.xp, edges, needs, tuple(saved), versions, residual)
-    result.edge = node
-    for observer in modes.state.observers:
-        observer(node)
 
 
 class _CollectiveBackward:
@@ -144,6 +112,10 @@ class _CollectiveBackward:
 
     saves: tuple[str, ...] = ()
     into = False
+
+    def plan(self, needs: Sequence[bool]) -> tuple[int, ...]:
+        """Backward reads no input."""
+        return ()
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -312,9 +284,9 @@ def scatter(
     rank, size = call.comm.rank, call.comm.size
     if rank == root and x is None:
         raise DtypeError("scatter: expected a tensor on the root, got None")
-    counts = call.agree_with_root(
-        root, row_counts("scatter", call.array, lengths, size) if rank == root else [0] * size
-    )
+    mine = row_counts("scatter", call.array, lengths, size) if rank == root else [0] * size
+    table = call.agree(*mine, root=root)
+    counts = None if table is None else table[root]
     part = call.comm.scatter(call.array, root, lengths=lengths if counts is None else counts)
     return call.result(part, lambda g: call.comm.gather(g, root, lengths=counts))
 

@@ -28,7 +28,7 @@ from ddp.parallel.checks import (
     FiniteCheck,
     ParameterCheck,
     broadcast_values,
-    check_models,
+    check_same,
     describe,
 )
 from ddp.parallel.comm_hooks.grad_bucket import Hook
@@ -103,10 +103,10 @@ class DataParallel(Module):
         comm = collectives.init() if comm is None else comm
         tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
         replaced = self._wrapper_of(tensors)
-        check_models(comm, [describe(name, tensor) for name, tensor in tensors])
-        arguments.check_same(
+        check_same(
             comm,
             {
+                **describe(tensors),
                 "bucket_cap_mb": bucket_cap_mb,
                 "first_bucket_mb": first_bucket_mb,
                 "broadcast_buffers": broadcast_buffers,

@@ -16,7 +16,7 @@ from numpy import errstate
 import collectives
 from collectives import Communicator
 from ddp._engine import CollectiveNode, Node, modes
-from ddp._tensor.base import check_current, wrap
+from ddp._tensor.base import check_current, make_node, record, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
@@ -24,7 +24,7 @@ from ddp.nn.normalization import BatchNorm, running_stats_update
 from ddp.nn.validation import check_channels
 from ddp.ops.normalization import BatchRows, batch_norm
 from ddp.ops.op import BFLOAT16
-from ddp.parallel.collectives import Array, CollectiveCall, record
+from ddp.parallel.collectives import Array, CollectiveCall
 
 _NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # of a rank: its grad mode, and whether its input requires grad
 
@@ -82,18 +82,17 @@ class SyncBatchNorm(BatchNorm):
         self._check(input)
         inputs = (input, self.weight, self.bias)
         _check_together(inputs)
-        layout = WholeBatch(call, _mode(input))
+        mode = _NO_GRAD if not modes.state.enabled else _WANTS if input.requires_grad else _GRAD
+        layout = WholeBatch(call, mode)
         op = batch_norm.upcast if call.array.dtype is BFLOAT16 else batch_norm
         arrays = [None if x is None else x.array for x in inputs]
         with errstate(all="ignore"):  # infinities and nan are values
             out, residual = op.forward(call.xp, *arrays, eps=self.eps, tell=self._keep, layout=layout)
         result = wrap(out, input.device)
-        needs = tuple([x is not None and x.edge is not None for x in inputs])
-        if modes.state.enabled and (layout.collective or any(needs)):
-            # The gradient that comes here counts for the inputs of other ranks, whatever is wanted on this one.
-            saves = batch_norm.plan((True, True, True) if layout.collective else needs)
+        if modes.state.enabled and (layout.collective or any(x is not None and x.edge is not None for x in inputs)):
             kind = CollectiveNode if layout.collective else Node
-            record(result, kind, _SyncBatchNormBackward(op), inputs, residual, saves)
+            backward = _SyncBatchNormBackward(op, layout.collective)
+            record(make_node(kind, backward, backward, call.xp, inputs, result, residual), [result])
         return result
 
     def _keep(self, mean: Array, var: Array, count: int) -> None:
@@ -178,7 +177,14 @@ class WholeBatch(BatchRows):
         modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # else CuPy leaves another stream
         self.collective = _WANTS in modes_of_ranks
         if self.collective and _NO_GRAD in modes_of_ranks:
-            raise GraphError(_differ(modes_of_ranks))
+            wanting, without = (
+                ", ".join(str(rank) for rank, mode in enumerate(modes_of_ranks) if mode == which)
+                for which in (_WANTS, _NO_GRAD)
+            )
+            raise GraphError(
+                f"SyncBatchNorm: the input requires grad on rank {wanting}, and rank {without} is under no_grad, where "
+                "it would miss the backward that all ranks have to run: call it in the same grad mode on every rank"
+            )
         total = int(sum(counts))
         if total == 1:
             raise ShapeError(
@@ -196,23 +202,6 @@ class WholeBatch(BatchRows):
         """The statistics of sums of rows, over all ranks. Collective."""
         total = self._comm.all_reduce(xp.stack(super().collect(xp, *sums)).astype("float64"))
         return list(total.astype(sums[0].dtype))
-
-
-def _mode(input: Tensor) -> int:
-    if not modes.state.enabled:
-        return _NO_GRAD
-    return _WANTS if input.requires_grad else _GRAD
-
-
-def _differ(modes_of_ranks: list[float]) -> str:
-    wanting, without = (
-        ", ".join(str(rank) for rank, mode in enumerate(modes_of_ranks) if mode == which)
-        for which in (_WANTS, _NO_GRAD)
-    )
-    return (
-        f"SyncBatchNorm: the input requires grad on rank {wanting}, and rank {without} is under no_grad, where it "
-        "would miss the backward that all ranks have to run: call it in the same grad mode on every rank"
-    )
 
 
 def _check_together(inputs: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
@@ -233,8 +222,12 @@ class _SyncBatchNormBackward:
     saves = batch_norm.saves
     into = False
 
-    def __init__(self, op: Any) -> None:
-        self._op = op
+    def __init__(self, op: Any, collective: bool) -> None:
+        self._op, self._collective = op, collective
+
+    def plan(self, needs: tuple[bool, ...]) -> Sequence[int | None]:
+        """The gradient that comes here counts for the inputs of other ranks, whatever is wanted on this one."""
+        return batch_norm.plan((True, True, True) if self._collective else needs)
 
     def backward(self, xp: Any, g: Array | None, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
         if g is None:  # the other ranks call the collective all the same

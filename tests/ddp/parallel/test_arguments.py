@@ -135,11 +135,11 @@ def test_what_is_wrapped_is_a_module() -> None:
 @pytest.mark.parametrize(
     ("differs", "message"),
     [
-        ({"bucket_cap_mb": 2.0}, "bucket_cap_mb is 'auto' on rank 0, but 2.0 on rank 1"),
+        ({"bucket_cap_mb": 2.0}, "bucket_cap_mb is auto on rank 0, but 2.0 on rank 1"),
         ({"check_every": 7}, "check_every is 100 on rank 0, but 7 on rank 1"),
         ({"check_finite": True}, "check_finite is False on rank 0, but True on rank 1"),
         ({"broadcast_buffers": False}, "broadcast_buffers is True on rank 0, but False on rank 1"),
-        ({"comm_hook": print}, "comm_hook is None on rank 0, but 'print' on rank 1"),
+        ({"comm_hook": print}, "comm_hook is None on rank 0, but print on rank 1"),
     ],
 )
 def test_settings_that_differ_between_ranks_are_told_to_all(differs: dict[str, Any], message: str) -> None:

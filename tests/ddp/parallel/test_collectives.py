@@ -49,7 +49,7 @@ def weights() -> ddp.Tensor:
         ("all_gather", "all_gather", "reduce_scatter"),
         ("broadcast", "all_gather", "reduce"),
         ("gather", "all_gather", "scatter"),
-        ("scatter", "broadcast", "gather"),
+        ("scatter", "all_gather", "gather"),
         ("all_to_all", "all_gather", "all_to_all"),
     ],
 )

@@ -84,7 +84,7 @@ def test_wrapping_on_some_ranks_only_says_that_the_others_have_not_wrapped() -> 
         comm.barrier()
         alone.timeout = 1.0
         if comm.rank == 0:
-            said = "DataParallel, comparing the ranks' modules: .*Rank 1 has not arrived"
+            said = "DataParallel, comparing the ranks' modules and settings: .*Rank 1 has not arrived"
             with pytest.raises(CollectiveTimeout, match=said):
                 DataParallel(make_net(), alone)
         comm.barrier()
