@@ -289,7 +289,7 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
 
 
 def make_node(
-    kind: type[Node], op: Op, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
+    kind: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
     """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
     edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in inputs])

@@ -97,19 +97,16 @@ def trace_events(parts: Sequence[TracePart]) -> list[Event]:
             events += [_label("thread_name", part.rank, model * _ROWS + row, prefix + rows[row]) for row in rows]
             for number, step in steps.items():
                 late = waits(step, part.rank, last_arrivals(step_of_ranks(parts, number, model)))
-                where = {"pid": part.rank, "step": number}
-                events += [_event(model * _ROWS + row, *rest, **where) for row, *rest in _spans(step, late)]
+                for row, name, begin, end, args in _spans(step, late):
+                    kind = {"ph": "i", "s": "t"} if end is None else {"ph": "X", "dur": (end - begin) * _US}
+                    where = {"ts": begin, "pid": part.rank, "tid": model * _ROWS + row, "cat": "ddp"}
+                    events.append({**kind, **where, "name": name, "args": {"step": number, **args}})
     zero = min((event["ts"] for event in events if event["ph"] != "M"), default=0)
     return [{**event, "ts": max(0, event["ts"] - zero) * _US} for event in events]
 
 
 def _label(what: str, rank: int, row: int, name: str) -> Event:
     return {"ph": "M", "ts": 0, "pid": rank, "tid": row, "name": what, "args": {"name": name}}
-
-
-def _event(row: int, name: str, begin: int, end: int | None, args: dict[str, Any], pid: int, step: int) -> Event:
-    kind = {"ph": "i", "s": "t"} if end is None else {"ph": "X", "dur": (end - begin) * _US, "cat": "ddp"}
-    return {"ts": begin, "pid": pid, "tid": row, "name": name, "args": {"step": step, **args}, **kind}
 
 
 def _spans(step: Step, late: dict[int, tuple[int, int]]) -> Iterator[tuple[int, str, int, int | None, dict[str, Any]]]:
