@@ -13,6 +13,7 @@ TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a 
 if TYPE_CHECKING:
     from typing import Any
 
+    from collectives.backends.nccl.library import NcclConfig as NcclConfig
     from collectives.communicator import Communicator as Communicator
     from collectives.engine.call import Work as Work
     from collectives.errors import ArgumentError as ArgumentError
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
     from collectives.errors import PeerLeft as PeerLeft
     from collectives.errors import WorldError as WorldError
     from collectives.flight.recorder import mark_step as mark_step
-    from collectives.nccl_config import NcclConfig as NcclConfig
     from collectives.reduction import ReduceOp as ReduceOp
-    from collectives.simulation import run_threads as run_threads
     from collectives.start import init as init
+    from collectives.start import run_threads as run_threads
     from collectives.version import __version__ as __version__
 
 _HOMES = {
@@ -43,7 +43,7 @@ _HOMES = {
     "CommunicatorClosed": "errors",
     "DtypeError": "errors",
     "MismatchError": "errors",
-    "NcclConfig": "nccl_config",
+    "NcclConfig": "backends.nccl.library",
     "NcclError": "errors",
     "PeerLeft": "errors",
     "ReduceOp": "reduction",
@@ -52,7 +52,7 @@ _HOMES = {
     "__version__": "version",
     "init": "start",
     "mark_step": "flight.recorder",
-    "run_threads": "simulation",
+    "run_threads": "start",
 }
 
 __all__ = sorted(_HOMES)

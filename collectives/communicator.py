@@ -23,15 +23,13 @@ from collectives.engine.array_header import exchange_numbers
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import check_timeout, whole
 from collectives.engine.queue import CommunicatorRegistry
-from collectives.engine.verify import spans
 from collectives.errors import ArgumentError, DtypeError
-from collectives.exit_notice import ExitNotice
 from collectives.ops.data_movement import DataMovement
 from collectives.ops.objects import Objects
 from collectives.ops.p2p import PointToPoint
 from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
-from collectives.transport import Steps, Transport
+from collectives.transport import ExitNotice, Steps, Transport, spans
 
 if TYPE_CHECKING:
     from collectives.backends.device.device_communicator import DeviceCommunicator

@@ -1,4 +1,7 @@
-"""Joining the world: which backend serves it, decided once, and the one communicator of all ranks."""
+"""Joining the world: which backend serves it, decided once, and the one communicator of all ranks.
+
+`run_threads` makes a world of threads instead: tests of collectives and of what is built on them, in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,86 @@ import importlib
 import os
 import pkgutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
+from typing import TypeVar
 
-from collectives import backends, simulation, world
+from collectives import backends, world
+from collectives.backends.nccl.library import NcclConfig
 from collectives.backends.shm.hierarchy import share
 from collectives.backends.single import DetachedTransport
+from collectives.backends.threads import ThreadGroup, ThreadTransport
 from collectives.communicator import Communicator
 from collectives.engine.communicator_base import check_timeout
 from collectives.engine.queue import CommunicatorRegistry, run_to_completion
-from collectives.engine.shutdown import ExitStatus, shut_down
-from collectives.errors import ArgumentError, BackendError
-from collectives.flight.recorder import process_recorder
-from collectives.flight.sampler import start_sampler
-from collectives.nccl_config import NcclConfig
-from collectives.transport import Placement
+from collectives.engine.shutdown import ExitStatus, exit_code, shut_down
+from collectives.errors import ArgumentError, BackendError, CollectiveTimeout, PeerLeft
+from collectives.flight.recorder import process_recorder, start_sampler
+from collectives.time_limit import TimeLimit
+from collectives.transport import ExitNotice, Placement, is_clean
 from collectives.world import WORKER_OF, World, promised, started_by_torchrun, torchrun_job
+
+T = TypeVar("T")
+
+_SPEAK = 1.0  # s; a collective that times out names itself, which says more than "still ran"
+
+_local = threading.local()
+
+
+def simulated_communicator() -> Communicator | None:
+    """The communicator of the simulated rank that this thread is, if it is one."""
+    comm: Communicator | None = getattr(_local, "comm", None)
+    return comm
+
+
+def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: float = 60.0) -> list[T]:
+    """Runs `fn(comm)` on `size` ranks, each a thread of this process.
+
+    fn: called with the rank's communicator, which `collectives.init()` returns there too
+    timeout: seconds; the time limit of every collective and of the whole
+    Returns: each rank's result, in rank order
+
+    Raises: the exception of the first rank that failed; CollectiveTimeout if a rank does not end in time, naming it.
+    """
+    if not isinstance(size, int) or size < 1:
+        raise ArgumentError(f"size should be at least 1, is {size!r}")
+    board = ThreadGroup(size)
+    left: dict[int, ExitNotice] = {}
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        comm = Communicator(ThreadTransport(board, rank, left), timeout)
+        _local.comm = comm
+        status = 1
+        try:
+            results[rank] = fn(comm)
+            status = 0
+        except SystemExit as exit_:
+            errors.append(exit_)
+            status = exit_code(exit_.code)
+        except BaseException as error:  # raised again in the caller's thread
+            errors.append(error)
+        finally:
+            comm.registry.drain(TimeLimit(timeout if is_clean(status) else 0.0))
+            left[rank] = ExitNotice(status=status, calls=comm.registry.calls())
+            comm.registry.close()
+
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    limit = TimeLimit(timeout + _SPEAK)
+    for thread in threads:
+        while thread.is_alive() and not limit.passed():
+            thread.join(limit.remaining())
+    causes = [error for error in errors if not isinstance(error, PeerLeft)] or errors
+    if causes:
+        raise causes[0]
+    late = [thread.name for thread in threads if thread.is_alive()]
+    if late:
+        raise CollectiveTimeout(f"{', '.join(late)} of {size} still ran after {timeout:g} s")
+    return [results[rank] for rank in range(size)]
+
 
 _CHECKS = {"first": 100, "always": None}  # how many calls of a communicator are checked between nodes
 
@@ -57,7 +124,7 @@ def init(
     Raises: WorldError if the world is not the one that the launcher promised; BackendError if the backend is unknown,
     cannot be loaded, or is another than the one in use; ArgumentError if there is no such check, or no such timeout.
     """
-    simulated = simulation.current()
+    simulated = simulated_communicator()
     if simulated is not None:
         return simulated
     backend = asked_for(backend, os.environ)

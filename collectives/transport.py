@@ -3,6 +3,10 @@
 A transport knows nothing of dtypes' meaning, lengths, scales, queues or time limits: `Communicator` has those once for
 all backends. Each method starts one collective and returns its `Test`; the caller keeps the arrays alive and unchanged
 until that test answers True. All ranks call the same methods in the same order, except `send` and `recv`.
+
+A leaving rank tells every other its exit status and how many calls it made on each communicator (`ExitNotice`). The
+count is what makes the answer exact: a rank that took part in call #5 and left is no reason to give up call #5, which
+may still be waiting for a slow rank; one that left before call #5 is.
 """
 
 from __future__ import annotations
@@ -10,12 +14,78 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
+from collectives.world import STOPPED
+
+#: The exit status of a rank that ended without a word: killed, or by os._exit.
+LOST = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitNotice:
+    """What a rank says when it leaves. status: its exit status; calls: communicator → number of calls it made."""
+
+    status: int
+    calls: Mapping[str, int]
+
+    @property
+    def failed(self) -> bool:
+        """True if this rank did not leave in order."""
+        return not is_clean(self.status)
+
+    def encode(self) -> bytes:
+        """This notice as JSON."""
+        return json.dumps({"status": self.status, "calls": dict(self.calls)}).encode()
+
+    @staticmethod
+    def decode(message: bytes) -> ExitNotice:
+        """The notice that `encode` wrote."""
+        read = json.loads(message)
+        return ExitNotice(status=read["status"], calls=read["calls"])
+
+
+def is_clean(status: int) -> bool:
+    """True for the exit status of a rank that has done its work, or has stopped as it was asked to.
+
+    >>> [in_order(status) for status in (0, STOPPED, 1, 143)]
+    [True, True, False, False]
+    """
+    return status in (0, STOPPED)
+
+
+def left_before(exit_notices: Mapping[int, ExitNotice], communicator: str, number: int) -> list[int]:
+    """The ranks that left before making call `number` (counted from 0) on that communicator, in rank order.
+
+    A rank that failed counts whatever it made: it may have died with calls queued, and the job is lost anyway.
+    """
+    return sorted(
+        rank for rank, left in exit_notices.items() if left.failed or left.calls.get(communicator, 0) <= number
+    )
+
+
+def among(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dict[int, ExitNotice]:
+    """The exit notices by rank in a communicator. members: the ranks of the world that are in it, in its order"""
+    return {rank: exit_notices[member] for rank, member in enumerate(members) if member in exit_notices}
+
+
+def describe_departure(exit_notices: Mapping[int, ExitNotice], ranks: list[int]) -> str:
+    """`rank 1 has left (exit status 0)`, for one rank or several."""
+    said = [f"rank {rank} has {_how(exit_notices[rank].status)}" for rank in ranks]
+    return said[0] if len(said) == 1 else ", ".join(said[:-1]) + " and " + said[-1]
+
+
+def _how(status: int) -> str:
+    if status == LOST:
+        return "ended without leaving (killed?)"
+    if status == STOPPED:
+        return f"stopped as asked (exit status {status})"
+    return "left (exit status 0)" if status == 0 else f"failed (exit status {status})"
+
 
 T = TypeVar("T")
 
@@ -321,3 +391,14 @@ def offsets(counts: Sequence[int]) -> list[int]:
         starts.append(at)
         at += count
     return starts
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """`spans([0, 1, 2, 5]) == "0-2, 5"`"""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from collectives.errors import BackendError, no_rank
-from collectives.exit_notice import ExitNotice
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import Finish, Placement, Signature, Test, Transport, completed, then
+from collectives.transport import ExitNotice, Finish, Placement, Signature, Test, Transport, completed, then
 from collectives.world import World
 
 

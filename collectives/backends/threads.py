@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from collectives.errors import MismatchError
-from collectives.exit_notice import ExitNotice, among
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import (
     EAGER_TAG,
+    ExitNotice,
     Finish,
     Test,
     Transport,
+    among,
     completed,
     offsets,
     then,

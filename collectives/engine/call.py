@@ -16,10 +16,9 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from collectives.errors import ArgumentError, CollectiveTimeout
-from collectives.exit_notice import ExitNotice
 from collectives.flight.recorder import DONE, FAILED, Recorder
 from collectives.time_limit import TimeLimit
-from collectives.transport import Signatures, Steps, Test
+from collectives.transport import ExitNotice, Signatures, Steps, Test
 
 if TYPE_CHECKING:
     from collectives.engine.queue import CallQueue

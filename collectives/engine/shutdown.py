@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from collectives.engine.queue import CommunicatorRegistry
-from collectives.exit_notice import LOST, ExitNotice, is_clean
 from collectives.time_limit import TimeLimit
+from collectives.transport import LOST, ExitNotice, is_clean
 from collectives.world import STOPPED
 
 _GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them

@@ -10,7 +10,7 @@ import numpy as np
 
 from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array, row_bytes, rows, writable
 from collectives.backends.shm.call_cache import CallPlan, Result, Rows, concatenated, filled, no_result
-from collectives.backends.shm.control_block import ControlBlock
+from collectives.backends.shm.segment import ControlBlock
 from collectives.engine import array_header as header
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from collectives import cores
-from collectives.cores import share, threads
+from collectives.backends.mpi.mpi_world import BLAS_VARIABLES, blas_threads, share_of_cores
 
 
 def bound(*masks: set[int]) -> list[frozenset[int]]:
@@ -32,7 +31,7 @@ EIGHT = set(range(8))
     ],
 )
 def test_a_core_is_split_among_the_ranks_that_may_run_on_it(node: list[frozenset[int]], shares: list[int]) -> None:
-    assert [share(node, rank) for rank in range(len(node))] == shares
+    assert [share_of_cores(node, rank) for rank in range(len(node))] == shares
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,7 @@ def test_a_core_is_split_among_the_ranks_that_may_run_on_it(node: list[frozenset
 def test_threads_are_limited_where_nobody_else_has(
     node: list[frozenset[int]], environ: dict[str, str], expected: Any
 ) -> None:
-    assert threads(node, 0, environ) == expected
+    assert blas_threads(node, 0, environ) == expected
 
 
 PROBE = """
@@ -73,12 +72,12 @@ def test_ranks_that_no_launcher_started_share_the_cores(run_job: Any, mpiexec: l
     if cpus < 2:
         pytest.skip("one core cannot be shared out")
 
-    def threads(*options: str, **env: str) -> list[str]:
+    def blas_threads(*options: str, **env: str) -> list[str]:
         start = [*mpiexec, *options, "-n", "2", sys.executable, str(tmp_path / "probe.py"), str(tmp_path)]
-        done = run_job(start, timeout=30, env={**dict.fromkeys(cores._VARIABLES, ""), **env})
+        done = run_job(start, timeout=30, env={**dict.fromkeys(BLAS_VARIABLES, ""), **env})
         assert done.returncode == 0, done.stderr
         return [(tmp_path / str(rank)).read_text() for rank in range(2)]
 
-    unbound = threads("--bind-to", "none", OMPI_MCA_hwloc_base_binding_policy="none")
+    unbound = blas_threads("--bind-to", "none", OMPI_MCA_hwloc_base_binding_policy="none")
     assert unbound == [f"[{cpus // 2}] {cpus // 2} True"] * 2
-    assert threads(OMP_NUM_THREADS="1") == ["[1] 1 False"] * 2
+    assert blas_threads(OMP_NUM_THREADS="1") == ["[1] 1 False"] * 2

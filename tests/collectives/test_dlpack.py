@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
-from collectives.arrays import as_array
-from collectives.dlpack import read
+from collectives.arrays import as_array, read_dlpack
 from collectives.errors import DtypeError
 
 NAMES = ["bool", *np.typecodes["AllInteger"], *"efdFD"]
@@ -36,12 +35,12 @@ class Exporter:
 def test_what_numpy_gives_away_is_read_as_it_is(name: str, old: bool) -> None:
     whole = np.arange(24).astype(name).reshape(4, 6)
     for x in (whole, whole[::2, ::-3], whole.T, whole[3, 5:], whole[2:2], np.array(whole[1, 1]), whole[:0, 3]):
-        y = read(Exporter(x, old))
+        y = read_dlpack(Exporter(x, old))
         assert y.dtype == x.dtype
         assert y.shape == x.shape
         assert_array_equal(y, x)
         assert not x.size or np.shares_memory(x, y)
-    y = read(Exporter(whole, old))
+    y = read_dlpack(Exporter(whole, old))
     y[1, 2] = 0
     assert whole[1, 2] == 0
 
@@ -136,7 +135,7 @@ class Producer:
 @pytest.mark.parametrize("struct", [Old, New])
 def test_the_memory_is_given_back_once_when_the_last_view_dies(struct: type[Any]) -> None:
     producer = Producer(struct)
-    x = read(producer)
+    x = read_dlpack(producer)
     assert producer.dropped == 1  # the capsule went, and the memory is ours
     part, bits = x[1:3], x.view(np.uint32)
     del x
@@ -167,20 +166,20 @@ def test_what_cannot_be_read_is_refused_and_given_back(described: dict[str, Any]
 def test_bfloat16_with_strides_and_an_offset() -> None:
     held = np.arange(32).astype(ml_dtypes.bfloat16)
     producer = Producer(code=4, bits=16, shape=(2, 3), strides=(8, -2), data=held.ctypes.data, offset=2 * 5)
-    x = read(producer)
+    x = read_dlpack(producer)
     assert x.dtype == ml_dtypes.bfloat16
     assert x.astype(int).tolist() == [[5, 3, 1], [13, 11, 9]]
     x[1, 2] = -1
     assert held[9] == -1
-    assert read(Producer(code=4, bits=16, shape=())).shape == ()
+    assert read_dlpack(Producer(code=4, bits=16, shape=())).shape == ()
 
 
 def test_flags_say_what_may_be_written() -> None:
-    assert read(Producer(flags=0)).flags.writeable
+    assert read_dlpack(Producer(flags=0)).flags.writeable
     assert as_array(Producer(Old, device=(3, 0))).flags.writeable  # pinned memory; such a capsule has no flags
-    assert not read(Producer(flags=1)).flags.writeable  # read-only
-    assert not read(Producer(flags=1, code=4, bits=16)).flags.writeable
-    assert not read(Producer(flags=2)).flags.writeable  # a copy: what is written there, the producer never sees
+    assert not read_dlpack(Producer(flags=1)).flags.writeable  # read-only
+    assert not read_dlpack(Producer(flags=1, code=4, bits=16)).flags.writeable
+    assert not read_dlpack(Producer(flags=2)).flags.writeable  # a copy: what is written there, the producer never sees
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator, world
-from collectives.backends.shm.control_block import ControlBlock
+from collectives.backends.shm.segment import ControlBlock
 from collectives.reduction import BFLOAT16
 from tests.collectives.backends.shm.ranks import run_sharing
 

@@ -122,9 +122,9 @@ def test_a_world_smaller_than_promised_is_an_error(run_job: Callable[..., subpro
     mpich_here = (Path(sys.executable).parent / "mpiexec.hydra").exists()
     rank, size = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if mpich_here else ("PMI_RANK", "PMI_SIZE")
     code = (
-        "import collectives\nfrom collectives.backends.mpi import segment_files\n"
+        "import collectives\nfrom collectives.backends.mpi import mpi_world\n"
         "try: collectives.init()\n"
-        "finally: print(list(segment_files.mapped_here()))\n"
+        "finally: print(list(mpi_world.mapped_segment_files()))\n"
     )
     done = run_job([sys.executable, "-c", code], env={rank: "1", size: "2"})
     assert done.returncode != 0

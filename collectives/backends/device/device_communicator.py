@@ -1,4 +1,4 @@
-"""A communicator's end for arrays on a GPU: the collectives with the arguments that `Communicator` documents.
+r"""A communicator's end for arrays on a GPU: the collectives with the arguments that `Communicator` documents.
 
 The order of calls is the communicator's own: device calls and host calls go through one queue, and what ranks must
 exchange first (lengths, the choice of a transport) goes over the host's transport. `wait` orders streams and does not
@@ -8,6 +8,17 @@ Reductions are carried out in the dtype that `collectives.reduction` says, cast 
 as bytes. send and recv go through host memory, whatever moves the collectives: sends are not part of the order of
 collectives, and two ranks may send to each other at once. An NCCL send occupies its communicator until the other side
 receives, so two such sends would wait for each other for ever.
+
+What orders a collective after the caller's kernels and before those that use its result:
+
+    the caller's stream   ── kernels ── ready ──────────────────────── wait(done) ── kernels ──
+                                           \                          /
+    communication stream   ───────────── wait(ready) ── collective ── done
+
+The host waits for neither edge. CuPy's memory pool keeps one arena a stream and reuses freed memory at once, in that
+stream's order, which knows nothing of the communication stream. So a result lies in the arena of the caller's stream
+and `ready` is recorded after its allocation; everything that the communication stream touches is kept by the watchdog
+until `done` has passed; and what it makes for itself lies in its own arena and is used by no other stream.
 """
 
 from __future__ import annotations
@@ -23,14 +34,12 @@ from collectives.arrays import as_bytes, flat, row_bytes, rows
 from collectives.backends.device import cuda
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import DeviceTransport
-from collectives.backends.device.device_work import DeviceReceiveWork, DeviceWork, StreamHandoff
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.engine import array_header
 from collectives.engine.call import CollectiveOp, Work
-from collectives.engine.communicator_base import CommunicatorBase, Scale
-from collectives.engine.progress import PAUSE
-from collectives.engine.verify import signature_hash
+from collectives.engine.communicator_base import CommunicatorBase, Scale, signature_hash
+from collectives.engine.queue import PAUSE
 from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout
 from collectives.flight.recorder import FAILED
 from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, split_rows
@@ -39,6 +48,130 @@ from collectives.time_limit import TimeLimit
 from collectives.transport import Signature, Signatures, Steps, Transport
 
 T = TypeVar("T")
+
+
+class StreamHandoff:
+    """The edges and the buffers of one collective. Made in the caller's thread, on the caller's current stream.
+
+    buffers: what the collective reads and writes
+    """
+
+    def __init__(self, cuda: Cuda, watchdog: Watchdog, *buffers: Any) -> None:
+        self._cuda = cuda
+        self._watchdog = watchdog
+        self._origin = cuda.current_stream()
+        self._buffers = list(buffers)
+        self._ready: Any = None
+        self._comm: Any = None
+        self._done: Any = None
+        self.captured = cuda.capturing(self._origin)
+
+    def result(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A new array for the caller, in the arena of the caller's stream; before or after `record_ready`."""
+        if self._ready is not None and self._cuda.is_per_thread(self._origin):
+            raise ArgumentError(
+                "the result's shape has to be exchanged first, and another thread cannot make an array in the order of "
+                "this thread's own default stream: give lengths, or call it under a cupy.cuda.Stream"
+            )
+        with self._cuda.on(self._origin):
+            array = self._cuda.empty(shape, dtype)
+        if self._ready is not None:
+            # What was freed since `ready` may lie here, and kernels of the caller's may still use it.
+            self._comm.wait_event(self._cuda.mark(self._origin))
+        self.keep(array)
+        return array
+
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A new array for the communication stream alone; after `begin`."""
+        with self._cuda.on(self._comm):
+            array = self._cuda.empty(shape, dtype)
+        self.keep(array)
+        return array
+
+    def contiguous(self, source: Any, dtype: Any) -> Any:
+        """source itself, or a contiguous copy of it in this dtype, made on the communication stream; after `begin`."""
+        if dtype == source.dtype and source.flags.c_contiguous:
+            return source
+        array = self.scratch(source.shape, dtype)
+        self._cuda.copy(array, source, self._comm)
+        return array
+
+    def keep(self, *buffers: Any) -> None:
+        """Keeps these until the collective is done."""
+        self._buffers.extend(buffers)
+
+    def record_ready(self) -> None:
+        """Compute before communication: the collective will come after all that the caller's stream has now."""
+        self._ready = self._cuda.mark(self._origin)
+
+    def begin(self, comm: Any) -> None:
+        """Has the communication stream wait for `ready`; in whichever thread drives the collective."""
+        assert self._ready is not None
+        self._comm = comm
+        comm.wait_event(self._ready)
+
+    def end(self, call: object, timeout: float | None) -> None:
+        """Everything has been put on the communication stream. timeout: s; until it has to have passed, if ever"""
+        buffers, self._buffers = self._buffers, []
+        try:
+            self._done = self._cuda.mark(self._comm)
+        except Exception:
+            self._watchdog.leak(buffers)  # the device has failed: what is still written to is not known
+            raise
+        if self.captured:
+            self._watchdog.leak(buffers)
+        else:
+            self._watchdog.watch(self._done, buffers, call, timeout)
+
+    def wait(self) -> None:
+        """Communication before compute: what the calling thread's current stream does next may use the result."""
+        self._watchdog.check()
+        self._cuda.current_stream().wait_event(self._done)
+
+
+class DeviceWork(Work[T]):
+    """A collective on a GPU under way.
+
+    `wait` makes what the calling thread's current stream does next come after the collective; the host waits only until
+    the collective has been put on its stream. `done` says that it has been put there, not that it is over.
+    """
+
+    __slots__ = ("_handoff",)
+
+    def __init__(self, call: CollectiveOp[T], handoff: StreamHandoff) -> None:
+        super().__init__(call)
+        self._handoff = handoff
+
+    def wait(self, timeout: float | None = None) -> T:
+        """The collective's result, which the current stream may use; may be called again, on other streams too.
+
+        Raises: as `Work.wait`; what has gone wrong on the device since.
+        """
+        result = super().wait(timeout)
+        self._handoff.wait()
+        return result
+
+
+class DeviceReceiveWork(Work[Any]):
+    """A receive into an array on a GPU: it is copied there by the stream that first waits for it.
+
+    deliver: copies what `recv` returned to the device
+    """
+
+    __slots__ = ("_deliver", "_result")
+
+    def __init__(self, work: Work[Array], deliver: Callable[[Any], Any]) -> None:
+        super().__init__(work._call)
+        self._deliver = deliver
+        self._result: Any = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """`out`, which the current stream may use; with the sender's rank if any could send."""
+        received = super().wait(timeout)
+        if self._result is None:
+            self._result = self._deliver(received)
+        return self._result
+
 
 #: Puts a collective on the transport's stream; gets the signatures of all ranks, None if they were not exchanged.
 Body = Callable[[DeviceTransport, Signatures | None], Steps[T]]

@@ -15,15 +15,13 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from collectives.backends.device.cuda import Cuda
-from collectives.backends.device.device_transport import DeviceTransport, SingleDeviceTransport
-from collectives.backends.device.host_staged import HostStagedTransport
+from collectives.backends.device.device_transport import DeviceTransport, HostStagedTransport, SingleDeviceTransport
 from collectives.backends.device.nccl_transport import NcclTransport, issuer_of
 from collectives.backends.nccl import library
-from collectives.backends.nccl.library import UNIQUE_ID_BYTES, Nccl
+from collectives.backends.nccl.library import UNIQUE_ID_BYTES, Nccl, NcclConfig
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import BackendError, CollectivesError
-from collectives.nccl_config import NcclConfig
 from collectives.time_limit import run_in_thread
 from collectives.transport import Steps, Transport, gather_records
 

@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 def join(promised: World | None, timeout: float, checks: int | None) -> tuple[MPITransport, MPIWorld]:
     """Joins MPI's world, and gives this rank its part of the node, where no launcher has: cores for BLAS, and a GPU."""
     # Here, so that a world of one never loads MPI.
-    from collectives import cores
     from collectives.backends.device.cuda import take_local_gpu
     from collectives.backends.mpi.mpi_transport import world_transport
-    from collectives.backends.mpi.mpi_world import MPIWorld
+    from collectives.backends.mpi.mpi_world import MPIWorld, limit_threads
 
     membership = MPIWorld(promised, timeout, checks)
     if membership.size > 1:
         local_rank = membership.node.index(membership.rank)
-        cores.limit_threads(membership.cores, local_rank)
+        limit_threads(membership.cores, local_rank)
         if len(membership.node) > 1:
             take_local_gpu(local_rank)
     return world_transport(membership), membership

@@ -15,7 +15,6 @@ import numpy as np
 
 from collectives.backends.mpi.mpi_world import MPIWorld
 from collectives.errors import TooManyCommunicators
-from collectives.exit_notice import ExitNotice, among
 from collectives.lengths import even_lengths
 from collectives.reduction import Array, ReduceOp
 from collectives.time_limit import run_in_thread
@@ -23,11 +22,13 @@ from collectives.transport import (
     EAGER_LIMIT,
     EAGER_TAG,
     RENDEZVOUS_TAG,
+    ExitNotice,
     Finish,
     Signature,
     Test,
     Transport,
     all_of,
+    among,
     chunks,
     completed,
     offsets,

@@ -1,28 +1,36 @@
-"""This process in MPI's world: joining it, the other ranks, leaving it.
+"""This process in MPI's world: joining it, the other ranks, its part of the node, leaving it.
 
 The one module that imports mpi4py.
+
+An MPI removes its files in /dev/shm when it is finalized, and a killed process never comes to that. A file is needed
+only until the last rank has mapped it, so the ranks of a node then unlink it. Which files those are stands in every
+rank's memory map.
+
+ddp-launch sets OMP_NUM_THREADS before NumPy is loaded. Under a bare mpiexec or srun nothing does, and each rank's BLAS
+would start a thread for every core of the machine: it is limited to the rank's share of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import logging
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import mpi4py
 import numpy as np
 
 from collectives import world
-from collectives.backends.mpi import segment_files
 from collectives.backends.mpi.rendezvous import Rendezvous
 from collectives.errors import BackendError, WorldError
-from collectives.exit_notice import LOST, ExitNotice
 from collectives.reduction import COMBINE, ReduceOp
-from collectives.transport import Placement
+from collectives.transport import LOST, ExitNotice, Placement
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
@@ -62,7 +70,7 @@ class MPIWorld:
         base = MPI.COMM_WORLD
         if promised is not None and (promised.size, promised.rank) != (base.size, base.rank):
             if base.size == 1:  # nobody else needs them, and an MPI that is not finalized would leave them
-                segment_files.unlink(segment_files.mapped_here())
+                unlink_files(mapped_segment_files())
             raise WorldError(_mismatch(promised, base.size, MPI.Get_library_version()))
         # Calls of ours never meet calls that the user makes on MPI.COMM_WORLD.
         with _limited(timeout):
@@ -72,14 +80,14 @@ class MPIWorld:
                 MPI.Get_processor_name(),
                 os.getpid(),
                 frozenset(os.sched_getaffinity(0)),
-                segment_files.mapped_here(),
+                mapped_segment_files(),
             )
             # Every rank has left MPI_Init when this returns.
             self._hosts, self._pids, cores, mapped = zip(*self.comm.allgather(mine), strict=True)
         self.node = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[base.rank]]
         self.cores = [cores[rank] for rank in self.node]
         if self.node[0] == base.rank:
-            segment_files.unlink(segment_files.needless([mapped[rank] for rank in self.node]))
+            unlink_files(mapped_by_all([mapped[rank] for rank in self.node]))
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
         self._left: dict[int, ExitNotice] = {}
@@ -263,3 +271,88 @@ def place_rank(hosts: Sequence[str], rank: int) -> Placement:
         local_size=list(hosts).count(mine),
         node=list(dict.fromkeys(hosts)).index(mine),
     )
+
+
+# MPICH's (one a node) and Open MPI 5's (one a rank, mapped by all when MPI starts). Both open no such file by name
+# later, and neither complains in MPI_Finalize; of other MPIs that is not known, so theirs stay.
+_NAMES = re.compile(r"/dev/shm/(mpich_shm_|sm_segment\.)[^/]+")
+
+
+class SegmentFile(NamedTuple):
+    """A file; device and inode tell it from one of the same name in another mount namespace."""
+
+    path: str
+    device: str
+    inode: int
+
+
+def mapped_segment_files() -> frozenset[SegmentFile]:
+    """The MPI's segment files that this process has mapped."""
+    with contextlib.suppress(OSError):  # no /proc: none is known to be mapped
+        return segment_files_in(Path("/proc/self/maps").read_text())
+    return frozenset()
+
+
+def segment_files_in(maps: str) -> frozenset[SegmentFile]:
+    """The MPI's segment files in the text of a /proc/PID/maps; what is unlinked already is left out."""
+    found = set()
+    for line in maps.splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and _NAMES.fullmatch(fields[5]) and not fields[5].endswith(" (deleted)"):
+            found.add(SegmentFile(fields[5], fields[3], int(fields[4])))
+    return frozenset(found)
+
+
+def mapped_by_all(ranks: Sequence[Collection[SegmentFile]]) -> frozenset[SegmentFile]:
+    """The files that every rank of a node has mapped.
+
+    >>> one, two = SegmentFile("/dev/shm/sm_segment.a", "00:17", 1), SegmentFile("/dev/shm/sm_segment.b", "00:17", 2)
+    >>> mapped_by_all([{one, two}, {one}]) == {one}
+    True
+    """
+    return frozenset(ranks[0]).intersection(*ranks[1:])
+
+
+def unlink_files(files: Collection[SegmentFile]) -> None:
+    """Removes the names; the memory stays until nobody has it mapped."""
+    for file in files:
+        with contextlib.suppress(OSError):  # it has gone, or may not be removed: the MPI will try
+            os.unlink(file.path)
+
+
+_log = logging.getLogger("collectives")
+
+#: The user who sets one of these has decided.
+BLAS_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "GOTO_NUM_THREADS")
+
+#: Those that a rank may run on.
+Cores = frozenset[int]
+
+
+def share_of_cores(node: Sequence[Cores], local_rank: int) -> int:
+    """The cores that are a rank's own, at least 1: each core is split among the ranks that may run on it.
+
+    >>> share_of_cores([frozenset(range(8))] * 2, 0), share_of_cores([frozenset({0, 1}), frozenset({2})], 0)
+    (4, 2)
+    """
+    own = sum(1 / sum(core in other for other in node) for core in node[local_rank])
+    return max(1, int(own + 1e-6))  # three thirds are one
+
+
+def blas_threads(node: Sequence[Cores], local_rank: int, environ: Mapping[str, str]) -> int | None:
+    """How many threads BLAS may have on this rank; None where it is right as it is, or not ours to say."""
+    own = share_of_cores(node, local_rank)
+    if own == len(node[local_rank]) or any(environ.get(name) for name in BLAS_VARIABLES):
+        return None
+    return own
+
+
+def limit_threads(node: Sequence[Cores], local_rank: int) -> None:
+    """Limits this process's BLAS to its share of the node's cores, for good. node: of all ranks of this node"""
+    limit = blas_threads(node, local_rank, os.environ)
+    if limit is not None:
+        from threadpoolctl import threadpool_limits  # here, as a world of one and a launcher's rank do without
+
+        threadpool_limits(limit)
+        os.environ[BLAS_VARIABLES[0]] = str(limit)  # for what is loaded later, and for children
+        _log.debug("BLAS threads: %d (%d ranks on this node); OMP_NUM_THREADS would win", limit, len(node))

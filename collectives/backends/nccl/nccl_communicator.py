@@ -19,9 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.nccl.library import IN_PROGRESS, OPS, SUCCESS, TIMEOUT, UNIQUE_ID_BYTES, Nccl, UniqueId
+from collectives.backends.nccl.library import (
+    IN_PROGRESS,
+    OPS,
+    SUCCESS,
+    TIMEOUT,
+    UNIQUE_ID_BYTES,
+    Nccl,
+    NcclConfig,
+    UniqueId,
+    configuration,
+)
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed, NcclError
-from collectives.nccl_config import NcclConfig, configuration
 from collectives.reduction import ReduceOp
 from collectives.time_limit import StillRunning, TimeLimit, run_within
 

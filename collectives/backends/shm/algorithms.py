@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.shm.control_block import STAGING_BYTES, ControlBlock
+from collectives.backends.shm.segment import STAGING_BYTES, ControlBlock
 from collectives.transport import Finish, chunks, parts_of
 
 Array = np.ndarray[Any, Any]

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import flat, is_plain
-from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
+from collectives.backends.shm.segment import INLINE_BYTES, ControlBlock
 from collectives.engine.call import MISS, CollectiveOp
-from collectives.engine.progress import spin
-from collectives.engine.queue import CallQueue
+from collectives.engine.queue import CallQueue, spin
 from collectives.flight.recorder import FAILED
 from collectives.reduction import COMBINE, Array, ReduceOp, finish, wire_dtype, wire_op
 from collectives.transport import HASH, NBYTES, PREFIX, ROWS, SEQUENCE, Signature, Signatures, Steps, Test

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from collectives.backends.shm.algorithms import Waits
-from collectives.backends.shm.control_block import ControlBlock, control_bytes
-from collectives.backends.shm.segment import SharedArrays, share_segment
+from collectives.backends.shm.segment import ControlBlock, SharedArrays, control_bytes, share_segment
 from collectives.backends.shm.shm_transport import ShmTransport, StepTest
 from collectives.backends.single import SingleTransport
 from collectives.reduction import Array, ReduceOp

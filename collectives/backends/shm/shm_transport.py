@@ -12,10 +12,16 @@ import numpy as np
 
 from collectives.backends.shm import algorithms as rounds
 from collectives.backends.shm.call_cache import CallCache
-from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
-from collectives.backends.shm.segment import NOWHERE, ArrayLocation, SharedArrays, segment_bytes, share_segment
-from collectives.engine.progress import spin
-from collectives.engine.queue import CallQueue
+from collectives.backends.shm.segment import (
+    INLINE_BYTES,
+    NOWHERE,
+    ArrayLocation,
+    ControlBlock,
+    SharedArrays,
+    segment_bytes,
+    share_segment,
+)
+from collectives.engine.queue import CallQueue, spin
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import (
     IN,

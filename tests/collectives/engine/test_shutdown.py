@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from collectives.engine.shutdown import ExitStatus, exit_code, job_status
-from collectives.exit_notice import LOST
+from collectives.transport import LOST
 from collectives.world import STOPPED
 
 SCRIPT = """

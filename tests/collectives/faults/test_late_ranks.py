@@ -9,7 +9,7 @@ import pytest
 
 from collectives.backends.single import SingleTransport
 from collectives.engine.call import CollectiveOp
-from collectives.engine.progress import describe_late
+from collectives.engine.queue import describe_late
 
 ORDER = "Every rank must make the same calls in the same order"
 

@@ -14,7 +14,7 @@ import pytest
 HEAD = """
 import os, signal, sys, threading, time
 from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder
-from collectives.flight.sampler import start_sampler
+from collectives.flight.recorder import start_sampler
 recorder = Recorder(rank=1, size=4)
 def call(name="all_reduce"):
     signature = recorder.intern("world", name, "float32", (512, 10), "sum", "/home/me/train.py", 88)

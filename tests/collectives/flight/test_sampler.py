@@ -54,10 +54,10 @@ def test_a_process_that_sleeps_computes_or_waits_in_a_library(recorded: Any, bod
 
 
 # Called on the main thread, it finds its own `_stack` innermost, one of ours.
-INNERMOST = ("sampler.py", "_stack")
+INNERMOST = ("recorder.py", "_stack")
 SHOW = """
 import os
-from collectives.flight.sampler import main_thread_position
+from collectives.flight.recorder import main_thread_position
 def show():
     print([place and (os.path.basename(place[0]), place[2]) for place in main_thread_position()])
 def call(function):
@@ -100,7 +100,7 @@ def test_it_delays_no_exit(run_job: Any) -> None:
     code = (
         "import time\n"
         "from collectives.flight.recorder import Recorder\n"
-        "from collectives.flight.sampler import start_sampler\n"
+        "from collectives.flight.recorder import start_sampler\n"
         "start_sampler(Recorder(), period=60)\n"
         "print(time.monotonic())\n"
     )

@@ -47,7 +47,7 @@ class TestOfARank:
     def test_a_stopped_rank_shows_its_last_sample(self, keep: Any, becomes: Callable[[int, str], None]) -> None:
         body = """
         from collectives.flight.recorder import process_recorder
-        from collectives.flight.sampler import start_sampler
+        from collectives.flight.recorder import start_sampler
         def load():
             start_sampler(process_recorder(), period=0.05)
             time.sleep(0.3)

@@ -15,7 +15,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
-from collectives.backends.device import host_staged
+from collectives.backends.device import device_transport
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
@@ -42,7 +42,7 @@ class Ranks:
 )
 def ranks(request: pytest.FixtureRequest, rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Ranks:
     transport, size = request.param
-    monkeypatch.setattr(host_staged, "CHUNK", 64)  # bytes: several chunks, of different numbers of elements
+    monkeypatch.setattr(device_transport, "CHUNK", 64)  # bytes: several chunks, of different numbers of elements
     return Ranks(rig(size, TRANSPORTS[transport], seed=size), exact=not isinstance(TRANSPORTS[transport], FakeLibrary))
 
 

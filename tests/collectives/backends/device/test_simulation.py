@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectives.backends.device import cuda, device_work, host_staged
+from collectives.backends.device import cuda, device_communicator, device_transport
 from collectives.backends.nccl import watchdog
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
@@ -104,7 +104,7 @@ def program(comm: Any, cupy: Any, seed: int) -> None:
 
 
 def simulate(rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, nccl: Any, seed: int) -> None:
-    monkeypatch.setattr(host_staged, "CHUNK", 128)
+    monkeypatch.setattr(device_transport, "CHUNK", 128)
     rig(2 + seed % 2, nccl, seed).run(lambda comm, cupy: program(comm, cupy, seed))
 
 
@@ -135,16 +135,16 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
 
         monkeypatch.setattr(cuda.Cuda, "mark", mark)
     elif edge == "wait":  # communication before compute
-        monkeypatch.setattr(device_work.StreamHandoff, "wait", lambda self: None)
+        monkeypatch.setattr(device_communicator.StreamHandoff, "wait", lambda self: None)
     elif edge == "watch":  # what keeps the buffers
         monkeypatch.setattr(watchdog.Watchdog, "watch", lambda self, event, buffers, *_: None)
     elif edge in ("down", "up"):  # the host sees a copy done before it goes on with the slot
         monkeypatch.setattr(
-            host_staged.StagingBuffer, edge, property(lambda self: None, lambda self, event: None), raising=False
+            device_transport.StagingBuffer, edge, property(lambda self: None, lambda self, event: None), raising=False
         )
         monkeypatch.setattr(cuda.Cuda, "passed", lambda self, event: event is None or passed(self, event))
     else:  # "stream", "_down", "_up": a stream of the pipeline waits for what stands before it
-        begin = host_staged.HostStagedTransport.__init__
+        begin = device_transport.HostStagedTransport.__init__
 
         def init(self: Any, *arguments: Any) -> None:
             begin(self, *arguments)
@@ -152,7 +152,7 @@ def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
             wait = stream.wait_event
             stream.wait_event = lambda event: sys._getframe(1).f_code.co_name == "_pipeline" or wait(event)
 
-        monkeypatch.setattr(host_staged.HostStagedTransport, "__init__", init)
+        monkeypatch.setattr(device_transport.HostStagedTransport, "__init__", init)
 
 
 passed = cuda.Cuda.passed

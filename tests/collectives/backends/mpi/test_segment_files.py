@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from collectives.backends.mpi.segment_files import SegmentFile, mapped, needless
+from collectives.backends.mpi.mpi_world import SegmentFile, mapped_by_all, segment_files_in
 
 LINE = "7f0000000000-7f0000200000 rw-s 00000000 00:19 {inode}                      {path}\n"
 
@@ -34,7 +34,7 @@ def test_only_segment_files_that_are_known_to_be_needless_are_found() -> None:
         )
     )
     anonymous = "7f0000000000-7f0000200000 rw-p 00000000 00:00 0\n"
-    assert mapped(anonymous + maps) == {
+    assert segment_files_in(anonymous + maps) == {
         SegmentFile("/dev/shm/mpich_shm_8825fc3d_0", "00:19", 0),
         SegmentFile("/dev/shm/sm_segment.host.0.12550001.0", "00:19", 2),
     }
@@ -42,9 +42,9 @@ def test_only_segment_files_that_are_known_to_be_needless_are_found() -> None:
 
 def test_a_file_that_one_rank_has_not_mapped_stays() -> None:
     one, two, elsewhere = SegmentFile("a", "00:19", 1), SegmentFile("b", "00:19", 2), SegmentFile("a", "00:20", 1)
-    assert needless([{one, two}, {one}, {one, two}]) == {one}
-    assert needless([{one}, {elsewhere}]) == frozenset()  # of the same name in another mount namespace
-    assert needless([frozenset(), {one}]) == frozenset()
+    assert mapped_by_all([{one, two}, {one}, {one, two}]) == {one}
+    assert mapped_by_all([{one}, {elsewhere}]) == frozenset()  # of the same name in another mount namespace
+    assert mapped_by_all([frozenset(), {one}]) == frozenset()
 
 
 HOLD = """

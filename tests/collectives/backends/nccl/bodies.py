@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.nccl.library import DTYPES, Nccl
+from collectives.backends.nccl.library import DTYPES, Nccl, NcclConfig
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import (
@@ -25,7 +25,6 @@ from collectives.errors import (
     DtypeError,
     NcclError,
 )
-from collectives.nccl_config import NcclConfig
 from collectives.reduction import ReduceOp
 from tests.collectives.backends.nccl.stub.build import Stub
 

@@ -18,9 +18,20 @@ import numpy as np
 import pytest
 
 from collectives.backends.nccl import library
-from collectives.backends.nccl.library import DTYPES, FUNCTIONS, OPS, RESULTS, Nccl, UniqueId, load, wheel
+from collectives.backends.nccl.library import (
+    DTYPES,
+    FUNCTIONS,
+    OPS,
+    RESULTS,
+    Config,
+    Nccl,
+    NcclConfig,
+    UniqueId,
+    configuration,
+    load,
+    wheel,
+)
 from collectives.errors import ArgumentError, BackendError, DtypeError
-from collectives.nccl_config import Config, NcclConfig, configuration
 from collectives.reduction import ReduceOp
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

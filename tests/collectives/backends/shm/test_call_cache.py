@@ -15,7 +15,7 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator, CommunicatorClosed
 from collectives.backends.shm import call_cache
-from collectives.backends.shm.control_block import INLINE_BYTES, ControlBlock
+from collectives.backends.shm.segment import INLINE_BYTES, ControlBlock
 from collectives.engine.call import MISS
 from collectives.engine.queue import CallQueue
 from collectives.errors import CollectiveInterrupted, CollectivesError, MismatchError

@@ -7,7 +7,7 @@ import pytest
 
 from collectives.backends.shm import segment
 from collectives.backends.shm.algorithms import combine_all, share
-from collectives.backends.shm.control_block import ControlBlock, control_bytes
+from collectives.backends.shm.segment import ControlBlock, control_bytes
 
 
 def boards(size: int) -> list[ControlBlock]:

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives.backends.shm.control_block import INLINE_BYTES, STAGING_BYTES
 from collectives.backends.shm.hierarchy import HierarchicalTransport
+from collectives.backends.shm.segment import INLINE_BYTES, STAGING_BYTES
 from tests.collectives.backends.shm.ranks import run_sharing
 
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2], [0, 1, 1, 2]]

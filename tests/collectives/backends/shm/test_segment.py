@@ -17,8 +17,7 @@ from numpy.testing import assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm import segment
-from collectives.backends.shm.control_block import STAGING_BYTES
-from collectives.backends.shm.segment import NOWHERE, ArrayLocation
+from collectives.backends.shm.segment import NOWHERE, STAGING_BYTES, ArrayLocation
 from collectives.backends.shm.shm_transport import ShmTransport
 from tests.collectives.backends.shm.ranks import run_sharing
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from collectives.backends.device.device_work import DeviceWork, StreamHandoff
+from collectives.backends.device.device_communicator import DeviceWork, StreamHandoff
 from collectives.engine.call import Work
 from ddp.errors import ParallelError
 from ddp.parallel import comm_hooks
