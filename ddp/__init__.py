@@ -35,14 +35,11 @@ from ddp._tensor.dtypes import int16 as short  # noqa: F401
 from ddp._tensor.dtypes import int32 as int  # noqa: F401
 from ddp._tensor.dtypes import int64 as long  # noqa: F401
 from ddp._tensor.functions import *
-from ddp._tensor.interop import *
-from ddp._tensor.joining import *
-from ddp._tensor.legacy_constructors import *
 from ddp._tensor.linear_algebra import *
 from ddp._tensor.printing import set_printoptions as set_printoptions
+from ddp._tensor.reductions import *
 from ddp._tensor.results import Size as Size
 from ddp._tensor.sampling import *
-from ddp._tensor.sorting import *
 from ddp.ops.memory_formats import channels_last as channels_last
 from ddp.ops.memory_formats import contiguous_format as contiguous_format
 from ddp.ops.memory_formats import memory_format as memory_format

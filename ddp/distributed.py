@@ -14,7 +14,7 @@ from typing import Any
 import collectives
 from collectives import Communicator, Work
 from ddp._tensor.core import Tensor
-from ddp._tensor.interop import from_numpy
+from ddp._tensor.creation import from_numpy
 from ddp.errors import ParallelError
 
 __all__ = ["ReduceOp", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "barrier"]

@@ -67,7 +67,7 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(1050, 800, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(4151, 3200, ("ddp/_tensor",)),
+    "ddp/_tensor": Size(4066, 3200, ("ddp/_tensor",)),
     "ddp/ops": Size(3200, 3200, ("ddp/ops",)),
     "ddp/_native": Size(370, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
     "ddp/_cuda, ddp/cuda": Size(4455, 4000, ("ddp/_cuda", "ddp/cuda")),
@@ -83,7 +83,7 @@ SIZES = {
     "benchmarks": Size(3061, 2400, ("benchmarks",)),
     "tests": Size(42761, 34000, ("tests",)),
 }
-FILES = {"ddp": (234, 220), "collectives": (50, 50), "launcher": (73, 75)}  # limit, goal
+FILES = {"ddp": (228, 220), "collectives": (50, 50), "launcher": (73, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:

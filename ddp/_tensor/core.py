@@ -12,25 +12,21 @@ import numpy as np
 from ddp import _device
 from ddp._engine import Node
 from ddp._tensor import base
-from ddp._tensor.conversion import Conversion
-from ddp._tensor.creation import Making
+from ddp._tensor.creation import Making, construct
 from ddp._tensor.device_guard import guard_methods
 from ddp._tensor.dtypes import get_default_dtype
 from ddp._tensor.elementwise import Elementwise
 from ddp._tensor.gradients import GradFn, Gradients
-from ddp._tensor.indexing import Indexing
+from ddp._tensor.indexing import Indexing, Scatter
 from ddp._tensor.interop import Interop
-from ddp._tensor.legacy_constructors import construct
 from ddp._tensor.linear_algebra import LinearAlgebra
 from ddp._tensor.operands import numpy_names
 from ddp._tensor.printing import text_of
-from ddp._tensor.reductions import Reductions
+from ddp._tensor.reductions import Reductions, Sorting
 from ddp._tensor.results import Size
 from ddp._tensor.sampling import Drawing
-from ddp._tensor.scattering import Scatter
 from ddp._tensor.shapes import Shapes
-from ddp._tensor.sorting import Sorting
-from ddp._tensor.storage import Storage
+from ddp._tensor.storage import Conversion, Storage
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops.memory_formats import channels_last, contiguous_format, is_channels_last, memory_format
 

@@ -1,8 +1,14 @@
-"""Making tensors that hold what a rule says: constants, ranges, and copies of another's shape."""
+"""Making tensors: of constants and ranges, of numbers, lists and other libraries' arrays, and by PyTorch's older types.
+
+Python floats become float32, integers int64, and arrays keep their dtype, as in PyTorch. An array that may not be
+written to is shared all the same: reading it is safe, and writing in place raises.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -10,12 +16,28 @@ import numpy as np
 
 from ddp import _device
 from ddp._device import CPU, device_of, on, place
+from ddp._tensor import dtypes
 from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.dtypes import INTEGERS, float64, get_default_dtype, int64, is_float, of_number, parse
+from ddp._tensor.dtypes import (
+    INTEGERS,
+    bfloat16,
+    float32,
+    float64,
+    get_default_dtype,
+    iinfo,
+    int64,
+    is_float,
+    of_number,
+    parse,
+    promote_types,
+)
+from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
 from ddp._tensor.operands import as_method, parse_sizes
-from ddp.errors import ArgumentError, DeviceError, ShapeError
+from ddp._tensor.results import Size as Shape
+from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 __all__ = ["arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace"]
+__all__ += ["as_tensor", "asarray", "from_dlpack", "from_numpy", "frombuffer", "scalar_tensor", "tensor"]
 __all__ += ["get_default_device", "ones", "ones_like", "set_default_device", "zeros", "zeros_like"]
 
 if TYPE_CHECKING:
@@ -264,3 +286,252 @@ class Making(TensorBase):
     def new_full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
         """`fill_value` everywhere, in the given shape."""
         return full(size, fill_value, **options_like(self, options))
+
+    def new_tensor(self, data: Any, **options: Unpack[Options]) -> Tensor:
+        """A new tensor with a copy of `data`, in the dtype and on the device of this one, unless given."""
+        return tensor(data, **options_like(self, options))
+
+
+def construct(name: str, dtype: np.dtype[Any], given: tuple[Any, ...], device: Where) -> Tensor:
+    """An uninitialised tensor of the sizes given, or a copy of the data; a tensor's memory is shared.
+
+    Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
+    """
+    if len(given) == 1 and isinstance(given[0], TensorBase):
+        x = given[0]
+        if x.array.dtype != dtype:
+            raise DtypeError(f"{name}: a tensor of {dtype} was expected, not {x.array.dtype}; use to()")
+        return wrap(x.array, x._device, x)
+    if len(given) == 1 and isinstance(given[0], Shape):
+        return empty(given[0], dtype=dtype, device=device)
+    if all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given):
+        return empty([operator.index(n) for n in given] or (0,), dtype=dtype, device=device)
+    if len(given) > 1:
+        raise ArgumentError(f"{name}: expected sizes, or one sequence of data, got {len(given)} arguments")
+    return tensor(given[0], dtype=dtype, device=device)
+
+
+class TypedTensor(type):
+    """The type of `ddp.LongTensor` and its kin: tensors of one dtype on one kind of device.
+
+    Calling one makes tensors: of sizes, uninitialised; of data, a copy. An instance is any tensor of that dtype there,
+    as in `isinstance(x, ddp.LongTensor)`; `ddp.LongTensor | None` is an annotation. x.type() takes them, too.
+
+    Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
+    """
+
+    dtype: np.dtype[Any]  # by which NumPy, and so parse(), takes the type for its dtype
+    device_type: str
+
+    def __call__(cls, *given: Any, device: Where = None) -> Tensor:
+        where = cls.device_type if device is None and cls.device_type != "cpu" else device
+        return construct(cls.__name__, cls.dtype, given, where)
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, TensorBase) and x.array.dtype == cls.dtype and x._device.type == cls.device_type
+
+    def __repr__(cls) -> str:
+        return f"{cls.__module__}.{cls.__name__}"
+
+
+def _typed(module: str, name: str, dtype: np.dtype[Any], device_type: str) -> TypedTensor:
+    doc = f"Tensors of {dtype} on {device_type}; called with sizes or data, it makes one."
+    return TypedTensor(name, (), {"__module__": module, "__doc__": doc, "dtype": dtype, "device_type": device_type})
+
+
+if TYPE_CHECKING:
+    BFloat16Tensor = BoolTensor = ByteTensor = CharTensor = DoubleTensor = Tensor
+    FloatTensor = HalfTensor = IntTensor = LongTensor = ShortTensor = Tensor
+else:
+    globals().update({name: _typed("ddp", name, dtype, "cpu") for name, dtype in dtypes.TYPES.items()})
+    __all__ += list(dtypes.TYPES)
+ON_CUDA = {name: _typed("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
+
+
+def cast(array: Any, kind: np.dtype[Any]) -> Any:
+    """`array` in `kind`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
+    if array.dtype == kind:
+        return array
+    with np.errstate(all="ignore"):
+        return array.astype(kind)
+
+
+def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
+    """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
+    if isinstance(data, bool | int | float) and not isinstance(data, np.generic):
+        kind = of_number(data) if dtype is None else parse(dtype)
+        if kind in INTEGERS and math.isfinite(data):
+            data = int(data)
+        try:
+            with np.errstate(over="ignore"):
+                return np.array(data, kind), True
+        except (OverflowError, ValueError) as error:
+            raise ArgumentError(f"{name}: {data} does not fit {kind}") from error
+    if isinstance(data, TensorBase):
+        array = data.array
+    elif isinstance(data, np.ndarray):
+        array = data if type(data) is np.ndarray else data.view(np.ndarray)
+    elif hasattr(data, "__dlpack__") and is_bfloat16(data):
+        array = take_dlpack(data, dlpack_device(data))  # of all ways, this one has a name for it
+    elif hasattr(data, "__cuda_array_interface__"):
+        array = _device.imported(data)
+    elif hasattr(data, "__array__") or hasattr(data, "__array_interface__"):
+        array = np.asarray(data)
+    else:
+        return _of_sequence(data, dtype, name), True
+    kind = parse(array.dtype if dtype is None else dtype)
+    return cast(array, kind), array.dtype != kind or isinstance(data, np.generic)
+
+
+def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
+    """A new array of nested lists of numbers, arrays and tensors."""
+    if isinstance(data, list | tuple):
+        kinds = _element_types(data)
+        if any(hasattr(kind, "dtype") for kind in kinds):
+            found: set[np.dtype[Any]] = set()
+            data = _unwrap_tensors(data, found)
+            if dtype is None:
+                dtype = functools.reduce(promote_types, found)
+    try:
+        array = np.array(data)
+    except ValueError as error:
+        raise ShapeError(f"{name}: the nested lists are ragged: {error}") from error
+    if dtype is None:
+        return cast(array, get_default_dtype() if array.dtype == float64 else parse(array.dtype))
+    kind = parse(dtype)
+    parse(array.dtype)
+    if kind in INTEGERS and array.size:
+        limits, low, high = iinfo(kind), array.min(), array.max()
+        if not (low >= limits.min and high <= limits.max):
+            raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {kind}")
+    return cast(array, kind)
+
+
+def _element_types(data: Any) -> set[type]:
+    """The types of what is in nested lists."""
+    kinds = set(map(type, data))
+    if any(issubclass(kind, list | tuple) for kind in kinds):
+        for part in data:
+            if isinstance(part, list | tuple):
+                kinds |= _element_types(part)
+    return kinds
+
+
+def _unwrap_tensors(data: Any, found: set[np.dtype[Any]]) -> Any:
+    """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
+    if isinstance(data, list | tuple):
+        return [_unwrap_tensors(part, found) for part in data]
+    found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
+    array = place(data.array, CPU) if isinstance(data, TensorBase) else data
+    return array.astype(float32) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other
+
+
+def tensor(
+    data: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False, pin_memory: bool = False
+) -> Tensor:
+    """A new tensor with a copy of `data`: numbers, nested sequences, an array or a tensor.
+
+    pin_memory: in page-locked memory, where there is a GPU to copy to.
+    Raises: ShapeError for ragged sequences; DtypeError for what is no number, or if an integer should require grad;
+    ArgumentError for a number that does not fit the dtype.
+    """
+    array, new = array_of(data, dtype, "tensor")
+    where = _where_to(data, array, device)
+    if not new and (where is CPU or device_of(array) is where or where.index is None):
+        array = array.copy()
+    x = from_array(array, where, requires_grad)
+    return pin(x) if pin_memory else x
+
+
+def as_tensor(data: Any, dtype: Any = None, device: Where = None) -> Tensor:
+    """`data` as a tensor, sharing the memory of an array where dtype and device allow it; a tensor as it is."""
+    if isinstance(data, TensorBase):
+        x: Any = data
+        return x if dtype is None and device is None else x.to(device=device, dtype=dtype)
+    array, _ = array_of(data, dtype, "as_tensor")
+    return from_array(array, _where_to(data, array, device))
+
+
+def _where_to(data: Any, array: Any, device: Where) -> _device.device:
+    """Where a tensor of `data` is made: where it was asked for; where an array is; else where new tensors are made."""
+    named = device is not None or (isinstance(array, np.ndarray) and not isinstance(data, TensorBase))
+    return resolve_device(device) if named else device_of(array)
+
+
+def asarray(
+    obj: Any, *, dtype: Any = None, device: Where = None, copy: bool | None = None, requires_grad: bool = False
+) -> Tensor:
+    """`obj` as a tensor: sharing its memory if that can be, or never (copy=True), or always (copy=False).
+
+    Raises: ArgumentError if copy=False and the memory cannot be shared.
+    """
+    if isinstance(obj, TensorBase) or not hasattr(obj, "__dlpack__") or hasattr(obj, "__array__"):
+        array, new = array_of(obj, dtype, "asarray")
+    else:
+        array, new = from_dlpack(obj).array, False
+    where = _where_to(obj, array, device)
+    moved = place(array, where)
+    new = new or moved is not array
+    if copy is False and new:
+        raise ArgumentError(f"asarray: a {type(obj).__name__} cannot become this tensor without a copy")
+    if copy and not new:
+        moved = moved.copy()
+    if isinstance(obj, TensorBase) and moved is obj.array:
+        x = wrap(moved, obj._device, obj)
+        return x.requires_grad_() if requires_grad else x
+    return from_array(moved, where, requires_grad)
+
+
+def scalar_tensor(s: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
+    """A 0-d tensor of one number, of the default dtype unless `dtype` says otherwise."""
+    kind = get_default_dtype() if dtype is None else parse(dtype)
+    return tensor(as_number(s, "scalar_tensor"), dtype=kind, device=device, requires_grad=requires_grad)
+
+
+def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor that shares the memory of `ndarray`. Raises: DtypeError for anything but an array of a known dtype."""
+    if not isinstance(ndarray, np.ndarray):
+        raise DtypeError(f"from_numpy: expected a NumPy array, got {type(ndarray).__name__}")
+    parse(ndarray.dtype)
+    return wrap(ndarray if type(ndarray) is np.ndarray else ndarray.view(np.ndarray), CPU)
+
+
+def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False) -> Tensor:
+    """A 1-d tensor that shares the memory of an object with the buffer protocol, from byte `offset` on.
+
+    Raises: ArgumentError if the bytes are no whole number of elements, or fewer than `count`.
+    """
+    try:
+        array = np.frombuffer(buffer, parse(dtype), count, offset)
+    except ValueError as error:
+        raise ArgumentError(f"frombuffer: {error}") from error
+    return from_array(array, CPU, requires_grad)
+
+
+def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = None) -> Tensor:
+    """A tensor that shares the memory of an array of any library that speaks DLPack.
+
+    On a GPU the current stream goes on when the other library's has got this far; the host does not wait.
+    copy: True: it does not share; False: it does, or this raises. Raises: DtypeError for a dtype that tensors do not
+    have, or for no such array; DeviceError for memory that is neither the CPU's nor CUDA's; ArgumentError if copy=False
+    and `device` is another one.
+    """
+    where = dlpack_device(ext_tensor)
+    if copy is False and device is not None and resolve_device(device) is not where:
+        raise ArgumentError(f"from_dlpack: an array on {where} cannot become a tensor on {device} without a copy")
+    array = take_dlpack(ext_tensor, where)
+    x = from_array(array.copy() if copy else array, where)
+    return x if device is None else from_array(x.array, resolve_device(device))
+
+
+def from_foreign(value: Any) -> Any:
+    """An array, or a tensor of another library, as a tensor outside the graph, sharing memory; anything else as it is.
+
+    Raises: DtypeError, DeviceError, and what the other library raises for a tensor that it cannot share.
+    """
+    if isinstance(value, TensorBase) or not hasattr(value, "__dlpack__"):
+        return value
+    if isinstance(value, np.ndarray):
+        return from_numpy(value)  # DLPack refuses an array that may not be written to
+    # Not by __array__, after which PyTorch can never again resize the memory.
+    return from_dlpack(value.detach() if hasattr(value, "detach") else value)

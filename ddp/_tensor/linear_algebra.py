@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp._engine import modes
 from ddp._tensor.base import TensorBase, apply
-from ddp._tensor.function_form import with_out
-from ddp._tensor.inplace import in_place
+from ddp._tensor.inplace import in_place, with_out
 from ddp._tensor.operands import array_as_tensor, broadcast, check_operand
 from ddp._tensor.reductions import axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError

@@ -1,7 +1,7 @@
 """`ddp.cuda`: the CUDA devices of this process, as far as CuPy finds any. Every question can be asked without one."""
 
 from ddp import _aliases
-from ddp._tensor.legacy_constructors import ON_CUDA
+from ddp._tensor.creation import ON_CUDA
 from ddp.cuda import memory, nvtx
 from ddp.cuda._async_read import Fetched, fetch
 from ddp.cuda._devices import (

@@ -15,7 +15,7 @@ import numpy as np
 from ddp._device import CPU
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.dtypes import SUPPORTED, promote_types
-from ddp._tensor.joining import stack
+from ddp._tensor.functions import stack
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 Array = np.ndarray[Any, Any]

@@ -13,7 +13,7 @@ from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty, zeros
 from ddp._tensor.dtypes import bool_, is_float
-from ddp._tensor.joining import cat
+from ddp._tensor.functions import cat
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import init
 from ddp.nn.activation import softmax

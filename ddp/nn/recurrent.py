@@ -10,7 +10,7 @@ from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty, zeros
-from ddp._tensor.joining import cat, stack
+from ddp._tensor.functions import cat, stack
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import init
 from ddp.nn.dropout import dropout

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
-from ddp._tensor.interop import as_tensor, from_foreign
+from ddp._tensor.creation import as_tensor, from_foreign
 from ddp.errors import DtypeError, StateDictError
 from ddp.nn.parameter import Parameter
 

@@ -12,7 +12,7 @@ from ddp._device import on
 from ddp._engine import RemovableHandle
 from ddp._tensor.base import clear_grad, wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.interop import from_foreign
+from ddp._tensor.creation import from_foreign
 from ddp.errors import ArgumentError, DtypeError, StateDictError
 
 Group = dict[str, Any]

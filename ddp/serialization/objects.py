@@ -24,7 +24,7 @@ from ddp.serialization.structure import JSON, Decoder, encode, free_name, refuse
 
 #: Where classes and functions have their public names, which stay when files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
-_OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.joining", "ddp._tensor.linear_algebra")
+_OURS = ("ddp.nn.", "ddp._tensor.functions", "ddp._tensor.linear_algebra")
 _ROOT = "obj"
 
 _listed: dict[str, Any] = {}

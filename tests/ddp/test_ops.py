@@ -124,7 +124,7 @@ def test_dropout(p: float, shape: tuple[int, ...]) -> None:
 
 
 def test_transfer_passes_gradients() -> None:
-    from ddp._tensor.conversion import transfer
+    from ddp._tensor.storage import transfer
 
     for array in (draw(2, 3), draw(), draw(0, 3), spaced(2, 3)):
         x = ddp.from_numpy(array).requires_grad_()

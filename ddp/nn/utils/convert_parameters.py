@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
-from ddp._tensor.joining import cat
+from ddp._tensor.functions import cat
 from ddp.errors import ShapeError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import full
-from ddp._tensor.joining import cat, stack
+from ddp._tensor.functions import cat, stack
 from ddp.errors import ArgumentError, ShapeError
 
 __all__ = ["pad_sequence", "unpad_sequence"]

@@ -13,7 +13,7 @@ from ddp._device import capturing, device_of, on, place
 from ddp._engine import enable_grad
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.interop import from_foreign
+from ddp._tensor.creation import from_foreign
 from ddp.errors import ArgumentError, CaptureError, DtypeError, ParallelError
 from ddp.ops import gradients
 from ddp.optim import Optimizer
