@@ -73,7 +73,7 @@ SIZES = {
     "ddp/_cuda, ddp/cuda": Size(4455, 4000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(3781, 3600, ("ddp/nn",)),
     "ddp/optim": Size(1417, 1200, ("ddp/optim",)),
-    "ddp/data": Size(2391, 1700, ("ddp/data",)),
+    "ddp/data": Size(2315, 1700, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(2446, 1600, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(3554, 2900, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(560, 450, ("ddp/multiprocessing",)),
@@ -83,7 +83,7 @@ SIZES = {
     "benchmarks": Size(3061, 2400, ("benchmarks",)),
     "tests": Size(42761, 34000, ("tests",)),
 }
-FILES = {"ddp": (228, 220), "collectives": (50, 50), "launcher": (73, 75)}  # limit, goal
+FILES = {"ddp": (227, 220), "collectives": (50, 50), "launcher": (73, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:

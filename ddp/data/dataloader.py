@@ -14,13 +14,15 @@ from ddp.data import device_prefetcher
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.datasets import IterableDataset
 from ddp.data.fetching import FetchConfig, mix_seed
-from ddp.data.passes import BatchSource, IndexTasks, LocalPool, State, StreamTasks, check_streams
+from ddp.data.passes import IndexTasks, LocalBatches, State, StreamTasks, WorkerBatches, check_streams
 from ddp.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from ddp.errors import ArgumentError, StateDictError
 
 if TYPE_CHECKING:
     from ddp.data.payload import Payload
     from ddp.data.worker_pool import WorkerPool
+
+Batches = LocalBatches | WorkerBatches
 
 _PREFETCH = 2  # tasks ahead of each worker
 
@@ -102,39 +104,23 @@ class DataLoader:
         self.collate_fn = collate_fn or (default_collate if self._batched else default_convert)
         self._pool: WorkerPool | None = None  # of persistent workers
         self._payload: Payload | None = None
-        self._modules: set[str] = set()  # that the fork server imports
         self.epoch = 0  # passes completed, those before a state that was loaded among them
         self._batches = 0  # handed out in the pass under way
         self._seed: int | None = None  # what random numbers of batches come from
         self._streams: Any = None  # where the next pass over a stream goes on
-        self._current: BatchSource | None = None  # of the pass that counts now
+        self._current: Batches | None = None  # of the pass that counts now
         self._left: Any = None  # the state of a pass that was left early
         self._loaded = False
         if num_workers:
-            self._start_server()
+            # A loader without workers need not wait for these imports.
+            from ddp.data import fork_server
+
+            self._modules = fork_server.modules_of(worker_init_fn, self.collate_fn, type(dataset))
+            fork_server.fork_server(self._modules)  # it is ready by the time that workers are wanted
 
     def _order(self) -> Any:
         """What yields the indices of a batch after those of another: None for a stream."""
         return self.sampler if self.batch_sampler is None else self.batch_sampler
-
-    def _start_server(self) -> None:
-        """Starts the server that workers are forked from, so that it is ready when they are wanted."""
-        # Here and below: a loader without workers need not wait for these imports.
-        from ddp.data import fork_server
-
-        fork_server.refuse_while_imported()
-        named = [self.worker_init_fn, self.collate_fn, type(self.dataset)]
-        self._modules = {name for each in named if isinstance(name := getattr(each, "__module__", None), str)}
-        script: dict[str, str] = {}
-        if "__main__" in self._modules:
-            try:
-                script = fork_server.current_script()
-            except ArgumentError:
-                pass  # raised when workers are started, if they need it
-        self._modules = {
-            name for name in self._modules if name.partition(".")[0] not in ("__main__", "builtins", "ddp")
-        }
-        fork_server.fork_server(self._modules, script)
 
     def __len__(self) -> int:
         """Batches of a whole pass. Raises: TypeError if the sampler, or an IterableDataset, has no length."""
@@ -164,7 +150,7 @@ class DataLoader:
         from; sampler: the state of sampler or batch_sampler, None if it has none; streams: of an IterableDataset
         """
         state: State = {"epoch": self.epoch, "batches": self._batches, "seed": self._seed}
-        inner = self._current.tasks.state() if self._current is not None else self._left
+        inner = self._current.tasks.position if self._current is not None else self._left
         if self._stream:
             return {**state, "streams": self._streams if inner is None else inner}
         if inner is None and hasattr(self._order(), "state_dict"):
@@ -197,22 +183,22 @@ class DataLoader:
         self.epoch, self._batches, self._seed = state["epoch"], state["batches"], state.get("seed")
         self._loaded, self._current, self._left = True, None, None
 
-    def _complete(self, source: BatchSource) -> None:
+    def _complete(self, source: Batches) -> None:
         """Counts a pass that came to its end."""
         if self._current is source:
             self.epoch += 1
             self._batches, self._streams, self._current = 0, None, None
 
-    def _leave(self, source: BatchSource, failed: bool = False) -> None:
+    def _leave(self, source: Batches, failed: bool = False) -> None:
         """Ends a pass early. It counts as complete if all of it was handed out."""
         if self._current is not source:
             return
         if source.tasks.leave(failed):
             self._complete(source)
         else:
-            self._left, self._current = source.tasks.state(), None
+            self._left, self._current = source.tasks.position, None
 
-    def _start_pass(self) -> BatchSource:
+    def _start_pass(self) -> Batches:
         """The batches of a pass that begins where a loaded state says."""
         if self._seed is None:
             self._seed = int(generator(CPU, self.generator).integers(2**63))
@@ -221,9 +207,16 @@ class DataLoader:
         seed = functools.partial(mix_seed, self._seed, self.epoch, int(getattr(holder, "rank", 0)))
         size = None if not self._batched else self.batch_size or 1
         config = FetchConfig(self.dataset, self.collate_fn, self.worker_init_fn, self._stream, size, self.drop_last)
-        pool = self._workers(config) if self.num_workers else LocalPool(config)
-        tasks = StreamTasks(len(pool), self._streams) if self._stream else IndexTasks(self._order(), self._batches)
-        self._current = BatchSource(pool, tasks, seed, self.prefetch_factor or 0)
+        pool = self._workers(config) if self.num_workers else None
+        tasks: IndexTasks | StreamTasks
+        if self._stream:
+            tasks = StreamTasks(max(1, self.num_workers), self._streams)
+        else:
+            tasks = IndexTasks(self._order(), self._batches)
+        if pool is None:
+            self._current = LocalBatches(config, tasks, seed)
+        else:
+            self._current = WorkerBatches(pool, tasks, seed, self.prefetch_factor or _PREFETCH)
         return self._current
 
     def _workers(self, config: FetchConfig) -> WorkerPool:
@@ -245,7 +238,7 @@ class _Pass(Iterator[Any]):
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._source: BatchSource | None = None
+        self._source: Batches | None = None
         self._source = source = loader._start_pass()
         self._batches = device_prefetcher.prefetch_to_device(source, loader.pin_memory, loader.pin_memory_device)
 
@@ -273,13 +266,13 @@ class _Pass(Iterator[Any]):
     def __len__(self) -> int:
         return len(self._loader)
 
-    def _end(self, source: BatchSource, keep: bool) -> None:
+    def _end(self, source: Batches, keep: bool) -> None:
         self._source = None
         self._batches = iter(())
         if not keep:
             self._loader._pool = None
         if self._loader._pool is None:
-            source.pool.close()
+            source.close()
 
     def __del__(self) -> None:
         source = self._source

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,27 +44,24 @@ def mix_seed(*numbers: int) -> int:
     return state >> 1
 
 
-class SeededGenerators:
-    """A context in which this package's generators draw from streams that begin at `seed`."""
-
-    __slots__ = ("_own", "_seed")
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._own: Any = None
-
-    def __enter__(self) -> None:
-        self._own = _device.exchange_generators((self._seed, {}))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _device.exchange_generators(self._own)
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """A context after which this package's generators are where they were before."""
+    own = _device.exchange_generators((0, {}))
+    try:
+        yield
+    finally:
+        _device.exchange_generators(own)
 
 
-def seed_generators(seed: int) -> None:
-    """Seeds what a worker draws from: this package's generators, NumPy's global one and Python's."""
+def seed_package(seed: int) -> None:
+    """Seeds this package's generators."""
     _device.exchange_generators((seed, {}))
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds what a worker draws from: this package's generators, NumPy's global one and Python's."""
+    seed_package(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
@@ -107,11 +104,22 @@ class FetchConfig(NamedTuple):
     drop_last: bool
 
 
+class StartPass(NamedTuple):
+    """A pass begins. seed: of the worker
+
+    state: of a stream's dataset, to go on from; skipped: where it has none, the seeds of batches that are left out
+    """
+
+    seed: int
+    state: Any
+    skipped: Sequence[int]
+
+
 class FetchResult(NamedTuple):
     """The result of a task. end: the stream had no more batches; last: this is known to be the last one
 
     state: the dataset's own, after this batch
-    failure, dropped: of a worker process: a WorkerFailure, and blocks that the consumer is to forget
+    failure: of a worker process, a WorkerFailure
     """
 
     batch: Any
@@ -119,43 +127,41 @@ class FetchResult(NamedTuple):
     last: bool = False
     end: bool = False
     failure: Any = None
-    dropped: Sequence[str] = ()
 
 
 class BatchMaker:
     """Makes the batches of passes over a dataset.
 
+    seeding: called with the seed of what is fetched next
     out: where `default_collate` puts a batch's arrays; at: what is being read, which an error names: an index, or all
     """
 
-    def __init__(self, config: FetchConfig, out: Out = np.empty) -> None:
+    def __init__(self, config: FetchConfig, seeding: Callable[[int], None], out: Out = np.empty) -> None:
         self.at: Any = None
-        self._config, self._out = config, out
+        self._config, self._seeding, self._out = config, seeding, out
         self._default = config.collate is default_collate
         columns = self._default and not config.stream and config.size is not None
         self._columns = ArrayColumns.of(config.dataset) if columns else None
         self._stateful = config.stream and hasattr(config.dataset, "state_dict")
         self._stream: Iterator[Any] = iter(())
 
-    def start_pass(self, state: Any, skipped: Sequence[int], seeded: Callable[[int], Any]) -> None:
-        """Prepares a pass over a stream.
-
-        state: of its dataset, to go on from; skipped: where it has none, the seeds of batches that are left out
-        seeded: a context in which generators begin at a seed
-        """
+    def start_pass(self, start: StartPass) -> None:
+        """Prepares a pass: that over a stream begins, or goes on, here."""
         dataset, _, _, stream, size, _ = self._config
+        self._seeding(start.seed)
         if not stream:
             return
-        if state is not None:
-            dataset.load_state_dict(state)
+        if start.state is not None:
+            dataset.load_state_dict(start.state)
         self._stream = iter(dataset)
-        for seed in skipped:
-            with seeded(seed):
-                for _ in itertools.islice(self._stream, size or 1):
-                    pass
+        for seed in start.skipped:
+            self._seeding(seed)
+            for _ in itertools.islice(self._stream, size or 1):
+                pass
 
-    def make(self, indices: Any) -> FetchResult:
+    def make(self, seed: int, indices: Any) -> FetchResult:
         """The batch of a list of indices, or of one index; None: the next one of a stream."""
+        self._seeding(seed)
         dataset, _, _, stream, size, drop_last = self._config
         if not stream:
             return FetchResult(self._indexed(indices))

@@ -1,28 +1,32 @@
-"""Fork servers of worker processes: the standard library's, started without what would make a worker act as a rank.
+"""Fork servers of worker processes: the standard library's, with what a rank's workers need besides.
+
+`multiprocessing.get_context("forkserver")` would do but for four things. Its one server is shared with whatever else
+the process starts so. It inherits the variables that make a process a rank of the job, and begins MPI as soon as a
+module that it preloads does. It never preloads the user's script (Python 3.11), and each process that it forks imports
+that again, needed or not. And what it forks outlives a server that was killed.
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
-imported what they need (`ddp.data.preload`) by the time that they are wanted. It is replaced if it has ended, if a
-loader needs other modules, or if a module was loaded again; worker pools keep the server that forked them.
+imported what they need by the time that they are wanted. It is replaced if a loader needs other modules, or one of them
+was loaded again; worker pools keep the server that forked them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
+import pickle
 import sys
+import tempfile
 import threading
 import time
-import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
-from types import ModuleType
 from typing import Any
 
 from collectives.start import child_environment, joined
 from collectives.world import promised
-from ddp.data import preload
+from ddp.data import worker
 from ddp.errors import ArgumentError, WorkerError
 
 _GRACE = 2.0  # s that workers have for what they are doing when their pool is closed
@@ -43,91 +47,70 @@ def worker_environment() -> dict[str, str]:
     return environ
 
 
-def current_script() -> dict[str, str]:
-    """The script of this process, as `spawn.prepare` takes it. Raises: ArgumentError if it has none."""
+def preparation_data(script: bool) -> dict[str, Any]:
+    """The standard library's data by which a child process is made like this one, with the user's script or without.
+
+    Raises: ArgumentError if a script is wanted, and there is none.
+    """
     data = spawn.get_preparation_data("worker")
-    script = {name: str(data[name]) for name in _SCRIPT if name in data}
-    path = script.get("init_main_from_path")
-    if not script or (path is not None and not os.path.exists(path)):
+    data["sys_path"] = [each for each in sys.path if isinstance(each, str)]
+    found = [data[name] if script else data.pop(name) for name in _SCRIPT if name in data]
+    if script and (not found or ("init_main_from_path" in data and not os.path.exists(found[0]))):
         raise ArgumentError(
             "num_workers: the dataset, collate_fn or worker_init_fn is defined in an interactive session, where no"
             " worker process finds it: move it to a module that can be imported, or take num_workers=0"
         )
-    return script
+    return data
 
 
-def refuse_while_imported() -> None:
-    """Raises: ArgumentError in a script that the server imports and that is about to start workers of its own."""
-    if preload.importing_script:
-        raise ArgumentError(
-            "this script starts a DataLoader's worker processes wherever it is imported, and workers import it, because"
-            ' it defines their dataset. Put what it runs below `if __name__ == "__main__":`, or the dataset into a'
-            " module of its own"
-        )
+class ForkServer(forkserver.ForkServer):
+    """A fork server that has imported `modules`, "__main__" for the user's script. It ends when this is forgotten.
 
-
-def loaded_modules() -> dict[str, object]:
-    """The spec of each module of this process, of which `importlib.reload` makes a new one."""
-    modules = list(sys.modules.items())
-    # Something else than a module may run code when it is asked.
-    return {name: vars(module).get("__spec__") for name, module in modules if issubclass(type(module), ModuleType)}
-
-
-class ForkServer:
-    """A fork server that has imported `modules` and the user's script, {} for none. It ends when this is forgotten.
-
-    Raises: WorkerError if it cannot be started.
+    Raises: ArgumentError if there is no script; WorkerError if the server cannot be started.
     """
 
-    def __init__(self, modules: frozenset[str], script: dict[str, str]) -> None:
-        self.owner = os.getpid()
-        self.modules, self.script, self._loaded = modules, script, loaded_modules()
-        path = [each for each in sys.path if isinstance(each, str)]
-        settings = {"argv": sys.argv, "path": path, "main": script, "modules": sorted(modules), "parent": self.owner}
-        self._server: Any = forkserver.ForkServer()
-        self._server.set_forkserver_preload(["ddp.data.preload"])
-        self._settings = os.memfd_create("ddp-preload")  # a variable of the environment holds 128 KiB at most
-        with open(self._settings, "wb", closefd=False) as file:
-            file.write(json.dumps(settings).encode())
-        wanted = worker_environment() | {preload.SETTINGS: f"/proc/{self.owner}/fd/{self._settings}"}
+    _forkserver_pid: int | None
+
+    def __init__(self, modules: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.modules, self.owner = modules, os.getpid()
+        preparation = preparation_data("__main__" in modules)
+        del preparation["authkey"]
+        handle, self._settings = tempfile.mkstemp(dir=util.get_temp_dir())
+        with open(handle, "wb") as file:
+            pickle.dump((preparation, sorted(modules.keys() - {"__main__"}), self.owner), file)
+        self.set_forkserver_preload(["ddp.data.worker"])
+        self.ensure_running()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process."""
+        return self._forkserver_pid
+
+    def fits(self, modules: Mapping[str, Any]) -> bool:
+        """Whether new workers that need these can be forked of it."""
+        has = all(name in self.modules and self.modules[name] is spec for name, spec in modules.items())
+        return has and self.owner == os.getpid()
+
+    def ensure_running(self) -> None:
+        """Starts the server if it has not been, or has ended; the standard library does this before each fork."""
+        pid = self._forkserver_pid
+        if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        wanted = worker_environment() | {worker.SETTINGS: self._settings}
         changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
         _put_environment(changed, wanted)  # the process's own, not `os.environ`, which other threads read
         try:
-            self._server.ensure_running()
+            super().ensure_running()
         except OSError as error:
             raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
         finally:
             _put_environment(changed, os.environ)
-        # It would be started again, with the environment of a rank: `fits` says that it has ended.
-        vars(self._server)["ensure_running"] = lambda: None
-        weakref.finalize(self, _stop, self._server, self._settings, self.owner).atexit = False
 
-    @property
-    def pid(self) -> int:
-        """The server's process."""
-        pid: int = self._server._forkserver_pid
-        return pid
-
-    def fits(self, modules: frozenset[str], script: dict[str, str]) -> bool:
-        """Whether new workers that need these can be forked of it."""
-        if self.owner != os.getpid() or not modules <= self.modules or (script and script != self.script):
-            return False
-        # A module that was loaded again may be one that the dataset's own module uses: the server has its old code.
-        now = loaded_modules()
-        if any(now.get(name, spec) is not spec for name, spec in self._loaded.items()):
-            return False
-        try:
-            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        except ChildProcessError:
-            return False
-
-    def connect(self, fds: list[int]) -> tuple[int, int]:
-        """Forks a worker that inherits `fds`: where its pid and exit code are read, and where its start is written."""
-        try:
-            ends: tuple[int, int] = self._server.connect_to_new_process(fds)
-        except OSError as error:
-            raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
-        return ends
+    def __del__(self) -> None:
+        # Not where the interpreter ends, which ends the server, nor in a forked child, whose server it is not.
+        if not sys.is_finalizing() and os.getpid() == self.owner:
+            _in_background(self._stop)  # type: ignore[attr-defined]  # private: the stubs leave it out
 
 
 def _put_environment(names: Iterable[str], values: Mapping[str, str]) -> None:
@@ -138,13 +121,7 @@ def _put_environment(names: Iterable[str], values: Mapping[str, str]) -> None:
             os.unsetenv(name)
 
 
-def _stop(server: Any, settings: int, owner: int) -> None:
-    os.close(settings)
-    if os.getpid() == owner:  # else this is a forked child, whose server it is not
-        _in_background(server._stop)
-
-
-def _in_background(work: Any, *args: Any) -> None:
+def _in_background(work: Callable[..., Any], *args: Any) -> None:
     """Runs something that waits for processes. Does nothing where the interpreter ends: the server ends with it."""
 
     def run() -> None:
@@ -159,16 +136,30 @@ _server: ForkServer | None = None
 _lock = threading.Lock()
 
 
-def fork_server(modules: Iterable[str], script: dict[str, str]) -> ForkServer:
-    """The fork server of this process, started anew if there is none that fits. Raises: WorkerError."""
+def fork_server(names: Iterable[str]) -> ForkServer:
+    """The fork server of this process, which has imported these modules; started anew if there is none that fits.
+
+    Raises: WorkerError; ArgumentError where there is no script, or this is the import of one that workers need.
+    """
     global _server
-    wanted = frozenset(modules)
+    if worker.importing_script:
+        raise ArgumentError(
+            "this script starts a DataLoader's worker processes wherever it is imported, and workers import it, because"
+            ' it defines their dataset. Put what it runs below `if __name__ == "__main__":`, or the dataset into a'
+            " module of its own"
+        )
+    # `importlib.reload` makes a new spec, and the server has the old code.
+    wanted = {name: getattr(sys.modules.get(name), "__spec__", None) for name in names}
     with _lock:
-        if _server is None or not _server.fits(wanted, script):
-            if _server is not None:
-                wanted, script = wanted | _server.modules, script or _server.script
-            _server = ForkServer(wanted, script)
+        if _server is None or not _server.fits(wanted):
+            _server = ForkServer(wanted if _server is None else {**_server.modules, **wanted})
         return _server
+
+
+def modules_of(*objects: Any) -> set[str]:
+    """The modules that define these functions and classes, but for those that the server has in any case."""
+    names = {name for each in objects if isinstance(name := getattr(each, "__module__", None), str)}
+    return {name for name in names if name.partition(".")[0] not in ("builtins", "ddp")}
 
 
 class WorkerProcess(popen_forkserver.Popen):
@@ -181,20 +172,21 @@ class WorkerProcess(popen_forkserver.Popen):
 
     def __init__(self, server: ForkServer, *args: Any) -> None:
         self._server = server
-        super().__init__(context.ForkServerProcess(target=preload.run_worker, args=args))
+        super().__init__(context.ForkServerProcess(target=worker.run, args=args))
 
     def _launch(self, process_obj: Any) -> None:
-        data = spawn.get_preparation_data(process_obj.name)
-        for name in _SCRIPT:
-            data.pop(name, None)  # the server has it if it is needed
+        """As the standard library's, but without the script, and from a server of our own."""
         file = io.BytesIO()
         context.set_spawning_popen(self)
         try:
-            reduction.dump(data, file)
+            reduction.dump(preparation_data(script=False), file)
             reduction.dump(process_obj, file)
         finally:
             context.set_spawning_popen(None)
-        self.sentinel, start = self._server.connect(self._fds)  # type: ignore[attr-defined]  # of the base class
+        try:
+            self.sentinel, start = self._server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
         alive = os.dup(start)  # by which the worker's `parent_process` knows that this one lives
         self.finalizer = util.Finalize(self, _close, (alive, self.sentinel))
         with open(start, "wb") as pipe:

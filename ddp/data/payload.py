@@ -42,14 +42,14 @@ class Payload:
     """
 
     def __init__(self, content: Any) -> None:
-        buffers: list[pickle.PickleBuffer] = []
+        buffers: list[memoryview] = []
         file = io.BytesIO()
 
         def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
-            small = buffer.raw().nbytes < _LARGE
-            if not small:
-                buffers.append(buffer)
-            return small
+            raw = buffer.raw()
+            if raw.nbytes >= _LARGE:
+                buffers.append(raw)
+            return raw.nbytes < _LARGE
 
         try:
             _PayloadPickler(file, protocol=5, buffer_callback=keep_in_pickle).dump(content)
@@ -60,30 +60,36 @@ class Payload:
             ) from error
         pickled = file.getvalue()
         self.needs_script = _SCRIPT in pickled
-        self._pieces, arrays, self._nbytes = [(0, memoryview(pickled))], [], len(pickled)
-        for buffer in buffers:
-            raw = buffer.raw()
-            start = -(-self._nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._pieces, arrays, end = [(0, memoryview(pickled))], [], len(pickled)
+        for raw in buffers:
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + raw.nbytes
             self._pieces.append((start, raw))
-            self._nbytes = start + raw.nbytes
             arrays.append((start, raw.nbytes, raw.readonly))
-        self.layout = PayloadLayout(len(pickled), arrays)
+        self.layout, self._nbytes = PayloadLayout(len(pickled), arrays), end
         self._block: Block | None = None
 
-    def write(self, previous: Payload | None = None) -> Block:
-        """Puts it into shared memory, once: that of `previous`, if that holds the same, byte for byte.
+    def allocate(self, previous: Payload | None = None) -> Block:
+        """The shared memory that `write` will put it into: that of `previous`, if that holds the same, byte for byte.
 
         So workers of a next pass start in half the time (benchmarks/dataloader.py, "start").
         """
         block = previous._block if previous is not None and previous.layout == self.layout else None
-        if block is None or not self._lies_in(block):
+        if block is not None and self._lies_in(block):
+            self._pieces = []
+        else:
             block = Block.create(self._nbytes)
-            for at, piece in self._pieces:
-                while piece:  # by the system: through the mapping, each page would be a fault
-                    written = os.pwrite(block.fileno(), piece, at)
-                    piece, at = piece[written:], at + written
-        self._block, self._pieces = block, []
+        self._block = block
         return block
+
+    def write(self) -> None:
+        """Writes it, if it does not lie there."""
+        assert self._block is not None
+        for at, piece in self._pieces:
+            while piece:  # by the system: through the mapping, each page would be a fault
+                written = os.pwrite(self._block.fileno(), piece, at)
+                piece, at = piece[written:], at + written
+        self._pieces = []
 
     def _lies_in(self, block: Block) -> bool:
         start = _address(block.array(np.uint8, self._nbytes))
@@ -96,14 +102,11 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def load_payload(fd: int, layout: PayloadLayout) -> Any:
-    """The content of the payload behind a descriptor."""
-    whole = memoryview(
-        mmap.mmap(fd, os.fstat(fd).st_size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    )
-    buffers = []
-    for start, size, read_only in layout.arrays:
-        piece = whole[start : start + size]
-        buffers.append(piece.toreadonly() if read_only else piece)
+    """The content of the payload behind a descriptor, which is closed."""
+    whole = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    os.close(fd)
+    pieces = [(whole[start : start + size], read_only) for start, size, read_only in layout.arrays]
+    buffers = [piece.toreadonly() if read_only else piece for piece, read_only in pieces]
     return pickle.loads(whole[: layout.pickled], buffers=buffers)
 
 
@@ -112,7 +115,7 @@ class _PayloadPickler(pickle.Pickler):
         if type(obj) is np.memmap and obj.flags.c_contiguous and obj.size:
             found = _memmap_arguments(obj)
             if found is not None:
-                return _open_memmap, found
+                return np.memmap, found
         return NotImplemented
 
 
@@ -127,7 +130,3 @@ def _memmap_arguments(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
     distance = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
     mode = "r+" if whole.mode == "w+" else whole.mode
     return str(whole.filename), array.dtype, mode, whole.offset + distance, array.shape
-
-
-def _open_memmap(filename: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...]) -> Any:
-    return np.memmap(filename, dtype, mode, offset, shape)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -46,31 +45,39 @@ def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) ->
     return value
 
 
-class PositionedSampler(Sampler[T_co]):
-    """A sampler that knows where it is. Every `iter` begins one pass; after `load_state_dict`, where that state was.
+class IndexSampler(Sampler[int]):
+    """A sampler of indices that knows where it is: its position is a cursor in an order.
 
-    A pass that is left early is not gone on with: the next `iter` begins anew, unless a state is loaded first.
+    Every `iter` begins one pass; after `load_state_dict`, where that state was. A pass that is left early is not gone
+    on with: the next `iter` begins anew, unless a state is loaded first.
     """
 
     def __init__(self) -> None:
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
         self._began: State = {}  # where the pass last begun has begun
-        # A number is taken out of it for each item of the pass under way; an abandoned pass has another one.
-        self._numbers: Iterator[int] | None = None
+        self._cursor: int | None = None  # of the pass under way, after `_chunk`; None between passes
+        self._chunk: Iterator[int] = iter(())  # indices before that, of which some have been yielded
 
-    def __iter__(self) -> Iterator[T_co]:
+    def __iter__(self) -> Iterator[int]:
         began, self._loaded = self._loaded, None
         self._began = self._next(draw=True) if began is None else began
-        self._numbers = numbers = iter(range(1, sys.maxsize))
-        # Counted in C: a generator around each index would double what a pass over them costs.
-        items = itertools.compress(self._items(self._began), numbers)
-        return itertools.chain(items, self._over(numbers, self._began))
+        self._cursor, self._chunk = self._began["cursor"], iter(())
+        # A generator around each index would double what a pass over them costs.
+        return itertools.chain.from_iterable(self._chunks(self._began))
 
-    def _over(self, numbers: Iterator[int], began: State) -> Iterator[T_co]:
-        if self._numbers is numbers:
-            self._numbers = None
+    def _chunks(self, began: State) -> Iterator[Iterator[int]]:
+        """The indices of a pass, as Python integers, and where it is; an abandoned pass counts no more."""
+        cursor = began["cursor"]
+        for part in self._indices(began):
+            for start in range(0, len(part), _AT_ONCE):
+                indices = part[start : start + _AT_ONCE].tolist()
+                chunk, cursor = iter(indices), cursor + len(indices) * self._stride()
+                if self._began is began:
+                    self._cursor, self._chunk = cursor, chunk
+                yield chunk
+        if self._began is began:
+            self._cursor = None
             self._end(began)
-        yield from ()
 
     def state_dict(self) -> State:
         """The position, as JSON values: after what the pass under way has yielded, or before the next one.
@@ -79,30 +86,13 @@ class PositionedSampler(Sampler[T_co]):
         """
         if self._loaded is not None:
             return dict(self._loaded)
-        if self._numbers is None:
+        if self._cursor is None:
             return self._next(draw=False)
-        return self.state_after(self._began, sys.maxsize - 1 - operator.length_hint(self._numbers))
+        left = operator.length_hint(self._chunk)
+        return {**self._began, "cursor": min(self._cursor - left * self._stride(), self._span())}
 
     def state_after(self, state: State, count: int) -> State:
-        """The position `count` items after `state` in the same pass; more than it has left is its end."""
-        raise NotImplementedError
-
-    def _next(self, draw: bool) -> State:
-        """Where a new pass begins. draw: it begins now, so draw what it needs."""
-        raise NotImplementedError
-
-    def _items(self, began: State) -> Iterator[T_co]:
-        """What is yielded from this position to the end of the pass."""
-        raise NotImplementedError
-
-    def _end(self, began: State) -> None:
-        """Called when the pass that began here is over."""
-
-
-class IndexSampler(PositionedSampler[int]):
-    """A sampler of indices, whose position is a cursor in an order."""
-
-    def state_after(self, state: State, count: int) -> State:
+        """The position `count` indices after `state` in the same pass; more than it has left is its end."""
         return {**state, "cursor": min(state["cursor"] + count * self._stride(), self._span())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -114,14 +104,11 @@ class IndexSampler(PositionedSampler[int]):
                 )
         check_count(self, state_dict, "cursor", self._span())
         self._loaded = {name: state_dict[name] for name in self._next(draw=False)}
-        self._numbers = None
+        self._began, self._cursor = {}, None
 
-    def _items(self, began: State) -> Iterator[int]:
-        return itertools.chain.from_iterable(
-            part[start : start + _AT_ONCE].tolist()
-            for part in self._indices(began)
-            for start in range(0, len(part), _AT_ONCE)
-        )
+    def _next(self, draw: bool) -> State:
+        """Where a new pass begins. draw: it begins now, so draw what it needs."""
+        raise NotImplementedError
 
     def _fixed(self) -> State:
         """What a state must share with this sampler to be one of it."""
@@ -133,11 +120,14 @@ class IndexSampler(PositionedSampler[int]):
 
     def _span(self) -> int:
         """The cursor at the end of a pass."""
-        raise NotImplementedError
+        return len(self)  # type: ignore[arg-type]  # which every subclass has
 
     def _stride(self) -> int:
         """How far the cursor goes for each index."""
         return 1
+
+    def _end(self, began: State) -> None:
+        """Called when the pass that began here is over."""
 
 
 def _parts(wanted: int) -> Iterator[int]:
@@ -164,9 +154,6 @@ class SequentialSampler(IndexSampler):
     def _indices(self, began: State) -> Iterator[Order]:
         for start in range(began["cursor"], len(self), _PART):
             yield np.arange(start, min(start + _PART, len(self)))
-
-    def _span(self) -> int:
-        return len(self)
 
 
 class _Drawn(IndexSampler):
@@ -267,9 +254,6 @@ class RandomSampler(_Drawn):
     def __len__(self) -> int:
         return self.num_samples
 
-    def _span(self) -> int:
-        return self.num_samples
-
     def _fixed(self) -> State:
         return {
             "length": len(self.data_source),
@@ -297,9 +281,6 @@ class SubsetRandomSampler(_Drawn):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def _span(self) -> int:
-        return len(self)
 
     def _fixed(self) -> State:
         return {"length": len(self)}
@@ -340,9 +321,6 @@ class WeightedRandomSampler(_Drawn):
     def __len__(self) -> int:
         return self.num_samples
 
-    def _span(self) -> int:
-        return self.num_samples
-
     def _fixed(self) -> State:
         return {"length": len(self.weights), "num_samples": self.num_samples, "replacement": self.replacement}
 
@@ -354,7 +332,7 @@ class WeightedRandomSampler(_Drawn):
             yield rng.choice(len(shares), size, replace=self.replacement, p=shares)
 
 
-class BatchSampler(PositionedSampler[list[int]]):
+class BatchSampler(Sampler[list[int]]):
     """Lists of `batch_size` indices of a sampler, in its order.
 
     sampler: a Sampler, or any iterable of indices
@@ -370,7 +348,6 @@ class BatchSampler(PositionedSampler[list[int]]):
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
-        super().__init__()
         if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
             raise ArgumentError(f"batch_size should be a number above 0, is {batch_size!r}")
         self.sampler: Any = sampler
@@ -378,7 +355,9 @@ class BatchSampler(PositionedSampler[list[int]]):
         self.drop_last = bool(drop_last)
         self._positioned = all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "state_after"))
         self._shared = hasattr(sampler, "most_after")  # a DistributedSampler: ranks make as many lists
-        self._indices: Iterator[int] = iter(())  # of the pass last begun
+        self._skipped = 0  # lists that the next pass leaves out, where the sampler has no position
+        self._began: State | None = None  # where the pass under way has begun
+        self._made = 0  # lists that it has yielded
 
     def __len__(self) -> int:
         return self._lists(self.sampler.num_samples if self._shared else len(self.sampler))
@@ -386,26 +365,37 @@ class BatchSampler(PositionedSampler[list[int]]):
     def _lists(self, indices: int) -> int:
         return indices // self.batch_size if self.drop_last else -(-indices // self.batch_size)
 
-    def _next(self, draw: bool) -> State:
-        if draw and self._positioned:
-            self._indices = iter(self.sampler)  # which draws what its pass needs
-        return {"sampler": self.sampler.state_dict()} if self._positioned else {"batches": 0}
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = iter(self.sampler)  # which draws what its pass needs
+        self._began, self._made = None, 0
+        self._began = began = self.state_dict()
+        self._skipped = 0
+        return self._batches(indices, began)
 
-    def _items(self, began: State) -> Iterator[list[int]]:
+    def _batches(self, indices: Iterator[int], began: State) -> Iterator[list[int]]:
+        for _ in range(began.get("batches", 0)):
+            list(itertools.islice(indices, self.batch_size))
         least = self._lists(self.sampler.most_after(began["sampler"])) if self._shared else 0
-        indices = self._indices if self._positioned else iter(self.sampler)
-        return itertools.islice(self._batches(indices, least), began.get("batches", 0), None)
-
-    def _batches(self, indices: Iterator[int], least: int) -> Iterator[list[int]]:
-        for made in itertools.count():
+        for made in itertools.count(1):
             batch = list(itertools.islice(indices, self.batch_size))
             if not batch or (self.drop_last and len(batch) < self.batch_size):
-                if made >= least:
-                    return
+                if made > least:
+                    break
                 batch = []
+            if self._began is began:  # else another pass has begun since
+                self._made = made
             yield batch
+        if self._began is began:
+            self._began = None
+
+    def state_dict(self) -> State:
+        """The position, as JSON values: after the lists that the pass under way has yielded, or before the next."""
+        if self._began is not None:
+            return self.state_after(self._began, self._made)
+        return {"sampler": self.sampler.state_dict()} if self._positioned else {"batches": self._skipped}
 
     def state_after(self, state: State, count: int) -> State:
+        """The position `count` lists after `state` in the same pass."""
         if self._positioned:
             return {"sampler": self.sampler.state_after(state["sampler"], count * self.batch_size)}
         return {"batches": state["batches"] + count}
@@ -416,9 +406,9 @@ class BatchSampler(PositionedSampler[list[int]]):
         if not isinstance(state_dict, Mapping) or list(state_dict) != [kind]:
             raise StateDictError(f"BatchSampler: expected a state of {kind!r} alone, got {state_dict!r}")
         if not self._positioned:
-            self._loaded = {kind: check_count(self, state_dict, kind, 2**63 - 1)}
+            self._skipped = check_count(self, state_dict, kind, 2**63 - 1)
         elif isinstance(state_dict[kind], Mapping):
             self.sampler.load_state_dict(state_dict[kind])
         else:
             raise StateDictError(f"BatchSampler: expected the state of a sampler, got {state_dict[kind]!r}")
-        self._numbers = None
+        self._began = None

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import pickle
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +26,6 @@ from ddp._tensor.dtypes import bfloat16
 
 _GRAIN = 1 << 16  # bytes: sizes are rounded up to it, so that batches of about one size share blocks
 _ALIGNMENT = 64  # bytes: a line of the cache
-_LONG = 1024  # bytes of a pickle that go into the block, too: results in the socket do not block a worker while its
-#              consumer sends it a long task, so neither waits for the other for ever (see `worker._LONG`)
 _HELD = 32  # blocks of one worker that the consumer may keep; of what it keeps beyond that it gets copies
 
 _BFLOAT16 = bfloat16.name
@@ -50,122 +48,121 @@ class Lease:
 
 
 class PackedBatch(NamedTuple):
-    """What is sent of a batch.
+    """What is sent of a batch. slot: of its block in the worker, None if it needs none
 
-    token, nbytes: of its block, "" if it needs none; new: whether the block's descriptor goes along
-    content: the pickle of (arrays, pickle of the batch), empty if it is long; long: where in the block it lies then
-    arrays: of each its offset in the block, dtype and shape, and whether a tensor is around it
+    new: token and size of the block, if its descriptor goes along; leaves: of each array its offset in the block, dtype
+    and shape, and whether a tensor is around it; content: the pickle of the batch without them
     """
 
-    token: str
-    nbytes: int
-    new: bool
+    slot: int | None
+    new: tuple[str, int] | None
+    leaves: list[tuple[int, str, tuple[int, ...], bool]]
     content: bytes
-    long: tuple[int, int] | None
 
 
 class BatchWriter:
-    """A worker's side: memory for its batches, and what is to be sent of them."""
+    """A worker's side: memory for its batches, and what is to be sent of them.
+
+    Blocks have numbers, their slots. One that has become too small is replaced in its slot, there and here.
+    """
 
     def __init__(self) -> None:
-        self.dropped: list[str] = []  # tokens of blocks that are no more, for the consumer to forget
-        self.new: Block | None = None  # of the last batch, if the consumer does not have it yet: closed once it has
-        self._free: list[Block] = []
-        self._taken: dict[str, Block] = {}  # by token
-        self._block: Block | None = None
-        self._used = 0
+        self._blocks: list[Block] = []
+        self._free: list[int] = []
+        self._slot: int | None = None  # of the batch that is being made
+        self._used = 0  # bytes of it
         self._usual = 0  # bytes of the largest batch so far
 
     def begin(self) -> None:
         """A batch is about to be made."""
         self.abandon()
-        self._used = 0
         if self._usual:
-            self._block = self._take(self._usual)
+            self._slot = self._take(self._usual)
 
     def abandon(self) -> None:
         """There will be no batch of what was begun."""
-        if self._block is not None:
-            self.give_back([self._block.token])
-            self._block = None
+        if self._slot is not None:
+            self._free.append(self._slot)
+        self._slot, self._used = None, 0
 
-    def give_back(self, tokens: list[str]) -> None:
+    def give_back(self, slots: list[int]) -> None:
         """The consumer has done with the batches in these blocks."""
-        self._free += [self._taken.pop(token) for token in tokens]
+        self._free += slots
 
-    def _take(self, nbytes: int) -> Block:
-        """A block of at least `nbytes` bytes: the smallest free one that will do, else a new one; its contents vary.
-
-        Where none of the free ones will do, the largest is dropped for the new one: sizes that grow leave no trail.
-        """
-        self._free.sort(key=lambda block: block.nbytes)
-        block = next((block for block in self._free if block.nbytes >= nbytes), None)
-        if block is not None:
-            self._free.remove(block)
-        else:
-            if self._free:
-                self.dropped.append(self._free.pop().token)
-            block = Block.create(max(1, -(-nbytes // _GRAIN)) * _GRAIN)
-        self._taken[block.token] = block
-        return block
+    def _take(self, nbytes: int) -> int:
+        """The slot of a free block of at least `nbytes` bytes, whose contents vary."""
+        slot = self._free[-1] if self._free else len(self._blocks)
+        if not self._free or self._blocks[slot].nbytes < nbytes:
+            self._blocks[slot : slot + 1] = [Block.create(max(1, -(-nbytes // _GRAIN)) * _GRAIN)]
+        if self._free:
+            self._free.pop()
+        return slot
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array for the batch, in the block if it fits there; what it holds is arbitrary."""
-        start = -(-self._used // _ALIGNMENT) * _ALIGNMENT
+        start = _aligned(self._used)
         end = start + math.prod(shape) * np.dtype(dtype).itemsize
-        if self._block is None or end > self._block.nbytes:
+        if self._slot is None or end > self._blocks[self._slot].nbytes:
             return np.empty(shape, dtype)
         self._used = end
-        return self._block.array(dtype, shape, start)
+        return self._blocks[self._slot].array(dtype, shape, start)
 
-    def pack(self, batch: Any) -> PackedBatch:
-        """What is sent of a batch. Raises: what pickling raises for something that cannot be."""
+    def pack(self, batch: Any) -> tuple[PackedBatch, list[int]]:
+        """What is sent of a batch, and the descriptors to send with it and to close.
+
+        Raises: what pickling raises for something that cannot be.
+        """
         file = io.BytesIO()
         pickler = _Pickler(file)
         pickler.dump(batch)
-        pickled = file.getvalue()
-        leaves, offset = [], self._used
-        strays: list[tuple[Array, int]] = []
-        for array, is_tensor in pickler.arrays:
-            start = self._start(array)
-            if start is None:
-                start = -(-offset // _ALIGNMENT) * _ALIGNMENT
-                offset = start + array.nbytes
-                strays.append((array, start))
-            dtype = _BFLOAT16 if array.dtype == bfloat16 else array.dtype.str
-            leaves.append((start, dtype, array.shape, is_tensor))
-        content, long = pickle.dumps((leaves, pickled), 5), None
-        if len(content) > _LONG:
-            long = offset, len(content)
-            strays.append((np.frombuffer(content, np.uint8), offset))
-            offset += len(content)
-            content = b""
-        elif not leaves:
+        arrays = [array for array, _ in pickler.arrays]
+        if not arrays:
             self.abandon()
-            return PackedBatch("", 0, False, content, None)
-        block = self._fitting_block(offset)
-        for array, start in strays:
-            block.array(array.dtype, array.shape, start)[...] = array
-        self._usual = max(self._usual, offset)
-        self._block = None
-        self.new = None if block.closed else block
-        return PackedBatch(block.token, block.nbytes, not block.closed, content, long)
+            return PackedBatch(None, None, [], file.getvalue()), []
+        starts = self._starts(arrays) or self._move(arrays)
+        self._usual = max(self._usual, self._used)
+        slot, self._slot = self._slot, None
+        assert slot is not None
+        leaves = [
+            (start, _BFLOAT16 if array.dtype == bfloat16 else array.dtype.str, array.shape, is_tensor)
+            for start, (array, is_tensor) in zip(starts, pickler.arrays, strict=True)
+        ]
+        block, new, fds = self._blocks[slot], None, []
+        if not block.closed:
+            new, fds = (block.token, block.nbytes), [os.dup(block.fileno())]
+            block.close()  # the mapping is all that is needed here, once the consumer has a descriptor
+        return PackedBatch(slot, new, leaves, file.getvalue()), fds
 
-    def _start(self, array: Array) -> int | None:
-        """Where the array lies in the block; None if it lies elsewhere, or not in the order of its elements."""
-        found = block_of(array) if self._block is not None and array.flags.c_contiguous else None
-        return found[1] if found is not None and found[0] is self._block else None
+    def _starts(self, arrays: list[Array]) -> list[int] | None:
+        """Where the arrays lie in the block; None if one lies elsewhere, or not in the order of its elements."""
+        starts = []
+        for array in arrays:
+            found = block_of(array) if self._slot is not None and array.flags.c_contiguous else None
+            if found is None or self._slot is None or found[0] is not self._blocks[self._slot]:
+                return None
+            starts.append(found[1])
+        return starts
 
-    def _fitting_block(self, nbytes: int) -> Block:
-        """The batch's block, after its move to another one if it has less than `nbytes` bytes."""
-        block = self._block
-        if block is not None and block.nbytes >= nbytes:
-            return block
-        larger = self._take(nbytes)
-        if block is not None:
-            larger.array(np.uint8, self._used)[...] = block.array(np.uint8, self._used)
-            self.give_back([block.token])
-        return larger
+    def _move(self, arrays: list[Array]) -> list[int]:
+        """Copies all arrays of the batch into one block that is large enough. Returns where each begins."""
+        starts, end = [], 0
+        for array in arrays:
+            starts.append(_aligned(end))
+            end = starts[-1] + array.nbytes
+        left = self._slot if self._used else None  # the arrays in it are still to be copied
+        if left is None:
+            self.abandon()
+        self._slot = self._take(end)
+        for array, start in zip(arrays, starts, strict=True):
+            self._blocks[self._slot].array(array.dtype, array.shape, start)[...] = array
+        if left is not None:
+            self._free.append(left)
+        self._used = end
+        return starts
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
 
 
 class _Pickler(pickle.Pickler):
@@ -193,38 +190,29 @@ class BatchReader:
     """The consumer's side of one worker's batches."""
 
     def __init__(self) -> None:
-        self._blocks: dict[str, Block] = {}
-        self._back: deque[str] = deque()  # tokens of blocks whose arrays have gone
+        self._blocks: dict[int, Block] = {}  # by slot
+        self._back: deque[int] = deque()  # slots of blocks whose arrays have gone
         self._held = 0
 
-    def returned(self) -> list[str]:
-        """Blocks that the worker may use again and that were not returned yet."""
-        tokens = [self._back.popleft() for _ in range(len(self._back))]
-        self._held -= len(tokens)
-        return tokens
-
-    def forget(self, tokens: Sequence[str]) -> None:
-        """The worker has dropped these blocks."""
-        for token in tokens:
-            self._blocks.pop(token, None)  # unmapped when its arrays have gone
+    def returned(self) -> list[int]:
+        """Slots of blocks that the worker may use again and that were not returned yet."""
+        slots = [self._back.popleft() for _ in range(len(self._back))]
+        self._held -= len(slots)
+        return slots
 
     def unpack(self, batch: PackedBatch, fd: int = -1) -> Any:
         """The batch, its arrays over the worker's memory. fd: the block's, which is closed, if that is new here."""
-        token, nbytes, new, content, long = batch
+        slot, new, leaves, content = batch
         lease = None
-        if token:
-            if new:
-                block = self._blocks[token] = Block.adopt(fd, token, nbytes)
-                block.close()  # the mapping is all that is needed
-            lease = Lease(self._blocks[token])
-            weakref.finalize(lease, self._back.append, token).atexit = False
+        if slot is not None:
+            if new is not None:
+                self._blocks[slot] = Block.adopt(fd, *new)
+                self._blocks[slot].close()  # the mapping is all that is needed
+            lease = Lease(self._blocks[slot])
+            weakref.finalize(lease, self._back.append, slot).atexit = False
             self._held += 1
-        if long is not None:
-            assert lease is not None
-            content = lease.array(np.uint8, long[1], long[0]).tobytes()
-        leaves, pickled = pickle.loads(content)
         copied = self._held - len(self._back) > _HELD
-        return _Unpickler(pickled, leaves, lease, copied).load()
+        return _Unpickler(content, leaves, lease, copied).load()
 
 
 class _Unpickler(pickle.Unpickler):

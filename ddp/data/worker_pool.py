@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddp._block import Block
-from ddp.data.fetching import FetchResult
-from ddp.data.fork_server import WorkerProcess, current_script, end_workers, fork_server, worker_environment
+from ddp.data.fetching import FetchResult, StartPass
+from ddp.data.fork_server import WorkerProcess, end_workers, fork_server, worker_environment
 from ddp.data.payload import Payload
 from ddp.data.shared_batches import BatchReader, PackedBatch
-from ddp.data.worker import FetchTask, StartPass, WorkerFailure
+from ddp.data.worker import FetchTask, WorkerFailure, WorkerSettings
 from ddp.errors import WorkerError
 from ddp.multiprocessing.connections import SharingConnection, make_pipe
+from ddp.multiprocessing.pickling import SentFd
 
 
 class WorkerPool:
@@ -34,26 +34,21 @@ class WorkerPool:
     """
 
     def __init__(
-        self,
-        payload: Payload,
-        previous: Payload | None,
-        modules: Iterable[str],
-        count: int,
-        timeout: float,
+        self, payload: Payload, previous: Payload | None, modules: Iterable[str], count: int, timeout: float
     ) -> None:
-        script = current_script() if payload.needs_script else {}
-        server, environ = fork_server(modules, script), worker_environment()
-        self._layout = payload.layout
+        server = fork_server({*modules, "__main__"} if payload.needs_script else modules)
+        environ, block = worker_environment(), payload.allocate(previous)
         self._timeout = timeout
         self._connections: list[SharingConnection] = []
         self._processes: list[WorkerProcess] = []
         self._end = weakref.finalize(self, _end, self._connections, self._processes, os.getpid())
-        for _ in range(count):
+        for number in range(count):
             ours, theirs = make_pipe()
             self._connections.append(ours)
+            settings = WorkerSettings(number, count, SentFd(block), payload.layout, payload.needs_script, environ)
             with theirs:
-                self._processes.append(WorkerProcess(server, theirs, payload.needs_script, environ))
-        self._block: Block | None = payload.write(previous)  # while they are forked; until the workers have it
+                self._processes.append(WorkerProcess(server, theirs, settings))
+        payload.write()  # while they are forked
         for process in self._processes:
             process.wait_for_start()
         self._readers = [BatchReader() for _ in range(count)]
@@ -62,27 +57,22 @@ class WorkerPool:
     def __len__(self) -> int:
         return len(self._processes)
 
-    def start_pass(self, seeds: Sequence[int], starts: Sequence[tuple[Any, list[int]]]) -> None:
-        """Begins a pass; what is left of the one before is discarded.
-
-        seeds, starts: of each worker: what its generators begin with, and where a stream goes on, see `BatchMaker`
-        """
+    def start_pass(self, starts: Sequence[StartPass]) -> None:
+        """Begins a pass of each worker; what is left of the one before is discarded."""
         for worker, pending in enumerate(self._pending):
             for _ in range(pending):
                 self._take(worker)  # a batch that is dropped gives its block back
-        for worker in range(len(self)):
-            start = StartPass(worker, len(self), seeds[worker], self._layout, *starts[worker])
-            self._send(worker, start, [] if self._block is None else [self._block.fileno()])
-        self._block = None
+        for worker, start in enumerate(starts):
+            self._send(worker, start)
 
     def request(self, worker: int, seed: int, indices: Any) -> None:
         """Gives a worker a task. indices: None for the next batch of a stream."""
         self._pending[worker] += 1
         self._send(worker, FetchTask(seed, indices, self._readers[worker].returned()))
 
-    def _send(self, worker: int, message: StartPass | FetchTask, fds: Sequence[int] = ()) -> None:
+    def _send(self, worker: int, message: StartPass | FetchTask) -> None:
         try:
-            self._connections[worker].post(pickle.dumps(message, 5), list(fds))
+            self._connections[worker].post(pickle.dumps(message, 5), [])
         except OSError:
             pass  # it has died, or is about to: `receive` will say so
 
@@ -112,10 +102,8 @@ class WorkerPool:
                 file.seek(0)
                 data = file.read()
         result: FetchResult = pickle.loads(data)
-        reader = self._readers[worker]
-        reader.forget(result.dropped)
         if isinstance(result.batch, PackedBatch):
-            return result._replace(batch=reader.unpack(result.batch, *fds))
+            return result._replace(batch=self._readers[worker].unpack(result.batch, *fds))
         return result
 
     def ready(self, worker: int) -> bool:

@@ -21,19 +21,14 @@ class Pipe:
 
     def __init__(self) -> None:
         self.outgoing, self.incoming = BatchWriter(), BatchReader()
-        self.blocks: list[str] = []
+        self.blocks: list[int | None] = []
 
     def __call__(self, make: Any) -> Any:
         self.outgoing.give_back(self.incoming.returned())
         self.outgoing.begin()
-        sent = self.outgoing.pack(make(self.outgoing.empty))
-        self.blocks.append(sent.token)
-        self.incoming.forget(self.outgoing.dropped)
-        self.outgoing.dropped.clear()
-        fd = os.dup(self.outgoing.new.fileno()) if sent.new else -1
-        if sent.new:
-            self.outgoing.new.close()
-        return self.incoming.unpack(sent, fd)
+        sent, fds = self.outgoing.pack(make(self.outgoing.empty))
+        self.blocks.append(sent.slot)
+        return self.incoming.unpack(sent, *fds)
 
 
 def filled(value: float, n: int) -> Any:
@@ -109,21 +104,24 @@ def test_memory_goes_with_the_batch() -> None:
 
 def copies(content: Any, count: int = 1) -> list[Any]:
     payload = Payload(content)
-    block = payload.write()
-    return [load_payload(block.fileno(), payload.layout) for _ in range(count)]
+    block = payload.allocate()
+    payload.write()
+    return [load_payload(os.dup(block.fileno()), payload.layout) for _ in range(count)]
 
 
 def test_a_payload_is_written_when_it_has_changed() -> None:
     big = np.arange(10_000)
     first, same = Payload([big]), Payload([big])
-    block = first.write()
-    assert same.write(first) is block
+    block = first.allocate()
+    first.write()
+    assert same.allocate(first) is block
     big.view(np.uint8)[-1] ^= 1
     changed = Payload([big])
-    other = changed.write(same)
+    other = changed.allocate(same)
     assert other is not block
-    assert load_payload(other.fileno(), changed.layout)[0][-1] == big[-1]
-    assert load_payload(block.fileno(), first.layout)[0][-1] != big[-1]
+    changed.write()
+    assert load_payload(os.dup(other.fileno()), changed.layout)[0][-1] == big[-1]
+    assert load_payload(os.dup(block.fileno()), first.layout)[0][-1] != big[-1]
 
 
 def test_a_payload_has_copies_that_are_everybodys_own() -> None:

@@ -117,17 +117,17 @@ def test_a_persistent_worker_that_dies_between_passes_is_replaced() -> None:
 def test_a_server_that_was_killed_is_replaced() -> None:
     iterator = iter(DataLoader(Squares(10**6), batch_size=1, num_workers=1))
     next(iterator)
-    server = fork_server.fork_server((), {}).pid
+    server = fork_server.fork_server(()).pid
     os.kill(server, signal.SIGKILL)
     with pytest.raises(WorkerError, match="has gone"):
         list(iterator)
     assert len(list(DataLoader(Whoami(), batch_size=1, num_workers=1))) == 8
-    assert fork_server.fork_server((), {}).pid != server
+    assert fork_server.fork_server(()).pid != server
 
 
 def test_a_process_that_ignores_that_its_pool_was_closed_is_killed() -> None:
     loader = DataLoader(Failing("hang"), batch_size=5, num_workers=2)
-    server = fork_server.fork_server((), {}).pid
+    server = fork_server.fork_server(()).pid
     earlier = set(children(server))  # of other tests, which are about to end
     iterator = iter(loader)
     next(iterator)
