@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -53,6 +53,38 @@ class ArgumentParser(argparse.ArgumentParser):
         return UsageError(
             f"unknown option {words[0]}{nearest(words[0].partition('=')[0], self._option_string_actions)}"
         )
+
+
+def value(what: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """For argparse's `type`: `read`, with an error that says what the value should be."""
+
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"should be {what}, not {text!r}") from None
+
+    return convert
+
+
+def positive(text: str) -> int:
+    """A whole number above zero. Raises: ValueError for anything else."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise ValueError(text)
+    return int(text)
+
+
+def names(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """For argparse's `type`: names from `known`, separated by commas; `all` is all of them."""
+
+    def convert(text: str) -> tuple[str, ...]:
+        found = tuple(known) if text == "all" else tuple(dict.fromkeys(text.split(",")))
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"names an unknown {what}: {name}{nearest(name, known)}")
+        return found
+
+    return convert
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -134,6 +134,17 @@ def signal_pipe(numbers: Iterable[int]) -> int:
     return read_end
 
 
+def format_bytes(n: int) -> str:
+    """Bytes in a unit that suits them.
+
+    >>> [format_bytes(n) for n in (16, 3 << 10, 5 << 20, 3 << 29)]
+    ['16 B', '3 KiB', '5 MiB', '1.5 GiB']
+    """
+    if n >= 1 << 30:
+        return f"{n / (1 << 30):.1f} GiB"
+    return next((f"{n >> shift} {unit}" for shift, unit in ((20, "MiB"), (10, "KiB")) if n >> shift), f"{n} B")
+
+
 def fill_standard_streams() -> None:
     """Opens /dev/null where stdin, stdout or stderr is closed: the next pipe would take its place, and be written."""
     for fd in (0, 1, 2):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from launcher.arguments import ArgumentParser
+from launcher.arguments import ArgumentParser, value
 from launcher.errors import UsageError
 from launcher.job import BACKENDS, GRACE, HANG_TIMEOUT, HEARTBEAT_TIMEOUT, START_LIMIT
 
@@ -32,29 +31,17 @@ Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it;
 _ELSEWHERE = {"--np": "-n N", "--nproc_per_node": "-n N", "--nproc-per-node": "-n N", "--nnodes": "--hosts"}
 
 
-def _value(what: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """An argparse type: its error says what the value should be."""
-
-    def convert(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"should be {what}, not {text!r}") from None
-
-    return convert
-
-
 def _hosts(text: str) -> tuple[Host, ...]:
     from launcher.network import parse_hosts  # here, because most jobs name none
 
     return parse_hosts(text)
 
 
-_COUNT = _value(f"a whole number of ranks, or {GPU}", lambda text: GPU if text == GPU else int(text))
-_WHOLE = _value("a whole number", int)
-_SECONDS = _value("a number of seconds", float)
-_LIMIT = _value("a number of seconds, or off", lambda text: None if text == "off" else float(text) or None)
-_RANKS = _value("ranks, as in 0,3", lambda text: tuple(int(rank) for rank in text.split(",")))
+_COUNT = value(f"a whole number of ranks, or {GPU}", lambda text: GPU if text == GPU else int(text))
+_WHOLE = value("a whole number", int)
+_SECONDS = value("a number of seconds", float)
+_LIMIT = value("a number of seconds, or off", lambda text: None if text == "off" else float(text) or None)
+_RANKS = value("ranks, as in 0,3", lambda text: tuple(int(rank) for rank in text.split(",")))
 
 
 def _engine(text: str) -> str:

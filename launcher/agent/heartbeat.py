@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.linux import read, read_text, stat_of
+from launcher.linux import format_bytes, read, read_text, stat_of
 from launcher.protocol import Message
 
 TYPE_CHECKING = False
@@ -132,8 +132,8 @@ def explain(peak: int, available: int | None, taken: bool) -> str:
     'it had 2.0 GiB at most; the machine had 2.5 GiB free'
     """
     begin = "the kernel's out-of-memory killer ended it: it had" if taken else "it had"
-    free = f"; the machine had {amount(available)} free" if available is not None else ""
-    return f"{begin} {amount(peak)} at most{free}"
+    free = f"; the machine had {format_bytes(available)} free" if available is not None else ""
+    return f"{begin} {format_bytes(peak)} at most{free}"
 
 
 def count_kills(text: str) -> int:
@@ -146,12 +146,3 @@ def field(meminfo: str, name: str) -> int | None:
     """A line of /proc/meminfo, in bytes."""
     _, found, rest = f"\n{meminfo}".partition(f"\n{name}:")
     return int(rest.split(maxsplit=1)[0]) << 10 if found else None
-
-
-def amount(size: int) -> str:
-    """Bytes in a unit that suits them.
-
-    >>> [amount(size) for size in (5 << 20, 3 << 29)]
-    ['5 MiB', '1.5 GiB']
-    """
-    return f"{size / (1 << 30):.1f} GiB" if size >= 1 << 30 else f"{size >> 20} MiB"

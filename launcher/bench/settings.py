@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from launcher.arguments import ArgumentParser, nearest
+from launcher.arguments import ArgumentParser, names, positive, value
 from launcher.bench.collective_table import KINDS
 from launcher.errors import UsageError
 
@@ -90,8 +88,8 @@ def parse(argv: Sequence[str]) -> Settings:
     fields = parser().parse(argv)
     if "maxbytes" not in fields and "minbytes" in fields:
         fields["maxbytes"] = max(fields["minbytes"], Settings.maxbytes)
-    names = [name for names in fields.pop("collectives", ()) for name in names]
-    settings = Settings(**fields, collectives=tuple(dict.fromkeys(names)))
+    asked = [name for each in fields.pop("collectives", ()) for name in each]
+    settings = Settings(**fields, collectives=tuple(dict.fromkeys(asked)))
     for baseline in settings.vs:
         module, remedy = BASELINES[baseline]
         if importlib.util.find_spec(module) is None:
@@ -120,57 +118,26 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(
         "ddp-bench", usage="ddp-bench COLLECTIVE... [OPTIONS]", description=description, epilog=epilog
     )
-    count, size = _value(_positive, "a positive whole number"), _value(parse_size, "bytes, as 512, 64K, 128M or 1G")
+    count, size = value("a positive whole number", positive), value("bytes, as 512, 64K, 128M or 1G", parse_size)
     add = made.add_argument
-    collectives = _names("collective", KINDS)
+    collectives = names("collective", KINDS)
     add("collectives", nargs="*", type=collectives, metavar="COLLECTIVE", help=f"all, or some of {', '.join(KINDS)}")
     add("-n", "--ranks", type=count, metavar="N", help="number of ranks (2)")
     add("-b", "--minbytes", type=size, metavar="SIZE", help="smallest size (8); K, M and G are powers of 1024")
     add("-e", "--maxbytes", type=size, metavar="SIZE", help="largest size (32M)")
     add("-f", "--stepfactor", type=count, metavar="F", help="each size is F times the last (2)")
-    add("-d", "--dtype", type=_names("dtype", DTYPES), metavar="A,B", help="float32, bfloat16, int8, ... (float32)")
+    add("-d", "--dtype", type=names("dtype", DTYPES), metavar="A,B", help="float32, bfloat16, int8, ... (float32)")
     add("-o", "--op", choices=OPS, help="(sum)")
     add("--place", choices=("both", "out", "in"), help="out of place, in place (both)")
     add("--backend", choices=BACKENDS, help="(auto)")
     baselines = f"baselines, on the same ranks: {', '.join(BASELINES)}"
-    add("--vs", type=_names("baseline", BASELINES), metavar="A,B", help=baselines)
+    add("--vs", type=names("baseline", BASELINES), metavar="A,B", help=baselines)
     add("--empty", action="store_true", help="ours a second time, on arrays of comm.empty")
     add("--check", action="store_true", help="compare every element with the correct result")
     add("--iters", type=count, metavar="N", help="calls measured for each size, instead of --budget")
-    seconds = _value(float, "a number of seconds")
+    seconds = value("a number of seconds", float)
     add("--budget", type=seconds, metavar="S", help="seconds for each size, implementation and place (0.1)")
     add("--warmup", type=count, metavar="N", help="calls before that (5)")
     add("--json", metavar="FILE", help="settings, machine, versions and results")
     add("--plot", metavar="FILE.png", help="bandwidth against size")
     return made
-
-
-def _value(convert: Callable[[str], Any], what: str) -> Callable[[str], Any]:
-    """For argparse's `type`: `convert`, with an error that names what the value should be."""
-
-    def parsed(text: str) -> Any:
-        try:
-            return convert(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"should be {what}, not {text!r}") from None
-
-    return parsed
-
-
-def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
-
-
-def _names(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """For argparse's `type`: names from `known`, separated by commas; `all` is all of them."""
-
-    def parsed(text: str) -> tuple[str, ...]:
-        names = tuple(known) if text == "all" else tuple(dict.fromkeys(text.split(",")))
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"names an unknown {what}: {name}{nearest(name, known)}")
-        return names
-
-    return parsed

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from launcher.console.terminal import Terminal
 from launcher.diagnosis.observer import Observer
@@ -25,51 +24,37 @@ LINE_LIMIT = 1 << 20
 BACKLOG = 1 << 20
 
 
-class Lines(NamedTuple):
-    """Finished lines, each with its newline."""
-
-    text: bytes
-
-
-class Repaint(NamedTuple):
-    """What a line that is being repainted shows now."""
-
-    text: bytes
-
-
 class LineSplitter:
     r"""Cuts one stream into lines. `\r\n` ends a line like `\n`; a lone `\r` begins it anew.
 
     >>> LineSplitter().feed(b"one\ntwo 10%\rtwo 20%")
-    [Lines(text=b'one\n'), Repaint(text=b'two 20%')]
+    (b'one\n', b'two 20%')
     """
 
     def __init__(self, limit: int = LINE_LIMIT) -> None:
         self._limit = limit
         self._rest = b""  # of the line that is being written; after a `\r`, its last state alone
-        self._shown: bytes | None = None
+        self._shown = b""
 
-    def feed(self, data: bytes) -> list[Lines | Repaint]:
-        """What `data` finishes: whole lines, and the newest state of a repainted one."""
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """What `data` finishes: whole lines, and the newest state of a repainted one; b"" for neither."""
         finished, newline, self._rest = (self._rest + data).replace(b"\r\n", b"\n").rpartition(b"\n")
         text = finished + newline
         if b"\r" in text:
             text = b"".join(_last_state(line) + b"\n" for line in finished.split(b"\n"))
-        state = None
+        state = b""
         if b"\r" in self._rest:
             state = _last_state(self._rest)
             self._rest = state + b"\r" if self._rest.endswith(b"\r") else b"\r" + state
         if len(self._rest) > self._limit:
             text += _last_state(self.take()) + b"\n"
-            state = None
-        pieces: list[Lines | Repaint] = []
+            state = b""
         if text:
-            pieces.append(Lines(text))
-            self._shown = None
-        if state and state != self._shown:
-            pieces.append(Repaint(state))
-            self._shown = state
-        return pieces
+            self._shown = b""
+        if state == self._shown:
+            return text, b""
+        self._shown = state or self._shown
+        return text, state
 
     @property
     def unfinished(self) -> bool:
@@ -81,10 +66,10 @@ class LineSplitter:
         text, self._rest = self._rest, b""
         return text
 
-    def close(self) -> list[Lines]:
+    def close(self) -> bytes:
         """The last line, if the stream does not end with a newline."""
         state = _last_state(self.take())
-        return [Lines(state + b"\n")] if state.strip() else []
+        return state + b"\n" if state.strip() else b""
 
 
 def _last_state(line: bytes) -> bytes:
@@ -165,11 +150,11 @@ class Console(Observer):
         splitter = self._splitters.get(key)
         if splitter is None:
             splitter = self._splitters[key] = LineSplitter()
-        for piece in splitter.feed(data):
-            if isinstance(piece, Lines):
-                self._lines(key, piece.text)
-            else:
-                self._bar(key, piece.text)
+        text, state = splitter.feed(data)
+        if text:
+            self._lines(key, text)
+        if state:
+            self._bar(key, state)
         if rank in self._asking or rank in self._debugging:
             if splitter.unfinished:
                 self._due.setdefault(key, self._clock() + _PROMPT)
@@ -184,9 +169,8 @@ class Console(Observer):
         for stream in self._fds:
             key = rank, stream
             self._due.pop(key, None)
-            if splitter := self._splitters.pop(key, None):
-                for piece in splitter.close():
-                    self._lines(key, piece.text)
+            if (splitter := self._splitters.pop(key, None)) and (text := splitter.close()):
+                self._lines(key, text)
             self._begun.discard(key)
 
     def debugging(self, ranks: frozenset[int]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -20,16 +21,10 @@ from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.protocol import Message
 
-_KINDS = {
-    "RankFailed": "rank failed",
-    "AgentLost": "agent lost",
-    "EngineLost": "engine lost",
-    "EngineEnded": "engine ended",
-    "NotStarted": "not started",
-    "TimeLimit": "time limit",
-    "NotStopped": "not stopped",
-    "HeartbeatLost": "heartbeat lost",
-}
+
+def _kind(failure: Failure) -> str:
+    """`rank failed` for a RankFailed."""
+    return re.sub(r"\B(?=[A-Z])", " ", type(failure).__name__).lower()
 
 
 def _working_folder() -> str:
@@ -89,7 +84,7 @@ class Events(Observer):
         if isinstance(failure, Hung):
             self._emit("hang", ranks=list(failure.ranks), message=str(failure))
             return
-        what: Message = {"kind": _KINDS[type(failure).__name__], "code": failure.code, "message": str(failure)}
+        what: Message = {"kind": _kind(failure), "code": failure.code, "message": str(failure)}
         if isinstance(failure, RankFailed | AgentLost):
             what["rank"] = failure.rank
         if isinstance(failure, HeartbeatLost):

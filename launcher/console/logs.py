@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.console.console import Console, Lines, LineSplitter
+from launcher.console.console import Console, LineSplitter
 from launcher.diagnosis.failures import Failure, RankFailed
 from launcher.diagnosis.observer import Observer
 from launcher.errors import UsageError
@@ -61,9 +61,8 @@ class Logs(Observer):
         self._write(self._path(rank), b"")  # a rank that prints nothing has a file, too
 
     def output(self, rank: int, stream: str, data: bytes) -> None:
-        for piece in self._splitters.setdefault((rank, stream), LineSplitter()).feed(data):
-            if isinstance(piece, Lines):
-                self._write(self._path(rank), piece.text)
+        if text := self._splitters.setdefault((rank, stream), LineSplitter()).feed(data)[0]:
+            self._write(self._path(rank), text)
 
     def library_log(self, rank: int, name: str, data: bytes) -> None:
         self._write(self.folder / f"rank-{rank}.{name}.log", data)
@@ -75,8 +74,8 @@ class Logs(Observer):
 
     def rank_ended(self, rank: int, status: int) -> None:
         for key in [key for key in self._splitters if key[0] == rank]:
-            for piece in self._splitters.pop(key).close():
-                self._write(self._path(rank), piece.text)
+            if text := self._splitters.pop(key).close():
+                self._write(self._path(rank), text)
 
     def job_ended(self, code: int, text: str) -> None:
         self._finish()

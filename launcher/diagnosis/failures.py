@@ -60,15 +60,19 @@ class Raised:
 class Failure:
     """Something that went wrong; `str` of it is the sentence for the user.
 
-    at: when the launcher learned of it, in seconds
+    at: when the launcher learned of it, in seconds; message: the sentence, where no field says more
     """
 
     at: float
+    message: str = ""
 
     @property
     def code(self) -> int:
         """The job's exit code, if this is the root cause."""
         return 1
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,11 +185,7 @@ class EngineEnded(Failure):
 class NotStarted(Failure):
     """Ranks that did not come up in time, or not as the ranks that they should be."""
 
-    message: str
     code: int = 1
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,14 +218,10 @@ class NotStopped(Failure):
 class Hung(Failure):
     """Nothing moved for too long.
 
-    ranks: those for which the others wait, as far as known; message: a sentence
+    ranks: those for which the others wait, as far as known
     """
 
     ranks: tuple[int, ...]
-    message: str
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,36 +255,25 @@ def root_cause(failures: Sequence[Failure], engine_output: bytes = b"") -> Failu
     engine_output: what the engine printed; both kinds name the pid of the process whose death they noticed
     """
     first = failures[0]
-    for failure in failures:
-        if isinstance(failure, HeartbeatLost):
-            return failure
-    if is_echo(first):
-        own = (
-            failure
-            for failure in failures
-            if isinstance(failure, RankFailed) and not is_echo(failure) and not failure.asked
-        )
-        return next(own, first)
-    if not _may_be_collateral(first):
-        if not isinstance(first, RankFailed) or first.raised is not None or (first.status or 0) <= 0:
-            return first
-        # An MPI whose engine dies while it starts ends its rank with a code of its own.
-        lost = [
-            failure for failure in failures if isinstance(failure, EngineLost) and failure.at - first.at <= _SAME_CAUSE
-        ]
-        return min(lost, key=lambda failure: not failure.above, default=first)
-    if isinstance(first, EngineEnded) and first.status == -signal.SIGPIPE:
+    near = [each for each in failures if each.at - first.at <= _SAME_CAUSE]
+    ranks = [each for each in failures if isinstance(each, RankFailed) and not each.asked]
+    agents = [each for each in near if isinstance(each, AgentLost)]
+    named = [each for each in agents if re.search(rb"PID %d\b" % (each.started or each.pid), engine_output)]
+    engines = [each for each in failures if isinstance(each, EngineEnded)]
+    killed = [each for each in engines if each in near and each.status < 0]
+    lost = sorted((each for each in near if isinstance(each, EngineLost)), key=lambda each: not each.above)
+    # The first row whose condition holds and whose list is not empty: that list's first failure.
+    table: tuple[tuple[bool, Sequence[Failure]], ...] = (
+        (True, [each for each in failures if isinstance(each, HeartbeatLost)]),
+        (is_echo(first), [*(each for each in ranks if not is_echo(each)), first]),
         # The engine wrote to a process of its own that had gone.
-        return next((failure for failure in failures if isinstance(failure, RankFailed) and not failure.asked), first)
-    unborn = [failure for failure in failures if isinstance(failure, EngineEnded) and failure.missing]
-    near = [failure for failure in failures if failure.at - first.at <= _SAME_CAUSE]
-    killed = [failure for failure in near if isinstance(failure, EngineEnded) and failure.status < 0]
-    gone = sorted(
-        (failure for failure in near if isinstance(failure, EngineLost)), key=lambda failure: not failure.above
+        (isinstance(first, EngineEnded) and first.status == -signal.SIGPIPE, [*ranks, first]),
+        # An MPI whose engine dies while it starts ends its rank with a code of its own.
+        (isinstance(first, RankFailed) and first.raised is None and (first.status or 0) > 0 and not first.asked, lost),
+        (not _may_be_collateral(first), [first]),
+        (True, [*killed, *lost, *named, *(each for each in engines if each.missing), *agents, first]),
     )
-    agents = [failure for failure in near if isinstance(failure, AgentLost)]
-    named = [failure for failure in agents if re.search(rb"PID %d\b" % (failure.started or failure.pid), engine_output)]
-    return [*killed, *gone, *named, *unborn, *agents, first][0]
+    return next(found[0] for holds, found in table if holds and found)
 
 
 def is_echo(failure: Failure) -> bool:

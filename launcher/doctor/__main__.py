@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import sys
 import time
+from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import Sequence
 
+from launcher.arguments import ArgumentParser, nearest, positive, value
+from launcher.errors import UsageError
+from launcher.network import parse_hosts, read_hostfile
+
 _LAST = 10
+_PID = value("a positive whole number", positive)
 _USAGE = """ddp-doctor [--hosts A,B | --hostfile FILE] [--json]
-       ddp-doctor calls PID...
+       ddp-doctor calls PID... [--last N] [--json]
        ddp-doctor sweep"""
 _DESCRIPTION = """\
 Says whether this machine can train, what is wrong, and what fixes it: Python, threads, MPI, memory, limits, GPUs,
 two ranks that try every collective, and how fast they are. With --hosts or --hostfile the other machines, too.
+
+calls   prints the last collectives of running processes and where their Python stands; they may hang
+sweep   removes files in /dev/shm that MPI jobs of yours left when they were killed, and that no process holds which
+        can be seen from here. Not for containers that share /dev/shm with others (--ipc=host)
 """
 _EPILOG = "Exit code: 0; 1 if training would fail, or a process could not be read; 2 for wrong use."
 
 
-def run(argv: Sequence[str] | None = None) -> int:
-    """Runs what the arguments request; returns the exit code."""
-    from launcher.errors import UsageError
-    from launcher.network import parse_hosts, read_hostfile
-
-    args = _parser().parse_args(argv)
-    if args.command == "calls":
-        return calls(args.pids, args.last, args.json)
-    if args.command == "sweep":
+def run(argv: Sequence[str]) -> int:
+    """Runs what the arguments request; returns the exit code. Raises: UsageError"""
+    args = _parser().parse(argv)
+    command, *words = args.get("words") or [""]
+    if "help" in args:
+        print(_parser().format_help(), end="")
+        return 0
+    if command == "calls":
+        if not words:
+            raise UsageError("no process named: ddp-doctor calls PID...")
+        try:
+            pids = [*map(_PID, words)]
+        except ArgumentTypeError as error:
+            raise UsageError(f"PID {error}") from None
+        return calls(pids, args.get("last", _LAST), "json" in args)
+    if command == "sweep" and not words:
         from launcher.doctor.machine import sweep
 
         return sweep()
-    try:
-        machines = parse_hosts(args.hosts) if args.hosts else read_hostfile(args.hostfile) if args.hostfile else ()
-    except UsageError as error:
-        print(f"ddp-doctor: {error}", file=sys.stderr)
-        return 2
+    if command:
+        raise UsageError(f"unknown command {' '.join([command, *words])}{nearest(command, ('calls', 'sweep'))}")
     from launcher.doctor.checkup import checkup
 
-    return checkup(machines, args.json)
+    machines = read_hostfile(args["hostfile"]) if "hostfile" in args else args.get("hosts", ())
+    return checkup(machines, "json" in args)
 
 
 def calls(pids: Sequence[int], last: int, as_json: bool) -> int:
@@ -73,40 +87,17 @@ def calls(pids: Sequence[int], last: int, as_json: bool) -> int:
     return 1 if errors else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ddp-doctor", usage=_USAGE, description=_DESCRIPTION, epilog=_EPILOG)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--hosts", metavar="A,B", help="machines that are to train together, as ddp-launch takes them")
-    where.add_argument("--hostfile", metavar="FILE", help="the same, one machine a line")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND", prog="ddp-doctor")
-    calls = commands.add_parser(
-        "calls",
-        help="what ranks did last",
-        description="Prints the last collectives of running processes and where their Python stands; they may hang.",
-        epilog="Exit code: 0; 1 if a process could not be read; 2 for wrong use.",
-    )
-    calls.add_argument("pids", nargs="+", type=_positive, metavar="PID", help="process of a rank, on this machine")
-    calls.add_argument("--last", type=_positive, default=_LAST, metavar="N", help=f"calls of each rank ({_LAST})")
-    calls.add_argument(
-        "--json",
-        action="store_true",
-        default=argparse.SUPPRESS,  # or `ddp-doctor --json calls` would lose it
-        help="print JSON; its times are of the monotonic clock, in ns",
-    )
-    commands.add_parser(
-        "sweep",
-        help="remove what killed MPI jobs left in /dev/shm",
-        description="Removes files in /dev/shm that MPI jobs of yours left when they were killed, and that no process "
-        "holds which can be seen from here. Not for containers that share /dev/shm with others (--ipc=host).",
-    )
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
+def _parser() -> ArgumentParser:
+    made = ArgumentParser("ddp-doctor", usage=_USAGE, description=_DESCRIPTION, epilog=_EPILOG)
+    made.add_argument("words", nargs="*", help=SUPPRESS)
+    where = made.add_mutually_exclusive_group().add_argument
+    machines = "machines that are to train together, as ddp-launch takes them"
+    where("--hosts", metavar="A,B", type=parse_hosts, help=machines)
+    where("--hostfile", metavar="FILE", help="the same, one machine a line")
+    made.add_argument("--last", metavar="N", type=_PID, help=f"calls of each process ({_LAST})")
+    made.add_argument("--json", action="store_true", help="print JSON; its times are of the monotonic clock, in ns")
+    made.add_argument("--help", "-h", action="store_true", help="print this help")
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,7 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What a check has started ends with this process, which must not die without a word to it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        return run(argv)
+        return run(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        print(f"ddp-doctor: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has gone

@@ -84,10 +84,3 @@ def install(*packages: str) -> str:
 def plural(n: int, what: str) -> str:
     """`plural(2, "core") == "2 cores"`."""
     return f"{n} {what}{'s' * (n != 1)}"
-
-
-def size(nbytes: int) -> str:
-    """`size(3 << 20) == "3 MiB"`, `size(3 << 29) == "1.5 GiB"`."""
-    if nbytes >= 1 << 30:
-        return f"{nbytes / (1 << 30):.1f} GiB"
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"

@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.doctor.findings import Finding, error, install, note, ok, plural, size, warning
+from launcher.doctor.findings import Finding, error, install, note, ok, plural, warning
 from launcher.doctor.probes import Answer, ask
-from launcher.linux import read_text, remove_stale_segments
+from launcher.linux import format_bytes, read_text, remove_stale_segments
 
 _MIB = 1 << 20
 
@@ -170,10 +170,10 @@ def judge_memory(
 
     stale: files of killed MPI jobs in it, and their bytes
     """
-    left, where = available, f"of {size(total)}"
+    left, where = available, f"of {format_bytes(total)}"
     if limit is not None and limit < left:
         left, where = limit, "that the control group leaves"
-    text = f"{size(left)} of memory free, {where}"
+    text = f"{format_bytes(left)} of memory free, {where}"
     if left < _LEAST:
         yield warning(
             f"{text}: two ranks need about 300 MiB before any model", "ps -eo rss,pid,args --sort -rss | head"
@@ -185,14 +185,16 @@ def judge_memory(
     if shm is None:
         yield warning(f"{SHM} is not there, where MPIs keep what ranks share", f"sudo mount -t tmpfs tmpfs {SHM}")
     elif shm < _SHM_LEAST:
-        yield warning(f"{SHM} has {size(shm)}: {killed}", larger)
+        yield warning(f"{SHM} has {format_bytes(shm)}: {killed}", larger)
     elif shm_free < _SHM_LEAST:
-        yield warning(f"{SHM} is full ({size(shm_free)} free of {size(shm)}): {killed}", f"ls -lSh {SHM} | head")
+        yield warning(
+            f"{SHM} is full ({format_bytes(shm_free)} free of {format_bytes(shm)}): {killed}", f"ls -lSh {SHM} | head"
+        )
     else:
-        yield ok(f"{SHM} has {size(shm_free)} free of {size(shm)}")
+        yield ok(f"{SHM} has {format_bytes(shm_free)} free of {format_bytes(shm)}")
     files, nbytes = stale
     if files:
-        text = f"{plural(files, 'file')} ({size(nbytes)}) in {SHM} that killed MPI jobs left, and that no process uses"
+        text = f"{plural(files, 'file')} ({format_bytes(nbytes)}) in {SHM} that killed MPI jobs left, and nobody uses"
         yield (warning if nbytes > (shm or 0) / 4 else note)(text, "ddp-doctor sweep")
 
 
@@ -226,7 +228,7 @@ def sweep(folder: str = SHM) -> int:
     """`ddp-doctor sweep`: removes files of killed MPI jobs; returns 1 if some are still there, else 0."""
     files, nbytes = remove_stale_segments(0.0, folder)
     left, _ = remove_stale_segments(0.0, folder, dry_run=True)
-    print(f"{files} files of killed MPI jobs removed from {folder} ({size(nbytes)}), {left} are left")
+    print(f"{files} files of killed MPI jobs removed from {folder} ({format_bytes(nbytes)}), {left} are left")
     return 1 if left else 0
 
 
@@ -250,9 +252,9 @@ def judge_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]
     if free is None:
         yield error(f"no temporary file can be made in {folder}, and the launcher needs some", elsewhere)
     elif free < _DISK_LEAST:
-        yield warning(f"{folder} has {size(free)} free, which temporary files may fill", elsewhere)
+        yield warning(f"{folder} has {format_bytes(free)} free, which temporary files may fill", elsewhere)
     else:
-        yield ok(f"{folder} has {size(free)} free for temporary files")
+        yield ok(f"{folder} has {format_bytes(free)} free for temporary files")
 
 
 def limits() -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from launcher.doctor import gpu, mpi
 from launcher.doctor.findings import Finding, count, error, note, ok, plural, warning
 from launcher.doctor.probes import Answer, ask, outside_a_job
 from launcher.engines import slurm
+from launcher.linux import format_bytes
 from launcher.network import Host
 
 _LIMIT = 90.0  # s; a few seconds on an idle machine
@@ -103,12 +104,5 @@ def judge(answer: Answer, trial: Trial) -> Iterator[Finding]:
     for nbytes, seconds in seen["timed"]:
         # A few bytes have only a latency.
         rate = f"{nbytes / seconds / 1e9:6.1f} GB/s" if nbytes >= 1 << 10 else ""
-        line = f"all_reduce ({who})  {_size(nbytes):>6}  {seconds * 1e6:8.1f} us  {rate}"
+        line = f"all_reduce ({who})  {format_bytes(nbytes):>6}  {seconds * 1e6:8.1f} us  {rate}"
         yield ok(line.rstrip(), check="speed")
-
-
-def _size(nbytes: int) -> str:
-    for unit, shift in (("MiB", 20), ("KiB", 10)):
-        if nbytes >= 1 << shift:
-            return f"{nbytes >> shift} {unit}"
-    return f"{nbytes} B"

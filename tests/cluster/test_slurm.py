@@ -132,7 +132,7 @@ def test_ddp_launch_judges_a_step(
     done = run_job(["salloc", "-n", "2", sys.executable, "-m", "launcher", leaving(how)], env=slurm)
     assert done.returncode == status, done.stderr
     assert re.search(rf"\nddp-launch: {says}", "\n" + done.stderr), done.stderr
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 30
 
 
 def test_a_step_that_fails_starts_again_in_the_same_allocation(
@@ -165,10 +165,10 @@ def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
         "while not comm.all_reduce(np.array([len(asked)]), 'max')[0]: time.sleep(0.02)\n"
         "sys.exit(75)\n"
     )
-    # The script of docs/launcher.md. Slurm looks every 30 s whether it is time.
+    # As in docs/launcher.md, 30 s after the start, when a busy machine has started the ranks. Slurm looks every 30 s.
     batch.write_text(
         "#!/bin/sh\n"
-        "#SBATCH --ntasks=2 --time=2 --signal=USR1@110 --requeue --open-mode=append\n"
+        "#SBATCH --ntasks=2 --time=3 --signal=USR1@150 --requeue --open-mode=append\n"
         f"{sys.executable} -m launcher {script}\n"
         "code=$?\n"
         '[ $code -ne 75 ] || exec scontrol requeue "$SLURM_JOB_ID"\n'
@@ -181,7 +181,10 @@ def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
         time.sleep(1)
     run_job(["scancel", job], env=slurm)  # the next turn comes two minutes later
     assert "JobState=PENDING" in shown
-    assert said.read_text() == "ddp-launch: stopped as asked, state saved: start the same command to go on\n"
+    # Slurm may add a line of its own about the requeue.
+    assert (
+        said.read_text().splitlines()[0] == "ddp-launch: stopped as asked, state saved: start the same command to go on"
+    )
 
 
 @pytest.mark.parametrize("victim", ["launcher", "srun", "slurmstepd"])

@@ -93,8 +93,9 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(ranks: list[int], doc
         (["--hosts", "a", "--hostfile", "b"], "not allowed with argument --hosts"),
         (["--hosts", "a:x"], "a:x"),
         (["--hostfile", "/nonexistent"], "the hostfile /nonexistent cannot be read: No such file or directory"),
-        (["cals", "1"], "invalid choice: 'cals'"),
-        (["calls", "train.py"], "'train.py' is not a positive whole number"),
+        (["cals", "1"], "ddp-doctor: unknown command cals 1 (did you mean calls?)"),
+        (["calls"], "ddp-doctor: no process named: ddp-doctor calls PID..."),
+        (["calls", "train.py"], "ddp-doctor: PID should be a positive whole number, not 'train.py'"),
     ],
 )
 def test_wrong_use(doctor: Any, args: list[str], words: str) -> None:

@@ -38,11 +38,6 @@ def test_lines_are_aligned_and_a_check_is_named_once() -> None:
     ]
 
 
-def test_sizes() -> None:
-    sizes = (0, 3 << 10, 64 << 20, 1023 << 20, 3 << 29)
-    assert [*map(report.size, sizes)] == ["0 KiB", "3 KiB", "64 MiB", "1023 MiB", "1.5 GiB"]
-
-
 @pytest.mark.parametrize(
     ("lines", "status", "answer"),
     [
