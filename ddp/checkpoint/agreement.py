@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveTimeout
@@ -24,24 +24,13 @@ _TRANSIENT = {errno.EINTR, errno.EAGAIN, errno.ESTALE, errno.EACCES, errno.EPERM
 _TRANSIENT |= {errno.ENOMEM, errno.ETIMEDOUT}
 
 
-class LocalFailure(Exception):
-    """Why this rank could not do its part, in words."""
-
-
-class RankFailure(NamedTuple):
-    """Which rank could not do its part, and why."""
-
-    rank: int
-    text: str
-
-
 @contextlib.contextmanager
 def describing_os_errors(what: str, path: str) -> Iterator[None]:
-    """Raises LocalFailure for an OSError of the block: "writing runs/x: No space left on device". what: "writing" """
+    """Raises CheckpointError for an OSError of the block: "writing runs/x: No space left". what: "writing" """
     try:
         yield
     except OSError as error:
-        raise LocalFailure(f"{what} {path}: {reason(error)}") from error
+        raise CheckpointError(f"{what} {path}: {reason(error)}") from error
 
 
 def reason(error: OSError) -> str:
@@ -85,30 +74,27 @@ class Agreement:
         """
         if self._broken is not None:
             raise CheckpointError(f"{failed}: {self._broken}")
-        cause: list[Exception] = []
+        cause: Exception | None = None
 
-        def attempt() -> T | RankFailure:
+        def attempt() -> tuple[Any, str]:
+            nonlocal cause
             try:
-                return work()
+                return work(), ""
             except Exception as error:
-                cause.append(error)
-                text = str(error) if isinstance(error, LocalFailure) else f"{type(error).__name__}: {error}"
-                return RankFailure(self.rank, text)
+                cause = error
+                return None, str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
-        results = [attempt()] if self._comm is None else self._everyones(self._comm, failed, attempt)
-        if cause and reraise:
-            raise cause[0]
-        failures = [each for each in results if isinstance(each, RankFailure)]
+        results = [attempt()] if self._comm is None else self._gather(self._comm, failed, attempt)
+        if cause is not None and reraise:
+            raise cause
+        failures = [rank for rank, (_, text) in enumerate(results) if text]
         if failures:
             first, *rest = failures
-            more = f"; rank{'s' if len(rest) > 1 else ''} {', '.join(str(each.rank) for each in rest)} too"
-            message = f"{failed}: rank {first.rank}: {first.text}{more if rest else ''}"
-            raise CheckpointError(message) from (cause[0] if cause else None)
-        return results  # type: ignore[return-value]  # no RankFailure is left
+            more = f"; rank{'s' if len(rest) > 1 else ''} {', '.join(map(str, rest))} too" if rest else ""
+            raise CheckpointError(f"{failed}: rank {first}: {results[first][1]}{more}") from cause
+        return [value for value, _ in results]
 
-    def _everyones(
-        self, comm: Communicator, failed: str, attempt: Callable[[], T | RankFailure]
-    ) -> list[T | RankFailure]:
+    def _gather(self, comm: Communicator, failed: str, attempt: Callable[[], tuple[Any, str]]) -> list[tuple[Any, str]]:
         self._beat = beat = Heartbeat(comm, PATIENCE)
         try:
             with beat:

@@ -18,7 +18,8 @@ import weakref
 from collections.abc import Callable
 
 from ddp._files import open_regular
-from ddp.checkpoint.agreement import LocalFailure, describing_os_errors
+from ddp.checkpoint.agreement import describing_os_errors
+from ddp.errors import CheckpointError
 
 NAME = ".lock"
 _PATIENCE = 20.0  # s; a job that was killed may hang in the kernel until the disk has done what it was asked to
@@ -42,7 +43,7 @@ class FolderLock:
         _locks.add(self)
 
     def take(self) -> str:
-        """Makes the folder and locks it; the token that other ranks find there. Raises: LocalFailure"""
+        """Makes the folder and locks it; the token that other ranks find there. Raises: CheckpointError"""
         with describing_os_errors("making the folder", self._folder):
             try:
                 os.makedirs(self._folder, exist_ok=True)
@@ -77,7 +78,7 @@ class FolderLock:
                 if time.monotonic() > limit:
                     found = _content(os.pread(fd, _LENGTH, 0))
                     who = f"process {found['pid']} on {found.get('host')}" if "pid" in found else "another process"
-                    raise LocalFailure(
+                    raise CheckpointError(
                         f"{self._folder} is in use by {who}: one job at a time may save there; end that one, or give "
                         "another folder"
                     ) from None
@@ -108,9 +109,9 @@ def _content(data: bytes) -> dict[str, object]:
 
 
 def wait_for_token(folder: str, token: str) -> None:
-    """Waits until this rank sees the file that rank 0 has written. Raises: LocalFailure if it does not."""
+    """Waits until this rank sees the file that rank 0 has written. Raises: CheckpointError if it does not."""
     if not wait_until(lambda: token_in(folder) == token):
-        raise LocalFailure(
+        raise CheckpointError(
             f"{folder} on {socket.gethostname()} is not the folder that rank 0 has under that name: give one on a file "
             "system that all hosts share"
         )

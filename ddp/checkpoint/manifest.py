@@ -17,8 +17,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import METADATA, STORED, are_sizes
@@ -29,8 +29,8 @@ MOST_MANIFEST_BYTES = 1 << 30  # of a manifest: it is read into memory before an
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 
 
-class DamagedCheckpoint(Exception):
-    """What is wrong with a manifest, or with a file that it describes."""
+class DamagedCheckpoint(CheckpointError):
+    """A file of a checkpoint is missing, cannot be read, or is not what was written."""
 
 
 class ShardInfo(NamedTuple):
@@ -54,21 +54,25 @@ class TensorPiece(NamedTuple):
 
 
 class TensorEntry(NamedTuple):
-    """A tensor. dtype: its code in safetensors; pieces: in order, without gaps"""
+    """A tensor, or what one rank has of it. dtype: its code in safetensors"""
 
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[TensorPiece, ...]
 
-
-class TensorPart(NamedTuple):
-    """What one rank has of a tensor. at: the byte of its file"""
-
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-    at: int
+    def covered(self, name: str) -> TensorEntry:
+        """This entry with its pieces in order. Raises: CheckpointError if they overlap or leave something out."""
+        pieces = sorted(self.pieces, key=lambda piece: piece[1:])
+        end, size = 0, math.prod(self.shape)
+        for piece in pieces:
+            if piece.start != end:
+                how = "is written by several ranks" if piece.start < end else "is written by no rank"
+                has = f"rank {piece.rank} has {piece[1:3]}"
+                raise CheckpointError(f"{name}: element {min(end, piece.start)} {how}; {has}")
+            end = piece.stop
+        if end != size or not pieces:
+            raise CheckpointError(f"{name}: of its {size} elements only {end} are written by a rank")
+        return self._replace(pieces=tuple(pieces))
 
 
 class Manifest(NamedTuple):
@@ -81,37 +85,21 @@ class Manifest(NamedTuple):
     own_state: Sequence[Any]
 
 
-def assemble_tensors(parts: Sequence[Mapping[str, TensorPart]]) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint. parts: what each rank writes, by name
+def assemble_tensors(ranks: Iterable[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
+    """The tensors of a checkpoint. ranks: what each writes, by name
 
     Raises: CheckpointError if ranks disagree about a tensor, or their pieces overlap or leave something out.
     """
-    found: dict[str, list[tuple[int, TensorPart]]] = {}
-    for rank, mine in enumerate(parts):
-        for name, part in mine.items():
-            found.setdefault(name, []).append((rank, part))
-    entries = {}
-    for name, pieces in sorted(found.items()):
-        first_rank, first = pieces[0]
-        for rank, part in pieces:
-            if part[:2] != first[:2]:
-                raise CheckpointError(
-                    f"{name} is {first.dtype} {first.shape} on rank {first_rank} and {part.dtype} {part.shape} on "
-                    f"rank {rank}"
-                )
-        pieces.sort(key=lambda piece: piece[1][2:])
-        at = 0
-        for rank, part in pieces:
-            if part.start != at:
-                how = "is written by several ranks" if part.start < at else "is written by no rank"
-                raise CheckpointError(f"{name}: element {min(at, part.start)} {how}; rank {rank} has {part[2:4]}")
-            at = part.stop
-        if at != math.prod(first.shape):
-            raise CheckpointError(f"{name}: of its {math.prod(first.shape)} elements only {at} are written by a rank")
-        entries[name] = TensorEntry(
-            first.dtype, first.shape, tuple(TensorPiece(rank, *part[2:]) for rank, part in pieces)
-        )
-    return entries
+    found: dict[str, TensorEntry] = {}
+    for mine in ranks:
+        for name, entry in mine.items():
+            first = found.setdefault(name, entry)
+            if first[:2] != entry[:2]:
+                ours, theirs = (f"{each.dtype} {each.shape} on rank {each.pieces[0].rank}" for each in (first, entry))
+                raise CheckpointError(f"{name} is {ours} and {theirs}")
+            if first is not entry:
+                found[name] = first._replace(pieces=first.pieces + entry.pieces)
+    return {name: found[name].covered(name) for name in sorted(found)}
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -130,66 +118,54 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in a file. Raises: DamagedCheckpoint for anything that `encode_manifest` did not write."""
+    """The manifest in a file. Raises: CheckpointError for anything that `encode_manifest` did not write."""
     begin = _BEGIN.match(data)
     if begin is None:
-        raise DamagedCheckpoint("it does not begin as a manifest does" if data else "it is empty")
+        raise CheckpointError("it does not begin as a manifest does" if data else "it is empty")
     if hashlib.sha256(memoryview(data)[begin.end() :]).hexdigest().encode() != begin[1]:
-        raise DamagedCheckpoint("its checksum is another: it was changed, or cut off")
+        raise CheckpointError("its checksum is another: it was changed, or cut off")
     try:
-        return _checked(json.loads(data))
+        fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(f"it is not JSON: {error}") from None
-
-
-def _checked(value: Any) -> Manifest:
-    """Checks every field: a valid checksum does not mean that this package wrote it."""
-    if not isinstance(value, dict) or value.get("format") != "ddp.checkpoint":
-        raise DamagedCheckpoint("it is no manifest of a checkpoint")
-    if value.get("version") != VERSION:
-        raise DamagedCheckpoint(f"it is of version {value.get('version')!r:.40}, and version {VERSION} is known here")
-    step, files, tensors, own = (value.get(each) for each in ("step", "files", "tensors", "own_state"))
-    if type(step) is not int or not 0 <= step < 1 << 63:
-        _wrong("step", step)
-    if not isinstance(files, list) or not isinstance(own, list) or not 0 < len(files) == len(own):
-        _wrong("files and own_state", (files, own))
-    if not isinstance(tensors, dict):
-        _wrong("tensors", tensors)
-    assert isinstance(step, int)
+        raise CheckpointError(f"it is not JSON: {error}") from None
+    if not isinstance(fields, dict) or fields.get("format") != "ddp.checkpoint":
+        raise CheckpointError("it is no manifest of a checkpoint")
+    if fields.get("version") != VERSION:
+        raise CheckpointError(f"it is of version {fields.get('version')!r:.40}, and version {VERSION} is known here")
+    # A valid checksum does not mean that this package wrote it: every field is checked.
+    found: list[Any] = [fields.get(each) for each in ("step", "files", "tensors", "own_state")]
+    step, files, tensors, own = found
+    _require(type(step) is int and 0 <= step < 1 << 63, "step", step)
+    _require(isinstance(files, list) and isinstance(own, list) and 0 < len(files) == len(own), "files", files)
+    _require(isinstance(tensors, dict), "tensors", tensors)
     shards = [_shard(rank, each) for rank, each in enumerate(files)]
     entries = {name: _entry(name, each, shards) for name, each in tensors.items()}
-    return Manifest(step, shards, entries, value.get("state"), own)
+    return Manifest(step, shards, entries, fields.get("state"), own)
 
 
-def _wrong(name: str, value: Any) -> NoReturn:
-    raise DamagedCheckpoint(f"its {name} cannot be {value!r:.80}")
+def _require(holds: bool, name: str, value: Any) -> None:
+    if not holds:
+        raise CheckpointError(f"its {name} cannot be {value!r:.80}")
 
 
 def _shard(rank: int, value: Any) -> ShardInfo:
-    if not isinstance(value, dict) or value.keys() != set(ShardInfo._fields):
-        _wrong(f"file of rank {rank}", value)
-    nbytes, header, sums = value["bytes"], value["header"], value["sums"]
-    if not are_sizes([nbytes, header]) or header > nbytes or not isinstance(sums, dict) or METADATA not in sums:
-        _wrong(f"file of rank {rank}", value)
-    return ShardInfo(nbytes, header, sums)
+    what = f"file of rank {rank}"
+    _require(isinstance(value, dict) and value.keys() == set(ShardInfo._fields), what, value)
+    shard = ShardInfo(**value)
+    _require(are_sizes([shard.bytes, shard.header]) and shard.header <= shard.bytes, what, value)
+    _require(isinstance(shard.sums, dict) and METADATA in shard.sums, what, value)
+    return shard
 
 
 def _entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> TensorEntry:
     what = f"tensor {name!r:.80}"
-    if name == METADATA or not isinstance(value, dict) or value.keys() != set(TensorEntry._fields):
-        _wrong(what, value)
+    _require(name != METADATA and isinstance(value, dict) and value.keys() == set(TensorEntry._fields), what, value)
     dtype, shape, pieces = value["dtype"], value["shape"], value["pieces"]
-    if not isinstance(dtype, str) or dtype not in STORED or not are_sizes(shape) or not isinstance(pieces, list):
-        _wrong(what, value)
-    at, seen = 0, set()
-    for piece in pieces:
-        if not are_sizes(piece) or len(piece) != 4 or piece[0] >= len(shards) or not at == piece[1] <= piece[2]:
-            _wrong(what, value)
-        shard = shards[piece[0]]
-        if name not in shard.sums or piece[3] + (piece[2] - at) * STORED[dtype].itemsize > shard.bytes:
-            _wrong(what, value)
-        at = piece[2]
-        seen.add(piece[0])
-    if not pieces or at != math.prod(shape) or len(seen) < len(pieces):
-        _wrong(what, value)
-    return TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*piece) for piece in pieces))
+    _require(isinstance(dtype, str) and dtype in STORED and are_sizes(shape), what, value)
+    _require(isinstance(pieces, list) and all(are_sizes(each) and len(each) == 4 for each in pieces), what, value)
+    entry = TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*each) for each in pieces))
+    for rank, start, stop, at in entry.pieces:
+        _require(rank < len(shards) and start <= stop and name in shards[rank].sums, what, value)
+        _require(at + (stop - start) * STORED[dtype].itemsize <= shards[rank].bytes, what, value)
+    _require(len({piece.rank for piece in entry.pieces}) == len(pieces), what, value)
+    return entry.covered(name)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ddp._files import open_regular
 from ddp.checkpoint import manifest as manifests
-from ddp.checkpoint.agreement import Agreement, LocalFailure, is_transient, reason
+from ddp.checkpoint.agreement import Agreement, is_transient, reason
 from ddp.checkpoint.manifest import MANIFEST_FILE, DamagedCheckpoint, Manifest, TensorEntry, decode_manifest
 from ddp.checkpoint.shard_file import Array, ShardReader
 from ddp.errors import CheckpointError
@@ -120,27 +120,28 @@ class Saved:
         """The tensors of these names, which takes less time than one by one. Raises: as `read` does."""
         entries = {name: self._manifest.tensors[name] for name in names}
         ranks = {piece.rank for entry in entries.values() for piece in entry.pieces}
+        with ExitStack() as stack:
+            files = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
+            for rank, file in files.items():
+                file.read(METADATA, 0, self._manifest.files[rank].header)
+            return {name: self._read_pieces(name, entry, files) for name, entry in entries.items()}
+
+    def _read_pieces(self, name: str, entry: TensorEntry, files: Mapping[int, ShardReader]) -> Array:
         try:
-            with ExitStack() as stack:
-                files = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
-                for rank, file in files.items():
-                    file.read(METADATA, 0, self._manifest.files[rank].header)
-                return {name: _read_pieces(name, entry, files) for name, entry in entries.items()}
-        except DamagedCheckpoint as error:
-            raise CheckpointError(f"{self.path}: {error}") from None
+            flat = np.empty(entry.pieces[-1].stop, STORED[entry.dtype])
+            whole = flat.reshape(entry.shape)
+        except (ValueError, OverflowError) as error:
+            raise DamagedCheckpoint(f"{self.path}: {name}: shape {entry.shape}: {error}") from None
+        for rank, start, stop, at in entry.pieces:
+            view = flat[start:stop].view(np.uint8).data
+            files[rank].read(name, at, len(view), view)
+        return whole
 
     def _open(self, rank: int) -> ShardReader:
         return ShardReader(os.path.join(self.path, shard_name(rank)), self._manifest.files[rank])
 
-    def verify(self, part: int = 0, parts: int = 1) -> None:
+    def verify(self, part: int = 0, parts: int = 1, progress: Callable[[], None] = lambda: None) -> None:
         """Reads everything, or one of so many equal parts of it. Raises: CheckpointError if it is not as written."""
-        try:
-            self.check(part, parts)
-        except DamagedCheckpoint as error:
-            raise CheckpointError(f"{self.path}: {error}") from None
-
-    def check(self, part: int, parts: int, progress: Callable[[], None] = lambda: None) -> None:
-        """What `verify` does. Raises: DamagedCheckpoint, without the folder's name."""
         spans = [(rank, METADATA, 0, shard.header) for rank, shard in enumerate(self._manifest.files)]
         for name, entry in self._manifest.tensors.items():
             size = STORED[entry.dtype].itemsize
@@ -156,46 +157,25 @@ class Saved:
                     file.read(name, at, nbytes, progress=progress)
 
 
-def _read_pieces(name: str, entry: TensorEntry, files: Mapping[int, ShardReader]) -> Array:
-    dtype = STORED[entry.dtype]
-    try:
-        flat = np.empty(entry.pieces[-1].stop, dtype)
-        whole = flat.reshape(entry.shape)
-    except (ValueError, OverflowError) as error:
-        raise DamagedCheckpoint(f"{name}: shape {entry.shape}: {error}") from None
-    for rank, start, stop, at in entry.pieces:
-        view = flat[start:stop].view(np.uint8).data
-        files[rank].read(name, at, len(view), view)
-    return whole
-
-
 def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
     """The checkpoint in a folder. What it holds is verified when it is read, and by `verify`.
 
     Raises: CheckpointError if there is none, or it is torn: its manifest is missing or damaged, or a file is missing
     or of another length than it was.
     """
-    try:
-        return open_folder(os.fspath(path))
-    except DamagedCheckpoint as error:
-        raise CheckpointError(f"{os.fspath(path)}: {error}") from None
-
-
-def open_folder(path: str) -> Saved:
-    """What `open_checkpoint` does. Raises: DamagedCheckpoint, without the folder's name."""
+    path = os.fspath(path)
     try:
         with open(open_regular(os.path.join(path, MANIFEST_FILE)), "rb") as file:
             size, most = os.fstat(file.fileno()).st_size, manifests.MOST_MANIFEST_BYTES
             if size > most:
-                raise DamagedCheckpoint(f"it has {size:,} bytes, and {most:,} are the most")
+                raise CheckpointError(f"it has {size:,} bytes, and {most:,} are the most")
             manifest = decode_manifest(file.read())
         named = folder_order(os.path.basename(os.path.normpath(path)))
         if named is not None and named[1] != manifest.step:
-            raise DamagedCheckpoint(f"it is of step {manifest.step}, another folder's")
-    except OSError as error:
-        raise DamagedCheckpoint(f"{MANIFEST_FILE}: {reason(error)}") from error
-    except DamagedCheckpoint as error:
-        raise DamagedCheckpoint(f"{MANIFEST_FILE}: {error}") from None
+            raise CheckpointError(f"it is of step {manifest.step}, another folder's")
+    except (OSError, CheckpointError) as error:
+        text = reason(error) if isinstance(error, OSError) else str(error)
+        raise DamagedCheckpoint(f"{path}: {MANIFEST_FILE}: {text}") from error
     saved = Saved(path, manifest)
     for rank in range(saved.size):
         with saved._open(rank):
@@ -212,19 +192,20 @@ def find(ranks: Agreement, path: str | os.PathLike[str]) -> Saved:
     failed = f"{path} cannot be loaded"
 
     def candidates() -> list[str]:
+        if ranks.rank:
+            return []
         try:
             present = os.listdir(path)
         except OSError as error:
-            raise LocalFailure(f"{path}: {error.strerror}") from None
+            raise CheckpointError(f"{path}: {reason(error)}") from None
         names = newest_first(present)
         if not names and {MANIFEST_FILE, shard_name(0)}.isdisjoint(present):
-            raise LocalFailure(f"{path}: there is no checkpoint in it, nor is it one")
+            raise CheckpointError(f"{path}: there is no checkpoint in it, nor is it one")
         return [os.path.join(path, name) for name in names] or [path]
 
-    paths = ranks.run(failed, lambda: candidates() if ranks.rank == 0 else [])[0]
-    saved, reasons = newest_intact(ranks, failed, paths)
+    saved, reasons = newest_intact(ranks, failed, ranks.run(failed, candidates)[0])
     if saved is None:
-        raise CheckpointError(f"{path}: no checkpoint is whole: {'; '.join(reasons)}")
+        raise CheckpointError(f"no checkpoint is whole: {'; '.join(reasons)}")
     return saved
 
 
@@ -240,18 +221,18 @@ def newest_intact(ranks: Agreement, failed: str, paths: Sequence[str]) -> tuple[
 
         def check(path: str = path, found: list[Saved] = found) -> str:
             try:
-                found.append(open_folder(path))
-                found[0].check(ranks.rank, ranks.size, ranks.progress)
+                found.append(open_checkpoint(path))
+                found[0].verify(ranks.rank, ranks.size, ranks.progress)
             except DamagedCheckpoint as error:
                 if is_transient(error.__cause__):
-                    raise LocalFailure(f"{os.path.basename(path)}: {error}") from None
+                    raise
                 return str(error)
             return ""
 
         damage = next(filter(None, ranks.run(failed, check)), None)
         if damage is None:
             return found[0], reasons
-        reasons.append(f"{path}: {damage}")
+        reasons.append(damage)
         if ranks.rank == 0:
-            _log.warning("%s is passed over: %s", path, damage)
+            _log.warning("%s is passed over: %s", path, damage.removeprefix(f"{path}: "))
     return None, reasons

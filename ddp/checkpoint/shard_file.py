@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -45,39 +45,33 @@ def write_shard(
 
     Raises: OSError; a part of the file may exist then.
     """
-    digests = {METADATA: hashlib.sha256(layout.begin)}
+    digests = {METADATA: hashlib.sha256(layout.begin), **{name: hashlib.sha256() for name in layout.starts}}
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, "checksums") as helper:  # starts its thread when it is given work
-
-        def add(name: str, data: memoryview | bytes) -> None:
-            if in_background:
-                digests[name].update(data)
-                return
-            pending.append(helper.submit(digests[name].update, data))
-            if len(pending) > _AHEAD:
-                pending.popleft().result()
 
         def chunks() -> Iterator[memoryview]:
             gathered = bytearray(layout.begin)
             for name in layout.starts:
-                array, digests[name] = arrays[name], hashlib.sha256()
-                if len(gathered) + array.nbytes > _SMALL:
-                    yield memoryview(gathered)
-                    gathered = bytearray()
-                if array.nbytes <= _SMALL:
-                    data = array.tobytes()
-                    add(name, data)
-                    gathered += data
-                    continue
+                array, update = arrays[name], digests[name].update
                 # In C order; an array that has its elements in another order is copied piece by piece.
                 flat, count = array.reshape(-1) if array.flags.c_contiguous else array.flat, _CHUNK // array.itemsize
                 for at in range(0, array.size, count):
                     chunk = flat[at : at + count].view(np.uint8).data
-                    add(name, chunk)
-                    yield chunk
-                    progress()
-            if gathered:
-                yield memoryview(gathered)
+                    if in_background:
+                        update(chunk)
+                    else:
+                        pending.append(helper.submit(update, chunk))
+                        if len(pending) > _AHEAD:
+                            pending.popleft().result()
+                    if len(gathered) + len(chunk) > _SMALL:
+                        yield memoryview(gathered)
+                        gathered = bytearray()
+                    if len(chunk) > _SMALL:
+                        yield chunk
+                        progress()
+                    else:
+                        gathered += chunk
+            yield memoryview(gathered)
 
         write_file(path, chunks())
     nbytes = len(layout.begin) + sum(array.nbytes for array in arrays.values())
@@ -133,15 +127,15 @@ class ShardReader:
     """
 
     def __init__(self, path: str, shard: ShardInfo) -> None:
-        self._name, self._shard = os.path.basename(path), shard
+        self._path, self._shard = path, shard
         try:
             self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115  # closed by `__exit__`
         except OSError as error:
-            self._fail(error)
+            raise self._damage(reason(error)) from error
         size = os.fstat(self._file.fileno()).st_size
         if size != shard.bytes:
             self._file.close()
-            self._fail(f"it has {size:,} bytes, and {shard.bytes:,} were written")
+            raise self._damage(f"it has {size:,} bytes, and {shard.bytes:,} were written")
 
     def __enter__(self) -> ShardReader:
         return self
@@ -149,10 +143,9 @@ class ShardReader:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _fail(self, what: str | OSError) -> NoReturn:
-        if isinstance(what, OSError):
-            raise DamagedCheckpoint(f"{self._name}: {reason(what)}") from what
-        raise DamagedCheckpoint(f"{self._name}: {what}")
+    def _damage(self, what: str) -> DamagedCheckpoint:
+        folder, name = os.path.split(self._path)
+        return DamagedCheckpoint(f"{folder}: {name}: {what}")
 
     def read(
         self,
@@ -176,14 +169,14 @@ class ShardReader:
             progress()
         if digest.hexdigest() != self._shard.sums[name]:
             what = "its header" if name == METADATA else f"{name}, bytes {at:,} to {at + nbytes:,},"
-            self._fail(f"{what} is not what was written")
+            raise self._damage(f"{what} is not what was written")
 
     def _fill(self, at: int, view: memoryview) -> None:
-        try:
-            while view:
+        while view:
+            try:
                 got = os.preadv(self._file.fileno(), [view], at)
-                if got == 0:
-                    self._fail("it became shorter while it was read")
-                at, view = at + got, view[got:]
-        except OSError as error:
-            self._fail(error)
+            except OSError as error:
+                raise self._damage(reason(error)) from error
+            if got == 0:
+                raise self._damage("it became shorter while it was read")
+            at, view = at + got, view[got:]

@@ -24,14 +24,15 @@ import numpy as np
 
 from collectives.communicator import Communicator
 from ddp.checkpoint import manifest as manifests
-from ddp.checkpoint.agreement import Agreement, LocalFailure, describing_os_errors
+from ddp.checkpoint.agreement import Agreement, describing_os_errors
 from ddp.checkpoint.folder_lock import FolderLock, wait_for_token, wait_until
 from ddp.checkpoint.manifest import (
     MANIFEST_FILE,
     DamagedCheckpoint,
     Manifest,
     ShardInfo,
-    TensorPart,
+    TensorEntry,
+    TensorPiece,
     assemble_tensors,
     encode_manifest,
 )
@@ -43,7 +44,7 @@ from ddp.checkpoint.saved import (
     newest_first,
     newest_intact,
     next_name,
-    open_folder,
+    open_checkpoint,
     shard_name,
     surplus_names,
     temporary_name,
@@ -59,54 +60,53 @@ _log = logging.getLogger("ddp.checkpoint")
 
 
 class RankPlan(NamedTuple):
-    """What a rank is to write. state: JSON of rank 0's, empty elsewhere; own_state: JSON; ready: see `Store.write`"""
+    """What a rank is to write. state: JSON of rank 0's, empty elsewhere; own_state: JSON"""
 
     step: int
-    parts: dict[str, TensorPart]
+    entries: dict[str, TensorEntry]
     state: str
     own_state: str
-    ready: bool = True
-    unfinished: str = ""  # rank 0's: the folder with a temporary name
 
 
 def plan_rank(
     step: int, tensors: Mapping[str, Array], state: Any, own_state: Any, pieces: Mapping[str, PieceRange], rank: int
 ) -> tuple[RankPlan, FileLayout]:
-    """What this rank is to write, and where in its file. Raises: LocalFailure if it cannot be written."""
+    """What this rank is to write, and where in its file. Raises: CheckpointError if it cannot be written."""
     if type(step) is not int or not 0 <= step < MOST_STEPS:
-        raise LocalFailure(f"a step should be an int of at least 0, is {step!r}")
+        raise CheckpointError(f"a step should be an int of at least 0, is {step!r}")
     if unknown := pieces.keys() - tensors.keys():
-        raise LocalFailure(f"there are pieces of {sorted(unknown)}, which are not among the tensors")
+        raise CheckpointError(f"there are pieces of {sorted(unknown)}, which are not among the tensors")
     for name, array in tensors.items():
         _check_tensor(name, array, pieces.get(name))
     layout = lay_out(tensors, {})
-    parts = {}
+    entries = {}
     for name, array in tensors.items():
         start, stop, shape = pieces.get(name, (0, array.size, array.shape))
-        parts[name] = TensorPart(CODES[array.dtype], tuple(shape), start, stop, layout.starts[name])
-    return RankPlan(step, parts, "" if rank else to_json("state", state), to_json("own_state", own_state)), layout
+        piece = TensorPiece(rank, start, stop, layout.starts[name])
+        entries[name] = TensorEntry(CODES[array.dtype], tuple(shape), (piece,))
+    return RankPlan(step, entries, "" if rank else to_json("state", state), to_json("own_state", own_state)), layout
 
 
 def _check_tensor(name: str, array: Any, piece: PieceRange | None) -> None:
     if not isinstance(name, str) or name == METADATA or name.encode(errors="ignore").decode() != name:
-        raise LocalFailure(f"{name!r:.80} is no name for a tensor")
+        raise CheckpointError(f"{name!r:.80} is no name for a tensor")
     if not isinstance(array, np.ndarray) or array.dtype not in CODES:
         kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise LocalFailure(f"{name} should be a NumPy array of {', '.join(map(str, CODES))}, is of {kind}")
+        raise CheckpointError(f"{name} should be a NumPy array of {', '.join(map(str, CODES))}, is of {kind}")
     if piece is not None:
         start, stop, shape = piece
         if not (0 <= start <= stop <= math.prod(shape) and array.shape == (stop - start,)):
-            raise LocalFailure(
+            raise CheckpointError(
                 f"{name}: an array of shape {array.shape} is not elements {start} to {stop} of {tuple(shape)}"
             )
 
 
 def to_json(where: str, value: Any) -> str:
-    """A value as Python's `json` writes it, with NaN and infinities. Raises: LocalFailure for what is not JSON."""
+    """A value as Python's `json` writes it, with NaN and infinities. Raises: CheckpointError for what is not JSON."""
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise LocalFailure(f"{where}: {error}") from None
+        raise CheckpointError(f"{where}: {error}") from None
 
 
 class Store:
@@ -173,35 +173,35 @@ class Store:
         unfinished = path = ""
         layout: FileLayout
 
-        def prepare() -> RankPlan:
+        def prepare() -> tuple[RankPlan, str] | None:
             nonlocal unfinished, path, layout
             if not ready():
-                return RankPlan(step, {}, "", "", ready=False)
+                return None
             plan, layout = plan_rank(step, tensors, state, own_state, pieces or {}, rank)
             if rank == 0:
                 unfinished, path = self._make_folder(step)
-            return plan._replace(unfinished=unfinished)
+            return plan, unfinished
+
+        def commit() -> str:
+            if rank == 0:
+                own = [json.loads(plan.own_state) for plan in plans]
+                self._commit(unfinished, path, Manifest(step, shards, entries, json.loads(plans[0].state), own))
+            return path
 
         try:
-            plans = run(failed, prepare)
-            if not all(plan.ready for plan in plans):
+            prepared = [each for each in run(failed, prepare) if each is not None]
+            plans = [plan for plan, _ in prepared]
+            if len(plans) < self.ranks.size:
                 _remove(unfinished)
                 return None
             if len({plan.step for plan in plans}) > 1:
                 raise CheckpointError(f"{failed}: ranks are at different steps: {[plan.step for plan in plans]}")
             try:
-                entries = assemble_tensors([plan.parts for plan in plans])
+                entries = assemble_tensors(plan.entries for plan in plans)
             except CheckpointError as error:
                 raise CheckpointError(f"{failed}: {error}") from None
-            shards = run(failed, lambda: self._write_shard(plans[0].unfinished, tensors, layout, in_background))
-
-            def commit() -> str:
-                if rank == 0:
-                    own = [json.loads(plan.own_state) for plan in plans]
-                    manifest = Manifest(step, shards, entries, json.loads(plans[0].state), own)
-                    self._commit(unfinished, path, manifest)
-                return path
-
+            folder = prepared[0][1]
+            shards = run(failed, lambda: self._write_shard(folder, tensors, layout, in_background))
             path = run(failed, commit)[0]
         except BaseException:
             _remove(unfinished)
@@ -240,7 +240,7 @@ class Store:
         """
         return find(self.ranks, path)
 
-    # -- on disk; what only rank 0 does, but for `_write_shard`. Each raises LocalFailure.
+    # -- on disk; what only rank 0 does, but for `_write_shard`. Each raises CheckpointError.
 
     def _make_folder(self, step: int) -> tuple[str, str]:
         """A new folder with a temporary name, and the path that it is to have in the end."""
@@ -276,7 +276,7 @@ class Store:
         file = os.path.join(unfinished, MANIFEST_FILE)
         data = memoryview(encode_manifest(manifest))
         if len(data) > (most := manifests.MOST_MANIFEST_BYTES):
-            raise LocalFailure(f"{file} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
+            raise CheckpointError(f"{file} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
         with describing_os_errors("writing", file):
             write_file(file, iter([data]))
             sync_folder(unfinished)
@@ -285,7 +285,7 @@ class Store:
         try:
             with describing_os_errors("writing", self._folder):
                 sync_folder(self._folder)
-        except LocalFailure:
+        except CheckpointError:
             _remove(path)  # it might be gone after a power failure, so it shall never have been there
             raise
 
@@ -302,7 +302,7 @@ class Store:
             for name in names:
                 if len(whole) < keep:
                     with suppress(DamagedCheckpoint):  # damaged ones do not count
-                        open_folder(os.path.join(self._folder, name))
+                        open_checkpoint(os.path.join(self._folder, name))
                         whole.add(name)
             removed = []
             for name in surplus_names(names, whole, keep):
