@@ -211,7 +211,7 @@ class Checkpointer:
             self._loaded = True
             return False
         restoring = Restorer(saved, self._training, self._comm.rank, self._comm.size, strict)
-        for part in (restoring.check, restoring.load_model, restoring.load_plans, restoring.load_rest):
+        for part in (restoring.check, restoring.load_model, restoring.load_rest):
             self._store.ranks.run(f"{saved.path} cannot be loaded", part, reraise=True)
         self._loaded = True
         self.step = saved.step

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ddp._device import CPU
 from ddp._tensor.base import TensorBase, wrap
@@ -17,41 +17,44 @@ from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
 from ddp.parallel import ZeroOptimizer
-from ddp.serialization.structure import JSON, Decoder, Keep, encode, names_in
+from ddp.serialization.structure import JSON, Keep, encode
 
 TensorPiece = tuple[int, int, int, dict[str, Any]]
 
 
-def describe_optimizer(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep) -> JSON:
-    """All but the state. names: of the model's parameters, by id; where: what stands before the names of arrays"""
-    groups = []
-    for group in Optimizer.state_dict(optimizer)["param_groups"]:
-        groups.append({name: value for name, value in group.items() if name != "params"})
-    params = list(_params(optimizer))
-    return {
-        "kind": _kind(optimizer),
-        "groups": encode(groups, f"{where}.groups", keep),
-        "sizes": [len(group["params"]) for group in optimizer.param_groups],
-        "params": [[names.get(id(p)), list(p.shape)] for p in params],
-        "rest": encode(
-            {key: entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)}, where, keep
-        ),
-        "stepped": optimizer._stepped,
-    }
+def encode_optimizer(
+    optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep, keep_piece: Keep
+) -> tuple[dict[str, JSON], list[JSON]]:
+    """What is the same on all ranks, and the pieces of the state that only this rank of a ZeroOptimizer has.
 
-
-def optimizer_pieces(optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep) -> JSON:
-    """The state that this rank holds: all of it, or in a ZeroOptimizer its part."""
-    saved_pieces = []
+    names: of the model's parameters, by id; where: what stands before the names of arrays; keep_piece: of the pieces
+    """
+    groups = Optimizer.state_dict(optimizer)["param_groups"]
     params = list(_params(optimizer))
+    sharded = isinstance(optimizer, ZeroOptimizer)
+    pieces: list[JSON] = []
     for number, start, stop, state in _pieces(optimizer):
         p = params[number]
         label = f"{where}.{names.get(id(p), number)}"
-        whole = (start, stop) == (0, p.array.size)
-        lead = label if whole else f"{label}.{start}-{stop}"
+        if (start, stop) != (0, p.array.size):
+            label += f".{start}-{stop}"
         cut = [name for name, value in state.items() if _has_elements(name, value, (stop - start,), p.shape)]
-        saved_pieces.append([number, start, stop, cut, encode(state, lead, keep)])
-    return saved_pieces
+        pieces.append([number, start, stop, cut, encode(state, label, keep_piece if sharded else keep)])
+    rest = {key: entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)}
+    described = {
+        "kind": _kind(optimizer),
+        "groups": encode([_without_params(group) for group in groups], f"{where}.groups", keep),
+        "sizes": [len(group["params"]) for group in optimizer.param_groups],
+        "params": [[names.get(id(p)), list(p.shape)] for p in params],
+        "rest": encode(rest, where, keep),
+        "stepped": optimizer._stepped,
+        "pieces": [] if sharded else pieces,
+    }
+    return described, pieces if sharded else []
+
+
+def _without_params(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:
@@ -62,14 +65,18 @@ def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:
 
 
 class SavedOptimizer:
-    """The state of one optimizer in a checkpoint. saved_pieces: those of each rank"""
+    """The state of one optimizer in a checkpoint.
 
-    def __init__(self, described: Mapping[str, Any], saved_pieces: Sequence[JSON], arrays: Decoder) -> None:
-        self._described = described
-        self._arrays = arrays
-        self._pieces: dict[int, list[tuple[int, int, list[str], JSON]]] = {}
-        for number, start, stop, cut, state in itertools.chain(described["pieces"], *saved_pieces):
-            self._pieces.setdefault(number, []).append((start, stop, cut, state))
+    pieces: those that ranks had alone, of each rank; read: decodes what `encode` returned
+    """
+
+    def __init__(
+        self, described: Mapping[str, Any], pieces: Iterable[Iterable[JSON]], read: Callable[[JSON], Any]
+    ) -> None:
+        self._described, self._read = described, read
+        self._pieces: dict[int, list[_SavedPiece]] = {}
+        for number, *piece in itertools.chain(described["pieces"], *pieces):
+            self._pieces.setdefault(number, []).append(_SavedPiece(*piece))
 
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         """Raises: StateDictError, with names, if this is another optimizer or one of other parameters."""
@@ -84,58 +91,60 @@ class SavedOptimizer:
         if sizes != saved["sizes"]:
             raise StateDictError(f"{kind} has groups of {sizes} parameters, the checkpoint of {saved['sizes']}")
 
-    def needs(self, optimizer: Optimizer) -> Iterator[str]:
-        """The names of the arrays that `load` will fetch on this rank."""
-        yield from names_in(self._described["groups"])
-        yield from names_in(self._described["rest"])
-        if not isinstance(optimizer, ZeroOptimizer):
-            yield from names_in([state for pieces in self._pieces.values() for _, _, _, state in pieces])
-            return
-        for number, first, last in optimizer.state_ranges():
-            for _, _, _, state in self._overlapping(number, first, last):
-                yield from names_in(state)
-
     def load(self, optimizer: Optimizer) -> None:
-        """Puts it into an optimizer that has passed `check`."""
-        groups = self._arrays.decode(self._described["groups"])
-        first = 0
-        for group, size in zip(groups, self._described["sizes"], strict=True):
-            group["params"] = list(range(first, first + size))
-            first += size
+        """Puts it into an optimizer that has passed `check`. Reads no more than this rank will hold."""
+        saved = self._described
+        shapes = [tuple(shape) for _, shape in saved["params"]]
         if isinstance(optimizer, ZeroOptimizer):
-            optimizer.load_state_pieces(groups, self._find)
+            ranges = list(optimizer.state_ranges())
         else:
-            shapes = [tuple(shape) for _, shape in self._described["params"]]
-            state: dict[Any, Any] = {number: self._whole(number, shapes[number]) for number in sorted(self._pieces)}
-            state.update(self._arrays.decode(self._described["rest"]))
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
-        optimizer._stepped = bool(self._described["stepped"])
+            ranges = [(number, 0, math.prod(shapes[number])) for number in sorted(self._pieces)]
+        wanted = {at[0]: [each for each in self._pieces.get(at[0], []) if each.overlaps(*at[1:])] for at in ranges}
+        states = [[each.state for each in pieces] for pieces in wanted.values()]
+        groups, rest, states = self._read([saved["groups"], saved["rest"], states])
+        loaded = {
+            number: [piece._replace(state=state) for piece, state in zip(pieces, mine, strict=True)]
+            for (number, pieces), mine in zip(wanted.items(), states, strict=True)
+        }
+        numbers = iter(range(len(shapes)))
+        for group, size in zip(groups, saved["sizes"], strict=True):
+            group["params"] = list(itertools.islice(numbers, size))
+        if isinstance(optimizer, ZeroOptimizer):
+            optimizer.load_state_pieces(groups, lambda number, *at: _joined(loaded[number], *at))
+        else:
+            state: dict[Any, Any] = {at[0]: _joined(loaded[at[0]], *at[1:], shapes[at[0]]) for at in ranges}
+            optimizer.load_state_dict({"state": {**state, **rest}, "param_groups": groups})
+        optimizer._stepped = bool(saved["stepped"])
 
-    def _whole(self, number: int, shape: tuple[int, ...]) -> dict[str, Any]:
-        pieces = self._pieces[number]
-        whole = self._arrays.decode(pieces[0][3]) if len(pieces) == 1 else self._find(number, 0, math.prod(shape))
-        for name in pieces[0][2]:
-            whole[name] = wrap(whole[name].array.reshape(shape), CPU)
-        return dict(whole)
 
-    def _find(self, number: int, first: int, last: int) -> dict[str, Any]:
-        """The state of elements first to last of a parameter."""
-        found: dict[str, Any] = {}
-        for start, stop, cut, saved in self._overlapping(number, first, last):
-            begin, end = max(first, start), min(last, stop)
-            for name, value in self._arrays.decode(saved).items():
-                if name not in cut:
-                    found.setdefault(name, value)
-                    continue
-                if name not in found:
-                    found[name] = wrap(CPU.xp.empty(last - first, value.array.dtype), CPU)
-                flat = value.array.reshape(-1)[begin - start : end - start]
-                found[name].array[begin - first : end - first] = flat
-        return found
+class _SavedPiece(NamedTuple):
+    """The state of elements start to stop of a parameter. cut: the names of what has an element for each of them"""
 
-    def _overlapping(self, number: int, first: int, last: int) -> list[tuple[int, int, list[str], JSON]]:
-        pieces = self._pieces.get(number, [])
-        return [piece for piece in pieces if first == last or (piece[0] < last and piece[1] > first)]
+    start: int
+    stop: int
+    cut: Sequence[str]
+    state: Any
+
+    def overlaps(self, first: int, last: int) -> bool:
+        return first == last or (self.start < last and self.stop > first)
+
+
+def _joined(pieces: Sequence[_SavedPiece], first: int, last: int, shape: Sequence[int] = (-1,)) -> dict[str, Any]:
+    """The state of elements first to last of a parameter, of the pieces that overlap with them."""
+    found: dict[str, Any] = {}
+    for start, stop, cut, state in pieces:
+        begin, end = max(first, start), min(last, stop)
+        for name, value in state.items():
+            if name not in cut or (start, stop) == (first, last):
+                found.setdefault(name, value)
+                continue
+            if name not in found:
+                found[name] = wrap(CPU.xp.empty(last - first, value.array.dtype), CPU)
+            flat = value.array.reshape(-1)[begin - start : end - start]
+            found[name].array[begin - first : end - first] = flat
+    for name in {name for piece in pieces for name in piece.cut}:
+        found[name] = wrap(found[name].array.reshape(shape), CPU)
+    return found
 
 
 def _params(optimizer: Optimizer) -> Iterator[Tensor]:

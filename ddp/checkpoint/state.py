@@ -25,12 +25,12 @@ from ddp._device import CPU, device, place
 from ddp._engine import Version
 from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
-from ddp.checkpoint.optimizer_state import describe_optimizer, optimizer_pieces
+from ddp.checkpoint.optimizer_state import encode_optimizer
 from ddp.checkpoint.store import PieceRange
 from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
-from ddp.parallel import DataParallel, ZeroOptimizer
+from ddp.parallel import DataParallel
 from ddp.serialization.structure import JSON, Array, Decoder, encode, free_name
 
 RandomState = dict[str, Any]  # for `encode`
@@ -283,17 +283,14 @@ def _encoded(
     parallel = training.parallel
     alike = shared if parallel else unknown  # as far as DataParallel sees to it
     names = training.names
-    optimizers, parts = [], []
-    for number, optimizer in enumerate(training.optimizers):
-        where, in_parts = f"optimizer.{number}", isinstance(optimizer, ZeroOptimizer)
-        optimizers.append(describe_optimizer(optimizer, names, where, alike))
-        mine = optimizer_pieces(optimizer, names, where, pieces if in_parts else alike)
-        optimizers[-1]["pieces"] = [] if in_parts else mine
-        parts.append(mine if in_parts else [])
+    optimizers = [
+        encode_optimizer(optimizer, names, f"optimizer.{number}", alike, pieces)
+        for number, optimizer in enumerate(training.optimizers)
+    ]
     common = {
         "model": None if training.model is None else _model(training.model, parallel, alike, unknown),
         "parallel": [each.plan_state() for each in parallel],
-        "optimizers": optimizers,
+        "optimizers": [described for described, _ in optimizers],
         "schedulers": [
             [type(each).__name__, encode(each.state_dict(), f"scheduler.{number}", alike)]
             for number, each in enumerate(training.schedulers)
@@ -301,7 +298,7 @@ def _encoded(
         "scaler": None if training.scaler is None else encode(training.scaler.state_dict(), "scaler", alike),
     }
     mine = {
-        "pieces": parts,
+        "pieces": [mine for _, mine in optimizers],
         "hooks": [_hook(each, f"hook.{number}", own) for number, each in enumerate(parallel)],
         "random": encode(random_state(), "random", own),
         "user": encode(user_state(training.user), "user", unknown),

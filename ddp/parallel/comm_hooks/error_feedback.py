@@ -101,12 +101,12 @@ def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-    """The state of a hook's rank `rank` of `size`. states: the `state_dict` of each saved rank, its tensors as arrays
+    """The state of a hook's rank `rank` of `size`. states: the `state_dict` of each saved rank
 
     What is the same on all ranks is taken from the first; "errors" of saved rank r go to rank r % size.
     """
     errors: dict[str, Any] = {}
     for theirs in states[rank::size]:
         for name, left in theirs["errors"].items():
-            errors[name] = np.add(errors[name], left) if name in errors else left
+            errors[name] = errors[name] + left if name in errors else left
     return {**states[0], "errors": errors}

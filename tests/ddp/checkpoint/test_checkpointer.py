@@ -178,14 +178,14 @@ def saved(folder: Path, **parts: Any) -> None:
             lambda m: {"model": m, "optimizer": SGD([{"params": m[0].parameters()}, {"params": m[2].parameters()}])},
             r"groups of \[2, 2\] parameters, the checkpoint of \[4\]",
         ),
-        (lambda m: {"optimizer": SGD(m.parameters())}, "has the state of a model, and none was given"),
+        (lambda m: {"optimizer": SGD(m.parameters())}, "has the state of 1 model, 0 given"),
         (
             lambda m: {
                 "model": m,
                 "optimizer": (o := SGD(m.parameters())),
                 "scheduler": lr_scheduler.StepLR(o, 2),
             },
-            "the checkpoint has 0 schedulers, there are 1",
+            "has the state of 0 schedulers, 1 given",
         ),
     ],
 )
