@@ -28,7 +28,6 @@ class Mode(threading.local):
     inference = False
     anomaly = False  # gradients are checked for nan as they come
     guarded = False  # inside an op that looks after its device: see `ddp._tensor.device_guard`
-    quiet = False  # a caller has silenced floating-point warnings already
     observers: tuple[Callable[[Any], None], ...] = ()  # see every new node: anomaly mode, checkpointed regions
     reached: Callable[[Sequence[Any]], None] | None = None  # sees the leaves of a backward: CUDA graphs
     autocast: Casting | None = None

@@ -11,7 +11,6 @@ Nothing here recurses, and nothing here knows tensors: gradients are raw arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from heapq import heappop, heappush
 from typing import Any, cast
 
@@ -39,8 +38,8 @@ def backward(
 
     Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
     """
-    running = None if sinks is None else _nodes_leading_to(roots, sinks)
-    pending = _count(roots, sinks, running)
+    reached = None if sinks is None else _edges_leading_to(roots, sinks)
+    pending = _count(roots, reached)
     leaves = [edge for edge in pending if type(edge) is Leaf]
     if state.reached is not None:
         state.reached(leaves)
@@ -56,9 +55,9 @@ def backward(
         with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them
             if stream_sync.switch.on or (stream_sync.switch.several_gpus and stream_sync.on_other_gpu(grads)):
                 with stream_sync.StreamSync(pending) as sync:
-                    _run(roots, grads, retain_graph, sinks, running, pending, sync)
+                    _run(roots, grads, retain_graph, sinks, pending, sync)
             else:
-                _run(roots, grads, retain_graph, sinks, running, pending)
+                _run(roots, grads, retain_graph, sinks, pending)
         while active:
             active[0].end()
             del active[0]
@@ -68,34 +67,31 @@ def backward(
         raise
 
 
-def _nodes_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Edge]:
-    """The nodes that must run for their gradients to reach a sink.
+def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Edge]:
+    """The sinks, and the nodes that must run for their gradients to reach one.
 
     Raises: GraphFreedError if a sink was not found, and may lie behind a node that was freed.
     """
     found: set[Edge] = set()
-    nodes: list[Node] = []
     freed: Node | None = None
-    arrivals: list[Edge] = list(roots)
+    arrivals: list[Edge | None] = [*roots]
     while arrivals:
         edge = arrivals.pop()
-        if edge in found:
+        if edge is None or edge in found:
             continue
         found.add(edge)
-        if not isinstance(edge, Node):
-            continue
-        if edge.edges is None:
-            freed = edge
-        else:
-            nodes.append(edge)
-            arrivals.extend(input for input in edge.edges if input is not None)
-    if freed is not None and not found.issuperset(sinks):
+        if isinstance(edge, Node):
+            if edge.edges is None:
+                freed = edge
+            arrivals += edge.edges or ()
+    reached = {edge for edge in found if edge in sinks}
+    if freed is not None and len(reached) < len(sinks):
         raise _freed_error(freed)
-    running: set[Edge] = set()
+    nodes = [edge for edge in found if isinstance(edge, Node)]
     for node in sorted(nodes, key=lambda node: node.number):  # inputs are older than what was made of them
-        if any(input in running or input in sinks for input in node.edges or () if input is not None):
-            running.add(node)
-    return running
+        if not reached.isdisjoint(node.edges or ()):
+            reached.add(node)
+    return reached
 
 
 def _freed_error(node: Node) -> GraphFreedError:
@@ -105,24 +101,20 @@ def _freed_error(node: Node) -> GraphFreedError:
     )
 
 
-def _count(roots: Sequence[Edge], sinks: Mapping[Edge, object] | None, running: set[Edge] | None) -> dict[Edge, int]:
-    """How many gradients each reachable edge waits for; a root waits for its own.
-
-    With `sinks`, only they and the `running` nodes count.
-    """
+def _count(roots: Sequence[Edge], reached: set[Edge] | None) -> dict[Edge, int]:
+    """How many gradients each edge waits for; a root waits for its own. With `reached`, only those edges count."""
     pending: dict[Edge, int] = {}
-    arrivals: list[Edge] = list(roots)
+    arrivals: list[Edge | None] = [*roots]
     while arrivals:
         edge = arrivals.pop()
-        if running is not None and sinks is not None and edge not in running and edge not in sinks:
+        if edge is None or (reached is not None and edge not in reached):
             continue
         count = pending.get(edge, 0)
         pending[edge] = count + 1
-        if count or not isinstance(edge, Node) or (running is not None and edge not in running):
-            continue
-        if edge.edges is None:
-            raise _freed_error(edge)
-        arrivals.extend(input for input in edge.edges if input is not None)
+        if count == 0 and type(edge) is not Leaf:
+            if edge.edges is None and reached is None:
+                raise _freed_error(edge)
+            arrivals += edge.edges or ()  # with `reached`, what was freed is a sink, and does not run
     return pending
 
 
@@ -131,85 +123,54 @@ def _run(
     grads: Sequence[Array],
     retain_graph: bool,
     sinks: dict[Edge, Array | None] | None,
-    running: set[Edge] | None,
     pending: dict[Edge, int],
     sync: stream_sync.StreamSync | None = None,
 ) -> None:
-    incoming: dict[Edge, Any] = {}  # the gradient of each node so far
-    owned: set[Edge] = set()  # nodes whose incoming array is our own, so that it may be added to in place
+    incoming: dict[Edge, Any] = {}  # the gradient of each edge so far; a leaf's is in its buffer, unless it has hooks
     ready: list[tuple[int, Node]] = []
-
-    def deliver(edge: Edge, g: Any) -> None:
-        if g is not None:
-            if type(g) is OutputGradient:
-                incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)[g.output] = g.gradient
-            elif sinks is None and type(edge) is Leaf and not edge.hooks:
-                edge.grad_buffer.accumulate(g)
-            elif (before := incoming.get(edge)) is None:
-                # Not copied: it may be broadcast, read-only, or in use elsewhere.
-                incoming[edge] = g
-            elif edge in owned:
-                before += g
-                incoming[edge] = before  # a 0-d sum is a scalar, and += made a new one
-            else:
-                incoming[edge] = _sum(before, g, edge)
-                owned.add(edge)
-        if (left := pending[edge] - 1) > 0:
-            pending[edge] = left
-            return
-        del pending[edge]  # no reference may outlive the node's turn
-        if sinks is None and type(edge) is Node and edge.metadata is None:
-            heappush(ready, (-edge.number, edge))
-        else:
-            complete(edge)
-
-    def complete(edge: Edge) -> None:
-        if (hooks := _hooks(edge)) and (g := incoming.get(edge)) is not None:
-            for hook in [*hooks]:  # one may take itself out
-                changed = hook(g)
-                if changed is not None:
-                    g = incoming[edge] = changed
-                    owned.discard(edge)
-        if sinks is not None and edge in sinks:
-            sinks[edge] = incoming.get(edge)
-        if isinstance(edge, Node):
-            if edge.metadata is not None and edge.metadata.retained_grad is not None and edge in incoming:
-                edge.metadata.retained_grad.accumulate(incoming[edge])
-            if running is None or edge in running:
-                heappush(ready, (-edge.number, edge))
-            else:
-                incoming.pop(edge, None)
-                owned.discard(edge)
-        elif sinks is None:
-            if (g := incoming.pop(edge, None)) is not None:
-                owned.discard(edge)
-                edge.grad_buffer.accumulate(g)
-            if edge.after and edge.grad_buffer.full:
-                for after in [*edge.after]:
-                    after()
-            if edge.ready_hook is not None:
-                edge.ready_hook.ready(edge)
-
-    hand_on = deliver if sync is None else partial(sync.deliver, deliver, incoming)
-    for root, g in zip(roots, grads, strict=True):
-        if root in pending:
-            hand_on(root, g)
     anomaly = state.anomaly
-    while ready:
+    edges: Sequence[Edge | None] = roots
+    results: Sequence[Any] = grads
+    while True:
+        for edge, g in zip(edges, results, strict=True):
+            if edge is None or edge not in pending:
+                continue
+            if sync is not None:
+                sync.begin_delivery(edge, g)
+            if g is not None:
+                if type(edge) is Leaf and sinks is None and not edge.hooks:
+                    edge.grad_buffer.accumulate(g)
+                elif type(g) is OutputGradient:
+                    incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)[g.output] = g.gradient
+                else:  # the first is not copied: it may be broadcast, read-only, or in use elsewhere
+                    before = incoming.get(edge)
+                    incoming[edge] = g if before is None else _sum(before, g, edge)
+            if (left := pending[edge] - 1) > 0:
+                pending[edge] = left
+            else:
+                del pending[edge]  # no reference may outlive the node's turn
+                if type(edge) is Leaf:
+                    _complete_leaf(edge, incoming, sinks)
+                else:
+                    _complete_node(edge, incoming, sinks)
+                    if sinks is None or any(each in pending for each in edge.edges or ()):
+                        heappush(ready, (-edge.number, edge))
+                    else:
+                        incoming.pop(edge, None)
+            if sync is not None:
+                sync.end_delivery(edge, edge in incoming)
+        del edges, results
+        if not ready:
+            return
         node = heappop(ready)[1]
-        edges = node.edges
-        assert edges is not None
-        g = incoming.pop(node, None)
-        owned.discard(node)
-        results: Sequence[Any]
+        assert node.edges is not None
+        edges, g = node.edges, incoming.pop(node, None)
         if sync is not None:
             sync.enter(node, g)
         if g is None and type(node) is not CollectiveNode:  # every use gave None, and None is what its inputs get
             results = (None,) * len(edges)
-        elif running is not None:
-            results = node.run(
-                g, tuple([need and edge in pending for need, edge in zip(node.needs, edges, strict=True)])
-            )
+        elif sinks is not None:
+            results = node.run(g, tuple([edge is not None and edge in pending for edge in edges]))
         elif node.op.into and (sync is None or sync.on_home_stream):
             results = node.run(g, node.needs, _targets(edges, node.op.into == "adding"))
         else:
@@ -220,12 +181,40 @@ def _run(
             check_gradients(node, results)
         if not retain_graph:
             node.free()
-        del g
-        for edge, result in zip(edges, results, strict=True):
-            if edge is not None and edge in pending:
-                hand_on(edge, result)
-        del results, edges, node
-        # `edge` and `result` are overwritten at the next node; they hold at most one gradient.
+        del node, g  # `edge` and the next `g` are overwritten at the next node; they hold at most one gradient
+
+
+def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Array | None] | None) -> None:
+    """Shows the whole gradient of a node to its hooks, and puts it where it is wanted besides."""
+    if node.metadata is not None:
+        _call_hooks(node, node.metadata.hooks, incoming)
+        if node.metadata.retained_grad is not None and node in incoming:
+            node.metadata.retained_grad.accumulate(incoming[node])
+    if sinks is not None and node in sinks:
+        sinks[node] = incoming.get(node)
+
+
+def _complete_leaf(leaf: Leaf, incoming: dict[Edge, Any], sinks: dict[Edge, Array | None] | None) -> None:
+    if leaf.hooks:
+        _call_hooks(leaf, leaf.hooks, incoming)
+    if sinks is not None:
+        sinks[leaf] = incoming.pop(leaf, None)
+        return
+    if leaf in incoming:
+        leaf.grad_buffer.accumulate(incoming.pop(leaf))
+    if leaf.after and leaf.grad_buffer.full:
+        for after in [*leaf.after]:
+            after()
+    if leaf.ready_hook is not None:
+        leaf.ready_hook.ready(leaf)
+
+
+def _call_hooks(edge: Edge, hooks: Sequence[Hook], incoming: dict[Edge, Any]) -> None:
+    if edge in incoming:
+        for hook in [*hooks]:  # one may take itself out
+            changed = hook(incoming[edge])
+            if changed is not None:
+                incoming[edge] = changed
 
 
 def _sum(a: Any, b: Any, edge: Edge) -> Any:
@@ -242,9 +231,3 @@ def _targets(edges: Sequence[Edge | None], adding: bool) -> list[Array | None]:
         edge.grad_buffer.target(adding) if type(edge) is Leaf and not edge.hooks and edges.count(edge) == 1 else None
         for edge in edges
     ]
-
-
-def _hooks(edge: Edge) -> Sequence[Hook]:
-    if isinstance(edge, Leaf):
-        return edge.hooks
-    return () if edge.metadata is None else edge.metadata.hooks

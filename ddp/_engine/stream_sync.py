@@ -9,7 +9,7 @@ Nothing here runs before a second stream, or a second GPU, is used, or CUDA_LAUN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from ddp import _device
@@ -59,12 +59,11 @@ def note_stream(node: Node) -> None:
 class StreamSync:
     """Runs each node of one backward on its stream, and orders gradients that cross; a context manager around it.
 
-    edges: all that this backward will reach. enter(node, g) and leave(node, g) go around a node's run; `deliver` hands
-    a gradient on.
+    edges: all that this backward will reach. enter and leave go around a node's run, begin_delivery and end_delivery
+    around the delivery of one gradient.
     """
 
     def __init__(self, edges: Iterable[Edge]) -> None:
-
         xp = self._xp = _device.device("cuda").xp
         self._streams = _device.runtime()
         self._home: Any = _device.runtime().current(xp)
@@ -121,10 +120,8 @@ class StreamSync:
                 self._name_failed_op(error, node)
                 raise
 
-    def deliver(
-        self, deliver: Callable[[Edge, Any], None], incoming: Mapping[Edge, Any], edge: Edge, result: Any
-    ) -> None:
-        """Delivers `result` with the stream of its receiver as the current one, which waits for it."""
+    def begin_delivery(self, edge: Edge, result: Any) -> None:
+        """Before `result` is added to the gradient of `edge`: its stream is the current one, and waits for it."""
         stream = self._stream_of(edge, result)
         if result is not None and stream != self._source:
             if self._mark is None:
@@ -132,9 +129,10 @@ class StreamSync:
             stream.wait(self._mark)
             self._crossed.setdefault(edge, []).append(result)
         self._use(stream)
-        deliver(edge, result)
-        # A leaf has read what arrived, unless it still collects it.
-        if type(edge) is Leaf and edge not in incoming and (arrays := self._crossed.pop(edge, None)) is not None:
+
+    def end_delivery(self, edge: Edge, collects: bool) -> None:
+        """After it was added. A leaf has read what arrived, unless it still collects it."""
+        if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
             self._streams.hold(self._at, *arrays)
 
     def _stream_of(self, edge: Edge, result: Any = None) -> Any:

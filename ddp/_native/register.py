@@ -17,8 +17,6 @@ from ddp.ops import activation, attention, indexing, losses, normalization, soft
 from ddp.ops import op as ops
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
 
-SMALL = 1 << 12  # elements up to which NumPy's few passes are as fast as a call
-
 _TAGS = {"f": "f32", "d": "f64"}
 _Kernel = Callable[..., None]
 
@@ -42,12 +40,15 @@ def is_plain(x: Any, char: str | None = None) -> bool:
     return flags.c_contiguous and flags.aligned
 
 
+_addressof, _from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
+
+
 def address(x: Array | None) -> int | None:
     """Where the numbers of x begin; None for None."""
     if x is None:
         return None
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(x))  # a fifth of the time of x.ctypes.data
+        return _addressof(_from_buffer(x))  # a fifth of the time of x.ctypes.data
     except (BufferError, TypeError, ValueError):  # not in one piece, not writable, or empty
         return int(x.ctypes.data)
 
@@ -94,7 +95,7 @@ def _attach_error_function(function: ops.ArrayFunction[[Array], Array], kernel: 
 
 def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     z = saved[0]
-    if z.size <= SMALL or not (is_plain(z) and is_plain(g, z.dtype.char)):
+    if not (is_plain(z) and is_plain(g, z.dtype.char)):
         return activation.relu.reference.backward(xp, g, needs, saved, residual)
     dx = np.empty_like(z)
     RELU_BACKWARD[z.dtype.char](z.size, address(g), address(z), address(dx))

@@ -33,7 +33,11 @@ def guarded_function(function: F) -> F:
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
         operands = (*args, *kwargs.values())
-        where = next((x._device for x in operands if hasattr(x, "_device")), CPU)
+        where = CPU
+        for x in operands:
+            if hasattr(x, "_device"):
+                where = x._device
+                break
         if where.watched and needs_guard(where):
             arrays = [x.array for x in operands if hasattr(x, "_device")]
             return guarded_run(function.__name__, where, arrays, functools.partial(function, *args, **kwargs))

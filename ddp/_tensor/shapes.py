@@ -27,12 +27,13 @@ Self = TypeVar("Self", bound="Shapes")
 
 def infer_shape(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, ...]:
     """`new` with its -1 replaced by what is left of `old`'s elements. Raises: ShapeError if they do not fit."""
-    total, known = math.prod(old), math.prod(n for n in new if n != -1)
-    if new.count(-1) == 1 and known > 0 and total % known == 0:
-        return tuple(total // known if n == -1 else n for n in new)
-    if -1 in new or any(n < 0 for n in new) or known != total:
+    total, count, sizes = math.prod(old), math.prod(new), new
+    if -1 in new and count < 0 and total % count == 0:
+        at = new.index(-1)
+        sizes, count = (*new[:at], total // -count, *new[at + 1 :]), total
+    if count != total or min(sizes, default=0) < 0:
         raise ShapeError(f"{name}: shape {old} of {total} elements cannot become {new}")
-    return new
+    return sizes
 
 
 def new_axis(x: TensorBase, dim: int, name: str) -> int:

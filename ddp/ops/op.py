@@ -273,7 +273,7 @@ def fold(g: Array, shape: tuple[int, ...]) -> Array:
     return total(g, axes, keepdims=True).reshape(shape)
 
 
-BITS = {2: "int16", 4: "int32", 8: "int64"}
+BITS = {size: np.dtype(f"int{8 * size}") for size in (2, 4, 8)}
 
 
 @array_function

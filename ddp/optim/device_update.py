@@ -8,7 +8,7 @@ CUDA graph, settings lie in device memory, and what changed is brought there bef
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,7 +51,7 @@ class DeviceUpdate(GroupUpdate):
         with on(self._where):
             super().step(params)
 
-    def _update(self, formula: Formula, full: list[int]) -> None:
+    def _update(self, formula: Formula, full: dict[int, Array]) -> None:
         xp, graph, found = self._xp, capturing.now, self._optimizer.found_inf
         source = optimizer_kernels.kernels(
             tuple(formula.device_lines), tuple(formula.scalars), formula.settings, formula.states
@@ -60,7 +60,7 @@ class DeviceUpdate(GroupUpdate):
         values, rate = self._values(formula)
         held = None
         if graph is not None:
-            held = self._bind_to(graph, formula, batches, full)
+            held = self._bind_to(graph, formula, batches, [*full])
         elif rate is not None:
             held = self._held = xp.empty(optimizer_kernels.SETTINGS, np.float64) if self._held is None else self._held
             if (formula, values) != self._sent:
@@ -88,7 +88,7 @@ class DeviceUpdate(GroupUpdate):
             return settings(formula, {**self.group, "lr": 0.0}), rate.array
         return settings(formula, self.group), None
 
-    def _bind_to(self, graph: Any, formula: Formula, batches: list[Batch], full: list[int]) -> Array:
+    def _bind_to(self, graph: Any, formula: Formula, batches: list[Batch], full: Iterable[int]) -> Array:
         """The settings in device memory for a graph, which brings there what has changed before each replay."""
         xp, group = self._xp, self.group
         optimizer = self._optimizer.formula.__self__  # not the weak proxy: a graph keeps the optimizer that it runs
@@ -116,7 +116,7 @@ class DeviceUpdate(GroupUpdate):
         graph.fix(lambda: (optimizer.formula(group), len(group["params"]), [id(p.array) for p in params]))
         return held
 
-    def _hold_state(self, wanted: Sequence[int]) -> None:
+    def _hold_state(self, wanted: Iterable[int]) -> None:
         if capturing.now is None:  # a graph does it before its replays
             super()._hold_state(wanted)
         elif any(not self._states[index] for index in wanted):
@@ -139,12 +139,10 @@ class DeviceUpdate(GroupUpdate):
     def _empty_like(self, param: Array) -> Array:
         return _lying(self._xp.empty(param.size, param.dtype), param.shape, dense_order(param))
 
-    def _find_batches(self, formula: Formula, full: Sequence[int]) -> list[Batch]:
+    def _find_batches(self, formula: Formula, full: dict[int, Array]) -> list[Batch]:
         """The batches of the gradients that are there. They are kept, one set for each set of addresses."""
         xp, graph = self._xp, capturing.now
-        gradients: list[Array | None] = [None] * len(self._params)
-        for index in full:
-            gradients[index] = self._params[index].leaf.grad_buffer.array
+        gradients: list[Array | None] = [full.get(index) for index in range(len(self._params))]
         here = array_table.stream_key(xp), formula
         last = self._plans.get(None)
         if graph is None and last is not None and last[0] == here and last[1].are(gradients):

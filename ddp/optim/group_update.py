@@ -7,7 +7,7 @@ parameter's array, the state itself) is noticed at the next step, and followed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter, is_
 from typing import Any
 
@@ -133,7 +133,7 @@ class GroupUpdate:
     def step(self, params: Sequence[Tensor]) -> None:
         """Updates those of `params` that have a gradient."""
         buffers = [None if p.maybe_leaf is None else p.maybe_leaf.grad_buffer for p in params]
-        full = [index for index, buffer in enumerate(buffers) if buffer is not None and buffer.full]
+        full = {index: buffer.array for index, buffer in enumerate(buffers) if buffer is not None and buffer.full}
         everything = self._optimizer.eager
         if not full and not (everything and buffers):
             return
@@ -145,23 +145,21 @@ class GroupUpdate:
         for index in full:
             params[index].version.count += 1
 
-    def _update(self, formula: Formula, full: list[int]) -> None:
-        members: dict[float, list[int]] = {0.0: full}  # by the steps that they have made
+    def _update(self, formula: Formula, full: dict[int, Array]) -> None:
+        """full: the gradients that are there, by the numbers of their parameters"""
+        members: dict[float, list[int]] = {0.0: [*full]}  # by the steps that they have made
         if formula.counts:
             ages = self._steps.tolist()
             members = {}
             for index in full:
                 members.setdefault(ages[index], []).append(index)
         if self.names:
-            self._steps[full] += 1
+            self._steps[[*full]] += 1
         if len(self._plans) > len(members):  # those of other gradients, or of other ages
             self._plans.clear()
         values = settings(formula, self.group)
         for age, numbers in members.items():
-            rows = [
-                (self._arrays[index], self._params[index].leaf.grad_buffer.array, *self._states[index].values())
-                for index in numbers
-            ]
+            rows = [(self._arrays[index], full[index], *self._states[index].values()) for index in numbers]
             batch = self._plans.get(tuple(numbers))
             if batch is None or not batch.holds(rows):
                 batch = self._plans[tuple(numbers)] = ParameterRows(rows)
@@ -180,7 +178,7 @@ class GroupUpdate:
         self._params, self._arrays, self._states = list(params), [None] * len(params), [{} for _ in params]
         self._steps = self._xp.zeros(len(params), np.float32)
 
-    def _hold_state(self, wanted: Sequence[int]) -> None:
+    def _hold_state(self, wanted: Iterable[int]) -> None:
         """Begins the state of these parameters, or takes over what their state dicts hold."""
         state, counted = self._optimizer.state, self._optimizer.counted
         for index in wanted:
