@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
@@ -113,6 +113,7 @@ class GradReadyHook(Protocol):
         """Backward raised after begin() was called."""
 
 
+@final
 class Leaf:
     """The graph's end for one tensor that requires grad.
 

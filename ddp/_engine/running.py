@@ -221,7 +221,7 @@ def _sum(a: Any, b: Any, edge: Edge) -> Any:
     if type(a) is np.ndarray or type(edge) is Leaf or a.flags.c_contiguous or not a.ndim:
         return a + b
     # CuPy would give it in the order of its axes; gradients of images with channels last stay so.
-    xp = cast(Node, edge).xp
+    xp = edge.xp
     return xp.add(a, b, out=xp.empty_like(a))
 
 
