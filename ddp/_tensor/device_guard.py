@@ -33,11 +33,7 @@ def guarded_function(function: F) -> F:
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
         operands = (*args, *kwargs.values())
-        where = CPU
-        for x in operands:
-            if hasattr(x, "_device"):
-                where = x._device
-                break
+        where = next((x._device for x in operands if hasattr(x, "_device")), CPU)
         if where.watched and needs_guard(where):
             arrays = [x.array for x in operands if hasattr(x, "_device")]
             return guarded_run(function.__name__, where, arrays, functools.partial(function, *args, **kwargs))
