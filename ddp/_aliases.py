@@ -36,7 +36,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
 NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel"}
 
 
-def defined_in(package: str, modules: str, kind: type) -> dict[str, Any]:
+def defined_in(package: str, modules: str, kind: type | tuple[type, ...]) -> dict[str, Any]:
     """The public names that these modules of a package define, as functions or as classes."""
     found = {}
     for home in [f"{package}.{name}" for name in modules.split()]:

@@ -207,10 +207,12 @@ def mpiexec() -> list[str]:
 
 @pytest.fixture
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The stand-in of `tests.gpu` in the place of CuPy; parametrized with "simulated", or ("simulated", seed), too."""
+    """The stand-in of `tests.gpu` in the place of CuPy; parametrized with ("simulated", seed) or "real", too."""
     from collectives.backends.device import cuda
     from tests.gpu import installing  # few tests want it
 
+    if getattr(request, "param", "") == "real":
+        return installing.Real()
     monkeypatch.setattr(cuda, "why_absent", lambda: None)  # it looks for a driver
     wanted = getattr(request, "param", "eager")
     mode, seed = wanted if isinstance(wanted, tuple) else (wanted, 0)

@@ -123,18 +123,6 @@ def across(array: Array, device: int) -> Array:
     return made
 
 
-def into(target: Array, source: np.ndarray[Any, Any]) -> None:
-    """Copies pinned memory into an array of the same shape and dtype on a GPU, on its current stream; never waits.
-
-    The source is kept alive until then, and must not be written to before.
-    """
-    xp = _module(target)
-    with xp.cuda.Device(target.device.id):
-        lane = stream_order.current(xp)
-        target.set(source, stream=lane.stream)
-        stream_order.hold(lane, source)
-
-
 def straight(target: Array, source: Array, non_blocking: bool) -> bool:
     """Copies between the CPU's memory and a GPU's without memory in between; False where that cannot be.
 

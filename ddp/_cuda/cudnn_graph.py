@@ -1,7 +1,7 @@
 """cuDNN: graphs of its operations, each built once for its shapes, and run on CuPy's current stream.
 
 `nvidia-cudnn-frontend` (the module `cudnn`) describes a graph to the library, which answers with plans for it; a plan
-runs on addresses. What the library does not support is remembered as well, and its caller has kernels of its own: the
+runs on addresses. What the library does not support is remembered as well, and its caller takes the array formulas: the
 reason is logged once. Where there is no cuDNN at all, a warning says so. Nothing here is imported before an op on a
 GPU asks for it.
 
@@ -27,7 +27,7 @@ log = logging.getLogger("ddp.backends.cudnn")
 class Settings:
     """What the user says about cuDNN; `ddp.backends.cudnn` shows it.
 
-    enabled: off: our own kernels; benchmark: plans are timed when they are built, and the fastest one is kept;
+    enabled: off: array formulas; benchmark: plans are timed when they are built, and the fastest one is kept;
     deterministic: only plans that give the same bits every time; allow_tf32: float32 is rounded to 10 bits of mantissa
     before it is multiplied, as PyTorch does it in convolutions
     """
@@ -57,29 +57,17 @@ def tensor_spec(x: Array, strides: tuple[int, ...] | None = None) -> TensorSpec:
     )
 
 
-_TYPES = {
-    "float16": "HALF",
-    "bfloat16": "BFLOAT16",
-    "float32": "FLOAT",
-    "float64": "DOUBLE",
-    "int32": "INT32",
-    "int64": "INT64",
-}
+_TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "int64": "INT64"}
 
 
 class GraphBuilder:
     """A graph under construction: tensors by number, so that a plan knows which address is whose."""
 
-    def __init__(self, cudnn: Any, io: str, handle: Any, **more: Any) -> None:
+    def __init__(self, cudnn: Any, io: str, handle: Any) -> None:
         self.cudnn = cudnn
-        kind = cudnn.data_type
-        self.real = kind.DOUBLE if io == "float64" else kind.FLOAT
+        wide = cudnn.data_type.FLOAT
         self.raw = cudnn.pygraph(
-            io_data_type=self.type(io),
-            intermediate_data_type=self.real,
-            compute_data_type=self.real,
-            handle=handle,
-            **more,
+            io_data_type=self.type(io), intermediate_data_type=wide, compute_data_type=wide, handle=handle
         )
 
     def type(self, name: str) -> Any:

@@ -11,7 +11,8 @@ from ddp.ops.attention import dropout_seed
 from ddp.ops.memory_formats import as_format, order_of, prefers_channels_last
 from ddp.ops.op import Array, Gradients, Needs, Saved
 
-# The error function, its complement and its inverse by the functions that CUDA has.
+# The error function, its complement and its inverse by the functions that CUDA has. CuPy 14 computes those of float16
+# in float64, and to import them takes a second.
 
 _KERNEL = """
 extern "C" __global__ void NAME_of(const T* x, T* out, Index n) {

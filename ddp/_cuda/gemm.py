@@ -103,10 +103,8 @@ def _plan(
     of_out = MatrixLayout(False, n) if out is None else matrix_layout(out)
     step_a, step_b = batch_step(lead, a), batch_step(lead, b)
     step_out = m * n if out is None else batch_step(lead, out)
-    if of_out is None or step_out is None:
+    if of_out is None or of_out.turned or step_out is None:
         return _unsupported if fused else _into_copy
-    if of_out.turned:
-        return _unsupported if fused else _transposed
     if of_a is None or of_b is None or step_a is None or step_b is None:
         return _unsupported if fused else _copied(lead, (of_a, step_a), (of_b, step_b))
     spec = MatmulSpec(
@@ -161,12 +159,6 @@ def _into_copy(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: An
     """Into memory that the library cannot write to as it lies."""
     made = gemm(xp, a, b)
     return None if made is None else _assign(made, out, accumulate)
-
-
-def _transposed(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:
-    """Into an array whose columns lie in one piece: the transpose of all."""
-    made = gemm(xp, b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2), accumulate)
-    return None if made is None else out
 
 
 def _copied(lead: tuple[int, ...], *operands: tuple[MatrixLayout | None, int | None]) -> Callable[..., Array | None]:
@@ -322,24 +314,11 @@ class MatmulPlan:
     def _launch(self, xp: Any, a: Array, b: Array, out: Array) -> None:
         stream, found = xp.cuda.get_current_stream().ptr, self._algorithm
         scratch = workspace(xp, a.data.device_id, stream) if found.workspace else 0
-        of_a, of_b, of_d = self._layouts
-        at = out.data.ptr
+        (of_a, of_b, of_d), at = self._layouts, out.data.ptr
+        factors = b.data.ptr, of_a, a.data.ptr, of_b
+        how = ctypes.addressof(found), scratch, found.workspace, stream
         status = self._library.matmul(
-            *(
-                self._handle,
-                self._desc,
-                self._alpha,
-                b.data.ptr,
-                of_a,
-                a.data.ptr,
-                of_b,
-                self._beta,
-                at,
-                of_d,
-                at,
-                of_d,
-            ),
-            *(ctypes.addressof(found), scratch, found.workspace, stream),
+            self._handle, self._desc, self._alpha, *factors, self._beta, at, of_d, at, of_d, *how
         )
         if status:
             raise DeviceError(f"cublasLtMatmul: {self._library.explain(status)}; the product is {self._spec}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -182,12 +182,22 @@ def linear_backward(
 
 
 # As in ddp.ops.perceptron.
-def _activated(
-    xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool
-) -> tuple[Array, Array | None, int, bool]:
-    """act(x @ w^T + b) of rows, and for backward: what the epilogue kept or None, the length of its rows, whether
-    these are bits.
+class Activated(NamedTuple):
+    """A fused layer's result, and what its backward needs.
+
+    kept: what the epilogue wrote for backward, with rows of `lead` elements, or the numbers before the activation;
+    None where the result says it all; for_epilogue: whether the epilogue of a backward can read it
     """
+
+    out: Array
+    kept: Array | None
+    lead: int
+    for_epilogue: bool
+    activation: str
+
+
+def _activated(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> Activated:
+    """act(x @ w^T + b) of rows."""
     relu = activation == "relu"
     n = w.shape[0]
     lead = -(-n // 128) * 128 if relu else -(-n // 8) * 8
@@ -198,64 +208,59 @@ def _activated(
     epilogue = ("RELU" if relu else "GELU") + "_AUX" * keep + "_BIAS" * (b is not None)
     bias = None if b is None else _in_one_piece(xp, b)
     if gemm.gemm(xp, x, w.T, out, False, epilogue, bias, kept, lead if keep else 0) is not None:
-        return out, kept, lead, relu
+        return Activated(out, kept, lead, keep, activation)
     before = _affine(xp, x, w, b)
     if relu:
-        return xp.maximum(before, 0, out=before), None, n, False
+        return Activated(xp.maximum(before, 0, out=before), None, n, False, activation)
     run = gelu.upcast if x.dtype is BFLOAT16 else gelu
-    return run.forward(xp, before, tanh=True, slope=False)[0], before, n, False
+    # Rows without gaps may be such as the epilogue of a backward reads.
+    return Activated(run.forward(xp, before, tanh=True, slope=False)[0], before, n, True, activation)
 
 
-def _slope(xp: Any, g: Array, z: Array, kept: Array | None, lead: int, activation: str) -> Array:
-    """g times the slope of the activation that made z."""
+def _slope(xp: Any, g: Array, made: Activated) -> Array:
+    """g times the slope of the activation."""
     dx = xp.ndarray(g.shape, g.dtype)
     g = flat(xp, g)
-    if activation == "relu":
-        SLOPES.over(xp, "relu_slope", g.dtype, g.size, g, z, dx, g.size)
+    if made.activation == "relu":
+        SLOPES.over(xp, "relu_slope", g.dtype, g.size, g, made.out, dx, g.size)
     else:
-        SLOPES.over(xp, "gelu_slope", g.dtype, g.size, g, kept, dx, *g.shape, lead)
+        SLOPES.over(xp, "gelu_slope", g.dtype, g.size, g, made.kept, dx, *g.shape, made.lead)
     return dx
 
 
 def linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> tuple[Array, Any]:
     # ReLU's slope is in its result.
-    out, kept, lead, _ = _activated(xp, _rows(x), w, b, activation, keep and activation != "relu")
-    shaped = out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[0])
-    return shaped, (out if activation == "relu" else None, kept, lead, activation, x.shape)
+    made = _activated(xp, _rows(x), w, b, activation, keep and activation != "relu")
+    shaped = made.out if x.ndim == 2 else made.out.reshape(*x.shape[:-1], w.shape[0])
+    return shaped, (made if activation == "relu" else made._replace(out=None), x.shape)
 
 
 def linear_act_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
-    out, kept, lead, activation, shape = residual
-    return linear_backward(xp, _slope(xp, _rows(g), out, kept, lead, activation), needs, saved, shape, outs)
+    made, shape = residual
+    return linear_backward(xp, _slope(xp, _rows(g), made), needs, saved, shape, outs)
 
 
 def feed_forward(
     xp: Any, x: Array, w1: Array, b1: Array | None, w2: Array, b2: Array | None, activation: str, keep: bool
 ) -> tuple[Array, Any]:
-    hidden, kept, lead, bits = _activated(xp, _rows(x), w1, b1, activation, keep)
-    out = _affine(xp, hidden, w2, b2)
-    out = out if x.ndim == 2 else out.reshape(*x.shape[:-1], w2.shape[0])
-    return out, (hidden, kept, lead, bits, activation, x.shape)
+    made = _activated(xp, _rows(x), w1, b1, activation, keep)
+    out = _affine(xp, made.out, w2, b2)
+    return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w2.shape[0]), (made, x.shape)
 
 
 def feed_forward_backward(
-    xp: Any,
-    g: Array,
-    needs: Needs,
-    saved: Saved,
-    residual: Any,
-    outs: Sequence[Array | None] = (None, None, None, None, None),
+    xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None,) * 5
 ) -> Gradients:
     w2, w1, x = saved
-    hidden, kept, lead, bits, activation, shape = residual
+    made, shape = residual
     g = _laid(xp, g)
     dx = dw1 = db1 = dw2 = db2 = None
     if needs[3] or needs[4]:
-        dw2, db2 = _parameters(xp, g, hidden, needs[3:5], outs[3:5])
+        dw2, db2 = _parameters(xp, g, made.out, needs[3:5], outs[3:5])
     if needs[0] or needs[1] or needs[2]:
-        before, db1 = _before(xp, g, w2, hidden, kept, lead, bits, activation, _free(outs[2]), needs[2])
+        before, db1 = _before(xp, g, w2, made, _free(outs[2]), needs[2])
         if needs[0]:
             dx = product(xp, before, w1).reshape(shape)
         if needs[1]:
@@ -264,23 +269,14 @@ def feed_forward_backward(
 
 
 def _before(
-    xp: Any,
-    g: Array,
-    w: Array,
-    hidden: Array,
-    kept: Array | None,
-    lead: int,
-    bits: bool,
-    activation: str,
-    out: Array | None,
-    summed: bool,
+    xp: Any, g: Array, w: Array, made: Activated, out: Array | None, summed: bool
 ) -> tuple[Array, Array | None]:
     """The gradient before the activation, and its sum over rows if wanted: one launch where the library has it."""
-    if kept is not None and (bits or activation != "relu"):
+    if made.for_epilogue:
         before = xp.ndarray((g.shape[0], w.shape[1]), g.dtype)
         sums = (xp.ndarray(w.shape[1], g.dtype) if out is None else out) if summed else None
-        epilogue = ("DRELU" if activation == "relu" else "DGELU") + "_BGRAD" * summed
-        if lead % 8 == 0 and gemm.gemm(xp, g, w, before, False, epilogue, sums, kept, lead) is not None:
+        epilogue = ("DRELU" if made.activation == "relu" else "DGELU") + "_BGRAD" * summed
+        if made.lead % 8 == 0 and gemm.gemm(xp, g, w, before, False, epilogue, sums, made.kept, made.lead) is not None:
             return before, sums
-    before = _slope(xp, product(xp, g, w), hidden, kept, lead, activation)
+    before = _slope(xp, product(xp, g, w), made)
     return before, column_sums(xp, before, out) if summed else None

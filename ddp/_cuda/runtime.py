@@ -5,30 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._cuda import memory_pool
-from ddp._cuda.array_interface import import_array_interface
-from ddp._cuda.copies import across, down, up
-from ddp._cuda.cuda_errors import attribute_to_op, blocking, translate
-from ddp._cuda.device_checks import raise_pending
-from ddp._cuda.stream_order import StreamGuard, current, default, hold, record, sweep, take_over
-
-__all__ = [
-    "StreamGuard",
-    "across",
-    "attribute_to_op",
-    "blocking",
-    "current",
-    "default",
-    "down",
-    "hold",
-    "import_array_interface",
-    "prepare",
-    "raise_pending",
-    "record",
-    "sweep",
-    "take_over",
-    "translate",
-    "up",
-]
+from ddp._cuda.array_interface import import_array_interface as import_array_interface
+from ddp._cuda.copies import across as across
+from ddp._cuda.copies import down as down
+from ddp._cuda.copies import up as up
+from ddp._cuda.cuda_errors import attribute_to_op as attribute_to_op
+from ddp._cuda.cuda_errors import blocking as blocking
+from ddp._cuda.cuda_errors import translate as translate
+from ddp._cuda.device_checks import raise_pending as raise_pending
+from ddp._cuda.stream_order import StreamGuard as StreamGuard
+from ddp._cuda.stream_order import current as current
+from ddp._cuda.stream_order import default as default
+from ddp._cuda.stream_order import hold as hold
+from ddp._cuda.stream_order import record as record
+from ddp._cuda.stream_order import sweep as sweep
+from ddp._cuda.stream_order import take_over as take_over
 
 
 def prepare(cupy: Any) -> None:

@@ -1,6 +1,6 @@
 """`ddp.backends.cudnn`: whether and how cuDNN convolves and attends, by PyTorch's names.
 
-ddp.backends.cudnn.enabled = False         # our own kernels
+ddp.backends.cudnn.enabled = False         # array formulas
 ddp.backends.cudnn.benchmark = True        # plans are timed when a shape first comes, and the fastest is kept
 ddp.backends.cudnn.deterministic = True    # only plans that give the same bits every time
 ddp.backends.cudnn.allow_tf32 = False      # float32 convolutions are not rounded to TF32

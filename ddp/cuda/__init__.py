@@ -1,121 +1,26 @@
 """`ddp.cuda`: the CUDA devices of this process, as far as CuPy finds any. Every question can be asked without one."""
 
+from types import FunctionType
+from typing import TYPE_CHECKING
+
 from ddp import _aliases
 from ddp._tensor.creation import ON_CUDA
-from ddp.cuda import memory, nvtx
-from ddp.cuda._async_read import Fetched, fetch
-from ddp.cuda._devices import (
-    can_device_access_peer,
-    current_device,
-    device,
-    device_count,
-    device_of,
-    get_device_capability,
-    get_device_name,
-    get_device_properties,
-    get_rng_state,
-    get_rng_state_all,
-    init,
-    initial_seed,
-    is_available,
-    is_bf16_supported,
-    is_initialized,
-    manual_seed,
-    manual_seed_all,
-    seed,
-    seed_all,
-    set_device,
-    set_rng_state,
-    set_rng_state_all,
-)
-from ddp.cuda._graphed_step import graphed_step
-from ddp.cuda.graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing
-from ddp.cuda.memory import (
-    OutOfMemoryError,
-    empty_cache,
-    get_per_process_memory_fraction,
-    ipc_collect,
-    max_memory_allocated,
-    max_memory_reserved,
-    mem_get_info,
-    memory_allocated,
-    memory_reserved,
-    memory_stats,
-    memory_summary,
-    reset_peak_memory_stats,
-    set_per_process_memory_fraction,
-    set_per_process_memory_limit,
-)
-from ddp.cuda.streams import (
-    Event,
-    ExternalStream,
-    Stream,
-    StreamContext,
-    current_stream,
-    default_stream,
-    get_stream_from_external,
-    set_stream,
-    stream,
-    synchronize,
-)
+from ddp.cuda import memory as memory
+from ddp.cuda import nvtx as nvtx
+from ddp.cuda._graphed_step import graphed_step as graphed_step
+from ddp.errors import OutOfMemoryError as OutOfMemoryError
 
-__all__ = [
-    "CUDAGraph",
-    "Event",
-    "ExternalStream",
-    "Fetched",
-    "OutOfMemoryError",
-    "Stream",
-    "StreamContext",
-    "can_device_access_peer",
-    "current_device",
-    "current_stream",
-    "default_stream",
-    "device",
-    "device_count",
-    "device_of",
-    "empty_cache",
-    "fetch",
-    "get_device_capability",
-    "get_device_name",
-    "get_device_properties",
-    "get_per_process_memory_fraction",
-    "get_rng_state",
-    "get_rng_state_all",
-    "get_stream_from_external",
-    "graph",
-    "graph_pool_handle",
-    "graphed_step",
-    "init",
-    "initial_seed",
-    "ipc_collect",
-    "is_available",
-    "is_bf16_supported",
-    "is_current_stream_capturing",
-    "is_initialized",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "nvtx",
-    "reset_peak_memory_stats",
-    "seed",
-    "seed_all",
-    "set_device",
-    "set_per_process_memory_fraction",
-    "set_per_process_memory_limit",
-    "set_rng_state",
-    "set_rng_state_all",
-    "set_stream",
-    "stream",
-    "synchronize",
-]
+if TYPE_CHECKING:
+    from ddp.cuda._async_read import *
+    from ddp.cuda._devices import *
+    from ddp.cuda.graphs import *
+    from ddp.cuda.memory import *
+    from ddp.cuda.streams import *
+else:
+    _names = _aliases.defined_in("ddp.cuda", "_async_read _devices graphs memory streams", (type, FunctionType))
+    del _names["use"], _names["device_stream_of"]  # of memory; for other modules of this package
+    globals().update(_names)
+    __all__ = sorted([*_names, "OutOfMemoryError", "graphed_step", "memory", "nvtx"])
 
 __getattr__ = _aliases.attribute(__name__)
 globals().update(ON_CUDA)  # cuda.FloatTensor and its kin

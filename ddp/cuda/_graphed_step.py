@@ -103,9 +103,8 @@ class GraphedStep:
     def reset(self) -> None:
         """Lets go of all graphs; the next calls warm up anew."""
         self._graphs: list[CapturedStep] = []  # the one unused for longest first
-        self._warmups: dict[
-            Hashable, float
-        ] = {}  # eager calls still to make, by kind of call; inf: it cannot be captured
+        # Eager calls still to make, by kind of call; inf: it cannot be captured.
+        self._warmups: dict[Hashable, float] = {}
         self._pool: Any = None
         self._state: StepState | None = None
 
@@ -304,9 +303,7 @@ def _input_like(xp: Any, x: TensorBase) -> Any:
 def _fill(xp: Any, target: Any, x: TensorBase) -> None:
     source = x.array
     if x.device.type == "cpu":
-        if copies.is_pinned(xp, source) and source.flags.c_contiguous:
-            copies.into(target, source)
-        else:
+        if not copies.straight(target, source, non_blocking=True):
             target.set(source)
     elif source.flags.c_contiguous and source.nbytes:
         stream = xp.cuda.get_current_stream()

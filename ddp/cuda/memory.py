@@ -7,25 +7,8 @@ from typing import Any
 
 from ddp._device import found_cupy
 from ddp.cuda._devices import Where, _index, _needed
-from ddp.errors import ArgumentError, OutOfMemoryError
-
-__all__ = [
-    "OutOfMemoryError",
-    "empty_cache",
-    "get_per_process_memory_fraction",
-    "ipc_collect",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "reset_peak_memory_stats",
-    "set_per_process_memory_fraction",
-    "set_per_process_memory_limit",
-    "use",
-]
+from ddp.errors import ArgumentError
+from ddp.errors import OutOfMemoryError as OutOfMemoryError
 
 
 def _allocator(cupy: Any) -> Any:

@@ -13,9 +13,10 @@ one call, names that CuPy does not have (`names.txt`, which a test holds against
     gpu.put(stream_pointer, kind, closure)  work of a library's stand-in; the closure must not hold arrays, only
                           their memory (`gpu.host(array)`), so that what is freed too early is found
 
-`@pytest.mark.parametrize("gpu", ["simulated"], indirect=True)` (or simulated(count)) does the work later, in a
+`@pytest.mark.parametrize("gpu", simulated(count), indirect=True)` does the work later, in a
 random order that CUDA allows; what is freed is scribbled over in both modes. In eager mode work is done at once.
-A random generator draws other numbers than CuPy's; everything else has NumPy's values.
+A random generator draws other numbers than CuPy's; everything else has NumPy's values. `@on_both` runs a test on the
+stand-in, and on a GPU of the machine under `pytest -m gpu`: of `gpu` it may use `cupy` alone.
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ def simulated(count: int) -> list[Any]:
         pytest.param(("simulated", seed), id=f"seed {seed}", marks=[] if seed < ALWAYS else [pytest.mark.long])
         for seed in range(count)
     ]
+
+
+#: On the stand-in, and on a GPU where there is one.
+on_both = pytest.mark.parametrize("gpu", ["eager", pytest.param("real", marks=pytest.mark.gpu)], indirect=True)

@@ -6,12 +6,29 @@ from typing import Any
 
 import pytest
 
-from tests.gpu import dnn_fake
+import ddp
+from tests.gpu import cudnn_fake
+from tests.gpu.installing import Real
+
+_REAL = [pytest.param(f"real {name}", marks=pytest.mark.gpu) for name in ("cudnn", "formulas")]
 
 
-@pytest.fixture(params=["cudnn", "own"])
-def path(request: pytest.FixtureRequest, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """cuDNN's fake, or None where there is no cuDNN."""
-    if request.param == "cudnn":
-        return dnn_fake.install(gpu, monkeypatch)
-    return dnn_fake.absent(gpu, monkeypatch)
+@pytest.fixture
+def cudnn(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> cudnn_fake.Fake:
+    """cuDNN's fake on the stand-in."""
+    return cudnn_fake.install(gpu, monkeypatch)
+
+
+@pytest.fixture(params=["cudnn", "formulas", *_REAL])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """By cuDNN or by the array formulas, on the stand-in or on a GPU. Returns: cuDNN's fake; None; "real"."""
+    if not request.param.startswith("real"):
+        found = request.getfixturevalue("cudnn" if request.param == "cudnn" else "gpu")
+        return found if request.param == "cudnn" else None
+    Real()
+    switches = ddp.backends.cudnn
+    if request.param == "real cudnn" and not switches.is_available():
+        pytest.skip("cuDNN is not installed")
+    monkeypatch.setattr(switches, "enabled", request.param == "real cudnn")
+    monkeypatch.setattr(switches, "allow_tf32", False)
+    return "real"

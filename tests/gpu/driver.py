@@ -52,23 +52,13 @@ def driver(cupy: Cupy) -> dict[str, Any]:
         def __exit__(self, *_: object) -> None:
             cupy.local.device = cupy.local.left.pop()
 
+        compute_capability = "90"
+
         def synchronize(self) -> None:
             cupy.refuse_capture("cudaDeviceSynchronize")
             record.wait("Device.synchronize")
             for handle in cupy.streams_of(self.id):
                 cupy.finish(handle)
-
-        @property
-        def mem_info(self) -> tuple[int, int]:
-            return cupy.capacity - cupy.held[self.id], cupy.capacity
-
-        @property
-        def compute_capability(self) -> str:
-            return "90"
-
-        @property
-        def attributes(self) -> dict[str, int]:
-            return {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448, "MaxThreadsPerBlock": 1024}
 
     class Event:
         def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
@@ -223,7 +213,6 @@ def driver(cupy: Cupy) -> dict[str, Any]:
         "Stream": Stream,
         "ExternalStream": ExternalStream,
         "get_current_stream": cupy.current,
-        "get_device_id": lambda: cupy.local.device,
         "get_elapsed_time": elapsed,
         "is_available": lambda: True,
         "get_cuda_path": lambda: None,
@@ -238,43 +227,21 @@ def runtime(cupy: Cupy) -> ModuleType:
     to_device, to_host, within = 1, 2, 3
 
     def copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
-        target, source = int(target), int(source)
-        way = {to_host: "copy down", to_device: "copy up", within: "copy", 4: "copy"}[kind]
+        way = {to_host: "copy down", to_device: "copy up", within: "copy"}[kind]
+        move = lambda: ctypes.memmove(target, source, nbytes) and None  # noqa: E731
         if kind == to_host and target not in cupy.pinned:
             cupy.refuse_capture("a copy to pageable memory")
             cupy.record.wait("pageable copy down")
-            cupy.put(stream, way, lambda: ctypes.memmove(target, source, nbytes) and None)
+            cupy.put(stream, way, move)
             cupy.finish(stream)
             return
         cupy.record.launches[way] += 1
-        if kind == 4:
-            kind = to_device if cupy.device_at(source) < 0 else within
         if kind == to_device and source not in cupy.pinned:
             cupy.refuse_capture("a copy from pageable memory")
             cupy.record.copies_up += 1
             staged = ctypes.string_at(source, nbytes)  # CUDA reads pageable memory before it returns
-            cupy.put(stream, way, lambda: ctypes.memmove(target, staged, nbytes) and None)
-        else:
-            cupy.put(stream, way, lambda: ctypes.memmove(target, source, nbytes) and None)
-
-    def copy_now(target: int, source: int, nbytes: int, kind: int) -> None:
-        cupy.refuse_capture("cudaMemcpy")
-        cupy.record.wait("cudaMemcpy")
-        stream = cupy.current().ptr
-        cupy.put(stream, "copy", lambda: ctypes.memmove(int(target), int(source), nbytes) and None)
-        cupy.finish(stream)
-
-    def memset(address: int, value: int, nbytes: int, stream: int) -> None:
-        cupy.record.launches["memset"] += 1
-        cupy.put(stream, "memset", lambda: ctypes.memset(int(address), value, nbytes) and None)
-
-    def device_synchronize() -> None:
-        cupy.cuda.Device().synchronize()
-
-    def stream_synchronize(stream: int) -> None:
-        cupy.refuse_capture("cudaStreamSynchronize")
-        cupy.record.wait("Stream.synchronize")
-        cupy.finish(stream)
+            move = lambda: ctypes.memmove(target, staged, nbytes) and None  # noqa: E731
+        cupy.put(stream, way, move)
 
     def register(address: int, nbytes: int, flags: int = 0) -> None:
         if nbytes <= 0 or flags & ~0xF:
@@ -290,12 +257,8 @@ def runtime(cupy: Cupy) -> ModuleType:
             "name": b"Stand-in GPU",
             "uuid": bytes([device + 1] * 16),
             "totalGlobalMem": cupy.capacity,
-            "multiProcessorCount": 132,
             "major": 9,
             "minor": 0,
-            "warpSize": 32,
-            "sharedMemPerBlock": 49152,
-            "maxThreadsPerBlock": 1024,
         }
 
     def event_query(pointer: int) -> int:
@@ -312,49 +275,28 @@ def runtime(cupy: Cupy) -> ModuleType:
         "CUDARuntimeError": CUDARuntimeError,
         "malloc": malloc,
         "free": free,
-        "memcpyHostToHost": 0,
         "memcpyHostToDevice": to_device,
         "memcpyDeviceToHost": to_host,
         "memcpyDeviceToDevice": within,
-        "memcpyDefault": 4,
         "memcpyAsync": copy,
-        "memcpy": copy_now,
-        "memsetAsync": memset,
-        "memoryTypeUnregistered": 0,
         "memoryTypeHost": 1,
-        "memoryTypeDevice": 2,
-        "memoryTypeManaged": 3,
-        "memGetInfo": lambda: cupy.cuda.Device().mem_info,
+        "memGetInfo": lambda: (cupy.capacity - cupy.held[cupy.local.device], cupy.capacity),
         "eventQuery": event_query,
         "eventRecord": lambda event, stream: cupy.events[event].record(SimpleNamespace(ptr=stream)),
-        "eventSynchronize": lambda event: cupy.events[event].synchronize(),
-        "streamWaitEvent": lambda stream, event, flags=0: cupy.cuda.ExternalStream(stream).wait_event(
-            cupy.events[event]
-        ),
+        "streamWaitEvent": lambda stream, event: cupy.cuda.ExternalStream(stream).wait_event(cupy.events[event]),
         "streamQuery": stream_query,
-        "streamSynchronize": stream_synchronize,
         "streamIsCapturing": lambda pointer: pointer in cupy.capturing,
-        "deviceSynchronize": device_synchronize,
         "getDevice": lambda: cupy.local.device,
         "setDevice": lambda device: cupy.cuda.Device(device).use(),
         "getDeviceCount": lambda: cupy.devices,
         "getDeviceProperties": properties,
-        "deviceGetAttribute": lambda attribute, device: {16: 132, 75: 9, 76: 0}.get(attribute, 0),
         "deviceGetPCIBusId": lambda device: f"0000:{device:02x}:00.0",
         "deviceCanAccessPeer": lambda device, peer: 1,
-        "deviceEnablePeerAccess": lambda peer: None,
         "runtimeGetVersion": lambda: 12090,
         "driverGetVersion": lambda: 12090,
         "hostRegister": register,
         "hostUnregister": cupy.pinned.remove,
         "pointerGetAttributes": pointer_attributes,
-        "streamCaptureModeGlobal": 0,
-        "streamCaptureModeThreadLocal": 1,
-        "streamCaptureModeRelaxed": 2,
-        "cudaDevAttrMultiProcessorCount": 16,
-        "cudaDevAttrComputeCapabilityMajor": 75,
-        "cudaDevAttrMemoryPoolsSupported": 115,
-        "is_hip": False,
     }
-    vars(made).update({name: value for name, value in members.items() if name != "cudaDevAttrComputeCapabilityMajor"})
+    vars(made).update(members)
     return made

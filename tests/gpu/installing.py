@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,17 @@ from ddp._cuda import device_checks, gemm, memory_pool, stream_order
 from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._engine import stream_sync
 from tests.collectives.backends.device.machine import Machine
-from tests.gpu import capturing, dnn_fake, lt_fake
+from tests.gpu import capturing, cublaslt_fake, cudnn_fake
 from tests.gpu.standin import Cupy
+
+
+class Real:
+    """A GPU of this machine, for tests that ask for nothing but its CuPy."""
+
+    def __init__(self) -> None:
+        self.cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+        if not self.cupy.cuda.is_available():
+            pytest.skip("no CUDA device")
 
 
 class Gpu:
@@ -28,10 +36,10 @@ class Gpu:
         self.cupy = Cupy(self.machine, devices)
         self.put = self.cupy.put
         cuda = self.cupy.cuda
-        modules = {"cupy": self.cupy, "cupyx": self.cupy.cupyx, "cupy.cuda": cuda}
-        for name in ("runtime", "memory", "pinned_memory", "stream", "device"):
+        modules = {"cupy": self.cupy, "cupy.cuda": cuda}
+        for name in ("runtime", "memory"):
             modules[f"cupy.cuda.{name}"] = getattr(cuda, name)
-        for name in ("linalg", "random", "fft", "lib"):
+        for name in ("linalg", "random", "lib"):
             modules[f"cupy.{name}"] = getattr(self.cupy, name)
         for name in [each for each in sys.modules if each.split(".")[0] in ("cupy", "cupyx", "cupy_backends")]:
             monkeypatch.delitem(sys.modules, name)
@@ -46,34 +54,18 @@ class Gpu:
     def log(self) -> list[tuple[str, str]]:
         return self.machine.log
 
-    @property
-    def synchronizations(self) -> Counter[str]:
-        return self.cupy.record.synchronizations
-
-    @property
-    def waits(self) -> list[tuple[str, str]]:
-        return self.cupy.record.waits
-
-    @property
-    def launches(self) -> Counter[str]:
-        return self.cupy.record.launches
-
-    @property
-    def copies_up(self) -> int:
-        return self.cupy.record.copies_up
-
-    @property
-    def mallocs(self) -> int:
-        return self.cupy.record.mallocs
-
-    @property
-    def frees(self) -> int:
-        return self.cupy.record.frees
+    def __getattr__(self, name: str) -> Any:  # synchronizations, waits, launches, copies_up, mallocs, frees
+        return getattr(self.cupy.record, name)
 
     def reset(self) -> None:
         """Forgets all that was counted."""
         self.cupy.record.reset()
         self.machine.log.clear()
+
+    def launch(self, stream: int, kind: str, work: Callable[[], None]) -> None:
+        """Puts work of a library's stand-in on a stream, and counts it."""
+        self.launches[kind] += 1
+        self.put(stream, kind, work)
 
     def host(self, array: Any) -> Any:
         """The memory of a device's array, or of a tensor's: for closures that run as work of a stream."""
@@ -108,7 +100,11 @@ MADE: list[Gpu] = []
 FORGETTING: list[Callable[[], None]] = [gemm.forget]
 
 #: What puts the stand-in of a library in its place.
-LIBRARIES: list[Callable[[Gpu, pytest.MonkeyPatch], None]] = [lt_fake.install, capturing.install, dnn_fake.absent]
+LIBRARIES: list[Callable[[Gpu, pytest.MonkeyPatch], None]] = [
+    cublaslt_fake.install,
+    capturing.install,
+    cudnn_fake.absent,
+]
 
 
 def _set_slots(x: Any) -> list[str]:

@@ -105,9 +105,6 @@ class MemoryPointer:
 
     __radd__ = __add__
 
-    def __sub__(self, offset: int) -> MemoryPointer:
-        return self + -offset
-
     @property
     def device(self) -> Any:
         return self.mem.cupy.cuda.Device(self.device_id)
@@ -234,16 +231,6 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
                             self._total[device] -= raw.size
                         blocks.clear()
 
-        free_all_free = free_all_blocks
-
-        def n_free_blocks(self) -> int:
-            return sum(len(blocks) for blocks in self._here())
-
-        def _here(self) -> list[list[Any]]:
-            return [
-                blocks for (where, _), s in self._free.items() if where == cupy.local.device for blocks in s.values()
-            ]
-
         def used_bytes(self) -> int:
             return self._used.get(cupy.local.device, 0)
 
@@ -262,18 +249,6 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
     def alloc(size: int) -> MemoryPointer:
         return cupy.allocator(size)
 
-    class PinnedMemoryPool:
-        """`cupy.cuda.PinnedMemoryPool`."""
-
-        def malloc(self, size: int) -> Any:
-            return pinned(size)
-
-        def free_all_blocks(self) -> None:
-            pass
-
-        def n_free_blocks(self) -> int:
-            return 0
-
     def pinned(nbytes: int) -> Any:
         raw = np.full(max(nbytes, 1), GARBAGE, np.uint8)
         cupy.pinned.add(raw.ctypes.data, raw.size)
@@ -289,10 +264,8 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         "PythonFunctionAllocator": PythonFunctionAllocator,
         "MemoryPool": MemoryPool,
         "MemoryAsyncPool": MemoryAsyncPool,
-        "PinnedMemoryPool": PinnedMemoryPool,
         "alloc": alloc,
         "alloc_pinned_memory": pinned,
-        "BaseMemory": Piece,
         "MemoryPointer": MemoryPointer,
         "UnownedMemory": UnownedMemory,
     }

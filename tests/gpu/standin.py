@@ -64,32 +64,20 @@ class Cupy(ModuleType, Indexing, Making):
 
         self.cuda = cuda = ModuleType("cupy.cuda")
         cuda.__path__ = []  # type: ignore[attr-defined]
-        vars(cuda).update(memory.pool_classes(self))
-        vars(cuda).update(driver.driver(self))
+        vars(cuda).update(memory.pool_classes(self) | driver.driver(self))
         self.pool = cuda.MemoryPool()
-        self.pinned_pool = cuda.PinnedMemoryPool()
         self._allocator = self.pool.malloc
         cuda.runtime, cuda.nvtx = driver.runtime(self), profiling.Nvtx()
-        cuda.memory = _module("cupy.cuda.memory", cuda, OutOfMemoryError=memory.OutOfMemoryError, **_memory(cuda))
-        cuda.OutOfMemoryError = memory.OutOfMemoryError
+        cuda.memory = types.ModuleType("cupy.cuda.memory")
+        cuda.memory.OutOfMemoryError = memory.OutOfMemoryError  # type: ignore[attr-defined]
         cuda.set_allocator = self._set_allocator
         cuda.get_allocator = lambda: self.allocator
         cuda.using_allocator = self._using_allocator
-        cuda.pinned_memory = _module("cupy.cuda.pinned_memory", cuda, **_pinned(cuda, self))
-        cuda.stream = _module(
-            "cupy.cuda.stream",
-            cuda,
-            **{k: getattr(cuda, k) for k in ("Stream", "Event", "ExternalStream", "get_current_stream")},
-        )
-        cuda.device = _module("cupy.cuda.device", cuda, Device=cuda.Device, get_device_id=cuda.get_device_id)
-        del cuda.OutOfMemoryError
         self.linalg = Numpys(self, "linalg", np.linalg)
-        self.fft = Numpys(self, "fft", np.fft)
         self.lib = ModuleType("cupy.lib")
         self.lib.stride_tricks = Numpys(self, "lib.stride_tricks", np.lib.stride_tricks)  # type: ignore[attr-defined]
         self.random = randoms.module(self)
         self.RawKernel, self.RawModule = kernels.raw(self)
-        self.cupyx = _cupyx(self)
 
     # Streams --------------------------------------------------------------------------------------------------------
 
@@ -193,54 +181,3 @@ class Cupy(ModuleType, Indexing, Making):
         made = function(self, name, getattr(np, name))
         setattr(self, name, made)
         return made
-
-
-def _module(name: str, cuda: ModuleType, **members: Any) -> ModuleType:
-    made = types.ModuleType(name)
-    vars(made).update(members)
-    return made
-
-
-def _memory(cuda: Any) -> dict[str, Any]:
-    found = (
-        "Memory",
-        "PythonFunctionAllocator",
-        "MemoryPool",
-        "MemoryAsyncPool",
-        "MemoryPointer",
-        "UnownedMemory",
-        "BaseMemory",
-        "alloc",
-    )
-    return {name: getattr(cuda, name) for name in found}
-
-
-def _pinned(cuda: Any, cupy: Cupy) -> dict[str, Any]:
-    def is_memory_pinned(address: int) -> bool:
-        return address in cupy.pinned
-
-    return {
-        "PinnedMemoryPool": cuda.PinnedMemoryPool,
-        "alloc_pinned_memory": cuda.alloc_pinned_memory,
-        "is_memory_pinned": is_memory_pinned,
-    }
-
-
-def _cupyx(cupy: Cupy) -> ModuleType:
-    """`cupyx`: pinned arrays, and additions where an index says."""
-    made = ModuleType("cupyx")
-
-    def empty_pinned(shape: Any, dtype: Any = float, order: str = "C") -> Any:
-        count = int(np.prod(shape))
-        memory = cupy.cuda.alloc_pinned_memory(count * np.dtype(dtype).itemsize)
-        return np.frombuffer(memory, dtype, count).reshape(shape, order=order)
-
-    def zeros_pinned(shape: Any, dtype: Any = float, order: str = "C") -> Any:
-        found = empty_pinned(shape, dtype, order)
-        found[...] = 0
-        return found
-
-    vars(made).update(empty_pinned=empty_pinned, zeros_pinned=zeros_pinned)
-    vars(made)["empty_like_pinned"] = lambda x, dtype=None: empty_pinned(x.shape, dtype or x.dtype)
-    vars(made)["scatter_add"] = lambda a, index, value: cupy.add.at(a, index, value)
-    return made

@@ -13,9 +13,10 @@ import pytest
 
 import ddp
 from tests.ddp.cases.table import Case
-from tests.ddp.cuda import emulation, typed
+from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import assert_agree, results
 from tests.ddp.test_ops import CASES
+from tests.gpu import cudnn_fake
 
 pytestmark = [
     pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU"),
@@ -25,13 +26,14 @@ pytestmark = [
 TOLERANCES: dict[Any, float] = {ddp.bfloat16: 5e-2, ddp.float32: 2e-5, ddp.float16: 1e-2, ddp.float64: 1e-10}
 # Ops with kernels of ours: all their cases, every other one in float64, the rest in the other dtypes in turn.
 KERNELS = re.compile("attention|conv|entropy|embedding|erf|feed_forward|gather|index|linear|layer_norm|rms_norm")
+CUDNN = re.compile("conv|scaled_dot_product_attention")
 SAMPLE = 9  # of the other cases every ninth; --long runs all, in every dtype
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """The kernels that most cases launch, by one run of the compiler for each dtype."""
-    typed.prepare("float16", "bfloat16", "float32", "float64", "int64", "bool")
+    emulation.prepare_kernels("float16", "bfloat16", "float32", "float64", "int64", "bool")
 
 
 def _each() -> Iterator[Any]:
@@ -39,11 +41,17 @@ def _each() -> Iterator[Any]:
         for k, dtype in enumerate(TOLERANCES):
             run = k == (3 if i % 2 else i // 2 % 3) if KERNELS.search(case.op) else i % SAMPLE == k
             name = f"{case.op}-{case.label}-{str(dtype).removeprefix('ddp.')}"
-            yield pytest.param(case, dtype, id=name, marks=[] if run else [pytest.mark.long])
+            marks = [] if run else [pytest.mark.long]
+            yield pytest.param(case, dtype, False, id=name, marks=marks)
+            if CUDNN.match(case.op) and dtype is not ddp.float64:
+                yield pytest.param(
+                    case, dtype, True, id=f"{name}-cudnn", marks=[] if k == i % 3 else [pytest.mark.long]
+                )
 
 
-@pytest.mark.parametrize(("case", "dtype"), [*_each()])
-def test_agrees_with_the_cpu(case: Case, dtype: Any, gpu: Any) -> None:
+@pytest.mark.parametrize(("case", "dtype", "by_cudnn"), [*_each()])
+def test_agrees_with_the_cpu(case: Case, dtype: Any, by_cudnn: bool, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = cudnn_fake.install(gpu, monkeypatch) if by_cudnn else None
     try:
         expected = results(case, dtype, "cpu")
     except ddp.errors.DtypeError:
@@ -52,3 +60,5 @@ def test_agrees_with_the_cpu(case: Case, dtype: Any, gpu: Any) -> None:
         return
     rounding = TOLERANCES[dtype]
     assert_agree(results(case, dtype, "cuda"), expected, rounding, rounding)
+    if fake is not None and case.op.startswith("conv") and "below dilation" not in case.label:
+        assert fake.ran or any(0 in each.shape for each in case.inputs)

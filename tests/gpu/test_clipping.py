@@ -13,6 +13,7 @@ from ddp.errors import ArgumentError
 from ddp.nn import utils
 from ddp.ops.op import BFLOAT16
 from tests.ddp.cuda import emulation
+from tests.gpu import on_both
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -48,16 +49,13 @@ def assert_close(found: list[Any], expected: list[Any], rounding: float) -> None
             np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding / 10)
 
 
+@on_both
 @pytest.mark.parametrize("dtypes", [*[(d,) for d in ROUNDING], (np.float16, BFLOAT16, np.float32), tuple(ROUNDING)])
 @pytest.mark.parametrize("order", [1, 2.0, 3.5, math.inf])
 @pytest.mark.parametrize("bound", [0.5, 1e4])
 def test_the_norm_is_that_of_the_cpu(order: float, bound: float, dtypes: Any, gpu: Any) -> None:
     ours, expected = parameters("cuda", *dtypes), parameters("cpu", *dtypes)
-    gpu.reset()
     total = utils.clip_grad_norm_(ours, bound, order)
-    assert gpu.launches["norm_parts"] == 1
-    assert gpu.launches["shrink"] == len({p.dtype for p in ours if p.grad is not None and p.numel()})
-    assert not gpu.synchronizations, gpu.waits
     theirs = utils.clip_grad_norm_(expected, bound, order)
     rounding = max(ROUNDING[d] for d in dtypes)
     assert (total.dtype, total.shape, total.device.type) == (theirs.dtype, (), "cuda")

@@ -13,7 +13,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, CaptureError, DeviceError
 from ddp.nn import functional as F
-from tests.gpu import simulated
+from tests.gpu import on_both, simulated
 
 STEPS = 8
 Made = tuple[Any, Callable[..., Any]]  # a model and a step
@@ -255,6 +255,7 @@ CANNOT: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("what", CANNOT)
 def test_what_cannot_be_captured_is_named(gpu: Any, what: str) -> None:
     body, op = CANNOT[what]
@@ -265,7 +266,6 @@ def test_what_cannot_be_captured_is_named(gpu: Any, what: str) -> None:
         step(x)
     assert f"`{op}`" in str(caught.value)
     assert f"{__file__}:" in str(caught.value)
-    assert not gpu.cupy.capturing
     assert not ddp.cuda.is_current_stream_capturing()
     assert (x + 1).tolist() == [2, 2, 2]
 

@@ -1,6 +1,6 @@
-"""A CuPy without a GPU: NumPy under its name, whose raw kernels a C++ compiler makes for the CPU.
+"""CUDA sources on the CPU: a C++ compiler makes `cupy.RawKernel` for NumPy's arrays; the stand-in for CuPy runs them.
 
-So the path that arrays take on a GPU, tables, launches and kernels, runs on every machine. A launch is checked as CuPy
+A launch is checked as CuPy
 cannot check it: the number of arguments, and what each pointer points to, against the source.
 """
 
@@ -18,10 +18,11 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+from ddp._cuda.raw_kernel import KERNEL_SOURCES
 
 COMPILER = shutil.which("g++")
 HERE = Path(__file__).parent
@@ -139,6 +140,14 @@ def prepare(texts: Sequence[str]) -> None:
     _PREPARED.update({text: (library, each) for text, each in zip(texts, entries, strict=True)})
 
 
+@functools.cache
+def prepare_kernels(*dtypes: str) -> None:
+    """Compiles all kernels of ours in these dtypes, each dtype's at once, if there is a compiler."""
+    if COMPILER is not None:
+        for dtype in dtypes:
+            prepare([source.text(dtype) for source in KERNEL_SOURCES.values() if dtype in source.dtypes])
+
+
 def _types(text: str) -> dict[str, str]:
     """What T and A stand for in a source."""
     return {name: kind for kind, name in re.findall(r"^typedef (.*) (T|A);$", text, re.M)}
@@ -146,8 +155,6 @@ def _types(text: str) -> dict[str, str]:
 
 class RawKernel:
     """As `cupy.RawKernel`, on NumPy arrays."""
-
-    launched: set[str] = set()  # noqa: RUF012  # a record over all tests
 
     def __init__(self, code: str, name: str, options: tuple[str, ...] = ()) -> None:
         self._library, entries = _PREPARED.get(code) or _library(code, options)
@@ -162,10 +169,6 @@ class RawKernel:
         # A few blocks: kernels stride, and each thread is worth a thousand of a GPU's.
         status = self._library[f"run_{self._name}"](min(grid[0], 3), THREADS, pointers)
         assert status == 0, f"{self._name}: threads of a block came to different barriers"
-        self.launched.add(self._name)
-
-    def compile(self) -> None:
-        """As CuPy's, which loads the kernel; this one was loaded when it was made."""
 
     def _held(self, kind: str, value: Any, i: int) -> Any:
         where = f"{self._name}: argument {i}, {kind}"
@@ -185,19 +188,3 @@ class RawKernel:
         assert kind == "Index", where
         assert type(value) is np.int64, where
         return ctypes.c_longlong(value)
-
-
-class Emulated(ModuleType):
-    """The array module: what CuPy has too, from NumPy."""
-
-    def __init__(self) -> None:
-        super().__init__("cupy")
-        self.RawKernel = RawKernel
-        self.asked: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        self.asked.add(name)
-        return getattr(np, name)
-
-
-cupy = Emulated()

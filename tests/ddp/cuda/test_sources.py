@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ddp
+import ddp._cuda.register  # defines the kernels
 from ddp._cuda import optimizer_kernels
 from ddp._cuda.raw_kernel import KERNEL_SOURCES
 from ddp.optim.formula import compile_formula

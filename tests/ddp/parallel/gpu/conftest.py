@@ -8,7 +8,7 @@ import pytest
 
 from tests.collectives.backends.device import conftest as below
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
-from tests.ddp.cuda import typed
+from tests.ddp.cuda import emulation
 from tests.gpu.installing import Gpu, forget
 from tests.gpu.standin import Cupy
 
@@ -16,7 +16,7 @@ from tests.gpu.standin import Cupy
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     """Ranks have a time limit, and compilers none: the kernels that training launches are made before."""
-    typed.prepare("float64", "int64", "bool")
+    emulation.prepare_kernels("float64", "int64", "bool")
 
 
 class Rig(below.Rig):

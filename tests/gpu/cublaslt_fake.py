@@ -282,11 +282,6 @@ def _finished(problem: Any, values: dict[int, int], out: Any, a: Any, b: Any) ->
 
 def install(gpu: Any, monkeypatch: Any) -> None:
     """Gives the stand-in of CuPy a cuBLASLt: `gpu.cublaslt`."""
-
-    def put(stream: int, kind: str, work: Callable[[], None]) -> None:
-        gpu.cupy.record.launches[kind] += 1
-        gpu.put(stream, kind, work)
-
-    gpu.cublaslt = Fake(put, lambda: gpu.cupy.local.device)
+    gpu.cublaslt = Fake(gpu.launch, lambda: gpu.cupy.local.device)
     monkeypatch.setattr(cublaslt, "_found", [cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")])
     gemm.forget()
