@@ -71,17 +71,18 @@ def _name(hook: Hook) -> str:
 
 
 class _BucketRun:
-    """One bucket in the hook. mark: behind the kernels that made the bucket; phase: how many phases it has entered"""
+    """One bucket in the hook. steps: the hook's run; phase: how many phases it has entered
 
-    __slots__ = ("bucket", "done", "launched", "mark", "phase", "steps", "work")
+    work: what it waits for, None before it begins and once the hook is done with it; launched, done: ns, or 0
+    """
 
-    def __init__(self, mark: Any) -> None:
-        self.mark = mark
+    __slots__ = ("bucket", "done", "launched", "phase", "steps", "work")
+
+    def __init__(self) -> None:
         self.bucket: GradBucket
         self.steps: Steps
-        self.phase = 0
-        self.work: Work[Any] | None = None  # what it waits for; None once the hook is done with it
-        self.launched = self.done = 0  # ns
+        self.work: Work[Any] | None = None
+        self.phase = self.launched = self.done = 0
 
 
 class HookExchange(Exchange):
@@ -145,7 +146,9 @@ class HookExchange(Exchange):
 
     def launch(self, index: int) -> None:
         assert index == len(self._runs)
-        self._runs.append(_BucketRun(self._stream.mark()))
+        run = _BucketRun()
+        run.steps = self._run(run, index, self._stream.mark())
+        self._runs.append(run)
         self.poll()
 
     def poll(self) -> None:
@@ -175,7 +178,9 @@ class HookExchange(Exchange):
         with np.errstate(all="ignore"):
             for index in range(self._finished, len(self._runs)):
                 run = self._runs[index]
-                while run.phase < before and self._enter_next(index, run, before == end):
+                while run.phase < before and self._may_enter(run, before == end):
+                    if run.phase == 0 or run.work is not None:  # without a Work it needed fewer phases
+                        self._resume(run, index)
                     run.phase += 1
                     moved = True
                 before = run.phase
@@ -184,23 +189,32 @@ class HookExchange(Exchange):
                     break
         return moved
 
-    def _enter_next(self, index: int, run: _BucketRun, before_is_done: bool) -> bool:
-        """Takes a bucket into its next phase, or to its end. False if it has to wait."""
+    def _may_enter(self, run: _BucketRun, before_is_done: bool) -> bool:
+        """Whether a bucket can enter its next phase, or end, without waiting."""
         if run.phase == 0:
-            if self._stream.one_by_one and self._phases > 1 and not before_is_done:
-                return False
-            self._start_hook(index, run)
-        elif run.work is not None:  # without a Work it needed fewer phases
-            if not run.work.done():
-                return False
-            self._resume(run)
-        return True
+            return before_is_done or self._phases == 1 or not self._stream.one_by_one
+        return run.work is None or run.work.done()
 
-    def _start_hook(self, index: int, run: _BucketRun) -> None:
+    def _resume(self, run: _BucketRun, index: int) -> None:
+        """Goes on with the hook where its Work is done."""
+        with self._stream.inside(), self._errors(index):
+            result = None
+            if run.phase > 0 and run.work is not None:
+                result, run.bucket._phase, run.work = run.work.wait(), run.phase, None
+            try:
+                run.work = run.steps.send(result)
+            except StopIteration:
+                run.done = time.monotonic_ns()
+
+    def _run(self, run: _BucketRun, index: int, mark: Any) -> Steps:
+        """Runs the hook on a bucket: yields each Work that it waits for, and checks what it gives.
+
+        mark: behind the kernels that made the bucket
+        """
         memory, members = self._buckets.memory, self._buckets.members[index]
         assert self._scale is not None
         names = tuple(self._buckets.names[each] for each in members)
-        run.bucket = GradBucket(
+        bucket = run.bucket = GradBucket(
             index=index,
             count=len(self._buckets.members),
             buffer=memory.buffers[index],
@@ -211,35 +225,20 @@ class HookExchange(Exchange):
             _comms=self._comms,
         )
         run.launched = time.monotonic_ns()
-        self._stream.after(run.mark)
-        run.steps = self._steps(run.bucket)
-        self._resume(run)
-
-    def _resume(self, run: _BucketRun) -> None:
-        """Goes on with the hook where its Work is done."""
-        with self._stream.inside(), self._errors(run.bucket.index):
-            result = None if run.work is None else run.work.wait()
-            run.bucket._phase, run.work = run.phase, None
-            try:
-                run.work = run.steps.send(result)
-            except StopIteration:
-                run.done = time.monotonic_ns()
-
-    def _steps(self, bucket: GradBucket) -> Steps:
-        """Runs the hook on a bucket: yields each Work that it waits for, and checks what it gives."""
-        given = self.hook(bucket)
-        if isinstance(given, Work):
-            result = yield given
+        self._stream.after(mark)
+        made = self.hook(bucket)
+        if isinstance(made, Work):
+            result = yield made
             if not _shares(result, bucket.buffer):
                 raise ParallelError(
                     "the Work that it returned does not leave its result in bucket.buffer: call the collective with "
                     "out=bucket.buffer, or yield the Work and copy its result"
                 )
-        elif isinstance(given, Generator):
+        elif isinstance(made, Generator):
             result = None
-            with contextlib.suppress(StopIteration), contextlib.closing(given):
+            with contextlib.suppress(StopIteration), contextlib.closing(made):
                 while True:
-                    work = given.send(result)
+                    work = made.send(result)
                     if not isinstance(work, Work):
                         raise DtypeError(
                             f"it yielded {type(work).__name__}, should be a Work: call collectives with async_op=True"
@@ -250,8 +249,8 @@ class HookExchange(Exchange):
                             "how often it yields"
                         )
                     result = yield work
-        elif given is not None:
-            raise DtypeError(f"it returned {type(given).__name__}, should be a Work, None, or be a generator")
+        elif made is not None:
+            raise DtypeError(f"it returned {type(made).__name__}, should be a Work, None, or be a generator")
 
     @contextlib.contextmanager
     def _errors(self, index: int) -> Iterator[None]:
