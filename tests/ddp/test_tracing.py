@@ -20,38 +20,16 @@ import ddp.tracing
 from ddp import nn
 from ddp.errors import ArgumentError
 from ddp.parallel import step_trace
-from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 from ddp.tracing import merge
 from ddp.tracing.__main__ import main
 from ddp.tracing.step_picture import shown_ranks, title
 from ddp.tracing.trace import TracePart, read_parts, trace_events, typical_step
-
-MS = 1_000_000
-CONTENTS = ((("out",), 1 << 20), (("first", "second"), 2 << 20))
-
-
-def make_step(number: int, late: int = 0, clock: int = 0, **changes: Any) -> Step:
-    """A step of 100 ms; late: ms that this rank takes longer before forward; clock: ns that its clock is ahead."""
-    at, end = (100 * number + late) * MS + clock, (100 * number + 100) * MS + clock
-    step = Step(
-        number=number,
-        forward=(at + 20 * MS, at + 49 * MS),
-        begun=at + 50 * MS,
-        computed=at + 90 * MS,
-        ended=end,
-        control=(at + 50 * MS, at + 55 * MS),
-        ready=[at + 60 * MS, at + 89 * MS],
-        times=[(at + 61 * MS, end - 20 * MS), (at + 90 * MS, end - MS)],
-        contents=CONTENTS,
-    )
-    for name, value in changes.items():
-        setattr(step, name, value)
-    return step
+from tests.ddp.parallel.steps import MS, Ranks, make_step
 
 
 def make_part(rank: int, *models: list[Step], size: int = 2) -> TracePart:
-    models = models or ([make_step(number, late=5 * rank) for number in range(5)],)
+    models = models or ([make_step(number, 100 * number, 5 * rank) for number in range(5)],)
     for steps in models:
         for before, step in pairwise(steps):
             step.since = before.ended
@@ -100,20 +78,20 @@ def test_events_of_two_ranks() -> None:
         ("forward", 100, 29),
     ]
     assert slices(events, 1, "compute")[:1] == [("forward", 5, 29)]
-    assert slices(events, 0, "control message")[0] == ("control message", 30, 5)
-    assert ("waiting for rank 1", 41, 4) in slices(events, 0, "bucket 0")
-    assert slices(events, 0, "bucket 0")[0] == ("bucket 0", 41, 19)
-    assert slices(events, 1, "bucket 0")[0] == ("bucket 0", 46, 14)
+    assert slices(events, 0, "control message")[0] == ("control message", 30, 10)
+    assert ("waiting for rank 1", 40, 5) in slices(events, 0, "bucket 0")
+    assert slices(events, 0, "bucket 0")[0] == ("bucket 0", 40, 20)
+    assert slices(events, 1, "bucket 0")[0] == ("bucket 0", 45, 15)
     bucket = next(event for event in events if event["name"] == "bucket 1" and event["ph"] == "X")
     assert bucket["args"] == {"step": 0, "MiB": 2.0, "parameters": ("first", "second")}
     ready = [event["ts"] / 1000 for event in events if event["ph"] == "i" and event["pid"] == 0]
-    assert ready[:2] == [40, 69]
+    assert ready[:2] == [40, 70]
 
 
 def test_steps_with_less_information_and_several_models() -> None:
-    bare = [make_step(0, forward=None, control=None, times=[None, None]), make_step(1, forward=None)]
+    bare = [make_step(0, 0, forward=None, control=None, times=[None, None]), make_step(1, 100, forward=None)]
     # This forward began before the backward before it had ended, as with two losses of one model.
-    early, before = make_step(2, forward=(190 * MS, 230 * MS)), make_step(3, forward=(260 * MS, 280 * MS))
+    early, before = make_step(2, 200, forward=(190 * MS, 230 * MS)), make_step(3, 300, forward=(260 * MS, 280 * MS))
     steps = [*bare, early, before]
     events = trace_events([make_part(0, steps, steps, size=1)])
     assert_valid(events)
@@ -127,26 +105,26 @@ def test_steps_with_less_information_and_several_models() -> None:
 
 
 def test_a_bucket_waits_for_a_rank_only_where_all_ranks_have_the_step() -> None:
-    parts = [make_part(0), make_part(1, [make_step(3, late=5), make_step(9)])]
+    parts = [make_part(0), make_part(1, [make_step(3, 300, late=5), make_step(9, 900)])]
     assert [e["args"] for e in trace_events(parts) if e["name"].startswith("waiting")] == [{"step": 3, "rank": 1}] * 2
     alone = [make_part(0, size=3), make_part(1, size=3)]  # rank 2 left no part, and may have been later
     assert not [event for event in trace_events(alone) if event["name"].startswith("waiting")]
 
 
 def test_typical_step_is_of_median_length_and_its_title_has_the_numbers() -> None:
-    assert typical_step([make_part(0, [make_step(0)])]) is None
+    assert typical_step([make_part(0, [make_step(0, 0)])]) is None
     assert typical_step([make_part(0, [])]) is None
-    steps = [make_step(number) for number in range(9)]
+    steps = [make_step(number, 100 * number) for number in range(9)]
     for place, longer in ((5, 30), (6, 2), (7, 50)):  # the lengths are 130, 72, 148, 50 then
         steps[place].ended += longer * MS
     assert typical_step([make_part(0, steps, size=1)]) == (4, 9)
     parts = [make_part(0, steps), make_part(1)]
     assert typical_step(parts) == (4, 5)
     assert title(4, 5, {part.rank: part.models[0][4] for part in parts}) == (
-        "Step 4, typical of 5: 100.0 ms. Rank 0: waited 10.0 ms after backward; 68 % of 28.0 ms communication hidden "
+        "Step 4, typical of 5: 100.0 ms. Rank 0: waited 10.0 ms after backward; 69 % of 29.0 ms communication hidden "
         "behind it\nlast to complete its gradients: rank 1, 5.0 ms after the others"
     )
-    bare = make_part(0, [make_step(0), make_step(1, times=[None, None])])
+    bare = make_part(0, [make_step(0, 0), make_step(1, 100, times=[None, None])])
     assert title(1, 2, {0: bare.models[0][1]}) == (
         "Step 1, typical of 2: 100.0 ms. Rank 0: waited 10.0 ms after backward"
     )
@@ -160,29 +138,12 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert not step_trace._active
 
 
-class Buckets:
-    """What `Timeline.set_buckets` reads."""
-
-    def __init__(self) -> None:
-        self.names, self.members = ("out", "first", "second"), ((0,), (1, 2))
-        self.memory = self
-        self.buffers = [np.zeros(1 << 20, np.uint8), np.zeros(2 << 20, np.uint8)]
-
-
 def record(folder: Path, size: int = 2, steps: int = 8, ahead: int = 0) -> None:
     """What `size` ranks leave there, each on a node of its own, whose clock is `ahead` ns of the one before."""
     started = step_trace.Recorder(str(folder))
-    timelines = [Timeline(rank, size, range(size)) for rank in range(size)]
-    for timeline in timelines:
-        timeline.set_buckets(Buckets())  # type: ignore[arg-type]  # all that it reads
+    ranks = Ranks(size, nodes=list(range(size)))
     for number in range(steps):
-        rows = [timeline.timestamps() for timeline in timelines]
-        for timeline in timelines:
-            timeline.receive(np.array(rows))
-            step = make_step(number, late=4 * timeline.rank, clock=ahead * timeline.rank)
-            assert step.control is not None
-            step.control = (step.control[0], (100 * number + 70) * MS + ahead * timeline.rank)
-            timeline.add(step)
+        ranks.run(*(make_step(number, 100 * number, 4 * rank, ahead * rank) for rank in range(size)))
     started.stop()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import collectives
+import ddp
 from collectives import Communicator
 from ddp import nn
 
@@ -24,3 +25,16 @@ def gradients(net: nn.Module) -> Arrays:
 
 def parameters(net: nn.Module) -> Arrays:
     return {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+
+
+class Mute(ddp.autograd.Function):
+    """The identity; without a gradient where `mute`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: ddp.Tensor, mute: bool) -> ddp.Tensor:
+        ctx.mute = mute
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: ddp.Tensor) -> Any:
+        return (None if ctx.mute else g), None

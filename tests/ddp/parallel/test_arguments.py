@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import collectives
@@ -132,26 +133,85 @@ def test_what_is_wrapped_is_a_module() -> None:
             DataParallel(wrong)
 
 
+def changed(net: nn.Sequential, rank: int, layer: int, new: nn.Module | None) -> nn.Sequential:
+    """The net with another layer on rank 1, or without it."""
+    if rank == 1:
+        net = nn.Sequential(*net[:layer], *([] if new is None else [new]), *net[layer + 1 :])
+    return net
+
+
+def with_buffer(net: nn.Sequential, writeable: bool) -> nn.Sequential:
+    array = np.zeros(2)
+    array.flags.writeable = writeable
+    net.register_buffer("fixed", ddp.from_numpy(array))
+    return net
+
+
+def resumed(steps: int) -> comm_hooks.PowerSGD:
+    hook = comm_hooks.PowerSGD()
+    hook.load_state_dict({"steps": steps, "queries": {}, "errors": {}})
+    return hook
+
+
+class Mine:
+    """A hook of one's own."""
+
+    def __init__(self, a: Any) -> None:
+        self.same_on_all_ranks = {"a": a}
+
+    def __call__(self, bucket: comm_hooks.GradBucket) -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("differs", "message"),
+    ("make", "message"),
     [
-        ({"bucket_cap_mb": 2.0}, "bucket_cap_mb is auto on rank 0, but 2.0 on rank 1"),
-        ({"check_every": 7}, "check_every is 100 on rank 0, but 7 on rank 1"),
-        ({"check_finite": True}, "check_finite is False on rank 0, but True on rank 1"),
-        ({"broadcast_buffers": False}, "broadcast_buffers is True on rank 0, but False on rank 1"),
-        ({"comm_hook": print}, "comm_hook is None on rank 0, but print on rank 1"),
+        (
+            lambda net, rank: changed(net, rank, 2, nn.Linear(4, 3).double()),
+            r"float64 \(2, 4\) on rank 0, but",
+        ),
+        (
+            lambda net, rank: changed(net, rank, 2, nn.Linear(4, 2)),
+            r"but 2\.weight float32 \(2, 4\) on rank 1",
+        ),
+        (lambda net, rank: changed(net, rank, 2, None), "but missing on rank 1"),
+        (lambda net, rank: net.requires_grad_(False) if rank == 1 else net, r"0\.weight .* without grad on rank 1"),
+        (lambda net, rank: with_buffer(net, rank != 1), "fixed .*, read-only on rank 1"),
     ],
 )
-def test_settings_that_differ_between_ranks_are_told_to_all(differs: dict[str, Any], message: str) -> None:
+def test_models_that_differ_between_ranks_are_named_on_all(make: Callable[..., nn.Module], message: str) -> None:
+    assert_refused(lambda rank: {"module": make(make_net(), rank)}, f"ranks wrap different models.*{message}")
+
+
+@pytest.mark.parametrize(
+    ("option", "make", "message"),
+    [
+        ("bucket_cap_mb", lambda rank: 2.0 if rank == 1 else "auto", "is auto on rank 0, but 2.0 on rank 1"),
+        ("check_every", lambda rank: 7 if rank == 1 else 100, "is 100 on rank 0, but 7 on rank 1"),
+        ("check_finite", lambda rank: rank == 1, "is False on rank 0, but True on rank 1"),
+        ("broadcast_buffers", lambda rank: rank != 1, "is True on rank 0, but False on rank 1"),
+        ("comm_hook", lambda rank: print if rank == 1 else None, "is None on rank 0, but print on rank 1"),
+        ("comm_hook", lambda rank: comm_hooks.PowerSGD(1 + rank), "matrix_approximation_rank is 1 on rank 0, but 2 on"),
+        ("comm_hook", lambda rank: comm_hooks.TopK(0.1 if rank else 0.5), "TopK: ratio is 0.5 on rank 0, but 0.1 on"),
+        ("comm_hook", lambda rank: resumed(3 * rank), "PowerSGD: steps is 0 on rank 0, but 3 on rank 1"),
+        ("comm_hook", Mine, "Mine: a is 0 on rank 0, but 1 on rank 1"),
+    ],
+)
+def test_settings_that_differ_between_ranks_are_named_on_all(
+    option: str, make: Callable[[int], Any], message: str
+) -> None:
+    assert_refused(lambda rank: {"module": make_net(), option: make(rank)}, f"{option}.*{message}")
+
+
+def assert_refused(make: Callable[[int], dict[str, Any]], message: str) -> None:
+    """Every rank raises the same, and the ranks can wrap a model afterwards."""
+
     def rank(comm: Communicator) -> str:
-        net = make_net()
-        with pytest.raises(ParallelError) as caught:
-            DataParallel(net, comm, **(differs if comm.rank == 1 else {}))
-        DataParallel(net, comm)
+        with pytest.raises(ParallelError, match=message) as caught:
+            DataParallel(comm=comm, **make(comm.rank))
+        DataParallel(make_net(), comm)
         return str(caught.value)
 
-    for said in collectives.run_threads(rank, 3, timeout=20):
-        assert message in said
+    assert len(set(collectives.run_threads(rank, 3, timeout=20))) == 1
 
 
 def test_arguments_of_pytorch_that_change_nothing_give_one_warning_at_the_callers_line() -> None:

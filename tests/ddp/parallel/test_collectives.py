@@ -14,7 +14,7 @@ import ddp
 from collectives import Communicator, MismatchError
 from ddp import parallel
 from ddp.errors import DtypeError, GraphError
-from tests.ddp.parallel.ranks import on_ranks
+from tests.ddp.parallel.ranks import Mute, on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 CALLS = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "scatter", "reduce_scatter", "all_to_all")
@@ -91,23 +91,10 @@ def test_backward_calls_in_the_reverse_order_of_forward_whatever_else_the_graph_
         assert calls == ["all_reduce", "all_gather", "all_to_all", "reduce_scatter"]
 
 
-class Nothing(ddp.autograd.Function):
-    """The identity, without a gradient where `mute`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: ddp.Tensor, mute: bool) -> ddp.Tensor:
-        ctx.mute = mute
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: ddp.Tensor) -> Any:
-        return (None if ctx.mute else g), None
-
-
 def test_a_rank_that_no_gradient_comes_to_meets_the_others_with_zeros() -> None:
     def rank(comm: Communicator) -> np.ndarray:
         w = weights()
-        Nothing.apply(parallel.all_gather(w, comm), comm.rank == 0).sum().backward()
+        Mute.apply(parallel.all_gather(w, comm), comm.rank == 0).sum().backward()
         assert w.grad is not None
         return w.grad.numpy()
 
@@ -145,9 +132,6 @@ def test_results_have_memory_of_their_own() -> None:
 
     on_ranks(rank)
     collectives.run_threads(rank, 1)
-
-
-# DataParallel -----------------------------------------------------------------------------------------------------
 
 
 # Errors -----------------------------------------------------------------------------------------------------------

@@ -162,51 +162,6 @@ def test_ranks_that_began_with_other_values_are_said(caplog: pytest.LogCaptureFi
     )
 
 
-class Named(nn.Module):
-    """A module of given parameters."""
-
-    def __init__(self, **parameters: Any) -> None:
-        super().__init__()
-        for name, (shape, dtype) in parameters.items():
-            setattr(self, name, nn.Parameter(ddp.zeros(shape, dtype=dtype)))
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            {"w": ((2, 3), ddp.float32), "b": ((4,), ddp.float64)},
-            r"1 is b float32 \(3,\) on rank 0, but b float64 \(4,\) on rank 1",
-        ),
-        ({"w": ((2, 3), ddp.float32)}, "but missing on rank 1"),
-    ],
-)
-def test_ranks_with_different_models_are_told_the_first_difference(other: dict[str, Any], message: str) -> None:
-    errors: dict[int, str] = {}
-
-    def rank(comm: Communicator) -> None:
-        mine = {"w": ((2, 3), ddp.float32), "b": ((3,), ddp.float32)} if comm.rank != 1 else other
-        with pytest.raises(ParallelError, match="ranks wrap different models") as caught:
-            DataParallel(Named(**mine), comm)
-        errors[comm.rank] = str(caught.value)
-
-    collectives.run_threads(rank, 3)
-    assert len(set(errors.values())) == 1
-    with pytest.raises(ParallelError, match=message):
-        raise ParallelError(errors[0])
-
-
-def test_frozen_parameters_are_part_of_the_description() -> None:
-    def rank(comm: Communicator) -> None:
-        net = make_net()
-        if comm.rank == 1:
-            next(iter(net.parameters())).requires_grad_(False)
-        with pytest.raises(ParallelError, match=r"0\.weight .* without grad on rank 1"):
-            DataParallel(net, comm)
-
-    collectives.run_threads(rank, 2)
-
-
 def misuse(check: Callable[[DataParallel, Communicator], None]) -> None:
     def rank(comm: Communicator) -> None:
         check(DataParallel(make_net(), comm), comm)
@@ -390,18 +345,6 @@ def test_the_gradient_of_a_frozen_parameter_stays() -> None:
         for got in others[:-1]:
             assert_array_equal(got["0.weight"], first["0.weight"])
             assert_allclose(got["2.weight"], 2 * expected["2.weight"], atol=1e-14)
-
-
-def test_a_read_only_buffer_is_a_difference_that_all_ranks_hear_of() -> None:
-    def rank(comm: Communicator) -> None:
-        net = make_net()
-        array = np.zeros(2)
-        array.flags.writeable = comm.rank == 0
-        net.register_buffer("fixed", ddp.from_numpy(array))
-        with pytest.raises(ParallelError, match=r"fixed .*, read-only on rank 1"):
-            DataParallel(net, comm)
-
-    collectives.run_threads(rank, 2)
 
 
 def test_a_leaf_hook_runs_before_the_ranks_are_averaged() -> None:

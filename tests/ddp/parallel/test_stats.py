@@ -3,68 +3,13 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ddp.parallel.stats import ClockOffsets, Lateness, Timeline
-from ddp.parallel.step_trace import Step
-
-MS = 1_000_000
-
-
-def buckets(*members: tuple[str, ...]) -> Any:
-    """Buckets of these parameters, a MiB each."""
-    names = tuple(name for bucket in members for name in bucket)
-    memory = SimpleNamespace(buffers=[np.zeros(len(bucket) << 20, np.uint8) for bucket in members])
-    places = iter(range(len(names)))
-    return SimpleNamespace(memory=memory, names=names, members=tuple(tuple(next(places) for _ in m) for m in members))
-
-
-TWO = (("out",), ("first", "second"))
-
-
-def make_step(number: int, at: float, late: float = 0.0, **changes: Any) -> Step:
-    """A step of 100 ms that ends at `at` + 100 ms: 20 other, 30 forward, 40 backward, 10 waiting.
-
-    late: ms that this rank takes longer before forward, and waits less in the end
-    """
-    start = round((at + late) * MS)
-    step = Step(
-        number=number,
-        forward=(start + 20 * MS, start + 49 * MS),
-        begun=start + 50 * MS,
-        computed=start + 90 * MS,
-        ended=round((at + 100) * MS),
-        control=(start + 50 * MS, round((at + 60) * MS)),
-        ready=[start + 60 * MS, start + 90 * MS],
-        times=[(start + 60 * MS, round((at + 80) * MS)), (start + 90 * MS, round((at + 99) * MS))],
-    )
-    for name, value in changes.items():
-        setattr(step, name, value)
-    return step
-
-
-class Ranks:
-    """The timelines of all ranks, which exchange timestamps as they do in training."""
-
-    def __init__(self, size: int, plan: Any = TWO, nodes: list[int] | None = None) -> None:
-        self.timelines = [Timeline(rank, size, nodes or [0] * size) for rank in range(size)]
-        for timeline in self.timelines:
-            timeline.set_buckets(buckets(*plan))
-
-    def run(self, *steps: Step) -> None:
-        rows = [timeline.timestamps() for timeline in self.timelines]
-        for timeline, step in zip(self.timelines, steps, strict=True):
-            message = np.array(rows)
-            timeline.receive(message)
-            message[:] = -1  # it is used again
-            timeline.add(step)
-
-    def stats(self) -> list[Any]:
-        return [timeline.stats() for timeline in self.timelines]
+from ddp.parallel.stats import ClockOffsets, Lateness
+from tests.ddp.parallel.steps import Ranks, make_step
 
 
 def assert_spreads(stats: Any, **expected: float | None) -> None:

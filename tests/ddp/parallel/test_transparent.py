@@ -51,25 +51,6 @@ def assert_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert_array_equal(value, plain(theirs)[name], err_msg=name)
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_wrapped_into_bare_and_back(make: Callable[[], nn.Module]) -> None:
-    bare = made(make, 1)
-    model = DataParallel(made(make, 2))
-    assert_equal(model.state_dict(), model.module.state_dict())
-    bare.load_state_dict(model.state_dict())
-    assert_equal(bare.state_dict(), model.state_dict())
-    other = made(make, 3)
-    model.load_state_dict(other.state_dict())
-    assert_equal(model.state_dict(), other.state_dict())
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_pytorchs_names_with_the_wrapper_in_them_load_too(make: Callable[[], nn.Module]) -> None:
-    model, other = DataParallel(made(make, 1)), made(make, 2)
-    model.load_state_dict({f"module.{name}": value for name, value in other.state_dict().items()})
-    assert_equal(model.state_dict(), other.state_dict())
-
-
 class Outer(nn.Module):
     """A wrapped module as a part of a larger one; `last` begins with the same letters."""
 
@@ -80,21 +61,24 @@ class Outer(nn.Module):
         self.body_more = nn.Linear(1, 1)
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["whole", "inside"])
 @pytest.mark.parametrize("make", MAKERS)
-def test_inside_another_module_only_its_own_names_change(make: Callable[[], nn.Module]) -> None:
-    wrapped, bare = Outer(make, True), Outer(make, False)
+def test_wrapped_into_bare_and_back_with_pytorchs_names_too(make: Callable[[], nn.Module], inside: bool) -> None:
+    """In another module only the names of the part that is wrapped are PyTorch's with `module.` in them."""
+    start = "body." if inside else ""
+    wrapped: nn.Module = Outer(make, True) if inside else DataParallel(made(make, 5))
+    bare, fresh, third = (Outer(make, False) if inside else made(make, seed) for seed in (1, 2, 3))
     assert list(wrapped.state_dict()) == list(bare.state_dict())
     bare.load_state_dict(wrapped.state_dict())
     assert_equal(bare.state_dict(), wrapped.state_dict())
-    fresh = Outer(make, False)
     wrapped.load_state_dict(fresh.state_dict())
     assert_equal(wrapped.state_dict(), fresh.state_dict())
-    state = {
-        name.replace("body.", "body.module.", 1) if name.startswith("body.") else name: value
-        for name, value in bare.state_dict().items()
+    pytorchs = {
+        f"{start}module.{name.removeprefix(start)}" if name.startswith(start) else name: value
+        for name, value in third.state_dict().items()
     }
-    wrapped.load_state_dict(state)
-    assert_equal(wrapped.state_dict(), bare.state_dict())
+    wrapped.load_state_dict(pytorchs)
+    assert_equal(wrapped.state_dict(), third.state_dict())
 
 
 def test_what_is_missing_or_too_much_is_told_as_by_the_bare_module() -> None:

@@ -64,32 +64,6 @@ def test_a_hook_of_a_model_that_is_gone_or_was_refused_is_free() -> None:
     DataParallel(nn.Linear(3, 2), comm_hook=hook)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda rank: PowerSGD(1 + rank), "PowerSGD: matrix_approximation_rank is 1 on rank 0, but 2 on rank 1"),
-        (lambda rank: PowerSGD(start_iter=10 * rank), "PowerSGD: start_iter is 0 on rank 0, but 10 on rank 1"),
-        (lambda rank: TopK(0.1 if rank else 0.5), "TopK: ratio is 0.5 on rank 0, but 0.1 on rank 1"),
-        (lambda rank: resumed(3 * rank), "PowerSGD: steps is 0 on rank 0, but 3 on rank 1"),
-        (lambda rank: Mine(rank), "Mine: a is 0 on rank 0, but 1 on rank 1"),
-    ],
-)
-def test_settings_that_differ_are_named_on_every_rank(make: Callable[[int], Any], said: str) -> None:
-    def rank(comm: Communicator) -> None:
-        hook = make(comm.rank)
-        with pytest.raises(ParallelError, match=said):
-            wrapped(comm, hook)
-        DataParallel(nn.Linear(3, 2), comm)
-
-    collectives.run_threads(rank, 2, timeout=20)
-
-
-def resumed(steps: int) -> PowerSGD:
-    hook = PowerSGD()
-    hook.load_state_dict({"steps": steps, "queries": {}, "errors": {}})
-    return hook
-
-
 class Mine:
     """A hook of one's own."""
 
