@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
-import numpy as np
-
 import collectives
 from ddp._device import capturing
 from ddp._engine import modes
@@ -24,8 +22,6 @@ from ddp.parallel import arguments, join
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.buffers import BufferSync
 from ddp.parallel.checks import (
-    ConsistencyCheck,
-    FiniteCheck,
     ParameterCheck,
     broadcast_values,
     check_same,
@@ -38,7 +34,7 @@ from ddp.parallel.error_context import error_context
 from ddp.parallel.gradient_state import backward_weight
 from ddp.parallel.planner import Planner
 from ddp.parallel.reducer import Reducer
-from ddp.parallel.stats import Stats, Timeline
+from ddp.parallel.stats import Stats
 
 _PREFIX = "module."
 
@@ -124,17 +120,8 @@ class DataParallel(Module):
         self.comm = comm.duplicate()
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
-        planner = Planner(
-            self.comm,
-            names,
-            [p.array.nbytes for p in params],
-            [p.array.dtype for p in params],
-            cap=cap,
-            first=first,
-            pinned=pinned,
-            xp=params[0].device.xp,
-        )
-        nodes = self.comm.all_gather(np.array([self.comm.node]), lengths="equal").tolist()
+        kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
+        planner = Planner(self.comm, names, nbytes, kinds, cap=cap, first=first, pinned=pinned, xp=xp)
         try:
             planner.begin([p.requires_grad for p in params])
             if replaced is not None and replaced._hooked is not None:
@@ -156,10 +143,9 @@ class DataParallel(Module):
             params,
             self.comm,
             planner,
-            Timeline(self.comm.rank, self.comm.size, nodes),
-            ConsistencyCheck(self.comm, names, params, every),
-            FiniteCheck(self.comm, names) if finite else None,
-            None if replaced is None else replaced.reducer,
+            check_every=every,
+            check_finite=finite,
+            replaced=None if replaced is None else replaced.reducer,
         )
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
@@ -222,7 +208,7 @@ class DataParallel(Module):
                 capturing.now.fix(self._buffers_due)  # whether the graph has the buffers' call
                 capturing.now.undo(lambda: setattr(self, "buffers_at", at))
             if self._buffers_due() and self.training and modes.state.enabled:
-                self._sync_buffers()
+                self._sync_buffers(self._announce(join.FORWARD))
             self.buffer_sync.take()
         result = self.module(*args, **kwargs)
         self.reducer.forward = (begun, monotonic_ns())
@@ -294,7 +280,7 @@ class DataParallel(Module):
         joining = join.JoinContext(
             self.comm,
             {
-                join.FORWARD: self._buffers_of,
+                join.FORWARD: self._sync_buffers,
                 join.BACKWARD: lambda source: self.reducer.join_no_op(weight),
                 join.STEP: self._join_no_op_step,
             },
@@ -324,11 +310,6 @@ class DataParallel(Module):
         return self._joining is not None
 
     @property
-    def join_source(self) -> int:
-        """Inside `join`: the lowest rank that still has data."""
-        return 0 if self._joining is None else self._joining.source
-
-    @property
     def accumulating(self) -> bool:
         """Whether there are gradients of `no_sync()` that a later backward is to reduce."""
         return self.reducer.gradients.accumulating
@@ -337,10 +318,12 @@ class DataParallel(Module):
         """Has the control messages carry these requests to stop or save; several models may share one object."""
         self.reducer.requests = requests
 
-    def announce_step(self) -> None:
-        """Says that this rank begins a step that ranks make together; costs nothing outside of `join`. Collective."""
-        if self._joining is not None:
-            self._joining.announce(join.STEP)
+    def announce_step(self) -> int:
+        """Says that this rank begins a step that ranks make together; costs nothing outside of `join`. Collective.
+
+        Returns: the lowest rank that still has data
+        """
+        return self._announce(join.STEP)
 
     def stats(self) -> Stats:
         """What the steps since the last `summary` did: compute, communication, which of it was hidden, who was late."""
@@ -381,21 +364,21 @@ class DataParallel(Module):
     def _before_backward(self) -> None:
         """Before a synchronized backward launches anything."""
         if self._buffers_due():  # this rank made no forward, as with an empty batch; the others wait for it
-            self._sync_buffers()
-        if self._joining is not None:
-            self._joining.announce(join.BACKWARD)
+            self._sync_buffers(self._announce(join.FORWARD))
+        self._announce(join.BACKWARD)
+
+    def _announce(self, kind: str) -> int:
+        """Inside `join`, tells ranks without data what follows. Returns the lowest rank that still has data."""
+        if self._joining is None:
+            return 0
+        self._joining.announce(kind)
+        return self._joining.source
 
     def _buffers_due(self) -> bool:
         return self.buffer_sync is not None and self.buffers_at != self.reducer.steps
 
-    def _sync_buffers(self) -> None:
-        source = 0
-        if self._joining is not None:
-            self._joining.announce(join.FORWARD)
-            source = self._joining.source
-        self._buffers_of(source)
-
-    def _buffers_of(self, source: int) -> None:
+    def _sync_buffers(self, source: int) -> None:
+        """Has the ranks exchange buffers. source: the rank whose buffers count. Collective."""
         self.buffers_at = self.reducer.steps
         if self.buffer_sync is not None:
             with error_context("the buffers, before forward"):

@@ -16,27 +16,17 @@ from ddp._engine import Leaf
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 
-
-class _CurrentWeight(threading.local):
-    value: float | None = None
-
-
-_current = _CurrentWeight()
+_current = threading.local()  # `weight`: of the backward that runs in this thread
 
 
 @contextlib.contextmanager
 def backward_weight(weight: float) -> Iterator[None]:
     """Backwards of this thread inside count `weight`."""
-    before, _current.value = _current.value, weight
+    before, _current.weight = getattr(_current, "weight", None), weight
     try:
         yield
     finally:
-        _current.value = before
-
-
-def current_weight() -> float | None:
-    """The weight of the backward that runs in this thread, None if it has none."""
-    return _current.value
+        _current.weight = before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +119,7 @@ class GradientState:
 
         Raises: ParallelError if the weight fits no earlier one, or gradients that are means already.
         """
-        weight = current_weight()
+        weight = getattr(_current, "weight", None)
         self.weights = self.weights.add(weight, reaches=reaches, empty=not self.any())
         mean = next((at for at, reduced in enumerate(self._reduced) if reduced and at not in self.excluded), None)
         if weight is not None and mean is not None:

@@ -27,17 +27,13 @@ FORWARD, BACKWARD, STEP = "forward", "backward", "step"
 _KINDS = (FORWARD, BACKWARD, STEP)
 
 
-class _Inside(threading.local):
-    join = False
-
-
-_inside = _Inside()
+_inside = threading.local()  # `join`: set while this thread is inside one
 
 
 @contextlib.contextmanager
 def single_join() -> Iterator[None]:
     """Raises: ParallelError inside another join of this thread, be it of another model."""
-    if _inside.join:
+    if getattr(_inside, "join", False):
         raise ParallelError("join inside join: a rank that is out of data can take part in one of them only")
     _inside.join = True
     try:
@@ -60,20 +56,17 @@ class JoinContext:
         self._throw = throw
         self.source = 0  # the lowest rank that still had data, at the last announcement
 
-    def announce(self, kind: str) -> None:
-        """This rank is about to do such a thing. Collective.
-
-        Raises: EarlyStop on every rank if one has run out and that was asked for; ParallelError if others do another.
-        """
-        self._agree(kind)
-
     def join_until_done(self) -> None:
         """Makes a no-op of what the other ranks do, until all have run out of data. Raises: as `announce`."""
-        while (kind := self._agree(None)) is not None:
+        while (kind := self.announce(None)) is not None:
             self._actions[kind](self.source)
 
-    def _agree(self, mine: str | None) -> str | None:
-        """What is done next; None if all ranks have run out."""
+    def announce(self, mine: str | None) -> str | None:
+        """This rank is about to do such a thing; None: it has run out of data. Collective.
+
+        Returns: what is done next; None if all ranks have run out
+        Raises: EarlyStop on every rank if one has run out and that was asked for; ParallelError if others do another.
+        """
         size, rank = self._comm.size, self._comm.rank
         message = np.zeros(len(_KINDS) + size)
         if mine is not None:

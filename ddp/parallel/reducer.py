@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
 
+import numpy as np
+
 from collectives import Communicator, ReduceOp
 from collectives.flight.recorder import process_recorder
 from ddp._device import capturing
@@ -47,7 +49,7 @@ class Reducer:
 
     owner: the DataParallel; names, tensors: the parameters, in the model's order
     comm: a communicator that is used for nothing else; planner: with the plan to begin with
-    finite: None: gradients are not checked; replaced: the released reducer of a wrapper that had the model before
+    check_every, check_finite: see DataParallel; replaced: the released reducer of a wrapper that had the model before
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class Reducer:
         tensors: Sequence[Tensor],
         comm: Communicator,
         planner: Planner,
-        timeline: Timeline,
-        consistency: ConsistencyCheck,
-        finite: FiniteCheck | None,
+        *,
+        check_every: int,
+        check_finite: bool,
         replaced: Reducer | None = None,
     ) -> None:
         self.owner = owner
@@ -71,17 +73,18 @@ class Reducer:
         self.comm = comm
         self.exchange: Exchange = SingleRank(comm) if comm.size == 1 else AllReduce(comm)
         self.before: list[Callable[[], None]] = []  # called before a synchronized backward launches anything
-        self.timeline = timeline
+        nodes = comm.all_gather(np.array([comm.node]), lengths="equal").tolist()
+        self.timeline = Timeline(comm.rank, comm.size, nodes)
         self.planner = planner
         self.requests = PendingRequests()
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
         self.running = False  # a backward of this model runs now
         self.in_flight = False  # something was launched, and not all has been concluded from it
         self.gradients = GradientState(self.leaves, tensors)
-        self.control = ControlMessage(comm, len(names), timeline.width)
+        self.control = ControlMessage(comm, len(names), self.timeline.width)
         self.used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
-        self._consistency = consistency
-        self._finite = finite
+        self._consistency = ConsistencyCheck(comm, names, tensors, check_every)
+        self._finite = FiniteCheck(comm, names) if check_finite else None
         self._xp = tensors[0].device.xp
         self._timer = ArrivalTimer(len(names), tensors[0].device)
         self._replays = GraphReplays(self)

@@ -27,7 +27,7 @@ import numpy as np
 
 from collectives import Work
 from ddp._device import device_of
-from ddp.errors import DtypeError
+from ddp.parallel.comm_hooks.error_feedback import working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -57,13 +57,11 @@ class HalfPrecisionHook:
 
     def __call__(self, bucket: GradBucket) -> Steps:
         buffer, ranks = bucket.buffer, bucket.comm.size
-        if buffer.dtype.kind == "c":
-            raise DtypeError(f"{self.__name__} rounds real gradients, these are {buffer.dtype}")
         xp = device_of(buffer).xp
         part = max(1, -(-buffer.size // ranks))
         shares = xp.zeros(ranks * part, np.float32)
         # Scaled before it is rounded: the ranks' shares add up to the mean.
-        xp.multiply(buffer, bucket.scale, out=shares[: buffer.size], dtype=_factor_dtype(buffer), casting="same_kind")
+        xp.multiply(buffer, bucket.scale, out=shares[: buffer.size], dtype=working_dtype(buffer), casting="same_kind")
         message = self._pack(shares.reshape(ranks, part))
         message = yield bucket.comm.all_to_all(message, lengths="equal", async_op=True)
         total = self._unpack(message).sum(axis=0, keepdims=True)
@@ -98,11 +96,6 @@ def _to_the_top(rows: Array) -> Array:
 
 def _as_they_are(rows: Array) -> Array:
     return device_of(rows).xp.ones(len(rows), np.float32)
-
-
-def _factor_dtype(buffer: Array) -> Any:
-    """In which dtype gradients are scaled: their own, and float32 for 16 bits."""
-    return np.float64 if buffer.dtype == np.float64 else np.float32
 
 
 #: Half the bytes of float32, 11 bits of each gradient, at any size.

@@ -224,9 +224,9 @@ class ZeroOptimizer(Optimizer):
     def _announce(self, *call: Any) -> None:
         """Inside `join`, announces to the ranks without data which call follows, and with which settings."""
         if self._model.joining:
-            self._model.announce_step()
+            source = self._model.announce_step()
             settings = [{name: group[name] for name in group if name != "params"} for group in self.param_groups]
-            self._comm.broadcast_object((call, settings), self._model.join_source)
+            self._comm.broadcast_object((call, settings), source)
 
     def _join_no_op(self, source: int) -> None:
         """On a rank without data: does what the others do. source: one of them"""
