@@ -10,6 +10,12 @@ from ddp.cuda._devices import Where, _index, _needed
 from ddp.errors import ArgumentError
 from ddp.errors import OutOfMemoryError as OutOfMemoryError
 
+__all__ = [
+    *("OutOfMemoryError", "empty_cache", "get_per_process_memory_fraction", "ipc_collect", "max_memory_allocated"),
+    *("max_memory_reserved", "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats", "memory_summary"),
+    *("reset_peak_memory_stats", "set_per_process_memory_fraction", "set_per_process_memory_limit", "use"),
+]
+
 
 def _allocator(cupy: Any) -> Any:
     from ddp._cuda import memory_pool  # only where there is a GPU
