@@ -60,25 +60,6 @@ def attribute(package: str) -> Callable[[str], Any]:
     return __getattr__
 
 
-class _Alias(ModuleType):
-    """A module of the table. Its names are looked up where they live."""
-
-    def __getattr__(self, name: str) -> Any:
-        home, renamed = MODULES[self.__name__]
-        if f"{self.__name__}.{name}" in MODULES:
-            return importlib.import_module(f"{self.__name__}.{name}")
-        if home and (name == "__all__" or not name.startswith("__")):  # inspect asks all modules for `__file__`
-            module = importlib.import_module(home)
-            if name == "__all__":
-                return sorted({*module.__all__, *renamed})
-            if name in renamed or name in module.__all__:
-                return getattr(module, renamed.get(name, name))
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *getattr(self, "__all__", ())]
-
-
 class _Finder:  # without the base class of importlib.abc, whose import takes as long as all of ours
     """Asked for modules that no other finder has."""
 
@@ -89,10 +70,15 @@ class _Finder:  # without the base class of importlib.abc, whose import takes as
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         home = MODULES[spec.name][0]
-        return _Alias(spec.name, f"As in PyTorch; the names of {home}." if home else "As in PyTorch.")
+        return ModuleType(spec.name, f"As in PyTorch; the names of {home}." if home else "As in PyTorch.")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run: its names are looked up when asked for."""
+        home, renamed = MODULES[module.__name__]
+        if home:
+            theirs = importlib.import_module(home)
+            names = {name: renamed.get(name, name) for name in (*theirs.__all__, *renamed)}
+            vars(module).update({name: getattr(theirs, there) for name, there in names.items()}, __all__=sorted(names))
+        vars(module)["__getattr__"] = attribute(module.__name__)
 
 
 class _Einops:

@@ -15,11 +15,11 @@ from ddp._device import device as Device
 from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.core import Tensor
+from ddp._tensor.creation import rename
 from ddp._tensor.dtypes import bool_, of_number, parse, promote, promote_scalar
 from ddp._tensor.elementwise import select_where
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import function_form, with_out
-from ddp._tensor.interop import Interop
 from ddp._tensor.operands import convert, numpy_names
 from ddp._tensor.reductions import Dims, axis, searchsorted
 from ddp._tensor.shapes import new_axis
@@ -59,6 +59,7 @@ minimum, nan_to_num, relu = _forms("minimum nan_to_num relu")
 
 # Comparisons, logic and bits
 allclose, equal = _others("allclose equal")
+is_floating_point, numel = _others("is_floating_point numel")
 bitwise_and, bitwise_left_shift, bitwise_not = _forms("bitwise_and bitwise_left_shift bitwise_not")
 bitwise_or, bitwise_right_shift, bitwise_xor, eq = _forms("bitwise_or bitwise_right_shift bitwise_xor eq")
 ge, greater, greater_equal, gt, isclose, isfinite, isinf = _forms("ge greater greater_equal gt isclose isfinite isinf")
@@ -86,7 +87,7 @@ mv, outer, trace = _forms("mv outer trace")
 
 # Reductions
 all, amax, amin, any, argmax, argmin, count_nonzero = _forms("all amax amin any argmax argmin count_nonzero")
-aminmax, cummax, cummin, median = _others("aminmax cummax cummin median")
+aminmax, cummax, cummin, max, median, min = _others("aminmax cummax cummin max median min")
 cumprod, cumsum, log_softmax, logsumexp, mean = _forms("cumprod cumsum log_softmax logsumexp mean")
 nanmean, nansum = _forms("nanmean nansum")
 norm, prod, softmax, std, sum, var = _forms("norm prod softmax std sum var")
@@ -122,46 +123,23 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     return select_where(condition, input, other)
 
 
-@numpy_names
-def var_mean(
-    input: Tensor,
-    dim: Dims | bool = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(variance, mean)."""
-    over = None if isinstance(dim, bool) else dim
-    return input.var(dim, unbiased, keepdim, correction=correction), input.mean(over, keepdim)
+def _with_mean(name: str, doc: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    def form(
+        input: Tensor,
+        dim: Dims | bool = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: float | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        spread = getattr(input, name)(dim, unbiased, keepdim, correction=correction)
+        return spread, input.mean(None if isinstance(dim, bool) else dim, keepdim)
+
+    return numpy_names(rename(form, f"{name}_mean", doc))
 
 
-@numpy_names
-def std_mean(
-    input: Tensor,
-    dim: Dims | bool = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """(standard deviation, mean)."""
-    over = None if isinstance(dim, bool) else dim
-    return input.std(dim, unbiased, keepdim, correction=correction), input.mean(over, keepdim)
-
-
-@with_out
-@numpy_names
-def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
-    """The largest element; with `dim`, (values, indices) along it; of two tensors, the larger of both elementwise."""
-    return input.max(other) if other is not None else input.max(dim, keepdim) if keepdim else input.max(dim)
-
-
-@with_out
-@numpy_names
-def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
-    """The smallest element; with `dim`, (values, indices) along it; of two tensors, the smaller of both elementwise."""
-    return input.min(other) if other is not None else input.min(dim, keepdim) if keepdim else input.min(dim)
+var_mean = _with_mean("var", "(variance, mean).")
+std_mean = _with_mean("std", "(standard deviation, mean).")
 
 
 def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
@@ -181,16 +159,6 @@ def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right:
 def is_tensor(obj: Any) -> bool:
     """Whether `obj` is a Tensor."""
     return isinstance(obj, TensorBase)
-
-
-def is_floating_point(input: Interop) -> bool:
-    """Whether the dtype of `input` is floating."""
-    return input.is_floating_point()
-
-
-def numel(input: TensorBase) -> int:
-    """The number of elements of `input`."""
-    return input.array.size
 
 
 def result_type(tensor1: Any, tensor2: Any) -> np.dtype[Any]:

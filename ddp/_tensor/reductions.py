@@ -121,17 +121,15 @@ def _extreme_of(kind: Any, which: str, elementwise: str) -> Any:
     """The methods max and min. kind: the type of their results; elementwise: the method of two tensors."""
     name = kind.__name__
 
-    def method(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    def method(self: Any, dim: Any = None, keepdim: bool = False, *, other: TensorBase | None = None) -> Any:
+        if other is not None or isinstance(dim, TensorBase):
+            return getattr(self, elementwise)(dim if other is None else other)
         if dim is None:
             return getattr(self, f"a{name}")()
-        if isinstance(dim, TensorBase):
-            return getattr(self, elementwise)(dim)
         return kind(*_values_at(self, name, _arg(self, f"arg{name}", dim, True), dim, keepdim))
 
     doc = f"The {which} element of all; with `dim`, (values, indices) along it, the gradient going to the index; with"
-    return as_method(
-        method, name, f"{doc} another tensor in its place, the {which.removesuffix('st')}r of both elementwise."
-    )
+    return as_method(method, name, f"{doc} another tensor, the {which.removesuffix('st')}r of both elementwise.")
 
 
 def _arg_extreme(name: str, which: str) -> Any:

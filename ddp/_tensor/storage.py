@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from ddp import _engine
 from ddp._block import Block, is_shared
@@ -217,7 +218,7 @@ def move_to_shared_memory(tensors: list[Any]) -> None:
         found += [x for x in tensors if not any(x is each for each in found)]  # such as gc.freeze has hidden
     places, nbytes = {}, 0
     for key, root in roots.items():
-        low, high = _bounds(root)
+        low, high = byte_bounds(root)
         places[key] = (low, nbytes)
         nbytes += -(-(high - low) // _LINE) * _LINE
     block = Block.create(nbytes)
@@ -241,17 +242,6 @@ def _root(array: Array) -> Array:
 def _is_over(x: TensorBase, roots: dict[int, Array]) -> bool:
     array = getattr(x, "array", None)  # one that is just being made has none
     return isinstance(array, np.ndarray) and id(_root(array)) in roots
-
-
-def _bounds(root: Array) -> tuple[int, int]:
-    """The addresses of an array's first byte and of the one after its last."""
-    start = root.__array_interface__["data"][0]
-    if root.size == 0:
-        return start, start
-    reach = [(n - 1) * step for n, step in zip(root.shape, root.strides, strict=True)]
-    return start + sum(each for each in reach if each < 0), start + sum(
-        each for each in reach if each > 0
-    ) + root.itemsize
 
 
 def _moved(array: Array, memory: Array, low: int, offset: int) -> Array:

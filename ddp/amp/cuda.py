@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
 from typing import Any
 
 from ddp.amp import autocast_mode, grad_scaler
@@ -19,15 +20,7 @@ class CudaAutocast(autocast_mode.autocast):
 class CudaGradScaler(grad_scaler.GradScaler):
     """`ddp.amp.GradScaler("cuda", ...)`."""
 
-    def __init__(
-        self,
-        init_scale: float = 65536.0,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-    ) -> None:
-        super().__init__("cuda", init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+    __init__ = partialmethod(grad_scaler.GradScaler.__init__, "cuda")
 
 
 autocast = CudaAutocast
