@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import builtins
+import re
 
 from ddp import errors
 
 
-@pytest.mark.parametrize(
-    ("name", "bases"),
-    [
-        ("DdpError", (RuntimeError,)),
-        ("ArgumentError", (errors.DdpError, ValueError)),
-        ("ShapeError", (errors.ArgumentError,)),
-        ("DtypeError", (errors.DdpError, TypeError)),
-        ("RangeError", (errors.DdpError, IndexError)),
-        ("DeviceError", (errors.DdpError,)),
-        ("CudaError", (errors.DdpError,)),
-        ("CaptureError", (errors.DdpError,)),
-        ("GraphError", (errors.DdpError,)),
-        ("GraphFreedError", (errors.GraphError,)),
-        ("VersionError", (errors.GraphError,)),
-        ("InplaceError", (errors.GraphError,)),
-        ("GradcheckError", (errors.DdpError, AssertionError)),
-        ("CheckpointError", (errors.DdpError,)),
-        ("SerializationError", (errors.DdpError, ValueError)),
-        ("StateDictError", (errors.DdpError, ValueError)),
-    ],
-)
-def test_tree(name: str, bases: tuple[type, ...]) -> None:
-    kind = getattr(errors, name)
-    assert kind.__bases__ == bases
-    assert name in errors.__doc__
-    assert kind.__doc__
+def test_the_tree_is_the_one_that_is_drawn() -> None:
+    above: list[str] = []
+    drawn = {}
+    for indent, name, other in re.findall(
+        r"^ {4}((?:[│├└─ ]{4})*)(\w+Error|EarlyStop)(?: \((\w+)\))?", errors.__doc__, re.M
+    ):
+        del above[len(indent) // 4 :]
+        drawn[name] = (*above[-1:], *([other] if other else ()))
+        above.append(name)
+    found = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert {name: tuple(base.__name__ for base in kind.__bases__) for name, kind in found.items()} == drawn
+    assert all(kind.__doc__ and issubclass(kind, errors.DdpError) for kind in found.values())
+    assert all(hasattr(builtins, base) or base in found for bases in drawn.values() for base in bases)

@@ -49,6 +49,8 @@ loss.item(), x.tolist(), x.numpy(), repr(x), x.erf(), x.relu_()
 met = [name for name in sys.modules if name.startswith(("ddp._cuda.", "ddp.cuda"))]
 assert not met, met
 assert not {"cupy", "cudnn", "ddp.optim.device_update"} & {*sys.modules}
+loaded = open("/proc/self/maps").read()
+assert not [name for name in ("libcuda", "libcublas", "libcudnn", "libnvrtc") if name in loaded]
 """
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, RangeError, ShapeError
+from ddp.errors import DeviceError, DtypeError, RangeError, ShapeError
 
 
 class TestPromotion:
@@ -52,8 +52,6 @@ class TestValues:
         assert x.is_leaf
         assert ddp.is_tensor(x)
         assert not ddp.is_tensor([1.0])
-        with pytest.raises(RangeError, match=r"size: dimension 2 of shape \(2, 3\)"):
-            x.size(2)
 
     def test_as_numbers(self) -> None:
         x = ddp.tensor([1.7, -2.2, 0.0])
@@ -61,8 +59,6 @@ class TestValues:
         assert [10, 20, 30][ddp.tensor(1)] == 20
         assert len({x, x.detach(), x}) == 2  # by identity
         assert (x == "text") is False
-        with pytest.raises(ArgumentError, match="all"):
-            bool(x)
 
     def test_membership_and_order(self) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -78,10 +74,6 @@ class TestValues:
 
     def test_iteration(self) -> None:
         assert [row.tolist() for row in ddp.tensor([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
-        with pytest.raises(DtypeError, match="0-d"):
-            iter(ddp.tensor(1))
-        with pytest.raises(DtypeError, match="0-d"):
-            len(ddp.tensor(1))
 
 
 class TestViews:
@@ -115,61 +107,13 @@ class TestInPlace:
 
     def test_refusals(self) -> None:
         x = ddp.zeros(2, 3)
-        with pytest.raises(ShapeError, match=r"add_: shapes \(2, 3\) and \(2,\)"):
-            x.add_(ddp.zeros(2))
-        with pytest.raises(ShapeError, match=r"\(4, 2, 3\) does not broadcast to \(2, 3\)"):
-            x.copy_(ddp.zeros(4, 2, 3))
-        with pytest.raises(DtypeError, match="int64"):
-            ddp.tensor([1]).add_(0.5)
         with pytest.raises(RangeError, match="index 5"):
             x[5] = 1
         with pytest.raises(ShapeError, match="broadcast"):
             x[0] = ddp.zeros(2)
-        with pytest.raises(DtypeError, match="str"):
-            x.mul_("text")
 
 
 class TestMessages:
-    @pytest.mark.parametrize(
-        ("wrong", "kind", "message"),
-        [
-            (lambda: ddp.zeros(2) @ ddp.zeros(()), ShapeError, "at least one dimension"),
-            (lambda: ddp.zeros(2, 1, 2) @ ddp.zeros(3, 2, 1), ShapeError, "2 and 3 differ in dimension -1"),
-            (
-                lambda: ddp.zeros(2, 3) + ddp.zeros(2),
-                ShapeError,
-                r"^add: shapes \(2, 3\) and \(2,\) do not broadcast: 3 a",
-            ),
-            (lambda: ddp.zeros(0, 2).argmax(), ArgumentError, "no element"),
-            (lambda: ddp.zeros(2, 3)[2], RangeError, r"shape \(2, 3\): index 2 is out of bounds"),
-            (lambda: ddp.zeros(2, 3).unsqueeze(3), RangeError, "expected -3 to 2"),
-            (lambda: ddp.zeros(1, 2, 3).t(), ShapeError, "at most 2"),
-            (lambda: ddp.stack([ddp.zeros(2)], 2), RangeError, "expected -2 to 1"),
-            (lambda: ddp.where(ddp.zeros(2), 1.0, 2.0), DtypeError, "bool"),
-            (lambda: ddp.zeros(2).maximum("text"), DtypeError, "str"),
-            (lambda: ddp.zeros(2) + "text", TypeError, "unsupported operand"),
-            (lambda: -ddp.tensor([True]), DtypeError, "^neg: "),
-            (lambda: ddp.tensor([True]) - ddp.tensor([True]), DtypeError, "^sub: "),
-            (lambda: ddp.tensor([True]) - True, DtypeError, "^sub: "),
-            (lambda: ddp.tensor([2]) ** -1, ArgumentError, "^pow: .* negative"),
-            (lambda: ddp.tensor([2]) ** ddp.tensor([-1]), ArgumentError, "^pow: .* negative"),
-            (lambda: ddp.tensor([1], dtype=ddp.uint8) + 300, ArgumentError, "^add: .* 300 out of bounds"),
-            (lambda: ddp.tensor([1]) * 2**70, ArgumentError, "^mul: "),
-            (lambda: ~ddp.zeros(2), DtypeError, "^invert: "),
-            (lambda: ddp.zeros(2) & ddp.zeros(2), DtypeError, "^bitwise_and: "),
-            (lambda: ddp.tensor([1], dtype=ddp.uint8).add_(300), ArgumentError, "^add_: .* 300 out of bounds"),
-            (lambda: ddp.tensor([1], dtype=ddp.uint8).fill_(300), ArgumentError, "^fill_: .* 300 out of bounds"),
-            (lambda: ddp.tensor([1], dtype=ddp.uint8).copy_(300), ArgumentError, "^copy_: .* 300 out of bounds"),
-            (lambda: ddp.tensor([1], dtype=ddp.uint8).__setitem__(0, 300), ArgumentError, "300 out of bounds"),
-            (lambda: np.zeros((2, 3), np.float32) @ ddp.zeros(2), ShapeError, r"^matmul: \(2, 3\) @ \(2,\)"),
-            (lambda: ddp.zeros(2) @ "text", TypeError, "unsupported operand"),
-            (lambda: ddp.zeros(2).matmul("text"), DtypeError, "^matmul: .* str"),
-        ],
-    )
-    def test_wrong_use(self, wrong: Any, kind: type[Exception], message: str) -> None:
-        with pytest.raises(kind, match=message):
-            wrong()
-
     def test_other_devices_are_named(self) -> None:
         x, y = ddp.zeros(2), ddp.zeros(2)
         y._device = ddp.device("cuda:1")  # as if: no GPU is needed to be refused
@@ -209,8 +153,6 @@ class TestGrad:
         assert not (x * 2).requires_grad
         x.requires_grad_()
         assert x.leaf is end
-        with pytest.raises(GraphError, match="detach"):
-            (x * 2).requires_grad_(False)
 
 
 def test_errors_of_python_name_the_class_that_users_know() -> None:

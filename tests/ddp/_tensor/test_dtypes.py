@@ -80,8 +80,6 @@ class TestPromotion:
     def test_numbers_alone(self) -> None:
         for a, b in itertools.product(NUMBERS, NUMBERS):
             assert theirs(ddp.result_type(a, b)) == torch.result_type(a, b), (a, b)
-        with pytest.raises(DtypeError, match="str"):
-            ddp.result_type(1, "text")
 
 
 class TestBfloat16:
@@ -119,10 +117,6 @@ class TestLimits:
     def test_defaults_and_refusals(self) -> None:
         assert ddp.finfo().dtype == "float32"
         assert ddp.get_default_dtype() == ddp.float32
-        with pytest.raises(DtypeError, match="iinfo"):
-            ddp.finfo(ddp.int8)
-        with pytest.raises(DtypeError, match="finfo"):
-            ddp.iinfo(ddp.bfloat16)
 
 
 class TestConversion:
@@ -157,8 +151,6 @@ class TestConversion:
             assert y.tolist() == x.tolist()
             assert not np.shares_memory(y.numpy(), x.numpy())
         assert x.pin_memory() is x
-        with pytest.raises(DtypeError, match="float31"):
-            x.to("float31")
 
     def test_gradients_pass(self) -> None:
         x = ddp.ones(2, requires_grad=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -139,26 +140,6 @@ def test_other_floats(dtype: str) -> None:
     x.exp_().mul_(2).clamp_(max=4.0).sqrt_()
     assert x.dtype == getattr(ddp, dtype)
     assert x.float().tolist() == pytest.approx([(2 * 2.718281828**0.5) ** 0.5, 2.0], rel=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "kind", "message"),
-    [
-        (lambda: ddp.tensor([1]).exp_(), DtypeError, "exp_: a result of float32 does not fit a tensor of int64"),
-        (lambda: ddp.tensor([1]).mul_(1.5), DtypeError, "mul_: .* int64"),
-        (lambda: ddp.tensor([1]).__itruediv__(2), DtypeError, "div_: .* int64"),
-        (lambda: ddp.tensor([True]).bitwise_left_shift_(ddp.tensor([1])), DtypeError, "does not fit a tensor of bool"),
-        (lambda: ddp.ones(1).addcmul_(ddp.ones(3), ddp.ones(3)), ShapeError, r"\(3,\) does not fit .* \(1,\)"),
-        (lambda: ddp.ones(2).clamp_(), ArgumentError, "min, max"),
-        (lambda: ddp.ones(2).fill_diagonal_(1), ShapeError, r"fill_diagonal_: expected a matrix, got shape \(2,\)"),
-        (lambda: ddp.ones(2, requires_grad=True).exp_(), InplaceError, "exp_ .* leaf"),
-        (lambda: ddp.ones(2, requires_grad=True).clamp_(0, 1), InplaceError, "clamp_ .* leaf"),
-        (lambda: ddp.ones(2, requires_grad=True).sigmoid_(), InplaceError, "sigmoid_ .* leaf"),
-    ],
-)
-def test_wrong_use(wrong: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
-        wrong()
 
 
 def test_leaves_keep_their_shape() -> None:
@@ -429,3 +410,81 @@ def test_a_write_leaves_what_an_op_saved_of_its_result(op: Any, write: Any) -> N
         ((y + z) * ddp.tensor([1.0, 2.0, 3.0])).sum().backward()
         found.append(x.grad.tolist())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+NUMBERS = [[1.0, 2.0, 5.0], [3.0, 0.5, 4.0]]
+CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "add": lambda t, x, out: t.add(x, 2, alpha=3, out=out),
+    "exp": lambda t, x, out: t.exp(x, out=out),
+    "matmul": lambda t, x, out: t.matmul(x, x.T, out=out),
+    "cat": lambda t, x, out: t.cat([x, x], 1, out=out),
+    "sum": lambda t, x, out: t.sum(x, 0, out=out),
+    "gather": lambda t, x, out: t.gather(x, 1, t.tensor([[0, 2]]), out=out),
+    "clamp": lambda t, x, out: t.clamp(x, 1, 2, out=out),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values(name: str) -> None:
+    expected = CALLS[name](torch, torch.tensor(NUMBERS), torch.empty(0))
+    for dtype in (ddp.float32, ddp.float64):
+        for shape in (expected.shape, (0,)):
+            out = ddp.zeros(*shape, dtype=dtype)
+            assert CALLS[name](ddp, ddp.tensor(NUMBERS), out) is out
+            assert out.dtype == dtype
+            assert out.shape == expected.shape
+            np.testing.assert_allclose(out.numpy(), expected.numpy(), 1e-6)
+
+
+def test_several_results() -> None:
+    x, y = ddp.tensor(NUMBERS), torch.tensor(NUMBERS)
+    memory = ddp.empty(2), ddp.empty(0, dtype=ddp.int64)
+    found = ddp.max(x, 1, out=memory)
+    expected = torch.max(y, 1)
+    assert (found.values, found.indices) == memory
+    assert found.values.tolist() == expected.values.tolist()
+    assert found.indices.tolist() == expected.indices.tolist()
+    with pytest.raises(ArgumentError, match="max: out is 2 tensors"):
+        ddp.max(x, 1, out=memory[:1])
+
+
+def test_the_memory_may_be_an_argument_and_its_change_counts() -> None:
+    x = ddp.tensor(NUMBERS)
+    w = ddp.ones(2, 3, requires_grad=True)
+    z = x * w
+    ddp.add(x, x, out=x)
+    assert x.tolist() == [[2 * number for number in row] for row in NUMBERS]
+    with pytest.raises(ddp.errors.VersionError):
+        z.sum().backward()
+
+
+def test_what_does_not_fit() -> None:
+    x = ddp.tensor(NUMBERS)
+    with pytest.raises(ShapeError, match=r"exp: a result of shape \(2, 3\) does not fit a tensor of shape \(3,\)"):
+        ddp.exp(x, out=ddp.zeros(3))
+    with pytest.raises(DtypeError, match="exp: a result of float32 does not fit a tensor of int64"):
+        ddp.exp(x, out=ddp.zeros(2, 3, dtype=ddp.int64))
+    with pytest.raises(DtypeError, match="exp: out is a Tensor, not ndarray"):
+        ddp.exp(x, out=np.zeros((2, 3)))
+
+
+def test_no_gradient_passes() -> None:
+    x, w = ddp.tensor(NUMBERS), ddp.ones(2, 3, requires_grad=True)
+    for call in (lambda: ddp.mul(x, w, out=x), lambda: ddp.exp(x, out=w)):
+        with pytest.raises(InplaceError, match=r"no gradient passes through out=, of shape \(2, 3\)"):
+            call()
+    with ddp.no_grad():
+        assert ddp.exp(x, out=w) is w
+    assert w.requires_grad
+
+
+@pytest.mark.parametrize("name", ["exp", "sum", "round", "tril", "topk", "nan_to_num"])
+def test_arguments_that_are_no_tensors(name: str) -> None:
+    for wrong in ([1.0], np.ones(3), 2.0, "a"):
+        with pytest.raises(DtypeError, match=f"{name}: input is a Tensor, not"):
+            getattr(ddp, name)(wrong)
+
+
+def test_it_is_in_the_signature() -> None:
+    found = [list(inspect.signature(function).parameters) for function in (ddp.add, ddp.masked_fill)]
+    assert found == [["input", "other", "alpha", "out"], ["input", "mask", "value", "out"]]

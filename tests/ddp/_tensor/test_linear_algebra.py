@@ -28,11 +28,6 @@ def test_einsum_says_what_does_not_fit() -> None:
             ddp.einsum(equation, x)
 
 
-def test_tensordot_says_what_does_not_fit() -> None:
-    with pytest.raises(errors.ShapeError, match="differ"):
-        ddp.tensordot(ddp.zeros(2, 3), ddp.zeros(2, 3), 1)
-
-
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [
@@ -52,16 +47,6 @@ def test_in_place(name: str, shapes: Any) -> None:
 def test_errors() -> None:
     with pytest.raises(errors.ShapeError, match=r"matmul: \(2, 3\) @ \(4, 5\): inner dimensions 3 and 4 differ"):
         ddp.zeros(2, 3) @ ddp.zeros(4, 5)
-    with pytest.raises(errors.ShapeError, match=r"mm: \(2, 3\) @ \(4, 5\)"):
-        ddp.mm(ddp.zeros(2, 3), ddp.zeros(4, 5))
-    with pytest.raises(errors.ShapeError, match="mm: expected 2-d, 2-d"):
-        ddp.mm(ddp.zeros(2, 3), ddp.zeros(3))
-    with pytest.raises(errors.ShapeError, match="numbers of matrices differ"):
-        ddp.bmm(ddp.zeros(1, 2, 3), ddp.zeros(2, 3, 4))
-    with pytest.raises(errors.DtypeError, match="float32 and float64"):
-        ddp.zeros(2, 3) @ ddp.zeros(3, 2, dtype=ddp.float64)
-    with pytest.raises(errors.ShapeError, match="addmm"):
-        ddp.addmm(ddp.zeros(3, 4), ddp.zeros(2, 3), ddp.zeros(3, 4))
 
 
 class TestLayers:
@@ -70,32 +55,14 @@ class TestLayers:
         assert repr(layer) == repr(torch.nn.Bilinear(2, 3, 4))
         assert layer(ddp.ones(5, 2), ddp.ones(5, 3)).shape == (5, 4)
         assert layer.weight.abs().max().item() <= 2**-0.5
-        with pytest.raises(errors.ShapeError, match="bilinear"):
-            layer(ddp.ones(5, 3), ddp.ones(5, 3))
 
     def test_linear_of_a_transposed_input(self) -> None:
         x, w = spaced(5, 3), spaced(4, 3, seed=1)
         y = ddp.nn.functional.linear(ddp.from_numpy(x), ddp.from_numpy(w))
         np.testing.assert_allclose(y.numpy(), x @ w.T)
 
-    def test_linear_says_what_does_not_fit(self) -> None:
-        F = ddp.nn.functional
-        with pytest.raises(errors.ShapeError, match=r"linear: input \(2, 4\) and weight \(5, 3\)"):
-            F.linear(ddp.zeros(2, 4), ddp.zeros(5, 3))
-        with pytest.raises(errors.ShapeError, match=r"bias \(3,\)"):
-            F.linear(ddp.zeros(2, 3), ddp.zeros(5, 3), ddp.zeros(3))
-        with pytest.raises(errors.DtypeError, match="linear"):
-            F.linear(ddp.zeros(2, 3), ddp.zeros(5, 3), ddp.zeros(5, dtype=ddp.float64))
-
     def test_reprs_and_identity(self) -> None:
         assert repr(ddp.nn.Linear(2, 3)) == repr(torch.nn.Linear(2, 3))
         assert repr(ddp.nn.Identity(54, unused=0)) == "Identity()"
         x = ddp.ones(2)
         assert ddp.nn.Identity()(x) is x
-
-
-def test_cdist_and_trace_errors() -> None:
-    with pytest.raises(errors.ShapeError, match=r"cdist: shapes .*\(2, 3\).* and .*\(2, 4\)"):
-        ddp.cdist(ddp.zeros(2, 3), ddp.zeros(2, 4))
-    with pytest.raises(errors.ShapeError, match=r"trace: expected 2-d, got shapes \(2,\)"):
-        ddp.trace(ddp.zeros(2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DtypeError
+from ddp.errors import DtypeError
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
@@ -37,15 +37,6 @@ def test_agrees_with_pytorch(name: str) -> None:
     ours, theirs = (CALLS[name](t, t.arange(6.0).reshape(2, 3)) for t in (ddp, torch))
     assert ours.shape == theirs.shape
     np.testing.assert_allclose(ours.numpy(), theirs.numpy(), 1e-6)
-
-
-def test_sizes_by_name_or_by_position() -> None:
-    with pytest.raises(ArgumentError, match=r"sizes \(6,\) and, by name, \(2, 3\)"):
-        ddp.arange(6).reshape(6, shape=(2, 3))
-    with pytest.raises(ArgumentError, match=r"by name, \(3,\)"):
-        ddp.zeros(2, size=(3,))
-    with pytest.raises(ArgumentError, match=r"by name, \(3,\)"):
-        ddp.zeros_like(ddp.ones(2), size=(3,))
 
 
 @pytest.mark.parametrize("wrong", [2.5, "a", (2, 2.5), None])
@@ -91,8 +82,3 @@ def test_joins(name: str) -> None:
         return getattr(t, name)([t.tensor(NUMBERS)] * 2, axis=1)
 
     assert joined(ddp).tolist() == joined(torch).tolist()
-
-
-def test_both_names_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="sum: axis and dim are one argument"):
-        ddp.ones(2).sum(dim=0, axis=0)
