@@ -67,7 +67,7 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(1034, 800, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(4066, 3200, ("ddp/_tensor",)),
+    "ddp/_tensor": Size(4035, 3200, ("ddp/_tensor",)),
     "ddp/ops": Size(3200, 3200, ("ddp/ops",)),
     "ddp/_native": Size(370, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
     "ddp/_cuda, ddp/cuda": Size(4237, 4000, ("ddp/_cuda", "ddp/cuda")),
@@ -77,11 +77,11 @@ SIZES = {
     "ddp/checkpoint, ddp/serialization": Size(2356, 1600, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(3518, 2900, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(560, 450, ("ddp/multiprocessing",)),
-    "rest of ddp": Size(1355, 900, ("ddp",)),
+    "rest of ddp": Size(1337, 900, ("ddp",)),
     "collectives": Size(6481, 5400, ("collectives",)),  # 285 of it the call cache: 6 us a small call instead of 67
     "launcher": Size(6679, 6500, ("launcher",)),
     "benchmarks": Size(3061, 2400, ("benchmarks",)),
-    "tests": Size(42761, 34000, ("tests",)),
+    "tests": Size(41907, 34000, ("tests",)),
 }
 FILES = {"ddp": (227, 220), "collectives": (50, 50), "launcher": (73, 75)}  # limit, goal
 
