@@ -10,6 +10,7 @@ the r-th core of this machine to itself, with all its threads, and no other core
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import os
@@ -305,7 +306,8 @@ def pin(rank: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     core = cores[rank % len(cores)]
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), {core})
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread), {core})
 
 
 def main() -> None:

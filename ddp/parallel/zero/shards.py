@@ -316,11 +316,14 @@ class ShardedExchange(Exchange):
 
         found: a float32 on the GPU; the pieces stay as they are where it is not zero
         """
-        works = [
-            (bucket, shard.gather_params(self._comm)) for bucket, shard in enumerate(self.shards) if shard.step(found)
-        ]
-        for bucket, work in works:
-            with error_context(f"ZeroOptimizer.step: the parameters of {self._buckets.describe(bucket)}"):
+        works: list[tuple[str, Work[Any]]] = []
+        for bucket, shard in enumerate(self.shards):
+            if shard.step(found):
+                what = f"ZeroOptimizer.step: the parameters of {self._buckets.describe(bucket)}"
+                with error_context(what):  # of a rank that has left by then, the call itself raises
+                    works.append((what, shard.gather_params(self._comm)))
+        for what, work in works:
+            with error_context(what):
                 work.wait()
 
     def gradients(self) -> list[Any]:
@@ -364,16 +367,8 @@ class ShardedExchange(Exchange):
 
         for shard in self.shards:
             shard.put_state(found)
-        self._resting = {}
-        for number in self._without_bucket():
-            p = self.params[number]
-            if entry := found(number, 0, p.array.size):
-                self._resting[number] = {
-                    name: wrap(value.array.reshape(p.shape), value.device)
-                    if isinstance(value, TensorBase) and _has_elements(name, value, (p.array.size,))
-                    else value
-                    for name, value in entry.items()
-                }
+        wholes = {number: found(number, 0, self.params[number].array.size) for number in self._without_bucket()}
+        self._resting = {number: entry for number, entry in wholes.items() if entry}
 
     def put_state(self, whole: Mapping[int, Entry], convert: Convert) -> None:
         """Keeps of the whole state what is this rank's.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +13,10 @@ from numpy.testing import assert_array_equal
 
 import collectives
 import ddp
-from collectives import Communicator, MismatchError
+from collectives import Communicator, CommunicatorClosed, MismatchError
 from ddp import parallel
 from ddp.errors import DtypeError, GraphError
+from ddp.parallel import collectives as differentiable
 from tests.ddp.parallel.ranks import Mute, on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
@@ -178,3 +181,35 @@ def test_a_rank_in_no_grad_among_others_that_are_not_is_a_mismatch() -> None:
             parallel.all_reduce(weights(), comm=comm)
 
     on_ranks(rank)
+
+
+def test_closing_a_communicator_closes_its_twin_and_leaves_nothing() -> None:
+    before = threading.active_count()
+
+    def rank(comm: Communicator) -> None:
+        for order in range(3):
+            other = comm.duplicate()
+            parallel.all_reduce(ddp.ones(1), comm=other)
+            twin = differentiable.private_duplicate(other)
+            y = parallel.all_gather(weights(), other)
+            if order == comm.rank:  # at any time, whatever the others do
+                comm.barrier()
+            other.close()
+            other.close()
+            if order != comm.rank:
+                comm.barrier()
+            with pytest.raises(CommunicatorClosed):
+                parallel.all_reduce(ddp.ones(1), comm=other)
+            with pytest.raises(CommunicatorClosed):
+                y.sum().backward()
+            with pytest.raises(CommunicatorClosed):
+                twin.barrier()
+            fresh = comm.duplicate()
+            fresh.close()
+            with pytest.raises(CommunicatorClosed):
+                parallel.all_reduce(ddp.ones(1), comm=fresh)
+
+    on_ranks(rank, 3)
+    gc.collect()
+    assert len(differentiable._duplicates) <= 1  # the world's, which lives as long as this process
+    assert threading.active_count() <= before

@@ -73,44 +73,36 @@ def assert_all(everyones: list[dict[str, np.ndarray]], expected: dict[str, np.nd
 
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("initial", [True, False])
-def test_a_plain_mean_is_over_all_ranks_or_over_those_that_have_data(steps: list[int], initial: bool) -> None:
+@pytest.mark.parametrize("passes", [0, 1, 2], ids=["plain", "weighted", "accumulated"])
+def test_means_are_over_the_ranks_asked_for_and_without_data_weigh_nothing(
+    steps: list[int], initial: bool, passes: int
+) -> None:
+    """passes: of a step, whose weights are the numbers of samples; 0: one without a weight"""
+
     def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm, check_every=1)
+        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4 if passes else "auto", check_every=1)
         optimizer = make_optimizer(model.module)
         for _ in range(2):
             with model.join(divide_by_initial_world_size=initial, optimizers=[optimizer]):
                 for step in range(steps[comm.rank]):
                     optimizer.zero_grad()
-                    loss_of(model, rows(comm.rank, step)).backward()
+                    *first, last = [rows(comm.rank, step + 10 * part) for part in range(max(1, passes))]
+                    with model.no_sync():
+                        for x in first:
+                            model.backward(loss_of(model, x), weight=len(x))
+                    if passes:
+                        model.backward(loss_of(model, last), weight=len(last))
+                    else:
+                        loss_of(model, last).backward()
                     optimizer.step()
         return parameters(model.module)
 
-    expected = by_hand(steps, lambda active, _: len(steps) if initial else len(active), epochs=2)
-    assert_all(on_ranks(rank, len(steps)), expected)
+    def total(active: list[int], step: int) -> float:
+        if passes:
+            return float(sum(len(rows(rank, step + 10 * part)) for rank in active for part in range(passes)))
+        return len(steps) if initial else len(active)
 
-
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("initial", [True, False])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_with_weights_a_rank_without_data_weighs_nothing(steps: list[int], initial: bool, passes: int) -> None:
-    def rank(comm: Communicator) -> dict[str, np.ndarray]:
-        model = DataParallel(make_net(), comm, bucket_cap_mb=1e-4, check_every=1)
-        optimizer = make_optimizer(model.module)
-        with model.join(initial, optimizers=[optimizer]):
-            for step in range(steps[comm.rank]):
-                optimizer.zero_grad()
-                batches = [rows(comm.rank, step + 10 * part) for part in range(passes)]
-                with model.no_sync():
-                    for x in batches[:-1]:
-                        model.backward(loss_of(model, x), weight=len(x))
-                model.backward(loss_of(model, batches[-1]), weight=len(batches[-1]))
-                optimizer.step()
-        return parameters(model.module)
-
-    def weight(active: list[int], step: int) -> float:
-        return float(sum(len(rows(rank, step + 10 * part)) for rank in active for part in range(passes)))
-
-    assert_all(on_ranks(rank, len(steps)), by_hand(steps, weight, passes=passes))
+    assert_all(on_ranks(rank, len(steps)), by_hand(steps, total, epochs=2, passes=max(1, passes)))
 
 
 @pytest.mark.parametrize("steps", STEPS)
