@@ -22,8 +22,8 @@ from pathlib import Path
 from ddp._files import atomic_write
 from ddp.errors import ArgumentError
 from ddp.parallel.step_trace import Recorder
+from ddp.tracing.chrome_trace import read_parts, trace_events, typical_step
 from ddp.tracing.step_picture import draw
-from ddp.tracing.trace import read_parts, trace_events, typical_step
 
 __all__ = ["merge", "recording", "start", "stop"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ddp._files import atomic_write
 from ddp.parallel.step_trace import Step
-from ddp.tracing.trace import TracePart, last_arrivals, step_of_ranks, waits
+from ddp.tracing.chrome_trace import TracePart, last_arrivals, step_of_ranks, waits
 
 _RANKS = 6  # as many as are legible
 _MS = 1e-6  # milliseconds in a nanosecond

@@ -23,8 +23,8 @@ from ddp.parallel import step_trace
 from ddp.parallel.step_trace import Step
 from ddp.tracing import merge
 from ddp.tracing.__main__ import main
+from ddp.tracing.chrome_trace import TracePart, read_parts, trace_events, typical_step
 from ddp.tracing.step_picture import shown_ranks, title
-from ddp.tracing.trace import TracePart, read_parts, trace_events, typical_step
 from tests.ddp.parallel.steps import MS, Ranks, make_step
 
 
