@@ -373,6 +373,8 @@ class GLU(_Activation):
 class PReLU(Module):
     """input where it is positive, else weight * input. weight: (num_parameters,), 1 or the channels of (N, C, ...)."""
 
+    _shown = "num_parameters="
+
     def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         self.num_parameters = num_parameters
@@ -385,9 +387,6 @@ class PReLU(Module):
 
     def forward(self, input: Tensor) -> Tensor:
         return prelu(input, self.weight)
-
-    def extra_repr(self) -> str:
-        return f"num_parameters={self.num_parameters}"
 
 
 class _Softmax(FunctionModule):

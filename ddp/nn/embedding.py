@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp._device import on
 from ddp._engine import no_grad
@@ -107,6 +107,9 @@ class Embedding(Module):
     Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
     """
 
+    _shown = "num_embeddings embedding_dim"
+    _usual: ClassVar = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
+
     def __init__(
         self,
         num_embeddings: int,
@@ -169,11 +172,3 @@ class Embedding(Module):
         return embedding(
             input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
         )
-
-    def extra_repr(self) -> str:
-        text = f"{self.num_embeddings}, {self.embedding_dim}"
-        usually = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
-        for name, usual in usually.items():
-            if getattr(self, name) != usual:
-                text += f", {name}={getattr(self, name)}"
-        return text

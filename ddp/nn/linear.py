@@ -171,6 +171,8 @@ class Linear(Module):
     Raises: ShapeError, DtypeError when called with an input that does not fit.
     """
 
+    _shown = "in_features= out_features= bias="
+
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
@@ -189,9 +191,6 @@ class Linear(Module):
         """input: (..., in_features); returns (..., out_features)."""
         return linear(input, self.weight, self.bias)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 class Bilinear(Module):
     """input1^T @ weight[k] @ input2 + bias[k] for each k. input1: (..., in1_features); input2: (..., in2_features);
@@ -199,6 +198,8 @@ class Bilinear(Module):
 
     Raises: ShapeError, DtypeError when called with inputs that do not fit.
     """
+
+    _shown = "in1_features= in2_features= out_features= bias="
 
     def __init__(
         self,
@@ -230,12 +231,6 @@ class Bilinear(Module):
         """input1: (..., in1_features), input2: (..., in2_features); returns (..., out_features)."""
         return bilinear(input1, input2, self.weight, self.bias)
 
-    def extra_repr(self) -> str:
-        return (
-            f"in1_features={self.in1_features}, in2_features={self.in2_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}"
-        )
-
 
 class Flatten(FunctionModule):
     """Dimensions start_dim to end_dim (inclusive) joined into one: (N, C, H, W) becomes (N, C*H*W)."""
@@ -252,6 +247,8 @@ class Unflatten(Module):
     Raises: ShapeError when called with a dimension that is not their product.
     """
 
+    _shown = "dim= unflattened_size="
+
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()
         self.dim = dim
@@ -260,6 +257,3 @@ class Unflatten(Module):
     def forward(self, input: Tensor) -> Tensor:
         """input: any shape that has this dimension."""
         return input.unflatten(self.dim, self.unflattened_size)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"

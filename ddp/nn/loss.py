@@ -550,7 +550,7 @@ class _Loss(FunctionModule):
     """A loss that is reduced over its elements: calls `_function` with the inputs and the settings."""
 
     _inputs = 2
-    _shown = ()
+    extra_repr = Module.extra_repr
 
     def _init(self, **settings: Any) -> None:
         settings = _with_reduction(type(self).__name__, **{"reduction": "mean", **settings})
@@ -701,7 +701,7 @@ class CosineSimilarity(FunctionModule):
 
     _inputs = 2
     _function = staticmethod(cosine_similarity)
-    _shown = ()
+    extra_repr = Module.extra_repr
 
 
 class PairwiseDistance(Module):

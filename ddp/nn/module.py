@@ -42,6 +42,8 @@ class Module(HasStateDict, HasHooks):
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
+    _shown: ClassVar[str] = ""  # the settings in a layer's text, those as "name=" with their names
+    _usual: ClassVar[dict[str, Any]] = {}  # those that are there, too, where they are not this
 
     def __init__(self) -> None:
         parts: dict[str, Any] = {"_parameters": {}, "_buffers": {}, "_modules": {}}
@@ -86,10 +88,11 @@ class Module(HasStateDict, HasHooks):
 
     def __getattr__(self, name: str) -> Any:
         # Only names that are no plain attribute arrive here.
-        for kind, _, _ in _PARTS:
-            found = self.__dict__.get(kind, {})
-            if name in found:
-                return found[name]
+        own = self.__dict__
+        if "_parameters" in own:
+            for part in (own["_parameters"], own["_buffers"], own["_modules"]):
+                if name in part:
+                    return part[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __delattr__(self, name: str) -> None:
@@ -347,8 +350,16 @@ class Module(HasStateDict, HasHooks):
         return self.to(device=f"cuda:{device}" if isinstance(device, int) else device or "cuda")
 
     def extra_repr(self) -> str:
-        """What stands between the brackets of this module's text; subclasses define it."""
-        return ""
+        """What stands between the brackets of this module's text: the settings that its class names."""
+        texts = []
+        for word in (*self._shown.split(), *(f"{name}=" for name in self._usual)):
+            name, named, _ = word.partition("=")
+            value = getattr(self, name)
+            if name == "bias":
+                value = value is not None and value is not False
+            if name not in self._usual or value != self._usual[name]:
+                texts.append(f"{name}={value}" if named else f"{value}")
+        return ", ".join(texts)
 
     def _children_text(self) -> list[str]:
         return [f"({name}): {module!r}" for name, module in self._modules.items()]
@@ -384,7 +395,6 @@ class FunctionModule(Module):
     _function: ClassVar[Callable[..., Any]]
     _inputs: ClassVar[int] = 1  # how many arguments of the function come with each call
     _omitted: ClassVar[tuple[str, ...]] = ("out",)  # arguments of the function that the layer does not have
-    _shown: ClassVar[tuple[str, ...] | None] = None  # the settings in the layer's text, if not all
     _settings: tuple[str, ...]
     __signature__ = _SettingsSignature()
 
@@ -412,5 +422,8 @@ class FunctionModule(Module):
         return self._function(*inputs, **named, **{name: getattr(self, name) for name in self._settings})
 
     def extra_repr(self) -> str:
-        shown = self._settings if self._shown is None else self._shown
-        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+        return (
+            super().extra_repr()
+            if self._shown
+            else ", ".join(f"{name}={getattr(self, name)}" for name in self._settings)
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from ddp._engine import no_grad
 from ddp._tensor.base import apply, to_common_device, wrap
@@ -181,13 +181,6 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 class _Norm(Module):
     """What all have: a weight and a bias."""
 
-    _shown: ClassVar[tuple[str, str]]  # the settings in the layer's text: without, and with their names
-
-    def extra_repr(self) -> str:
-        plain, named = ([(name, getattr(self, name)) for name in names.split()] for names in self._shown)
-        texts = [f"{name}={value is not None if name == 'bias' else value}" for name, value in named]
-        return ", ".join([*(str(value) for _, value in plain), *texts])
-
     def _register_affine(
         self, shape: tuple[int, ...], weight: bool, bias: bool | None, device: Any, dtype: Any
     ) -> None:
@@ -211,7 +204,7 @@ class LayerNorm(_Norm):
     weight, bias: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.layer_norm.
     """
 
-    _shown = ("normalized_shape", "eps elementwise_affine bias")
+    _shown = "normalized_shape eps= elementwise_affine= bias="
 
     def __init__(
         self,
@@ -239,7 +232,7 @@ class RMSNorm(_Norm):
     weight: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.rms_norm.
     """
 
-    _shown = ("normalized_shape", "eps elementwise_affine")
+    _shown = "normalized_shape eps= elementwise_affine="
 
     def __init__(
         self,
@@ -267,7 +260,7 @@ class GroupNorm(_Norm):
     when called; see functional.group_norm.
     """
 
-    _shown = ("num_groups num_channels", "eps affine bias")
+    _shown = "num_groups num_channels eps= affine= bias="
 
     def __init__(
         self,
@@ -298,7 +291,7 @@ class _ChannelNorm(_Norm):
     """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
 
     ranks: tuple[int, ...]  # numbers of dimensions that an input may have
-    _shown = ("num_features", "eps momentum affine bias track_running_stats")
+    _shown = "num_features eps= momentum= affine= bias= track_running_stats="
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ class _Pad(Module):
 
     _dims: ClassVar[int]
     _mode: ClassVar[str] = "constant"
+    _shown = "padding"
 
     def __init_subclass__(cls, dims: int | None = None, mode: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -75,15 +76,14 @@ class _Pad(Module):
         """input: (..., L) or (..., H, W), padded in its last dimensions."""
         return pad(input, self.padding, self._mode)
 
-    def extra_repr(self) -> str:
-        return f"{self.padding}"
-
 
 class ConstantPad1d(_Pad, dims=1):
     """Sequences padded with `value`. padding: a number, or (left, right). input: (..., L).
 
     Raises: ArgumentError; see functional.pad.
     """
+
+    _shown = "padding= value="
 
     def __init__(self, padding: Size, value: float) -> None:
         super().__init__(padding)
@@ -92,9 +92,6 @@ class ConstantPad1d(_Pad, dims=1):
     def forward(self, input: Tensor) -> Tensor:
         """input: (..., L), or (..., H, W) in two dimensions."""
         return pad(input, self.padding, value=self.value)
-
-    def extra_repr(self) -> str:
-        return f"padding={self.padding}, value={self.value}"
 
 
 class ConstantPad2d(ConstantPad1d, dims=2):

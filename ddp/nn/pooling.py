@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
@@ -167,7 +167,7 @@ def _restore_ndim(images: Tensor, dims: int, input: Tensor) -> Tensor:
 
 
 class _Pool(FunctionModule):
-    _shown: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding")
+    _shown = "kernel_size= stride= padding="
 
     def _init(self, **settings: Any) -> None:
         stride = settings["kernel_size"] if settings["stride"] is None else settings["stride"]
@@ -175,7 +175,7 @@ class _Pool(FunctionModule):
 
 
 class _MaxPool(_Pool):
-    _shown = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+    _shown = "kernel_size= stride= padding= dilation= ceil_mode="
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class AvgPool1d(_Pool):
 
     def _init(self, **settings: Any) -> None:
         super()._init(**settings)
-        for name in self._shown:
+        for name in ("kernel_size", "stride", "padding"):
             setattr(self, name, numbers(getattr(self, name), 1, name))
 
 

@@ -45,6 +45,10 @@ class _RNNBase(Module):
     proj_size weight_hr_lk (proj_size, H); those of the other direction end in `_reverse`.
     """
 
+    _shown = "input_size hidden_size"
+    _flags = ("batch_first", "dropout", "bidirectional")
+    _usual: ClassVar = {"proj_size": 0, "num_layers": 1, "bias": True, **dict.fromkeys(_flags, 0)}
+
     def __init__(
         self,
         mode: str,
@@ -178,14 +182,6 @@ class _RNNBase(Module):
             states[i] = state if batched else state.unsqueeze(1)
         return states
 
-    def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}"
-        usually = {"bias": True, "batch_first": False, "dropout": 0, "bidirectional": False}
-        for key, usual in {"proj_size": 0, "num_layers": 1, **usually}.items():
-            if getattr(self, key) != usual:
-                text += f", {key}={getattr(self, key)}"
-        return text
-
 
 def _reset_uniform(module: Module, hidden_size: int) -> None:
     """PyTorch's default for recurrent layers: everything uniform within 1/sqrt(hidden_size)."""
@@ -246,6 +242,9 @@ class GRU(_RNNBase):
 class _RNNCellBase(Module):
     """What the cells share. weight_ih: (G*H, input_size), weight_hh: (G*H, H), bias_ih, bias_hh: (G*H,)."""
 
+    _shown = "input_size hidden_size"
+    _usual: ClassVar = {"bias": True}
+
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None
     ) -> None:
@@ -282,9 +281,6 @@ class _RNNCellBase(Module):
         weights = [self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, None]
         _, *found = _run_layer(mode, rows, tuple(initial), weights)
         return found if input.ndim == 2 else [x.squeeze(0) for x in found]
-
-    def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else f", bias={self.bias}")
 
 
 class RNNCell(_RNNCellBase):
