@@ -12,7 +12,7 @@ from typing import Any
 
 from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
-from ddp.checkpoint.manifest import MANIFEST_FILE
+from ddp.checkpoint.checkpoint_files import MANIFEST_FILE
 from ddp.checkpoint.optimizer_state import SavedOptimizer
 from ddp.checkpoint.saved import Saved, find, open_checkpoint
 from ddp.checkpoint.state import (

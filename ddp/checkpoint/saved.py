@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from ddp._files import open_regular
-from ddp.checkpoint import manifest as manifests
+from ddp.checkpoint import checkpoint_files as files
 from ddp.checkpoint.agreement import Agreement, is_transient, reason
-from ddp.checkpoint.manifest import MANIFEST_FILE, DamagedCheckpoint, Manifest, TensorEntry, decode_manifest
-from ddp.checkpoint.shard_file import Array, ShardReader
+from ddp.checkpoint.checkpoint_files import MANIFEST_FILE, Array, DamagedCheckpoint, ShardReader
 from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import METADATA, STORED
 
@@ -93,7 +92,7 @@ class Saved:
     names: dtype and shape of each tensor
     """
 
-    def __init__(self, path: str, manifest: Manifest) -> None:
+    def __init__(self, path: str, manifest: files.Manifest) -> None:
         self.path = Path(path)
         self.step = manifest.step
         self.size = len(manifest.files)
@@ -121,12 +120,12 @@ class Saved:
         entries = {name: self._manifest.tensors[name] for name in names}
         ranks = {piece.rank for entry in entries.values() for piece in entry.pieces}
         with ExitStack() as stack:
-            files = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
-            for rank, file in files.items():
+            shards = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
+            for rank, file in shards.items():
                 file.read(METADATA, 0, self._manifest.files[rank].header)
-            return {name: self._read_pieces(name, entry, files) for name, entry in entries.items()}
+            return {name: self._read_pieces(name, entry, shards) for name, entry in entries.items()}
 
-    def _read_pieces(self, name: str, entry: TensorEntry, files: Mapping[int, ShardReader]) -> Array:
+    def _read_pieces(self, name: str, entry: files.TensorEntry, shards: Mapping[int, ShardReader]) -> Array:
         try:
             flat = np.empty(entry.pieces[-1].stop, STORED[entry.dtype])
             whole = flat.reshape(entry.shape)
@@ -134,7 +133,7 @@ class Saved:
             raise DamagedCheckpoint(f"{self.path}: {name}: shape {entry.shape}: {error}") from None
         for rank, start, stop, at in entry.pieces:
             view = flat[start:stop].view(np.uint8).data
-            files[rank].read(name, at, len(view), view)
+            shards[rank].read(name, at, len(view), view)
         return whole
 
     def _open(self, rank: int) -> ShardReader:
@@ -166,10 +165,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
     path = os.fspath(path)
     try:
         with open(open_regular(os.path.join(path, MANIFEST_FILE)), "rb") as file:
-            size, most = os.fstat(file.fileno()).st_size, manifests.MOST_MANIFEST_BYTES
+            size, most = os.fstat(file.fileno()).st_size, files.MOST_MANIFEST_BYTES
             if size > most:
                 raise CheckpointError(f"it has {size:,} bytes, and {most:,} are the most")
-            manifest = decode_manifest(file.read())
+            manifest = files.decode_manifest(file.read())
         named = folder_order(os.path.basename(os.path.normpath(path)))
         if named is not None and named[1] != manifest.step:
             raise CheckpointError(f"it is of step {manifest.step}, another folder's")

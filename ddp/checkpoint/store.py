@@ -23,33 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.communicator import Communicator
-from ddp.checkpoint import manifest as manifests
+from ddp.checkpoint import checkpoint_files as files
+from ddp.checkpoint import saved
 from ddp.checkpoint.agreement import Agreement, describing_os_errors
+from ddp.checkpoint.checkpoint_files import Array, TensorEntry, TensorPiece
 from ddp.checkpoint.folder_lock import FolderLock, wait_for_token, wait_until
-from ddp.checkpoint.manifest import (
-    MANIFEST_FILE,
-    DamagedCheckpoint,
-    Manifest,
-    ShardInfo,
-    TensorEntry,
-    TensorPiece,
-    assemble_tensors,
-    encode_manifest,
-)
-from ddp.checkpoint.saved import (
-    MOST_STEPS,
-    Saved,
-    find,
-    is_temporary,
-    newest_first,
-    newest_intact,
-    next_name,
-    open_checkpoint,
-    shard_name,
-    surplus_names,
-    temporary_name,
-)
-from ddp.checkpoint.shard_file import Array, remove_folder, sync_folder, write_file, write_shard
+from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError
 from ddp.serialization.safetensors import CODES, METADATA, FileLayout, lay_out
 
@@ -60,19 +39,19 @@ _log = logging.getLogger("ddp.checkpoint")
 
 
 class RankPlan(NamedTuple):
-    """What a rank is to write. state: JSON of rank 0's, empty elsewhere; own_state: JSON"""
+    """What a rank is to write. state: rank 0's, None elsewhere"""
 
     step: int
     entries: dict[str, TensorEntry]
-    state: str
-    own_state: str
+    state: Any
+    own_state: Any
 
 
 def plan_rank(
     step: int, tensors: Mapping[str, Array], state: Any, own_state: Any, pieces: Mapping[str, PieceRange], rank: int
 ) -> tuple[RankPlan, FileLayout]:
     """What this rank is to write, and where in its file. Raises: CheckpointError if it cannot be written."""
-    if type(step) is not int or not 0 <= step < MOST_STEPS:
+    if type(step) is not int or not 0 <= step < saved.MOST_STEPS:
         raise CheckpointError(f"a step should be an int of at least 0, is {step!r}")
     if unknown := pieces.keys() - tensors.keys():
         raise CheckpointError(f"there are pieces of {sorted(unknown)}, which are not among the tensors")
@@ -84,7 +63,8 @@ def plan_rank(
         start, stop, shape = pieces.get(name, (0, array.size, array.shape))
         piece = TensorPiece(rank, start, stop, layout.starts[name])
         entries[name] = TensorEntry(CODES[array.dtype], tuple(shape), (piece,))
-    return RankPlan(step, entries, "" if rank else to_json("state", state), to_json("own_state", own_state)), layout
+    own_state = plain("own_state", own_state)
+    return RankPlan(step, entries, None if rank else plain("state", state), own_state), layout
 
 
 def _check_tensor(name: str, array: Any, piece: PieceRange | None) -> None:
@@ -101,10 +81,10 @@ def _check_tensor(name: str, array: Any, piece: PieceRange | None) -> None:
             )
 
 
-def to_json(where: str, value: Any) -> str:
-    """A value as Python's `json` writes it, with NaN and infinities. Raises: CheckpointError for what is not JSON."""
+def plain(where: str, value: Any) -> Any:
+    """A copy of a JSON value, with NaN and infinities. Raises: CheckpointError for what is not JSON."""
     try:
-        return json.dumps(value)
+        return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: {error}") from None
 
@@ -184,8 +164,8 @@ class Store:
 
         def commit() -> str:
             if rank == 0:
-                own = [json.loads(plan.own_state) for plan in plans]
-                self._commit(unfinished, path, Manifest(step, shards, entries, json.loads(plans[0].state), own))
+                own = [plan.own_state for plan in plans]
+                self._commit(unfinished, path, files.Manifest(step, shards, entries, plans[0].state, own))
             return path
 
         try:
@@ -197,7 +177,7 @@ class Store:
             if len({plan.step for plan in plans}) > 1:
                 raise CheckpointError(f"{failed}: ranks are at different steps: {[plan.step for plan in plans]}")
             try:
-                entries = assemble_tensors(plan.entries for plan in plans)
+                entries = files.assemble_tensors(plan.entries for plan in plans)
             except CheckpointError as error:
                 raise CheckpointError(f"{failed}: {error}") from None
             folder = prepared[0][1]
@@ -222,10 +202,10 @@ class Store:
 
         def names() -> list[str]:
             with describing_os_errors("reading", self._folder):
-                return [] if self.ranks.rank else newest_first(os.listdir(self._folder))
+                return [] if self.ranks.rank else saved.newest_first(os.listdir(self._folder))
 
         paths = [os.path.join(self._folder, name) for name in self.ranks.run(failed, names)[0]]
-        found, reasons = newest_intact(self.ranks, failed, paths)
+        found, reasons = saved.newest_intact(self.ranks, failed, paths)
         if found is None and reasons:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is whole ({reasons[-1]}): to begin anew, move them away or give "
@@ -238,7 +218,7 @@ class Store:
 
         Raises: CheckpointError on every rank if there is none that is whole, or it cannot be read.
         """
-        return find(self.ranks, path)
+        return saved.find(self.ranks, path)
 
     # -- on disk; what only rank 0 does, but for `_write_shard`. Each raises CheckpointError.
 
@@ -247,44 +227,44 @@ class Store:
         with describing_os_errors("reading", self._folder):
             names = os.listdir(self._folder)
         if self._lock.exclusive:
-            for each in filter(is_temporary, names):  # what saves and removals that were killed have left
+            for each in filter(saved.is_temporary, names):  # what saves and removals that were killed have left
                 left = os.path.join(self._folder, each)
                 try:
                     if _is_folder(left):
-                        remove_folder(left)
+                        files.remove_folder(left)
                 except OSError as error:
                     _log.warning("%s, which a save has left, cannot be removed: %s", left, error.strerror)
-        name = next_name(step, names)
-        unfinished = os.path.join(self._folder, temporary_name(name))
+        name = saved.next_name(step, names)
+        unfinished = os.path.join(self._folder, saved.temporary_name(name))
         with describing_os_errors("making the folder", unfinished):
             os.mkdir(unfinished)
         return unfinished, os.path.join(self._folder, name)
 
     def _write_shard(
         self, folder: str, tensors: Mapping[str, Array], layout: FileLayout, in_background: bool
-    ) -> ShardInfo:
+    ) -> files.ShardInfo:
         """Writes this rank's file, to the disk."""
         wait_until(lambda: os.path.isdir(folder))
-        path = os.path.join(folder, shard_name(self.ranks.rank))
+        path = os.path.join(folder, saved.shard_name(self.ranks.rank))
         with describing_os_errors("writing", path):
-            shard = write_shard(path, tensors, layout, self.ranks.progress, in_background)
-            sync_folder(folder)
+            shard = files.write_shard(path, tensors, layout, self.ranks.progress, in_background)
+            files.sync_folder(folder)
             return shard
 
-    def _commit(self, unfinished: str, path: str, manifest: Manifest) -> None:
+    def _commit(self, unfinished: str, path: str, manifest: files.Manifest) -> None:
         """Writes the manifest, to the disk, and gives the folder its name."""
-        file = os.path.join(unfinished, MANIFEST_FILE)
-        data = memoryview(encode_manifest(manifest))
-        if len(data) > (most := manifests.MOST_MANIFEST_BYTES):
+        file = os.path.join(unfinished, files.MANIFEST_FILE)
+        data = memoryview(files.encode_manifest(manifest))
+        if len(data) > (most := files.MOST_MANIFEST_BYTES):
             raise CheckpointError(f"{file} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
         with describing_os_errors("writing", file):
-            write_file(file, iter([data]))
-            sync_folder(unfinished)
+            files.write_file(file, iter([data]))
+            files.sync_folder(unfinished)
         with describing_os_errors("giving its name to", path):
             os.rename(unfinished, path)
         try:
             with describing_os_errors("writing", self._folder):
-                sync_folder(self._folder)
+                files.sync_folder(self._folder)
         except CheckpointError:
             _remove(path)  # it might be gone after a power failure, so it shall never have been there
             raise
@@ -296,22 +276,22 @@ class Store:
         """
         try:
             # A link may lead anywhere: what is there is not ours to remove.
-            present = newest_first(os.listdir(self._folder))
+            present = saved.newest_first(os.listdir(self._folder))
             names = [name for name in present if _is_folder(os.path.join(self._folder, name))]
             whole: set[str] = set()
             for name in names:
                 if len(whole) < keep:
-                    with suppress(DamagedCheckpoint):  # damaged ones do not count
-                        open_checkpoint(os.path.join(self._folder, name))
+                    with suppress(files.DamagedCheckpoint):  # damaged ones do not count
+                        saved.open_checkpoint(os.path.join(self._folder, name))
                         whole.add(name)
             removed = []
-            for name in surplus_names(names, whole, keep):
-                removed.append(os.path.join(self._folder, temporary_name(name)))
+            for name in saved.surplus_names(names, whole, keep):
+                removed.append(os.path.join(self._folder, saved.temporary_name(name)))
                 os.rename(os.path.join(self._folder, name), removed[-1])
             if removed:
-                sync_folder(self._folder)
+                files.sync_folder(self._folder)
             for path in removed:
-                remove_folder(path)
+                files.remove_folder(path)
         except OSError as error:
             _log.warning("%s: an old checkpoint cannot be removed: %s", self._folder, error.strerror)
 
@@ -324,4 +304,4 @@ def _remove(path: str) -> None:
     """Removes a folder of a save that failed, if it can be removed; else the next save does."""
     if path:
         with suppress(OSError):  # the error of the save says more
-            remove_folder(path)
+            files.remove_folder(path)

@@ -41,6 +41,14 @@ def metadata(**values: Any) -> dict[str, Any]:
     return {"__metadata__": values, "x": entry()}
 
 
+def pickled() -> bytes:
+    """An array of Python objects in an .npy file, which unpickles them where that is allowed."""
+    file = io.BytesIO()
+    np.save(file, np.array([object()]), allow_pickle=True)
+    data, structure = file.getvalue(), json.dumps({"npy": "x"})
+    return made({"__metadata__": {"structure": structure}, "x": entry("U8", (len(data),), (0, len(data)))}, data)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -72,8 +80,20 @@ def metadata(**values: Any) -> dict[str, Any]:
         (made(metadata(tied='{"y": 3}'), b"x" * 8), "'tied' is no map of names"),
         (made(metadata(tied='{"y": "z"}'), b"x" * 8), "ties 'y' to 'z'"),
         (made(metadata(structure='{"tensor": "y"}'), b"x" * 8), "structure holds {'tensor': 'y'}"),
-        (made(metadata(structure='{"frozenset": []}'), b"x" * 8), "structure holds {'frozenset': "),
-        (made(metadata(structure='{"dict": [["a", 1, 2]]}'), b"x" * 8), "structure holds"),
+        *(
+            (made(metadata(structure=each), b"x" * 8), "structure holds .*, which is none")
+            for each in (
+                '{"frozenset": []}',
+                "{}",
+                '{"dict": [["a", 1, 2]]}',
+                '{"float": "x"}',
+                '{"float": "1", "bytes": ""}',
+                '{"array": "missing"}',
+                '{"scalar": 3}',
+                '{"npy": "x"}',
+            )
+        ),
+        (pickled(), "structure holds {'npy': 'x'}, which is none: no .npy file: Object arrays cannot be loaded"),
         (made(metadata(structure='{"tuple": [' * 50_000), b"x" * 8), "nested too deep"),
     ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from collectives.communicator import Communicator
-from ddp.checkpoint import shard_file
+from ddp.checkpoint import checkpoint_files
 from ddp.checkpoint import store as store_module
 from ddp.checkpoint.saved import Saved
 from ddp.checkpoint.state import split_evenly
@@ -116,5 +116,5 @@ def put_disk(monkeypatch: pytest.MonkeyPatch, **hooks: Any) -> Disk:
 
 
 def use_disk(monkeypatch: pytest.MonkeyPatch, fake: Disk) -> None:
-    for module in (shard_file, store_module):
+    for module in (checkpoint_files, store_module):
         monkeypatch.setattr(module, "os", fake)

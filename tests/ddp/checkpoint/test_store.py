@@ -17,7 +17,7 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from collectives.errors import PeerLeft
-from ddp.checkpoint import agreement, folder_lock, shard_file
+from ddp.checkpoint import agreement, checkpoint_files, folder_lock
 from ddp.checkpoint.saved import open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
@@ -74,7 +74,7 @@ def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:
 @pytest.mark.parametrize("in_background", [True, False])
 def test_arrays_of_any_layout(in_background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_CHUNK", 1024), ("_SMALL", 512)):
-        monkeypatch.setattr(shard_file, name, value)
+        monkeypatch.setattr(checkpoint_files, name, value)
     base = np.arange(3 * 50 * 7, dtype=np.float64).reshape(3, 50, 7)
     given = {"t": base.T, "s": base[:, ::-3], "f": np.asfortranarray(base), "r": base.view(), "0": base[0, 0, 0:0]}
     given["r"].flags.writeable = False

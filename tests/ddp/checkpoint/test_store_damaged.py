@@ -16,10 +16,9 @@ import pytest
 
 import collectives
 from collectives.communicator import Communicator
-from ddp.checkpoint import shard_file
-from ddp.checkpoint.manifest import DamagedCheckpoint
+from ddp.checkpoint import checkpoint_files
+from ddp.checkpoint.checkpoint_files import DamagedCheckpoint, ShardReader
 from ddp.checkpoint.saved import open_checkpoint
-from ddp.checkpoint.shard_file import ShardReader
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import check, write
@@ -31,7 +30,7 @@ SLACK = 1 << 18  # bytes, of the interpreter's own, whatever is read
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_file, "_CHUNK", 1 << 16)
+    monkeypatch.setattr(checkpoint_files, "_CHUNK", 1 << 16)
 
 
 def saved(folder: Path, steps: tuple[int, ...] = (1,), ranks: int = 2) -> list[Files]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp.checkpoint.manifest import (
+from ddp.checkpoint.checkpoint_files import (
     Manifest,
     ShardInfo,
     TensorEntry,
