@@ -76,7 +76,10 @@ class Checkpointer:
         resume: bool = True,
     ) -> None:
         self._training = check_objects(model, optimizer, scheduler, scaler, user)
-        check_intervals(every, every_seconds)
+        if every is not None and (type(every) is not int or every < 1):
+            raise ArgumentError(f"Checkpointer: every is a number of steps of at least 1, or None, got {every!r}")
+        if every_seconds is not None and (not isinstance(every_seconds, int | float) or not every_seconds > 0):
+            raise ArgumentError(f"Checkpointer: every_seconds is above 0, or None, got {every_seconds!r}")
         comm = collectives.init() if comm is None else comm
         self.step = 0
         self._every, self._every_seconds = every, every_seconds
@@ -439,29 +442,14 @@ def check_objects(model: Any, optimizer: Any, scheduler: Any, scaler: Any, user:
     for each in optimizers:
         if not isinstance(each, Optimizer):
             raise DtypeError(f"Checkpointer: optimizer is an Optimizer, or a list of them, not {type(each).__name__}")
-    for each in schedulers:
-        _check_stateful("scheduler", each)
-    if scaler is not None:
-        _check_stateful("scaler", scaler)
-    if user is not None and not isinstance(user, dict):
-        _check_stateful("user", user)
+    stateful = [*(("scheduler", each) for each in schedulers), ("scaler", scaler)]
+    for what, each in [*stateful, ("user", None if isinstance(user, dict) else user)]:
+        if each is not None and not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise DtypeError(f"Checkpointer: {what} has state_dict and load_state_dict, {type(each).__name__} has not")
     return TrainedObjects(model=model, optimizers=optimizers, schedulers=schedulers, scaler=scaler, user=user)
-
-
-def check_intervals(every: Any, every_seconds: Any) -> None:
-    """Raises: ArgumentError."""
-    if every is not None and (type(every) is not int or every < 1):
-        raise ArgumentError(f"Checkpointer: every is a number of steps of at least 1, or None, got {every!r}")
-    if every_seconds is not None and (not isinstance(every_seconds, int | float) or not every_seconds > 0):
-        raise ArgumentError(f"Checkpointer: every_seconds is above 0, or None, got {every_seconds!r}")
 
 
 def _listed(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]
-
-
-def _check_stateful(what: str, given: Any) -> None:
-    if not (hasattr(given, "state_dict") and hasattr(given, "load_state_dict")):
-        raise DtypeError(f"Checkpointer: {what} has state_dict and load_state_dict, {type(given).__name__} has not")

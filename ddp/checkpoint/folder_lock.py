@@ -51,7 +51,7 @@ class FolderLock:
                 raise NotADirectoryError(errno.ENOTDIR, "") from None
         with describing_os_errors("locking", self._path):
             fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written to
-            self._close = weakref.finalize(self, os.close, fd)
+            self._fd, self._close = fd, weakref.finalize(self, os.close, fd)
             try:
                 self.exclusive = self._lock(fd)
                 token = os.urandom(8).hex()
@@ -63,6 +63,16 @@ class FolderLock:
         if not self.exclusive:
             _log.warning("%s: its file system has no locks: let one job alone save there", self._folder)
         return token
+
+    def renew(self) -> None:
+        """Takes the lock anew if its file was removed. Raises: CheckpointError if another job has come in since."""
+        try:
+            held = os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._fd))
+        except OSError:
+            held = not os.path.isdir(self._folder)  # without its folder there is nothing to lock: saving says so
+        if not held:
+            self.close()
+            self.take()
 
     def _lock(self, fd: int) -> bool:
         limit = time.monotonic() + _PATIENCE

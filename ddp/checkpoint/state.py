@@ -31,7 +31,7 @@ from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
 from ddp.parallel import DataParallel
-from ddp.serialization.structure import JSON, Array, Decoder, encode, free_name
+from ddp.serialization.structure import JSON, Array, Decoder, encode, free_name, memory_key
 
 RandomState = dict[str, Any]  # for `encode`
 
@@ -246,8 +246,6 @@ def capture(training: TrainedObjects, ranks: Agreement) -> State:
     """
     taken: set[str] = set()
     shared, pieces, own, unknown = (_ArrayTable(taken) for _ in range(4))
-    if ranks.size == 1:
-        unknown = own = shared
     common: JSON = None
     mine: JSON = None
 
@@ -257,23 +255,19 @@ def capture(training: TrainedObjects, ranks: Agreement) -> State:
             common, mine = _encoded(training, shared, pieces, own, unknown)
         except RecursionError:
             raise ArgumentError("the state contains itself, or is nested too deep for a checkpoint") from None
-        return {} if unknown is shared else {source.name: _checksum(source.array) for source in unknown.sources}
+        return {source.name: _checksum(source.array) for source in unknown.sources} if ranks.size > 1 else {}
 
     checksums = ranks.run("the state cannot be saved", encode_all, reraise=True)
-    if ranks.size > 1:
-        for source in unknown.sources:  # what is the same on all ranks is shared, the rest each rank's own
-            same = all(theirs.get(source.name) == checksums[ranks.rank][source.name] for theirs in checksums)
-            (shared if same else own).sources.append(source)
-        for source in own.sources:
-            source.name = rank_array_name(ranks.rank, source.name)
+    for source in unknown.sources:  # what is the same on all ranks is shared, the rest each rank's own
+        same = len({theirs.get(source.name) for theirs in checksums}) == 1
+        (shared if same else own).sources.append(source)
+    for source in own.sources:
+        source.name = rank_array_name(ranks.rank, source.name)
     shared.sources.sort(key=lambda source: source.name)  # in one order on all ranks
     sizes = {each.name: (each.array.size, each.array.itemsize) for each in shared.sources}
     turn = split_evenly(sizes, ranks.size)[ranks.rank]
     sources = [_stretch(each, *turn[each.name]) for each in shared.sources if each.name in turn]
-    sources += pieces.sources
-    if own is not shared:
-        sources += own.sources
-    return State(sources=sources, shared=common, own=mine)
+    return State(sources=sources + pieces.sources + own.sources, shared=common, own=mine)
 
 
 def _encoded(
@@ -328,7 +322,7 @@ def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, 
         if not isinstance(value, TensorBase):
             paths.append([path, encode(value, f"model.{path}", unknown)])
             continue
-        memory = id(value.version), value.array.shape, _address(value.array), value.array.strides
+        memory = memory_key(value.array)
         if memory not in known:
             keep = alike if id(value.version) in parameters else unknown
             known[memory] = keep(f"model.{path}", pending.get(id(value.version), value.array), value)
@@ -341,10 +335,6 @@ def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:
     if hook is None or not hasattr(hook, "state_dict"):
         return None
     return [type(hook).__name__, encode(hook.state_dict(), where, own)]
-
-
-def _address(array: Array) -> int:
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 def _checksum(array: Array) -> str:

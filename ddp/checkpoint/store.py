@@ -224,6 +224,7 @@ class Store:
 
     def _make_folder(self, step: int) -> tuple[str, str]:
         """A new folder with a temporary name, and the path that it is to have in the end."""
+        self._lock.renew()
         with describing_os_errors("reading", self._folder):
             names = os.listdir(self._folder)
         if self._lock.exclusive:

@@ -20,7 +20,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, SerializationError
 from ddp.nn import Module, Parameter
 from ddp.serialization.safetensors import CODES, DTYPES, METADATA, Header, lay_out, short
-from ddp.serialization.structure import JSON, Decoder, encode, free_name, refuse
+from ddp.serialization.structure import JSON, Decoder, encode, free_name, memory_key, refuse
 
 #: Where classes and functions have their public names, which stay when files are renamed.
 _PUBLIC = ("ddp.nn", "ddp.nn.functional", "ddp")
@@ -114,9 +114,7 @@ class Writer:
         if array.dtype not in CODES:
             raise ArgumentError(f"save: {name} is of {array.dtype}, which safetensors files have no name for")
         self._taken.add(name)
-        address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
-        memory = (device_of(array), address, array.shape, array.strides, array.dtype)
-        first = self._known.setdefault(memory, name) if array.size else name
+        first = self._known.setdefault(memory_key(array), name) if array.size else name
         if first == name:
             self._arrays[name] = array  # and keeps the memory, so that no address is used again meanwhile
         else:

@@ -42,6 +42,12 @@ def free_name(name: str, taken: Container[str]) -> str:
     return free
 
 
+def memory_key(array: Array) -> tuple[Any, ...]:
+    """The same for two arrays of the same elements in the same memory."""
+    address = array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr
+    return device_of(array), address, array.shape, array.strides, array.dtype
+
+
 def refuse(value: Any, name: str) -> JSON:
     """Raises: ArgumentError for a value that has no form in JSON."""
     raise ArgumentError(

@@ -270,6 +270,23 @@ def test_the_lock_is_gone_when_its_process_is(tmp_path: Path, monkeypatch: pytes
         Store(tmp_path, collectives.init("single")).close()
 
 
+def test_a_lock_file_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
+    comm = collectives.init("single")
+    first = Store(tmp_path, comm)
+    (tmp_path / ".lock").unlink()
+    write(first, comm, 1)  # locks it anew
+    with pytest.raises(CheckpointError, match="in use by process"):
+        Store(tmp_path, comm)
+    (tmp_path / ".lock").unlink()
+    second = Store(tmp_path, comm)
+    with pytest.raises(CheckpointError, match=r"step 2 was not saved.* in use by process"):
+        write(first, comm, 2)
+    write(second, comm, 2)
+    first.close()
+    second.close()
+
+
 def test_a_child_that_is_forked_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_lock, "_PATIENCE", 5.0)
     code = f"{TAKE}\nif os.fork() == 0:\n    print('forked', flush=True); time.sleep(60)\nos.wait()"

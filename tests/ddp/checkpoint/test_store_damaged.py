@@ -18,7 +18,7 @@ import collectives
 from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files
 from ddp.checkpoint.checkpoint_files import DamagedCheckpoint, ShardReader
-from ddp.checkpoint.saved import open_checkpoint
+from ddp.checkpoint.saved import Saved, open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import check, write
@@ -126,10 +126,9 @@ def test_every_mutation_is_refused(tmp_path: Path, count: Callable[[int, int], i
 def test_what_is_said(change: Callable[[Files], object], message: str, tmp_path: Path) -> None:
     files = saved(tmp_path)[0]
     change(files)
-    with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(put(tmp_path / "x", files)).verify()
-    with pytest.raises(CheckpointError, match=message):
-        open_checkpoint(put(tmp_path / "x", files)).read_all()
+    for read in (Saved.verify, Saved.read_all):
+        with pytest.raises(CheckpointError, match=message):
+            read(open_checkpoint(put(tmp_path / "x", files)))
 
 
 def test_another_folders_checkpoint(tmp_path: Path) -> None:
