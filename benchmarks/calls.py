@@ -1,0 +1,193 @@
+"""What one call costs the host, against PyTorch: an op, its backward, a small step, and `optimizer.step()`.
+
+    OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.calls [--device cuda|cpu] [--only ops,optimizer] [--json FILE]
+
+ops        tensors so small that a GPU is done before the host has launched the next op: many are launched without
+           waiting, so that the host's part is timed. On the CPU an op's own work is in the time of both. On a GPU the
+           step also as a CUDA graph (theirs: `torch.cuda.graph` over the whole step)
+optimizer  `step()` on the CPU with gradients in arrays of their own, and in flat buckets; against PyTorch's default
+           settings (for loops on the CPU), and with fused=True
+
+Goals: an op at most 1.5 times PyTorch's, the other rows at most 1.0. Without PyTorch, ours alone is timed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import ddp
+from benchmarks import harness
+from ddp._layout import FlatBuckets, lay_out
+
+ROWS, WIDTH = 8, 32
+TURN = 5e-3  # s
+MOST = 500  # calls a turn: a stream takes about a thousand launches before it makes the host wait
+
+Call = Callable[[], Any]
+Shapes = list[tuple[int, ...]]
+
+
+def tensor(lib: Any, device: str, *shape: int, grad: bool = False) -> Any:
+    """The same numbers in both libraries."""
+    values = np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
+    return lib.tensor(values, device=device, requires_grad=grad)
+
+
+def op(lib: Any, device: str, name: str, grad: bool) -> Call:
+    """One op on small tensors. grad: with its backward, into gradients that are there"""
+    x, y = (tensor(lib, device, ROWS, WIDTH, grad=grad) for _ in range(2))
+    bias, gain = (tensor(lib, device, WIDTH, grad=grad) for _ in range(2))
+    weight, slope = tensor(lib, device, WIDTH, WIDTH, grad=grad), tensor(lib, device, ROWS, WIDTH)
+    forward: Call = {
+        "add": lambda: x + y,
+        "linear": lambda: lib.nn.functional.linear(x, weight, bias),
+        "layer_norm": lambda: lib.nn.functional.layer_norm(x, (WIDTH,), gain, bias),
+    }[name]
+    return (lambda: forward().backward(slope)) if grad else forward
+
+
+def mlp(lib: Any, device: str) -> Call:
+    """A training step of a small network: three layers, mean squared error, AdamW."""
+    nn = lib.nn
+    lib.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
+    model = nn.Sequential(*layers).to(device)
+    more = {"capturable": True} if lib is not ddp and device != "cpu" else {}
+    optimizer = lib.optim.AdamW(model.parameters(), lr=1e-3, **more)
+    x, y = tensor(lib, device, ROWS, WIDTH), tensor(lib, device, ROWS, WIDTH)
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def graphed(lib: Any, device: str) -> Call:
+    """The same step as a CUDA graph."""
+    step = mlp(lib, device)
+    if lib is ddp:
+        return ddp.cuda.graphed_step(step)
+    side = lib.cuda.Stream()
+    side.wait_stream(lib.cuda.current_stream())
+    with lib.cuda.stream(side):
+        for _ in range(3):
+            step()
+    lib.cuda.current_stream().wait_stream(side)
+    graph = lib.cuda.CUDAGraph()
+    with lib.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def widths(*sizes: int) -> Shapes:
+    """The parameters of a multilayer perceptron."""
+    return [shape for n, m in itertools.pairwise(sizes) for shape in ((m, n), (m,))]
+
+
+def gpt(layers: int = 4, d: int = 128, vocabulary: int = 96, context: int = 128) -> Shapes:
+    block: Shapes = [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
+    return [(vocabulary, d), (context, d), *block * layers, (d,), (d,)]
+
+
+PARAMETERS: dict[str, Shapes] = {
+    "MLP 64-64-10": widths(64, 64, 10),
+    "MLP 784-1024-1024-10": widths(784, 1024, 1024, 10),
+    "GPT, 4 layers, d=128": gpt(),
+    "200 tensors of 1000": [(1000,)] * 200,
+}
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD": ("SGD", {"lr": 1e-3}),
+    "SGD, momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}),
+    "AdamW": ("AdamW", {"lr": 1e-3}),
+}
+
+
+def update(lib: Any, name: str, options: dict[str, Any], shapes: Shapes, buckets: bool = False) -> Call:
+    """`optimizer.step` of one library. buckets: gradients lie in flat buckets, as under DataParallel"""
+    random = np.random.default_rng(0)
+    values = [random.standard_normal(shape).astype(np.float32) for shape in shapes]
+    params = [lib.tensor(value, requires_grad=True) for value in values]
+    if buckets:
+        layout = lay_out([list(range(len(values)))[::-1]], shapes, [value.dtype for value in values])
+        for p, view in zip(params, FlatBuckets(layout, np.zeros).views, strict=True):
+            p.leaf.grad_buffer.bind(view)
+    for p, value in zip(params, values, strict=True):
+        p.grad = lib.tensor(0.1 * value)
+    step: Call = getattr(lib.optim, name)(params, **options).step
+    return step
+
+
+def rows(group: str, libraries: dict[str, Any], device: str) -> Iterator[tuple[str, float, dict[str, Call]]]:
+    """Name, goal, and implementation -> call. The goal is about ours over theirs, pair by pair."""
+    if group == "ops":
+        for name, grad in itertools.product(("add", "linear", "layer_norm"), (False, True)):
+            row = f"{name}, forward{' and backward' if grad else ''}"
+            yield row, 1.5, {who: op(lib, device, name, grad) for who, lib in libraries.items()}
+        yield "MLP step", 1.5, {who: mlp(lib, device) for who, lib in libraries.items()}
+        if device != "cpu":
+            yield "MLP step, graphed", 1.0, {who: graphed(lib, device) for who, lib in libraries.items()}
+        return
+    for (model, shapes), (label, (name, options)) in itertools.product(PARAMETERS.items(), OPTIMIZERS.items()):
+        calls = {"ours": update(ddp, name, options, shapes), "ours, buckets": update(ddp, name, options, shapes, True)}
+        if torch := libraries.get("torch"):
+            calls |= {"torch": update(torch, name, options, shapes)}
+            calls |= {"torch, fused": update(torch, name, {**options, "fused": True}, shapes)}
+        yield f"{model}, {label}", 1.0, calls
+
+
+def measure(calls: dict[str, Call], wait: Call, rounds: int) -> harness.Rounds:
+    """Microseconds of the host for one call, by implementation. wait: until the device is idle"""
+
+    def turn(call: Call, repeats: int) -> float:
+        call()
+        wait()
+        spent = harness.seconds(call, repeats)
+        wait()
+        return 1e6 * spent
+
+    for call in calls.values():  # kernels are compiled, graphs are captured
+        turn(call, 5)
+    repeats = max(3, min(MOST, int(1e6 * TURN / max(turn(call, 3) for call in calls.values()))))
+    return harness.take_turns({who: lambda call=call: turn(call, repeats) for who, call in calls.items()}, rounds)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = harness.parser(__doc__, rounds=40, only=("ops", "optimizer"))
+    default = "cuda" if ddp.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=default, help="default: cuda where there is one")
+    args = parser.parse_args(arguments)
+    libraries: dict[str, Any] = {"ours": ddp}
+    if harness.has_torch():
+        import torch
+
+        torch.set_num_threads(1)
+        libraries |= {"torch": torch} if args.device == "cpu" or torch.cuda.is_available() else {}
+
+    def wait() -> None:
+        for lib in libraries.values() if args.device != "cpu" else ():
+            lib.cuda.synchronize()
+
+    medians: dict[str, dict[str, float]] = {}
+    goals = []
+    for group in args.only:
+        for name, goal, calls in rows(group, libraries, args.device):
+            times = measure(calls, wait, args.rounds)
+            medians[name] = harness.medians(times)
+            print(
+                f"{name:<38}" + "".join(f"{who:>15} {us:9.2f}" for who, us in medians[name].items()), "us", flush=True
+            )
+            pairs = [(a, b) for a in times if a.startswith("ours") for b in times if b.startswith("torch")]
+            goals += [harness.at_most(f"{name}: {a} / {b}", goal, harness.over(times[a], times[b])) for a, b in pairs]
+    harness.write(args.json, "calls", goals, device=args.device, medians=medians)
+
+
+if __name__ == "__main__":
+    main()
