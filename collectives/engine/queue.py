@@ -39,8 +39,10 @@ from collectives.flight.recorder import FAILED, QUEUED, process_recorder
 from collectives.time_limit import TimeLimit
 from collectives.transport import Steps, Test, Transport, describe_departure, left_before, spans
 
-_SPIN = 5e-6  # s; a peer that is about to arrive is worth a short spin,
+_SPIN = 20e-6  # s; a peer that is about to arrive is worth a short spin,
 _YIELD = 300e-6  # s; a later one gets this core whenever it can use it: ranks may share one,
+# s; which a yield tells that took longer. For a while waiting ranks spin no more than this.
+_SHARED = 5e-6
 # s; and a yield that takes longer gave the core to a process that computes, and did so for a whole time slice. A
 # process that sleeps gets its core back at once, so that for a while waiting ranks sleep instead
 # (benchmarks/collectives.py --busy 1).
@@ -57,21 +59,24 @@ LONG_PAUSE = 250e-6
 _SHOWN = 8  # late ranks of which a timeout says what they do
 _ORDER = "Every rank must make the same calls in the same order"
 
-_crowded_until = 0.0
+_shared_until = _crowded_until = 0.0
 
 
 def spin(test: Test) -> bool:
     """Repeats a test for a fraction of a millisecond; False if it is not True by then."""
-    global _crowded_until
+    global _shared_until, _crowded_until
     start = now = time.monotonic()
     while now - start < _YIELD:
-        if now - start < _SPIN:
+        if now - start < (_SPIN if now >= _shared_until else _SHARED):
             pass
         elif now < _crowded_until:
             time.sleep(_NAP)
         else:
             os.sched_yield()
-            if time.monotonic() - now > _TAKEN:
+            taken = time.monotonic() - now
+            if taken > _SHARED:
+                _shared_until = now + _CROWDED
+            if taken > _TAKEN:
                 _crowded_until = now + _CROWDED
         if test():
             return True

@@ -16,6 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import struct
 import threading
 import weakref
 from collections.abc import Sequence
@@ -221,6 +222,7 @@ def share_segment(transport: Transport, nbytes: int) -> Steps[tuple[list[int], S
 INLINE_BYTES = 64 << 10
 #: Bytes of a staging buffer: tiles of it stay in a core's second-level cache.
 STAGING_BYTES = 256 << 10
+_pack_words = struct.Struct("8q").pack_into  # a header's words after the sequence number
 _LINE = 8  # int64 words of a cache line, so that no two ranks write into the same one
 
 
@@ -276,8 +278,7 @@ class ControlBlock:
         """This rank's header of its next call, whose words after the sequence number these are."""
         self.sequence += 1
         at = self.header(self.sequence & 1, self.me)
-        for place, word in enumerate(words, HASH):
-            self.words[at + place] = word
+        _pack_words(self.bytes, (at + HASH) * 8, *words)
         self.words[at + SEQUENCE] = self.sequence
 
     def missing(self) -> list[int]:
