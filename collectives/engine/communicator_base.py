@@ -16,16 +16,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array, writable
 from collectives.engine.call import MISS, CollectiveOp, Work
 from collectives.engine.queue import CallQueue, CommunicatorRegistry
 from collectives.errors import ArgumentError, MismatchError
 from collectives.reduction import Array
-from collectives.transport import Signature, Signatures, Steps, Transport, differ, gather_records, spans
+from collectives.transport import Signature, Signatures, Steps, Test, Transport, differ, gather_records, spans
 
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
 #: What a call does, step by step.
 Describe = Callable[[CollectiveOp[T]], Steps[T]]
+#: How a collective moves arrays: on a transport of the host or a GPU, what this rank sends; and all signatures.
+Body = Callable[[Any, Any, Signatures | None], Steps[Any]]
 
 #: Characters of each text of a call, in the table.
 LONGEST = 200
@@ -79,6 +82,10 @@ class CommunicatorBase:
     def _device(self, x: Any) -> Any:
         """The end of this communicator that a call goes to whose array is on a GPU, like x: see `Communicator`."""
         raise NotImplementedError
+
+    def _arrays(self, x: Any) -> Any:
+        """What reads and makes the arrays of a call on x: `HostArrays`, or `DeviceArrays` where x lies on a GPU."""
+        return self._device(x).arrays() if is_device_array(x) else HostArrays(self)
 
     def _ended(self) -> None:
         self.registry.leave(self.transport.key)
@@ -140,6 +147,78 @@ class CommunicatorBase:
     def _check_root(self, root: Any) -> int:
         """The root as a plain number. Raises: ArgumentError if there is no such rank."""
         return whole(root, 0, self.size - 1, "root should be a rank")
+
+
+class HostArrays:
+    """The arrays of one call on the host: how they are read, made, shown to the other ranks and handed out.
+
+    `DeviceArrays` is the same for arrays on a GPU, so that a collective is described once for both.
+    """
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        self._comm = comm
+
+    def read(self, x: Any, what: str = "x", written: bool = False) -> Array:
+        """x as an array that shares its memory. Raises: ArgumentError if it cannot be read, or written where it is."""
+        array = as_array(x, what)
+        return writable(array, what) if written else array
+
+    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:
+        """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
+        if target is None or target.shape != shape or target.dtype != dtype:
+            return np.empty(shape, dtype)
+        overlaps = source is not None and np.may_share_memory(target, source)
+        return (
+            target if target.flags.c_contiguous and target.flags.writeable and not overlaps else np.empty(shape, dtype)
+        )
+
+    def complete(self, operation: Test) -> Steps[None]:
+        """Waits for an operation of the transport."""
+        yield operation
+
+    def copy(self, target: Array, source: Array) -> None:
+        """target = source"""
+        np.copyto(target, source)
+
+    def deliver(self, whole: Array, target: Array | None, out: Any) -> Any:
+        """The result: what arrived, or `out` as the caller gave it, whose array is `target`."""
+        if target is None:
+            return whole
+        if target is not whole:
+            np.copyto(check_out(target, whole.shape, whole.dtype), whole)
+        return out
+
+    def call(
+        self,
+        name: str,
+        source: Array | None,
+        body: Body,
+        more: str,
+        *,
+        shape: tuple[int, ...] | None = None,
+        rows: int = 0,
+        shown: bool = True,
+        prefix: Array | None = None,
+        plan: Callable[[], Any] | None = None,
+    ) -> CollectiveOp[Any]:
+        """A call whose `body` moves what it gets of `source` once the ranks have compared it.
+
+        shape: what the ranks must agree on, with the dtype; rows: the length along axis 0
+        shown: the others may read `source` as soon as this rank has come; prefix: what they are shown before it
+        """
+
+        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
+            sent = None if source is None else contiguous(source)
+            payload = None if sent is None or not shown else as_bytes(sent)
+            signature = self._comm._signature(call, shape, rows)
+            signatures = yield from self._comm.verify(call, signature, payload, prefix=prefix)
+            return (yield from body(self._comm.transport, sent, signatures))
+
+        return self._comm._collective(name, source, steps, more, plan)
+
+    def run(self, call: CollectiveOp[Any], async_op: bool) -> Any:
+        """Carries a call out, or starts it."""
+        return self._comm._run(call, async_op)
 
 
 def whole(number: Any, least: int, most: int, what: str) -> int:

@@ -20,9 +20,8 @@ from collectives.arrays import as_array, as_bytes, contiguous, is_device_array
 from collectives.engine import array_header as header
 from collectives.engine.array_header import EagerMessage, decode_eager
 from collectives.engine.call import CollectiveOp, Work
-from collectives.engine.communicator_base import CommunicatorBase, whole
+from collectives.engine.communicator_base import CommunicatorBase, HostArrays, whole
 from collectives.engine.queue import CommunicatorRegistry
-from collectives.ops.data_movement import hand_out, result_array
 from collectives.transport import EAGER_TAG, RENDEZVOUS_TAG, ExitNotice, Steps, Transport, left_before
 
 
@@ -171,19 +170,20 @@ class PointToPoint(CommunicatorBase):
             if async_op:
                 return device.receive_work(self.recv(src, tag=tag, async_op=True), out)
             return device.to_device(self.recv(src, tag=tag), out)
-        target = None if out is None else as_array(out, "out")
+        arrays = HostArrays(self)
+        target = None if out is None else arrays.read(out, "out")
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             receive = self._p2p.post(src, tag)
             yield lambda: self._p2p.matched(receive)
             message = receive.message
             assert message is not None
-            received = result_array(message.shape, message.dtype, None, target)
+            received = arrays.result(message.shape, message.dtype, None, target)
             if message.rendezvous_tag:
                 yield self.transport.recv(as_bytes(received), message.src, message.rendezvous_tag)
             else:
                 as_bytes(received)[:] = message.body
-            result = hand_out(received, target, out)
+            result = arrays.deliver(received, target, out)
             return result if src is not None else (result, message.src)
 
         what = f"from {'any rank' if src is None else src} tag {tag}"

@@ -30,19 +30,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.arrays import as_bytes, flat, row_bytes, rows
+from collectives.arrays import as_bytes, flat
 from collectives.backends.device import cuda
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.engine import array_header
 from collectives.engine.call import CollectiveOp, Work
-from collectives.engine.communicator_base import CommunicatorBase, Scale, signature_hash
+from collectives.engine.communicator_base import Body, CommunicatorBase, Scale, signature_hash
 from collectives.engine.queue import PAUSE
 from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout
 from collectives.flight.recorder import FAILED
-from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, split_rows
 from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, describe, finish, wire_op
 from collectives.time_limit import TimeLimit
 from collectives.transport import Signature, Signatures, Steps, Transport
@@ -62,7 +60,7 @@ class StreamHandoff:
         self._origin = cuda.current_stream()
         self._buffers = list(buffers)
         self._ready: Any = None
-        self._comm: Any = None
+        self.comm: Any = None
         self._done: Any = None
         self.captured = cuda.capturing(self._origin)
 
@@ -77,13 +75,13 @@ class StreamHandoff:
             array = self._cuda.empty(shape, dtype)
         if self._ready is not None:
             # What was freed since `ready` may lie here, and kernels of the caller's may still use it.
-            self._comm.wait_event(self._cuda.mark(self._origin))
+            self.comm.wait_event(self._cuda.mark(self._origin))
         self.keep(array)
         return array
 
     def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new array for the communication stream alone; after `begin`."""
-        with self._cuda.on(self._comm):
+        with self._cuda.on(self.comm):
             array = self._cuda.empty(shape, dtype)
         self.keep(array)
         return array
@@ -93,7 +91,7 @@ class StreamHandoff:
         if dtype == source.dtype and source.flags.c_contiguous:
             return source
         array = self.scratch(source.shape, dtype)
-        self._cuda.copy(array, source, self._comm)
+        self._cuda.copy(array, source, self.comm)
         return array
 
     def keep(self, *buffers: Any) -> None:
@@ -107,14 +105,14 @@ class StreamHandoff:
     def begin(self, comm: Any) -> None:
         """Has the communication stream wait for `ready`; in whichever thread drives the collective."""
         assert self._ready is not None
-        self._comm = comm
+        self.comm = comm
         comm.wait_event(self._ready)
 
     def end(self, call: object, timeout: float | None) -> None:
         """Everything has been put on the communication stream. timeout: s; until it has to have passed, if ever"""
         buffers, self._buffers = self._buffers, []
         try:
-            self._done = self._cuda.mark(self._comm)
+            self._done = self._cuda.mark(self.comm)
         except Exception:
             self._watchdog.leak(buffers)  # the device has failed: what is still written to is not known
             raise
@@ -173,10 +171,6 @@ class DeviceReceiveWork(Work[Any]):
         return self._result
 
 
-#: Puts a collective on the transport's stream; gets the signatures of all ranks, None if they were not exchanged.
-Body = Callable[[DeviceTransport, Signatures | None], Steps[T]]
-
-
 class DeviceCommunicator:
     """All collectives of one communicator on device arrays, and the two ends of a message whose array is on a GPU.
 
@@ -220,7 +214,7 @@ class DeviceCommunicator:
         if self._device_transport is None:
             return
         self.watchdog.check()
-        call = self._call(name, None, "on GPU")
+        call: CollectiveOp[None] = CollectiveOp(name, None, "on GPU", self._comm.timeout)
         self._comm.queue.note(call)
         # Recorded outside of any capture, so that the watchdog may query it.
         event = self._cuda.mark(self._cuda.current_stream())
@@ -243,51 +237,9 @@ class DeviceCommunicator:
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    def _call(self, name: str, x: Any, more: str) -> CollectiveOp[Any]:
-        return CollectiveOp(name, x, more, self._comm.timeout)
-
-    def _handoff(self, *buffers: Any) -> StreamHandoff:
-        self.watchdog.check()
-        return StreamHandoff(self._cuda, self.watchdog, *buffers)
-
-    def _run(
-        self,
-        name: str,
-        x: Any,
-        handoff: StreamHandoff,
-        body: Body[T],
-        async_op: bool,
-        more: str = "",
-        shape: tuple[int, ...] | None = None,
-    ) -> Any:
-        """Has the communicator run `body` in its order. shape: what the ranks must agree on, beside x's dtype."""
-        handoff.record_ready()
-        more = f"{more} on GPU".lstrip()
-        dtype = None if shape is None else x.dtype
-        signature = Signature(signature_hash(name, more, dtype, shape), 0 if x is None or not x.ndim else len(x))
-        call = self._call(name, x, more)
-
-        def steps() -> Steps[T]:
-            signatures = yield from self._comm.verify(call, signature)
-            transport = yield from self.transport()
-            if handoff.captured and not transport.capturable:
-                raise ArgumentError(
-                    f"{name}: the host takes part in a collective over {transport.name}, so it cannot be captured into "
-                    "a graph; NCCL's can"
-                )
-            handoff.begin(transport.stream)
-            try:
-                return (yield from body(transport, signatures))
-            finally:
-                handoff.end(call, transport.timeout)
-
-        call.steps = steps()
-        if async_op:
-            self._comm.queue.submit(call)
-            return DeviceWork(call, handoff)
-        result = self._comm.queue.run(call)
-        handoff.wait()
-        return result
+    def arrays(self) -> DeviceArrays:
+        """What reads and makes the arrays of one call. Raises: what has gone wrong on the device."""
+        return DeviceArrays(self._comm, self, self._cuda)
 
     # Reductions ------------------------------------------------------------------------------------------------------
 
@@ -303,19 +255,18 @@ class DeviceCommunicator:
         lengths: Sequence[int] | None,
     ) -> Any:
         """all_reduce, reduce or reduce_scatter, by name."""
-        source = self._cuda.as_array(x)
+        arrays = self.arrays()
+        handoff, source = arrays.handoff, arrays.read(x)
         reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
-        handoff = self._handoff(source)
         result: Any = None
         if reduction.shape is not None and out is None:
             result = handoff.result(reduction.shape, source.dtype)
         elif reduction.shape is not None:
-            result = source if out is x and name != "reduce_scatter" else self._out(out, reduction.shape, source.dtype)
-            handoff.keep(result)
+            in_place = out is x and name != "reduce_scatter"
+            result = source if in_place else check_shape(arrays.read(out, "out"), reduction.shape, source.dtype)
 
-        def body(transport: DeviceTransport, _: Signatures | None) -> Steps[Any]:
+        def body(transport: DeviceTransport, sent: Any, _: Signatures | None) -> Steps[Any]:
             factor = self._factor(scale, transport)
-            sent = handoff.contiguous(source, reduction.wire)
             total = None if result is None else self._total(name, source, sent, result, handoff)
             averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
             if not transport.reduces(sent.dtype, reduction.op):
@@ -332,10 +283,11 @@ class DeviceCommunicator:
                 if on_device:  # not read by the host, which would wait for it
                     self._cuda.xp.multiply(total, factor.astype(total.dtype), out=total)
             if total is not result:
-                self._cuda.copy(result, total, transport.stream)
+                arrays.copy(result, total)
             return result if out is None else out
 
-        return self._run(name, source, handoff, body, async_op, reduction.text, source.shape)
+        call = arrays.call(name, source, body, reduction.text, shape=source.shape, wire=reduction.wire)
+        return arrays.run(call, async_op)
 
     def _total(self, name: str, source: Any, sent: Any, result: Any, handoff: StreamHandoff) -> Any:
         """Where the wire's result arrives: in the answer itself if it can be there at once."""
@@ -370,121 +322,6 @@ class DeviceCommunicator:
             for other in wanted[1:]:
                 getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)(total, other, out=total)
 
-    # Movements -------------------------------------------------------------------------------------------------------
-
-    def broadcast(self, x: Any, root: int, async_op: bool) -> Any:
-        """The root's x, on every rank."""
-        array = self._cuda.as_array(x)
-        handoff = self._handoff(array)
-
-        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
-            moved = handoff.contiguous(array, array.dtype)
-            yield from transport.broadcast(as_bytes(moved), root)
-            if moved is not array and self.rank != root:
-                self._cuda.copy(array, moved, transport.stream)
-            return array
-
-        return self._run("broadcast", array, handoff, body, async_op, f"root {root}", array.shape)
-
-    def gather(self, name: str, x: Any, root: int | None, lengths: Lengths, out: Any, async_op: bool) -> Any:
-        """gather; all_gather, for which root is None."""
-        part = rows(self._cuda.as_array(x))
-        known = joined_rows(len(part), lengths, self.rank, self.size)
-        handoff = self._handoff(part)
-        receives = root is None or self.rank == root
-        target = None if out is None or not receives else self._cuda.as_array(out, "out")
-        more = ("" if root is None else f"root {root}") + in_words(lengths, known)
-        early = None
-        if receives and known is not None:
-            early = self._result(target, (sum(known), *part.shape[1:]), part, handoff)
-
-        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
-            counts = yield from array_header.exchange_lengths(self._transport, part, known, signatures)
-            whole: Any = early
-            if receives and whole is None:
-                whole = self._result(target, (sum(counts), *part.shape[1:]), part, handoff)
-            sent = as_bytes(handoff.contiguous(part, part.dtype))
-            each = [n * row_bytes(part) for n in counts]
-            if root is None:
-                yield from transport.all_gather(sent, as_bytes(whole), each)
-            else:
-                yield from transport.gather(sent, None if whole is None else as_bytes(whole), each, root)
-            return None if whole is None else self._deliver(whole, target, out, transport)
-
-        return self._run(name, part, handoff, body, async_op, more.strip(), part.shape[1:])
-
-    def scatter(self, x: Any, root: int, lengths: Sequence[int] | None, out: Any, async_op: bool) -> Any:
-        """The root's x, a part for each rank."""
-        whole = self._rows_to_split(x, "scatter") if self.rank == root else None
-        message = array_header.empty(self.size)
-        if whole is not None:
-            message = array_header.encode(whole, split_rows(len(whole), lengths, self.size))
-        target = None if out is None else self._cuda.as_array(out, "out")
-        handoff = self._handoff(whole)
-
-        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
-            yield self._transport.broadcast(message, root)
-            dtype, row_shape, parts = array_header.decode(message)
-            like = np.empty((0, *row_shape), dtype)
-            part = self._result(target, (parts[self.rank], *row_shape), like, handoff, whole)
-            sent = None if whole is None else as_bytes(handoff.contiguous(whole, dtype))
-            yield from transport.scatter(sent, as_bytes(part), [n * row_bytes(like) for n in parts], root)
-            return self._deliver(part, target, out, transport)
-
-        return self._run("scatter", whole, handoff, body, async_op, f"root {root}")
-
-    def all_to_all(self, x: Any, lengths: Any, out: Any, async_op: bool) -> Any:
-        """Each rank's x, a part for each rank."""
-        whole = self._rows_to_split(x, "all_to_all")
-        sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
-        target = None if out is None else self._cuda.as_array(out, "out")
-        handoff = self._handoff(whole)
-
-        def body(transport: DeviceTransport, signatures: Signatures | None) -> Steps[Any]:
-            table = known or (yield from array_header.exchange_rows(self._transport, whole, sends))
-            received = sum(row[self.rank] for row in table)
-            result = self._result(target, (received, *whole.shape[1:]), whole, handoff)
-            sent = as_bytes(handoff.contiguous(whole, whole.dtype))
-            width = row_bytes(whole)
-            yield from transport.all_to_all(sent, as_bytes(result), [[n * width for n in row] for row in table])
-            return self._deliver(result, target, out, transport)
-
-        more = "" if known is None else in_words(lengths, known).strip()
-        return self._run("all_to_all", whole, handoff, body, async_op, more, whole.shape[1:])
-
-    # Arrays ----------------------------------------------------------------------------------------------------------
-
-    def _out(self, out: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-        array = self._cuda.as_array(out, "out")
-        if array.shape != shape or array.dtype != dtype:
-            raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
-        return array
-
-    def _rows_to_split(self, x: Any, what: str) -> Any:
-        whole = self._cuda.as_array(x)
-        if whole.ndim == 0:
-            raise ArgumentError(f"{what} splits axis 0, and x is 0-d")
-        return whole
-
-    def _result(
-        self, target: Any, shape: tuple[int, ...], like: Any, handoff: StreamHandoff, source: Any = None
-    ) -> Any:
-        """Where a result of this shape and of like's dtype arrives: in `target` if it can be there at once."""
-        source = like if source is None else source
-        if target is not None:
-            handoff.keep(target)
-            fits = (target.shape, target.dtype) == (shape, like.dtype) and target.flags.c_contiguous
-            if fits and (isinstance(source, np.ndarray) or not overlap(target, source)):
-                return target
-        return handoff.result(shape, like.dtype)
-
-    def _deliver(self, whole: Any, target: Any, out: Any, transport: DeviceTransport) -> Any:
-        if target is None:
-            return whole
-        if target is not whole:
-            self._cuda.copy(self._out(target, whole.shape, whole.dtype), whole, transport.stream)
-        return out
-
     # Point to point --------------------------------------------------------------------------------------------------
 
     def to_host(self, x: Any) -> Array:
@@ -516,7 +353,7 @@ class DeviceCommunicator:
         """
         if isinstance(received, tuple):
             return self.to_device(received[0], out), received[1]
-        target = self._out(out, received.shape, received.dtype)
+        target = check_shape(self._cuda.as_array(out, "out"), received.shape, received.dtype)
         stream = self._cuda.current_stream()
         staged = self._cuda.pinned(received.nbytes)
         staged[:] = received.reshape(-1).view(np.uint8)
@@ -530,6 +367,101 @@ class DeviceCommunicator:
     def receive_work(self, work: Work[Array], out: Any) -> DeviceReceiveWork:
         """What `recv(async_op=True)` returns for an `out` on the GPU."""
         return DeviceReceiveWork(work, lambda received: self.to_device(received, out))
+
+
+class DeviceArrays:
+    """The arrays of one call on a GPU: how they are read, made and handed out, in the order of streams.
+
+    `HostArrays` is the same on the host. handoff: what orders the call among the caller's kernels
+    """
+
+    def __init__(self, comm: CommunicatorBase, device: DeviceCommunicator, cuda: Cuda) -> None:
+        device.watchdog.check()
+        self._comm, self._device, self._cuda = comm, device, cuda
+        self.handoff = StreamHandoff(cuda, device.watchdog)
+
+    def read(self, x: Any, what: str = "x", written: bool = False) -> Any:
+        """x as a CuPy array that shares its memory, which is kept until the collective is done."""
+        array = self._cuda.as_array(x, what)
+        self.handoff.keep(array)
+        return array
+
+    def result(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
+        """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
+        fits = target is not None and (target.shape, target.dtype) == (shape, dtype) and target.flags.c_contiguous
+        if fits and (source is None or not overlap(target, source)):
+            return target
+        return self.handoff.result(shape, dtype)
+
+    def complete(self, operation: Steps[None]) -> Steps[None]:
+        """Puts an operation of the transport on its stream."""
+        return operation
+
+    def copy(self, target: Any, source: Any) -> None:
+        """target = source, on the communication stream."""
+        self._cuda.copy(target, source, self.handoff.comm)
+
+    def deliver(self, whole: Any, target: Any, out: Any) -> Any:
+        """The result: what arrived, or `out` as the caller gave it, whose array is `target`."""
+        if target is None:
+            return whole
+        if target is not whole:
+            self.copy(check_shape(target, whole.shape, whole.dtype), whole)
+        return out
+
+    def call(
+        self,
+        name: str,
+        source: Any,
+        body: Body,
+        more: str,
+        *,
+        shape: tuple[int, ...] | None = None,
+        rows: int = 0,
+        wire: Any = None,
+        prefix: Array | None = None,
+        **_: Any,
+    ) -> CollectiveOp[Any]:
+        """A call whose `body` moves what it gets of `source`: see `HostArrays.call`. wire: the dtype in which."""
+        self.handoff.record_ready()
+        more = f"{more} on GPU".lstrip()
+        dtype = None if shape is None else source.dtype
+        signature = Signature(signature_hash(name, more, dtype, shape), rows)
+        call: CollectiveOp[Any] = CollectiveOp(name, source, more, self._comm.timeout)
+
+        def steps() -> Steps[Any]:
+            signatures = yield from self._comm.verify(call, signature, prefix=prefix)
+            transport = yield from self._device.transport()
+            if self.handoff.captured and not transport.capturable:
+                raise ArgumentError(
+                    f"{name}: the host takes part in a collective over {transport.name}, so it cannot be captured into "
+                    "a graph; NCCL's can"
+                )
+            self.handoff.begin(transport.stream)
+            try:
+                sent = None if source is None else self.handoff.contiguous(source, wire or source.dtype)
+                return (yield from body(transport, sent, signatures))
+            finally:
+                self.handoff.end(call, transport.timeout)
+
+        call.steps = steps()
+        return call
+
+    def run(self, call: CollectiveOp[Any], async_op: bool) -> Any:
+        """Has the communicator carry a call out in its order, or start it."""
+        if async_op:
+            self._comm.queue.submit(call)
+            return DeviceWork(call, self.handoff)
+        result = self._comm.queue.run(call)
+        self.handoff.wait()
+        return result
+
+
+def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """`out` on a GPU. Raises: ArgumentError if a result of this shape and dtype does not fit."""
+    if array.shape != shape or array.dtype != dtype:
+        raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
+    return array
 
 
 def overlap(a: Any, b: Any) -> bool:
@@ -577,7 +509,7 @@ def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunic
         except CollectivesError as error:
             reason = str(error)
     made = DeviceCommunicator(comm, transport, device, reason)
-    call = made._call("init", None, "nccl")
+    call: CollectiveOp[DeviceTransport] = CollectiveOp("init", None, "nccl", comm.timeout)
     call.steps = made.transport()
     comm.queue.run(call)
     return made
