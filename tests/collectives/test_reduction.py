@@ -166,26 +166,6 @@ def test_reductions_mean_the_same_over_mpi(hold_over_mpi: Callable[..., None], s
 
 
 @pytest.mark.parametrize(
-    ("dtype", "op", "wire"),
-    [
-        ("?", "max", "u1"),
-        ("i1", "mean", "i8"),
-        ("u4", "mean", "i8"),
-        ("u8", "mean", "u8"),
-        ("f2", "max", "f4"),
-        ("bfloat16", "sum", "f4"),
-        (">f4", "sum", "=f4"),
-        (">i2", "mean", "i8"),
-        ("c8", "mean", "c8"),
-    ],
-)
-def test_the_dtype_on_the_wire(dtype: str, op: str, wire: str) -> None:
-    got = wire_dtype(np.dtype(dtype), ReduceOp(op))
-    assert got == np.dtype(wire)
-    assert got.isnative
-
-
-@pytest.mark.parametrize(
     ("dtype", "op", "why"),
     [
         ("?", "sum", "it has max, min"),
