@@ -165,13 +165,9 @@ class PointToPoint(CommunicatorBase):
         if src is not None:
             src = whole(src, 0, self.size - 1, "src should be None, for any, or a rank")
         tag = _check_tag(tag)
-        if is_device_array(out):
-            device = self._device(out)
-            if async_op:
-                return device.receive_work(self.recv(src, tag=tag, async_op=True), out)
-            return device.to_device(self.recv(src, tag=tag), out)
-        arrays = HostArrays(self)
-        target = None if out is None else arrays.read(out, "out")
+        device = self._device(out) if is_device_array(out) else None
+        arrays, host_out = HostArrays(self), None if device else out
+        target = None if host_out is None else arrays.read(host_out, "out")
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             receive = self._p2p.post(src, tag)
@@ -183,14 +179,17 @@ class PointToPoint(CommunicatorBase):
                 yield self.transport.recv(as_bytes(received), message.src, message.rendezvous_tag)
             else:
                 as_bytes(received)[:] = message.body
-            result = arrays.deliver(received, target, out)
+            result = arrays.deliver(received, target, host_out)
             return result if src is not None else (result, message.src)
 
         what = f"from {'any rank' if src is None else src} tag {tag}"
         call: CollectiveOp[Any] = CollectiveOp("recv", target, what, self.timeout)
         call.steps = steps(call)
         call.peers, call.gone = self._others if src is None else (src,), partial(self._p2p.never_sent, src)
-        return self._post(call, async_op)
+        result = self._post(call, async_op)
+        if device is None:
+            return result
+        return device.receive_work(call, out) if async_op else device.to_device(result, out)
 
     def _post(self, call: CollectiveOp[T], async_op: bool) -> T | Work[T]:
         if not async_op:

@@ -158,8 +158,8 @@ class DeviceReceiveWork(Work[Any]):
 
     __slots__ = ("_deliver", "_result")
 
-    def __init__(self, work: Work[Array], deliver: Callable[[Any], Any]) -> None:
-        super().__init__(work._call)
+    def __init__(self, call: CollectiveOp[Array], deliver: Callable[[Any], Any]) -> None:
+        super().__init__(call)
         self._deliver = deliver
         self._result: Any = None
 
@@ -364,9 +364,9 @@ class DeviceCommunicator:
         self.watchdog.watch(self._cuda.mark(stream), (staged, dense))
         return out
 
-    def receive_work(self, work: Work[Array], out: Any) -> DeviceReceiveWork:
+    def receive_work(self, call: CollectiveOp[Array], out: Any) -> DeviceReceiveWork:
         """What `recv(async_op=True)` returns for an `out` on the GPU."""
-        return DeviceReceiveWork(work, lambda received: self.to_device(received, out))
+        return DeviceReceiveWork(call, lambda received: self.to_device(received, out))
 
 
 class DeviceArrays:
