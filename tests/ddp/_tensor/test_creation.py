@@ -14,21 +14,13 @@ import pytest
 import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
+from tests.ddp._tensor.oracle import agree
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
 
 def theirs(dtype: Any) -> Any:
     return getattr(torch, dtype.name)
-
-
-def assert_same(ours: ddp.Tensor, expected: Any, rel: float = 0.0) -> None:
-    assert theirs(ours.dtype) == expected.dtype
-    assert ours.shape == tuple(expected.shape)
-    if rel:
-        assert np.allclose(ours.numpy(), expected.numpy(), rtol=rel, atol=rel)
-    else:
-        assert ours.tolist() == expected.tolist()
 
 
 FILLED = [ddp.zeros, ddp.ones, ddp.empty, ddp.rand, ddp.randn]
@@ -74,21 +66,21 @@ class TestConstants:
     @pytest.mark.parametrize("dtype", [None, ddp.float16, ddp.bfloat16, ddp.float64, ddp.bool])
     def test_full(self, value: float, dtype: Any) -> None:
         kind = None if dtype is None else theirs(dtype)
-        assert_same(ddp.full((2, 3), value, dtype=dtype), torch.full((2, 3), value, dtype=kind))
+        agree(ddp.full((2, 3), value, dtype=dtype), torch.full((2, 3), value, dtype=kind), rtol=0)
         x, y = ddp.zeros(2, dtype=ddp.float64), torch.zeros(2, dtype=torch.float64)
-        assert_same(ddp.full_like(x, value, dtype=dtype), torch.full_like(y, value, dtype=kind))
+        agree(ddp.full_like(x, value, dtype=dtype), torch.full_like(y, value, dtype=kind), rtol=0)
 
     def test_full_of_other_numbers(self) -> None:
-        assert_same(ddp.full((2,), 2.7, dtype=ddp.int64), torch.full((2,), 2.7, dtype=torch.int64))
+        agree(ddp.full((2,), 2.7, dtype=ddp.int64), torch.full((2,), 2.7, dtype=torch.int64), rtol=0)
         assert ddp.full((2,), ddp.tensor(3)).tolist() == [3, 3]
         assert ddp.full((2,), np.float32(3)).dtype == ddp.float32
         assert ddp.full(2, 7.0).shape == (2,)
 
     def test_eye(self) -> None:
-        assert_same(ddp.eye(2, 3), torch.eye(2, 3))
-        assert_same(ddp.eye(2, dtype=ddp.int64), torch.eye(2, dtype=torch.int64))
-        assert_same(ddp.eye(2, dtype=ddp.bfloat16), torch.eye(2, dtype=torch.bfloat16))
-        assert_same(ddp.eye(0), torch.eye(0))
+        agree(ddp.eye(2, 3), torch.eye(2, 3), rtol=0)
+        agree(ddp.eye(2, dtype=ddp.int64), torch.eye(2, dtype=torch.int64), rtol=0)
+        agree(ddp.eye(2, dtype=ddp.bfloat16), torch.eye(2, dtype=torch.bfloat16), rtol=0)
+        agree(ddp.eye(0), torch.eye(0), rtol=0)
 
 
 class TestRanges:
@@ -101,14 +93,14 @@ class TestRanges:
         if name is not None and name.startswith(("int", "uint")) and any(isinstance(n, float) or n < 0 for n in args):
             return  # PyTorch's own rounding of mixed arguments
         kind = None if name is None else getattr(torch, name)
-        assert_same(ddp.arange(*args, dtype=name), torch.arange(*args, dtype=kind))
+        agree(ddp.arange(*args, dtype=name), torch.arange(*args, dtype=kind), rtol=0)
 
     def test_arange_as_integers(self) -> None:
-        assert_same(ddp.arange(0.5, 5, dtype=ddp.int64), torch.arange(0.5, 5, dtype=torch.int64))
-        assert_same(ddp.arange(np.int64(3)), torch.arange(3))
-        assert_same(ddp.arange(ddp.tensor(3)), torch.arange(torch.tensor(3)))
-        assert_same(ddp.arange(start=1, end=5, step=2), torch.arange(start=1, end=5, step=2))
-        assert_same(ddp.arange(2**53, 2**53 + 3), torch.arange(2**53, 2**53 + 3))
+        agree(ddp.arange(0.5, 5, dtype=ddp.int64), torch.arange(0.5, 5, dtype=torch.int64), rtol=0)
+        agree(ddp.arange(np.int64(3)), torch.arange(3), rtol=0)
+        agree(ddp.arange(ddp.tensor(3)), torch.arange(torch.tensor(3)), rtol=0)
+        agree(ddp.arange(start=1, end=5, step=2), torch.arange(start=1, end=5, step=2), rtol=0)
+        agree(ddp.arange(2**53, 2**53 + 3), torch.arange(2**53, 2**53 + 3), rtol=0)
 
     @pytest.mark.parametrize(
         ("args", "message"),
@@ -122,8 +114,8 @@ class TestRanges:
     @pytest.mark.parametrize("dtype", [None, ddp.float64, ddp.int64])
     def test_linspace(self, args: Any, dtype: Any) -> None:
         kind = None if dtype is None else theirs(dtype)
-        assert_same(ddp.linspace(*args, dtype=dtype), torch.linspace(*args, dtype=kind), rel=1e-6)
-        assert_same(ddp.logspace(*args, base=2, dtype=dtype), torch.logspace(*args, base=2, dtype=kind), rel=1e-5)
+        agree(ddp.linspace(*args, dtype=dtype), torch.linspace(*args, dtype=kind), 1e-6, 1e-6)
+        agree(ddp.logspace(*args, base=2, dtype=dtype), torch.logspace(*args, base=2, dtype=kind), 1e-5, 1e-5)
 
 
 TYPES = ["BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import ddp
+from tests.ddp._tensor.oracle import agree, numbers
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
@@ -21,16 +22,6 @@ VALUES = [3, 1, 0, 2, 5]
 
 def both(values: Any, dtype: str) -> tuple[ddp.Tensor, Any]:
     return ddp.tensor(values).to(dtype), torch.tensor(values).to(getattr(torch, dtype))
-
-
-def numbers(y: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(y.detach().tolist(), float)
-
-
-def same(y: Any, expected: Any, rtol: float = 1e-6) -> None:
-    assert str(expected.dtype) == f"torch.{y.dtype.name}"
-    rtol = {"float16": 2e-3, "bfloat16": 1.6e-2}.get(y.dtype.name, rtol)
-    np.testing.assert_allclose(numbers(y), numbers(expected), rtol=rtol, atol=1e-7)
 
 
 UNARY = """
@@ -48,8 +39,8 @@ def test_functions_of_every_dtype(name: str, dtype: str) -> None:
         expected = getattr(torch, name)(t)
     except RuntimeError:  # bool, for some
         pytest.skip("PyTorch has none")
-    same(getattr(ddp, name)(x), expected)
-    same(getattr(x, name)(), expected)
+    agree(getattr(ddp, name)(x), expected)
+    agree(getattr(x, name)(), expected)
 
 
 BINARY = """
@@ -101,13 +92,13 @@ REFLECTED: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("fn", REFLECTED)
 def test_reflected(fn: Callable[[Any], Any], dtype: str) -> None:
     x, t = both([1, 2, 3], dtype)
-    same(fn(x), fn(t))
+    agree(fn(x), fn(t))
 
 
 def test_reflected_bits() -> None:
     for fn in (lambda x: 6 & x, lambda x: 6 | x, lambda x: 6 ^ x, lambda x: 6 << x, lambda x: 100 >> x, lambda x: ~x):
         x, t = both([1, 2, 3], "int32")
-        same(fn(x), fn(t))
+        agree(fn(x), fn(t))
     assert (True & ddp.tensor([True, False])).tolist() == [True, False]
 
 
@@ -147,8 +138,8 @@ def test_signs_and_special_values(fn: Callable[..., Any], dtype: str) -> None:
 @pytest.mark.parametrize("name", ["floor_divide", "remainder", "fmod"])
 def test_integers_of_both_signs(name: str) -> None:
     (x, t), (y, u) = both([7, -7, 7, -7, 6, -6], "int64"), both([2, 2, -2, -2, 3, 3], "int64")
-    same(getattr(ddp, name)(x, y), getattr(torch, name)(t, u))
-    same(ddp.div(x, y, rounding_mode="trunc"), torch.div(t, u, rounding_mode="trunc"))
+    agree(getattr(ddp, name)(x, y), getattr(torch, name)(t, u))
+    agree(ddp.div(x, y, rounding_mode="trunc"), torch.div(t, u, rounding_mode="trunc"))
 
 
 POINTS = [nan, inf, -inf, 0.0, -0.0, 1.0, -1.0, 2.5, -0.5, 0.5, 1.5, 1e-30, 80.0]
@@ -190,35 +181,35 @@ def test_error_functions_are_accurate() -> None:
 def test_alpha_and_value() -> None:
     for dtype in ("int32", "float32"):
         x, t = both(VALUES, dtype)
-        same(ddp.add(x, x, alpha=3), torch.add(t, t, alpha=3))
-        same(x.sub(2, alpha=3), t.sub(2, alpha=3))
-        same(ddp.rsub(x, 2, alpha=3), torch.rsub(t, 2, alpha=3))
-        same(ddp.addcmul(x, x, x, value=2), torch.addcmul(t, t, t, value=2))
+        agree(ddp.add(x, x, alpha=3), torch.add(t, t, alpha=3))
+        agree(x.sub(2, alpha=3), t.sub(2, alpha=3))
+        agree(ddp.rsub(x, 2, alpha=3), torch.rsub(t, 2, alpha=3))
+        agree(ddp.addcmul(x, x, x, value=2), torch.addcmul(t, t, t, value=2))
     x, t = both(VALUES, "float32")
-    same(x.add(ddp.tensor(2), alpha=0.5), t.add(torch.tensor(2), alpha=0.5))
+    agree(x.add(ddp.tensor(2), alpha=0.5), t.add(torch.tensor(2), alpha=0.5))
 
 
 def test_clamp_with_tensors() -> None:
     (x, t), (low, u) = both([1.0, 5.0, -3.0], "float32"), both([2.0, 6.0, -5.0], "float32")
-    same(ddp.clamp(x, low), torch.clamp(t, u))
-    same(ddp.clamp(x, max=low), torch.clamp(t, max=u))
-    same(x.clamp(low, low - 1), t.clamp(u, u - 1))
-    same(x.clip(max=low), t.clip(max=u))
+    agree(ddp.clamp(x, low), torch.clamp(t, u))
+    agree(ddp.clamp(x, max=low), torch.clamp(t, max=u))
+    agree(x.clamp(low, low - 1), t.clamp(u, u - 1))
+    agree(x.clip(max=low), t.clip(max=u))
     assert ddp.clamp(x, 0.5, low).tolist() == [1.0, 5.0, -5.0]
     (i, j) = both([1, 5, -3], "int64")
-    same(i.clamp(0, 2), j.clamp(0, 2))
-    same(i.clamp(0.5), j.clamp(0.5))
-    same(i.clamp(min=low), j.clamp(min=u))
+    agree(i.clamp(0, 2), j.clamp(0, 2))
+    agree(i.clamp(0.5), j.clamp(0.5))
+    agree(i.clamp(min=low), j.clamp(min=u))
 
 
 def test_where() -> None:
     for a, b in itertools.product([1, 1.5, True], [2, 2.5, False]):
-        same(ddp.where(ddp.tensor([True, False]), a, b), torch.where(torch.tensor([True, False]), a, b))
+        agree(ddp.where(ddp.tensor([True, False]), a, b), torch.where(torch.tensor([True, False]), a, b))
     for dtype in DTYPES:
         x, t = both(VALUES, dtype)
         for number in (2, 1.5):
-            same(ddp.where(x > 1, x, number), torch.where(t > 1, t, number))
-            same(ddp.where(x > 1, number, x), torch.where(t > 1, number, t))
+            agree(ddp.where(x > 1, x, number), torch.where(t > 1, t, number))
+            agree(ddp.where(x > 1, number, x), torch.where(t > 1, number, t))
     half = ddp.tensor(1.0, dtype=ddp.float16)
     assert ddp.where(ddp.tensor(True), 1.0, half).dtype == ddp.float16
     found = ddp.where(ddp.tensor([[0, 3], [4, 0]]))

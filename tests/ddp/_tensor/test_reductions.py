@@ -12,7 +12,7 @@ import pytest
 import ddp
 from ddp import errors
 from ddp.errors import InplaceError
-from tests.ddp._tensor.test_shapes import same
+from tests.ddp._tensor.oracle import agree
 from tests.ddp.cases.table import draw
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -23,19 +23,6 @@ DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "flo
 
 def both(values: Any, dtype: str = "float32") -> tuple[Any, Any]:
     return ddp.tensor(values, dtype=getattr(ddp, dtype)), torch.tensor(values, dtype=getattr(torch, dtype))
-
-
-def agree(ours: Any, theirs: Any, rtol: float = 1e-6) -> None:
-    if isinstance(theirs, tuple):
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs, strict=True):
-            agree(a, b, rtol)
-        return
-    assert ours.dtype.name == str(theirs.dtype).removeprefix("torch.")
-    assert tuple(ours.shape) == tuple(theirs.shape)
-    wide = ours.to(dtype=ddp.float64) if ours.is_floating_point() else ours
-    theirs = theirs.double() if theirs.is_floating_point() else theirs
-    np.testing.assert_allclose(wide.detach().numpy(), theirs.detach().numpy(), rtol=rtol)
 
 
 FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -335,7 +322,7 @@ def bf16(t: Any) -> Any:
 
 @pytest.mark.parametrize("call", ALIKE.values(), ids=ALIKE)
 def test_agrees_with_pytorch(call: Callable[[Any], Any]) -> None:
-    same(call(ddp), call(torch))
+    agree(call(ddp), call(torch), rtol=0)
 
 
 def test_every_nan_is_unlike_the_others() -> None:

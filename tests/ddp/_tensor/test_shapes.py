@@ -10,6 +10,7 @@ import pytest
 
 import ddp
 from ddp.errors import ArgumentError, RangeError, ShapeError
+from tests.ddp._tensor.oracle import agree
 
 F = ddp.nn.functional
 
@@ -151,21 +152,7 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("call", ALIKE.values(), ids=ALIKE)
 def test_agrees_with_pytorch(call: Callable[[Any], Any]) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-    same(call(ddp), call(torch))
-
-
-def same(ours: Any, theirs: Any) -> None:
-    if isinstance(theirs, tuple):
-        assert isinstance(ours, tuple)
-        assert len(ours) == len(theirs)
-        for pair in zip(ours, theirs, strict=True):
-            same(*pair)
-    elif hasattr(theirs, "tolist"):
-        assert str(ours.dtype) == str(theirs.dtype).removeprefix("torch.")
-        assert ours.shape == tuple(theirs.shape)
-        assert ours.tolist() == theirs.tolist()
-    else:
-        assert ours == theirs
+    agree(call(ddp), call(torch), rtol=0)
 
 
 def test_one_hot_refuses() -> None:
