@@ -14,7 +14,7 @@ def numbers(x: Any) -> np.ndarray[Any, Any]:
 
 
 def agree(ours: Any, theirs: Any, rtol: float = 1e-6, atol: float = 1e-7) -> None:
-    """Tensors, tuples of them, or anything that compares. rtol: 0 is exact; else 16-bit floats have at least their own."""
+    """Tensors, tuples of them, or anything that compares. rtol: 0 is exact; else 16-bit floats have their own."""
     if isinstance(theirs, tuple):
         assert isinstance(ours, tuple)
         assert len(ours) == len(theirs)
