@@ -130,7 +130,7 @@ def cross_entropy(
         raise ArgumentError(f"cross_entropy: label_smoothing is in [0, 1], not {label_smoothing}")
     if is_float(target.array.dtype):
         return _soft_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
-    if input.ndim == 1 and target.ndim == 0:
+    if input.array.ndim == 1 and target.array.ndim == 0:
         how: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
         kept = cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, **how)
         return kept.squeeze(0) if reduction == "none" else kept

@@ -13,32 +13,13 @@ import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
 from ddp.optim.optimizer import Group, Optimizer, number
-
-__all__ = [
-    "ChainedScheduler",
-    "ConstantLR",
-    "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts",
-    "CyclicLR",
-    "ExponentialLR",
-    "LRScheduler",
-    "LambdaLR",
-    "LinearLR",
-    "MultiStepLR",
-    "MultiplicativeLR",
-    "OneCycleLR",
-    "PolynomialLR",
-    "ReduceLROnPlateau",
-    "SequentialLR",
-    "StepLR",
-]
 
 Function = Callable[[int], float]
 
@@ -775,3 +756,7 @@ def _undo(scheduler: LRScheduler) -> None:
             _undo(each)
     else:
         scheduler.last_epoch -= 1
+
+
+if not TYPE_CHECKING:  # checkers know which names are defined here
+    __all__ = [name for name, each in globals().items() if name[0] != "_" and hasattr(each, "get_last_lr")]

@@ -220,29 +220,21 @@ def test_all_builds_give_the_same_bits() -> None:
     builds = [ctypes.CDLL(str(path)) for path in _native.builds()]
     if len(builds) < 2:
         pytest.skip("this CPU runs one build alone")
-    x, length = normal(37, 515), 37 * 515
-    for name in ("silu_f32", "silu_f64", "gelu_f32", "gelu_tanh_f32", "gelu_tanh_f64"):
-        array = x.astype("float32" if name.endswith("f32") else "float64")
+    rows, columns = 37, 515
+    sizes = [ctypes.c_ssize_t(n) for n in (rows * columns, rows, columns)]
+    curves = ("silu_f32", "silu_f64", "gelu_f32", "gelu_tanh_f32", "gelu_tanh_f64")
+    for name, arguments, outs in (
+        *((name, sizes[:1], 2) for name in curves),
+        *((f"softmax_{tag}", [*sizes[1:], log], 1) for tag, log in (("f32", 0), ("f32", 1), ("f64", 1))),
+    ):
+        x = normal(rows, columns, dtype="float32" if name.endswith("f32") else "float64")
         results = []
         for build in builds:
-            out, slope = np.empty_like(array), np.empty_like(array)
-            address = [ctypes.c_void_p(each.ctypes.data) for each in (array, out, slope)]
-            getattr(build, name)(ctypes.c_ssize_t(length), *address)
-            results.append((out, slope))
-        for out, slope in results[1:]:
-            np.testing.assert_array_equal(out, results[0][0])
-            np.testing.assert_array_equal(slope, results[0][1])
-    for name, arguments in (("softmax_f32", (0,)), ("softmax_f32", (1,)), ("softmax_f64", (1,))):
-        array = x.astype("float32" if name.endswith("f32") else "float64")
-        results = []
-        for build in builds:
-            out = np.empty_like(array)
-            sizes = [ctypes.c_ssize_t(n) for n in array.shape]
-            address = [ctypes.c_void_p(each.ctypes.data) for each in (array, out)]
-            getattr(build, name)(*sizes, *arguments, *address)
-            results.append(out)
-        for out in results[1:]:
-            np.testing.assert_array_equal(out, results[0])
+            arrays = [np.empty_like(x) for _ in range(outs)]
+            getattr(build, name)(*arguments, *(ctypes.c_void_p(each.ctypes.data) for each in (x, *arrays)))
+            results.append(arrays)
+        for result in results[1:]:
+            np.testing.assert_array_equal(result, results[0], err_msg=name)
 
 
 def test_kernels_older_than_the_source_are_left_out_with_the_reason() -> None:
@@ -296,19 +288,9 @@ def test_under_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> Non
     assert [*tmp_path.rglob("*.so")], done.stderr
     here = "tests/ddp/native/test_register.py"
     # Its own copy of the package: the sanitizers abort the process at the first fault, and print where it is.
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-k", "not sanitizers and not installs"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-s",
-            "-p",
-            "no:cacheprovider",
-            "-k",
-            "not sanitizers and not installs",
-            here,
-        ],
+        [sys.executable, "-m", "pytest", *options, here],
         cwd=tmp_path,
         env={**os.environ, "LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"},
         capture_output=True,

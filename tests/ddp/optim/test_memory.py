@@ -49,12 +49,7 @@ def train(make: Callable[..., Any], change: Change | None = None, steps: int = 6
     return params, optimizer
 
 
-def into_buckets_first(params: list[Any], optimizer: Any, step: int) -> None:
-    if step == 0:
-        bind(params, [[5, 4, 3], [1, 0, 2]])
-
-
-def into_buckets_later(params: list[Any], optimizer: Any, step: int) -> None:
+def into_buckets(params: list[Any], optimizer: Any, step: int) -> None:
     if step == 2:
         bind(params, [[5, 4, 3], [1, 0, 2]])
 
@@ -96,7 +91,7 @@ def replaced_state(params: list[Any], optimizer: Any, step: int) -> None:
 
 
 CHANGES = (
-    *(into_buckets_first, into_buckets_later, into_new_plans, into_new_buffers),
+    *(into_buckets, into_new_plans, into_new_buffers),
     *(moved_parameters, not_contiguous, replaced_state),
 )
 
