@@ -67,7 +67,7 @@ def parse(dtype: Any) -> np.dtype[Any]:
 
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether tensors of this dtype can require grad."""
-    return dtype.kind in "fV"  # V: bfloat16
+    return dtype in FLOATS
 
 
 def _join(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
