@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [
     pytest.param(code, id=f"{file.name}:{number}")
     for file in FILES
@@ -33,3 +33,11 @@ def test_links_between_files_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)", file.read_text()):
             if "://" not in target:
                 assert (file.parent / target).exists(), f"{file.name} links to {target}"
+
+
+def test_the_messages_of_troubleshooting_exist() -> None:
+    text = (ROOT / "docs/troubleshooting.md").read_text()
+    code = "".join(path.read_text() for name in ("collectives", "ddp", "launcher") for path in (ROOT / name).rglob("*.py"))
+    code = re.sub(r'"\s+f?"', "", code)  # a message that goes on in the next line
+    for message in re.findall(r"^\| `([^`]+)`", text, re.M):
+        assert message in code, f"no error says {message!r}"
