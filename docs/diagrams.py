@@ -70,7 +70,11 @@ def collectives() -> None:
         x, y = 30 + 440 * (number % 2), 24 + 138 * (number // 2)
         parts += [text(x, y + 8, name, anchor="start", size=15)]
         parts += [text(x + 18, y + 38 + 30 * rank, f"rank {rank}", "s") for rank in range(3)]
-        parts += [*cells(x + 50, y + 20, before), arrow(x + 176, y + 63, x + 212, y + 63), *cells(x + 224, y + 20, after)]
+        parts += [
+            *cells(x + 50, y + 20, before),
+            arrow(x + 176, y + 63, x + 212, y + 63),
+            *cells(x + 224, y + 20, after),
+        ]
     save("collectives", "What three ranks have before and after each collective", 880, 572, parts)
 
 

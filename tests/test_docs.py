@@ -37,7 +37,9 @@ def test_links_between_files_lead_somewhere() -> None:
 
 def test_the_messages_of_troubleshooting_exist() -> None:
     text = (ROOT / "docs/troubleshooting.md").read_text()
-    code = "".join(path.read_text() for name in ("collectives", "ddp", "launcher") for path in (ROOT / name).rglob("*.py"))
+    code = "".join(
+        path.read_text() for name in ("collectives", "ddp", "launcher") for path in (ROOT / name).rglob("*.py")
+    )
     code = re.sub(r'"\s+f?"', "", code)  # a message that goes on in the next line
     for message in re.findall(r"^\| `([^`]+)`", text, re.M):
         assert message in code, f"no error says {message!r}"
