@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from collectives.version import __version__ as release  # noqa: E402, F401
+from collectives.version import __version__ as release  # noqa: F401
 
 project = "ddp-runtime"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -33,7 +33,7 @@ def plain_text(app: Any, what: str, name: str, member: Any, options: Any, lines:
     shown: list[str] = []
     for paragraph in "\n".join(lines).split("\n\n"):
         text = [line for line in paragraph.splitlines() if line]
-        if all(line.startswith("  ") for line in text):
+        if text and all(line.startswith("  ") for line in text):
             shown += ["::", "", *text, ""]
             continue
         mark = "| " if any(re.match(r"[\w*, ]+: ", line) for line in text) else ""

@@ -1,4 +1,4 @@
-"""Draws the diagrams of the documentation: `python docs/diagrams.py` writes docs/*.svg, for light and dark pages alike."""
+"""Draws the diagrams of the documentation, for light and dark pages: `python docs/diagrams.py` writes docs/*.svg."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def overlap() -> None:
     ):
         parts.append(box(x, 92, width, 32, words, style))
     parts += [arrow(x, 66, x, 90) for x in (462, 576, 646)]
-    parts += [text(694, 150, "exposed", "s"), f'<path class="l" d="M642 134H746M642 130v8M746 130v8"/>']
+    parts += [text(694, 150, "exposed", "s"), '<path class="l" d="M642 134H746M642 130v8M746 130v8"/>']
     parts.append(text(20, 176, "A bucket leaves as soon as backward has completed its last gradient.", "s", "start"))
     save("overlap", "All-reduces of buckets run while backward computes the next gradients", 860, 194, parts)
 
