@@ -83,8 +83,9 @@ class TensorEntry(NamedTuple):
 
     def covered(self, name: str) -> TensorEntry:
         """This entry with its pieces in order. Raises: CheckpointError if they overlap or leave something out."""
-        pieces = sorted(self.pieces, key=lambda piece: piece[1:])
-        end, size = 0, math.prod(self.shape)
+        end, size, pieces = 0, math.prod(self.shape), self.pieces
+        if len(pieces) > 1:
+            pieces = tuple(sorted(pieces, key=lambda piece: piece[1:]))
         for piece in pieces:
             if piece.start != end:
                 how = "is written by several ranks" if piece.start < end else "is written by no rank"
@@ -93,7 +94,10 @@ class TensorEntry(NamedTuple):
             end = piece.stop
         if end != size or not pieces:
             raise CheckpointError(f"{name}: of its {size} elements only {end} are written by a rank")
-        return self._replace(pieces=tuple(pieces))
+        return TensorEntry(self.dtype, self.shape, pieces)
+
+
+_ENTRY_FIELDS = frozenset(TensorEntry._fields)
 
 
 class Manifest(NamedTuple):
@@ -115,11 +119,12 @@ def assemble_tensors(ranks: Iterable[Mapping[str, TensorEntry]]) -> dict[str, Te
     for mine in ranks:
         for name, entry in mine.items():
             first = found.setdefault(name, entry)
+            if first is entry:
+                continue
             if first[:2] != entry[:2]:
                 ours, theirs = (f"{each.dtype} {each.shape} on rank {each.pieces[0].rank}" for each in (first, entry))
                 raise CheckpointError(f"{name} is {ours} and {theirs}")
-            if first is not entry:
-                found[name] = first._replace(pieces=first.pieces + entry.pieces)
+            found[name] = first._replace(pieces=first.pieces + entry.pieces)
     return {name: found[name].covered(name) for name in sorted(found)}
 
 
@@ -179,17 +184,26 @@ def _shard(rank: int, value: Any) -> ShardInfo:
 
 
 def _entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> TensorEntry:
-    what = f"tensor {name!r:.80}"
-    _require(name != METADATA and isinstance(value, dict) and value.keys() == set(TensorEntry._fields), what, value)
-    dtype, shape, pieces = value["dtype"], value["shape"], value["pieces"]
-    _require(isinstance(dtype, str) and dtype in STORED and are_sizes(shape), what, value)
-    _require(isinstance(pieces, list) and all(are_sizes(each) and len(each) == 4 for each in pieces), what, value)
-    entry = TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*each) for each in pieces))
-    for rank, start, stop, at in entry.pieces:
-        _require(rank < len(shards) and start <= stop and name in shards[rank].sums, what, value)
-        _require(at + (stop - start) * STORED[dtype].itemsize <= shards[rank].bytes, what, value)
-    _require(len({piece.rank for piece in entry.pieces}) == len(pieces), what, value)
-    return entry.covered(name)
+    if name == METADATA or not _is_entry(name, value, shards):
+        raise CheckpointError(f"its tensor {name!r:.80} cannot be {value!r:.80}")
+    pieces = tuple(TensorPiece(*each) for each in value["pieces"])
+    return TensorEntry(value["dtype"], tuple(value["shape"]), pieces).covered(name)
+
+
+def _is_entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> bool:
+    if not isinstance(value, dict) or value.keys() != _ENTRY_FIELDS:
+        return False
+    dtype, pieces = value["dtype"], value["pieces"]
+    if not isinstance(dtype, str) or dtype not in STORED or not are_sizes(value["shape"]):
+        return False
+    if not isinstance(pieces, list) or not all(are_sizes(each) and len(each) == 4 for each in pieces):
+        return False
+    for rank, start, stop, at in pieces:
+        if rank >= len(shards) or name not in shards[rank].sums or start > stop:
+            return False
+        if at + (stop - start) * STORED[dtype].itemsize > shards[rank].bytes:
+            return False
+    return len({each[0] for each in pieces}) == len(pieces)  # a file has one checksum for each tensor
 
 
 # -- shards

@@ -29,7 +29,10 @@ def encode_optimizer(
 
     names: of the model's parameters, by id; where: what stands before the names of arrays; keep_piece: of the pieces
     """
-    groups = Optimizer.state_dict(optimizer)["param_groups"]
+    groups = [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in Optimizer.state_dict(optimizer)["param_groups"]
+    ]
     params = list(_params(optimizer))
     sharded = isinstance(optimizer, ZeroOptimizer)
     pieces: list[JSON] = []
@@ -43,7 +46,7 @@ def encode_optimizer(
     rest = {key: entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)}
     described = {
         "kind": _kind(optimizer),
-        "groups": encode([_without_params(group) for group in groups], f"{where}.groups", keep),
+        "groups": encode(groups, f"{where}.groups", keep),
         "sizes": [len(group["params"]) for group in optimizer.param_groups],
         "params": [[names.get(id(p)), list(p.shape)] for p in params],
         "rest": encode(rest, where, keep),
@@ -51,10 +54,6 @@ def encode_optimizer(
         "pieces": [] if sharded else pieces,
     }
     return described, pieces if sharded else []
-
-
-def _without_params(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:

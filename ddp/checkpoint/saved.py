@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -66,17 +66,17 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def surplus_names(names: Sequence[str], whole: Collection[str], keep: int) -> list[str]:
+def surplus_names(names: Sequence[str], is_whole: Callable[[str], bool], keep: int) -> list[str]:
     """Which of the checkpoints, newest first, are to be removed, oldest first, so that `keep` whole ones are left.
 
-    whole: those that look so. Others do not count, and go with the whole ones that are older than they are.
-    `surplus_names(["d", "c", "b", "a"], {"d", "b", "a"}, 2) == ["a"]`
+    Those that are not whole do not count, and go with the whole ones that are older than they are.
+    `surplus_names(["d", "c", "b", "a"], {"d", "b", "a"}.__contains__, 2) == ["a"]`
     """
     kept = 0
     for index, name in enumerate(names):
         if kept == keep:
             return list(reversed(names[index:]))
-        kept += name in whole
+        kept += is_whole(name)
     return []
 
 

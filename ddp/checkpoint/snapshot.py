@@ -109,7 +109,6 @@ def _copy(array: Array, target: Array, mark: Any) -> None:
 
 _log = logging.getLogger("ddp.checkpoint")
 _under_way: set[BackgroundSave] = set()
-_registered = False
 _NICE = 19  # next to nothing, where a thread that trains wants the same core
 
 
@@ -122,17 +121,11 @@ class BackgroundSave:
     def __init__(
         self, snapshot: Snapshot, write: Callable[[Callable[[], bool]], Path | None], done: Callable[[], None]
     ) -> None:
-        global _registered
         self.snapshot = snapshot
         self._write, self._done = write, done
         self._path: Path | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
-        if not _registered:
-            # `atexit` runs after the interpreter has joined all threads and shut down the pools of
-            # `concurrent.futures`, and a save needs these. What they register with themselves runs before.
-            _registered = True
-            threading._register_atexit(_finish)  # type: ignore[attr-defined]  # no public call runs so early
         _under_way.add(self)
         self._thread.start()
 
@@ -173,3 +166,8 @@ def _finish() -> None:
                 _log.error("a save was given up: parameters were changed while they were copied, and the process ends")
         except Exception as error:
             _log.error("a save failed while the process was ending: %s: %s", type(error).__name__, error)
+
+
+# `atexit` runs after the interpreter has joined all threads and shut down the pools of `concurrent.futures`, and a save
+# needs these. What they register with themselves runs before, the latest first.
+threading._register_atexit(_finish)  # type: ignore[attr-defined]  # no public call runs so early

@@ -137,7 +137,7 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
     sizes: (number of elements, bytes of one) by name
     Returns: for each rank (start, stop) by name; every element is in one of them, and a tensor without any in one too
 
-    `spread({"a": (100_000, 4), "b": (100_000, 4)}, 2) == [{"a": (0, 100_000)}, {"b": (0, 100_000)}]`
+    `split_evenly({"a": (100_000, 4), "b": (100_000, 4)}, 2) == [{"a": (0, 100_000)}, {"b": (0, 100_000)}]`
     """
     total = sum(count * each for count, each in sizes.values())
     cuts = [total * rank // ranks for rank in range(ranks + 1)]

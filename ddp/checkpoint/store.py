@@ -279,14 +279,8 @@ class Store:
             # A link may lead anywhere: what is there is not ours to remove.
             present = saved.newest_first(os.listdir(self._folder))
             names = [name for name in present if _is_folder(os.path.join(self._folder, name))]
-            whole: set[str] = set()
-            for name in names:
-                if len(whole) < keep:
-                    with suppress(files.DamagedCheckpoint):  # damaged ones do not count
-                        saved.open_checkpoint(os.path.join(self._folder, name))
-                        whole.add(name)
             removed = []
-            for name in saved.surplus_names(names, whole, keep):
+            for name in saved.surplus_names(names, self._looks_whole, keep):
                 removed.append(os.path.join(self._folder, saved.temporary_name(name)))
                 os.rename(os.path.join(self._folder, name), removed[-1])
             if removed:
@@ -295,6 +289,13 @@ class Store:
                 files.remove_folder(path)
         except OSError as error:
             _log.warning("%s: an old checkpoint cannot be removed: %s", self._folder, error.strerror)
+
+    def _looks_whole(self, name: str) -> bool:
+        try:
+            saved.open_checkpoint(os.path.join(self._folder, name))
+        except files.DamagedCheckpoint:
+            return False
+        return True
 
 
 def _is_folder(path: str) -> bool:
