@@ -74,7 +74,7 @@ SIZES = {
     "ddp/nn": Size(3770, 3600, ("ddp/nn",)),
     "ddp/optim": Size(1396, 1200, ("ddp/optim",)),
     "ddp/data": Size(2315, 1700, ("ddp/data",)),
-    "ddp/checkpoint, ddp/serialization": Size(2324, 1600, ("ddp/checkpoint", "ddp/serialization")),
+    "ddp/checkpoint, ddp/serialization": Size(2331, 1600, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(3513, 2900, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(560, 450, ("ddp/multiprocessing",)),
     "rest of ddp": Size(1337, 900, ("ddp",)),
