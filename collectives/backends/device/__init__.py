@@ -2,11 +2,9 @@
 
 Nothing here but `cuda` is loaded before a communicator first meets an array on a GPU, or is asked for NCCL by name.
 
-    device_communicator   what a communicator calls: the semantics of host arrays, for device arrays
-    device_work           a collective under way: its events between streams, its buffers, the user's hold on it
-    device_transport      what moves the arrays: the protocol, and the copies of a world of one
+    device_communicator   what a communicator calls: reads and makes the arrays of a call, orders streams, keeps buffers
+    device_transport      what moves the arrays: the protocol; copies of a world of one; through pinned host memory
     nccl_transport        ... by NCCL, on a stream of their own
-    host_staged           ... through pinned host memory, in chunks that overlap
     negotiation           which of these it is: all ranks decide together
     cuda                  the one module that speaks to CuPy
 """
