@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from launcher.linux import format_bytes
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL = (8, KIB)
@@ -64,13 +65,7 @@ def goals(name: str, nbytes: int, us: Rounds, busy: int = 0) -> Iterator[Goal]:
             measured = None
             if {a, b} <= set(us):
                 measured = over(us[a], us[b]) if sign == "/" else statistics.median(us[a]) - statistics.median(us[b])
-            yield goal(f"{name} {size(nbytes)}: {what}", limit, measured)
-
-
-def size(nbytes: int) -> str:
-    """`size(65536) == "64 KiB"`."""
-    unit, name = max((u, s) for u, s in ((1, "B"), (KIB, "KiB"), (MIB, "MiB")) if u <= max(1, nbytes))
-    return f"{nbytes / unit:g} {name}"
+            yield goal(f"{name} {format_bytes(nbytes)}: {what}", limit, measured)
 
 
 def bench(name: str, nbytes: int, options: list[str], start: Sequence[str] = (sys.executable,)) -> Rounds:
@@ -120,7 +115,7 @@ def main() -> None:
             rows.append({"collective": name, "bytes": nbytes, "us": found})
             reached += goals(name, nbytes, found, args.busy)
             medians = "".join(f"{key:>16} {each:9.1f}" for key, each in harness.medians(found).items())
-            print(f"{name:<15}{size(nbytes):>8}{medians}  us", flush=True)
+            print(f"{name:<15}{format_bytes(nbytes):>8}{medians}  us", flush=True)
     harness.write(args.json, "collectives", reached, n=args.n, busy=args.busy, rows=rows)
 
 

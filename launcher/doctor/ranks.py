@@ -104,5 +104,5 @@ def judge(answer: Answer, trial: Trial) -> Iterator[Finding]:
     for nbytes, seconds in seen["timed"]:
         # A few bytes have only a latency.
         rate = f"{nbytes / seconds / 1e9:6.1f} GB/s" if nbytes >= 1 << 10 else ""
-        line = f"all_reduce ({who})  {format_bytes(nbytes):>6}  {seconds * 1e6:8.1f} us  {rate}"
+        line = f"all_reduce ({who})  {format_bytes(nbytes):>7}  {seconds * 1e6:8.1f} us  {rate}"
         yield ok(line.rstrip(), check="speed")

@@ -14,9 +14,9 @@ from launcher.network import Host
 TIMED = [[16, 2.5e-6], [16384, 1.25e-5], [16 << 20, 5.2e-3]]
 SEEN = {"wrong": [], "tried": 10, "dtypes": 7, "refused": [], "timed": TIMED, "nodes": 1}
 SPEED = [
-    "ok all_reduce (2 ranks)    16 B       2.5 us",
-    "ok all_reduce (2 ranks)  16 KiB      12.5 us     1.3 GB/s",
-    "ok all_reduce (2 ranks)  16 MiB    5200.0 us     3.2 GB/s",
+    "ok all_reduce (2 ranks)     16 B       2.5 us",
+    "ok all_reduce (2 ranks)   16 KiB      12.5 us     1.3 GB/s",
+    "ok all_reduce (2 ranks)   16 MiB    5200.0 us     3.2 GB/s",
 ]
 RIGHT = "ok 2 ranks over MPI and shared memory: 10 collectives give the right numbers in 7 dtypes"
 AGAIN = "\nto see it again: ddp-launch -n 2 -m launcher.doctor.trial mpi 90.0"
