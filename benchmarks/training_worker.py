@@ -120,32 +120,6 @@ def our_hook(name: str | None) -> Any:
     return getattr(comm_hooks, kind)
 
 
-def digits(comm: Any, hook: str | None, epochs: int, seed: int) -> Found:
-    """Trains the net of examples/train_digits.py with a hook.
-
-    Returns: how many test images it gets right, of how many
-    """
-    import ddp
-    from ddp.nn.functional import cross_entropy
-    from examples import train_digits
-
-    ddp.manual_seed(seed)
-    images, labels, test_images, test_labels = train_digits.load_digits(seed, "float32")
-    model = ddp.DataParallel(train_digits.make_net("float32"), comm, comm_hook=our_hook(hook))
-    optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(epochs):
-        order = np.random.default_rng((seed, epoch)).permutation(len(images))
-        for start in range(0, len(order), 64):
-            mine = np.array_split(order[start : start + 64], comm.size)[comm.rank]
-            loss = cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
-            optimizer.zero_grad()
-            model.backward(loss, weight=len(mine))
-            optimizer.step()
-    right = train_digits.count_right(model, test_images, test_labels, comm)
-    model.close()
-    return {"right": right, "of": len(test_labels)}
-
-
 Ranks = Ours | Theirs
 
 
@@ -157,18 +131,18 @@ class Trained:
         self._t = ranks.t
         self._task = TASKS[task][1](ranks.t, 1000 * ranks.rank)  # other samples on each rank
         named = dict(self._task.model.named_parameters())
-        self.names, self._parameters = [*named], [*named.values()]
+        self.names, self.parameters = [*named], [*named.values()]
         self.model = self._task.model if options is None else ranks.wrap(self._task.model, options)
         self._optimizer = self._task.optimizer(ranks.t, self.model)
-        self._ready = [0.0] * len(self._parameters)
+        self._ready = [0.0] * len(self.parameters)
         self._noted = options is None
         if self._noted:
-            for index, parameter in enumerate(self._parameters):
+            for index, parameter in enumerate(self.parameters):
                 parameter.register_post_accumulate_grad_hook(self._note(index))
 
     def sizes(self) -> list[int]:
         """Elements of each parameter."""
-        return [int(np.prod(parameter.shape)) for parameter in self._parameters]
+        return [int(np.prod(parameter.shape)) for parameter in self.parameters]
 
     def steps(self, number: int) -> Found:
         """Seconds of one step, its parts, and of the core's time.
@@ -198,13 +172,6 @@ class Trained:
             "gradients": forward + backward,
             "ready": ready.mean(0).tolist() if self._noted else None,
         }
-
-    def digest(self) -> str:
-        """The same for the same parameters, bit by bit."""
-        found = hashlib.sha256()
-        for parameter in self._parameters:
-            found.update(np.ascontiguousarray(parameter.detach().numpy()).tobytes())
-        return found.hexdigest()
 
     def _note(self, index: int) -> Callable[[Any], None]:
         def complete(_: Any) -> None:
@@ -288,12 +255,37 @@ class Worker:
         return {"seconds": statistics.mean(taken), "cpu": (time.process_time() - cpu) / times}
 
     def digits(self, hook: str | None, epochs: int, seed: int) -> Found:
-        """The accuracy that a hook leaves."""
-        return digits(self._ranks.comm, hook, epochs, seed)
+        """Trains the net of examples/train_digits.py with a hook.
+
+        Returns: how many test images it gets right, of how many
+        """
+        import ddp
+        from ddp.nn.functional import cross_entropy
+        from examples import train_digits
+
+        comm = self._ranks.comm
+        ddp.manual_seed(seed)
+        images, labels, test_images, test_labels = train_digits.load_digits(seed, "float32")
+        model = ddp.DataParallel(train_digits.make_net("float32"), comm, comm_hook=our_hook(hook))
+        optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for epoch in range(epochs):
+            order = np.random.default_rng((seed, epoch)).permutation(len(images))
+            for start in range(0, len(order), 64):
+                mine = np.array_split(order[start : start + 64], comm.size)[comm.rank]
+                loss = cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
+                optimizer.zero_grad()
+                model.backward(loss, weight=len(mine))
+                optimizer.step()
+        right = train_digits.count_right(model, test_images, test_labels, comm)
+        model.close()
+        return {"right": right, "of": len(test_labels)}
 
     def digest(self, name: str) -> str:
         """What is equal on all ranks if their parameters are."""
-        return self._trained[name].digest()
+        found = hashlib.sha256()
+        for parameter in self._trained[name].parameters:
+            found.update(np.ascontiguousarray(parameter.detach().numpy()).tobytes())
+        return found.hexdigest()
 
 
 def sent() -> int | None:
