@@ -99,19 +99,6 @@ def measured(monkeypatch: pytest.MonkeyPatch, to: Path, version: int | None) -> 
     return dict(json.loads(to.read_text()))
 
 
-def test_all_compile_at_once_and_warm_up_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = measured(monkeypatch, tmp_path / "gpu.json", 91900)
-    count = sum(len(implementations(task)) for task in TASKS)
-    assert all(each.startswith("compile ") for each in Entered.happened[:count])
-    assert Entered.happened[count : 2 * count] == ["closed"] * count, "they leave the device to the others"
-    happened = iter(Entered.happened[2 * count :])
-    for task in TASKS:
-        group = implementations(task)
-        assert [next(happened) for _ in group] == [f"warm {name}" for name in group]
-        assert [next(happened) for _ in range(3 * len(group))] == ["turn"] * 2 * len(group) + ["closed"] * len(group)
-    assert {each["met"] for each in found["promises"]} == {True, False, None}
-
-
 def test_what_cudnn_computes_is_not_measured_without_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,36 +94,6 @@ class Array:
             cupy.finish(stream.ptr)
         return out
 
-    def item(self, *args: Any) -> Any:
-        return self._down("item").item(*args)
-
-    def tolist(self) -> Any:
-        return self._down("tolist").tolist()
-
-    def tobytes(self, order: str = "C") -> bytes:
-        return self._down("tobytes").tobytes(order)
-
-    def __bool__(self) -> bool:
-        return bool(self._down("bool"))
-
-    def __int__(self) -> int:
-        return int(self._down("int"))
-
-    def __float__(self) -> float:
-        return float(self._down("float"))
-
-    def __complex__(self) -> complex:
-        return complex(self._down("complex"))
-
-    def __repr__(self) -> str:
-        return repr(self._down("print"))
-
-    def __str__(self) -> str:
-        return str(self._down("print"))
-
-    def __format__(self, spec: str) -> str:
-        return format(self._down("print"), spec)
-
     def __reduce__(self) -> Any:
         return self._cupy.array, (self._down("pickle"),)
 
@@ -174,23 +144,6 @@ class Array:
 
     def __dlpack__(self, stream: Any = None, **kwargs: Any) -> Any:
         return Capsule(self)
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        ours = getattr(self._cupy, {"true_divide": "divide"}.get(ufunc.__name__, ufunc.__name__), None)
-        if ours is None:
-            return NotImplemented
-        return getattr(ours, method)(
-            *inputs, **{k: v[0] if k == "out" and len(v) == 1 else v for k, v in kwargs.items()}
-        )
-
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        module = self._cupy
-        for name in func.__module__.split(".")[1:]:
-            module = getattr(module, name, None)
-        ours = getattr(module, func.__name__, None)
-        if ours is None or ours is func:
-            return NotImplemented
-        return ours(*args, **kwargs)
 
     # Indexing --------------------------------------------------------------------------------------------------------
 
@@ -359,6 +312,16 @@ for _name, _symbol in {
 for _name, _symbol in {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}.items():
     setattr(Array, f"__{_name}__", lambda self, s=_symbol: getattr(self._cupy, s)(self))
 Array.__divmod__ = lambda self, other: self._cupy.divmod(self, other)  # type: ignore[attr-defined]
+# What waits for a number.
+for _name, _convert in {
+    **{name: getattr(np.ndarray, name) for name in ("item", "tolist", "tobytes")},
+    **{f"__{kind.__name__}__": kind for kind in (bool, int, float, complex, repr, str, format)},
+}.items():
+    setattr(
+        Array,
+        _name,
+        lambda self, *args, n=_name, f=_convert: f(self._down(n.strip("_").replace("repr", "print")), *args),
+    )
 # Methods that are functions of the module.
 for _name in (
     *("all", "any", "argmax", "argmin", "argpartition", "argsort", "choose", "clip", "compress", "conj", "cumprod"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,6 +25,14 @@ class Real:
         self.cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
         if not self.cupy.cuda.is_available():
             pytest.skip("no CUDA device")
+
+    @contextlib.contextmanager
+    def no_waits(self) -> Iterator[None]:
+        """In the body the host may not wait for the device, as far as CuPy sees it."""
+        import cupyx
+
+        with cupyx.allow_synchronize(False):
+            yield
 
 
 class Gpu:
@@ -56,6 +65,13 @@ class Gpu:
 
     def __getattr__(self, name: str) -> Any:  # synchronizations, waits, launches, copies_up, mallocs, frees
         return getattr(self.cupy.record, name)
+
+    @contextlib.contextmanager
+    def no_waits(self) -> Iterator[None]:
+        """In the body the host may not wait for the device."""
+        self.reset()
+        yield
+        assert self.waits == []
 
     def reset(self) -> None:
         """Forgets all that was counted."""

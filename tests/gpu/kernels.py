@@ -35,8 +35,8 @@ def passed(where: str, kind: str, x: Any) -> Any:
     return np.asarray(x)[()]
 
 
-def raw(cupy: Cupy) -> tuple[type, type]:
-    """RawKernel and RawModule."""
+def raw(cupy: Cupy) -> type:
+    """RawKernel."""
 
     class RawKernel:
         def __init__(self, code: str, name: str, options: tuple[str, ...] = (), **kwargs: Any) -> None:
@@ -72,11 +72,4 @@ def raw(cupy: Cupy) -> tuple[type, type]:
             cupy.captures.unsafe("cuModuleLoadData")
             self._loaded.add(cupy.local.device)
 
-    class RawModule:
-        def __init__(self, *, code: str, options: tuple[str, ...] = (), **kwargs: Any) -> None:
-            self._code, self._options = code, options
-
-        def get_function(self, name: str) -> RawKernel:
-            return RawKernel(self._code, name, self._options)
-
-    return RawKernel, RawModule
+    return RawKernel

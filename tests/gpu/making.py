@@ -48,9 +48,6 @@ class Making(Working):
         made = self._array(a, dtype, False, "C", False)
         return made if made.ndim else made.reshape(1)
 
-    def asfortranarray(self, a: Any, dtype: Any = None) -> Any:
-        return self._array(a, dtype, False, "F", False)
-
     def _array(self, obj: Any, dtype: Any, copy: bool, order: str, blocking: bool) -> Any:
         kind = None if dtype is None else np.dtype(dtype)
         if isinstance(obj, Array):
@@ -155,9 +152,6 @@ class Making(Working):
 
     def fill_diagonal(self, a: Any, val: Any, wrap: bool = False) -> None:
         self._in_place("fill_diagonal", a, val, wrap)
-
-    def putmask(self, a: Any, mask: Any, values: Any) -> None:
-        self._in_place("putmask", a, mask, values)
 
     def get_default_memory_pool(self) -> Any:
         return self.pool

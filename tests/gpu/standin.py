@@ -77,7 +77,7 @@ class Cupy(ModuleType, Indexing, Making):
         self.lib = ModuleType("cupy.lib")
         self.lib.stride_tricks = Numpys(self, "lib.stride_tricks", np.lib.stride_tricks)  # type: ignore[attr-defined]
         self.random = randoms.module(self)
-        self.RawKernel, self.RawModule = kernels.raw(self)
+        self.RawKernel = kernels.raw(self)
 
     # Streams --------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pytest
 
 import ddp
 from ddp.errors import ArgumentError, RangeError, ShapeError
+from tests.gpu import on_both
 
 F = ddp.nn.functional
 
@@ -53,12 +54,12 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("name", WRONG)
 def test_it_is_told_when_the_host_waits(name: str, gpu: Any) -> None:
     run, error, message = WRONG[name]
-    gpu.reset()
-    y = run()
-    assert not gpu.synchronizations
+    with gpu.no_waits():
+        y = run()
     with pytest.raises(error, match=message) as told:
         y.sum().item()
     assert "CUDA_LAUNCH_BLOCKING=1" in str(told.value)

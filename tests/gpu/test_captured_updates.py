@@ -18,7 +18,9 @@ STEPS = 6
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {"lr": 0.1}),
     ("SGD", {"lr": 0.1, "momentum": 0.9}),
-    ("RMSprop", {"lr": 0.1}),
+    ("RMSprop", {"lr": 0.1, "momentum": 0.5}),
+    ("Adam", {"lr": 0.01, "amsgrad": True}),
+    *[(name, {"lr": 0.1}) for name in ("Adagrad", "Adadelta", "Lion")],
 ]
 
 
@@ -60,7 +62,7 @@ def trained(kind: str, settings: dict[str, Any], device: str, captured: bool) ->
     return step.p, step.optimizer
 
 
-@pytest.mark.parametrize("gpu", [None, ("simulated", 1), ("simulated", 2)], indirect=True)
+@pytest.mark.parametrize("gpu", ["eager", ("simulated", 1)], indirect=True)
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_rates_and_steps_go_on_in_a_graph(kind: str, settings: dict[str, Any], gpu: Any) -> None:
     p, optimizer = trained(kind, settings, "cuda", True)

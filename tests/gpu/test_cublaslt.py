@@ -43,12 +43,8 @@ C_TYPES: dict[str, Any] = {
     "int": ctypes.c_int,
     "uint64_t": ctypes.c_uint64,
     "int64_t": ctypes.c_int64,
-    "cublasStatus_t": ctypes.c_int,
-    "cublasComputeType_t": ctypes.c_int,
-    "cudaDataType_t": ctypes.c_int,
-    "cudaDataType": ctypes.c_int,
-    "cublasLtMatmulDescAttributes_t": ctypes.c_int,
-    "cublasLtMatrixLayoutAttribute_t": ctypes.c_int,
+    **dict.fromkeys(("cublasStatus_t", "cublasComputeType_t", "cudaDataType_t", "cudaDataType"), ctypes.c_int),
+    **{f"cublasLt{name}_t": ctypes.c_int for name in ("MatmulDescAttributes", "MatrixLayoutAttribute")},
     "cublasLtMatmulPreferenceAttributes_t": ctypes.c_int,
 }
 OPAQUE = ("Handle_t", "MatmulDesc_t", "MatrixLayout_t", "MatmulPreference_t", "cudaStream_t")

@@ -67,27 +67,6 @@ def same(make: Callable[[], Made], data: Any, each: Callable[[], Any] = lambda: 
         np.testing.assert_array_equal(x, y)
 
 
-OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "sgd": lambda p: ddp.optim.SGD(p, lr=0.1),
-    "momentum": lambda p: ddp.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-    "adam": lambda p: ddp.optim.Adam(p, lr=0.01, amsgrad=True),
-    "adamw": lambda p: ddp.optim.AdamW(p, lr=0.01),
-    "rmsprop": lambda p: ddp.optim.RMSprop(p, lr=0.01, momentum=0.5),
-    "adagrad": lambda p: ddp.optim.Adagrad(p, lr=0.1),
-    "adadelta": lambda p: ddp.optim.Adadelta(p),
-    "lion": lambda p: ddp.optim.Lion(p, lr=0.01),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_with_each_optimizer(gpu: Any, name: str) -> None:
-    def make() -> Made:
-        model = mlp()
-        return model, stepping(model, OPTIMIZERS[name](model.parameters()))
-
-    same(make, batches(STEPS))
-
-
 @pytest.mark.parametrize("gpu", simulated(4), indirect=True)
 def test_in_any_order_that_cuda_allows(gpu: Any) -> None:
     def make() -> Made:

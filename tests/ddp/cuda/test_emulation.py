@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp._cuda import elementwise_kernels, norm_kernels
+from ddp._cuda import elementwise_kernels, norm_kernels, raw_kernel
 from tests.ddp.cases.table import draw
 from tests.ddp.cuda import emulation
 
@@ -47,3 +47,12 @@ def test_a_launch_that_does_not_fit_its_kernel_is_refused(gpu: Any) -> None:
         source.over(xp, "erf_of", x.dtype, 3, x.astype("f8"), x, 3)
     with pytest.raises(AssertionError):
         source.over(xp, "erf_of", x.dtype, 3, xp.ones((3, 2), np.float32)[:, 0], x, 3)
+
+
+@pytest.mark.parametrize(
+    "number", [3, True, np.int32(3), np.uint8(3), np.bool(True), 0.5, np.float32(0.5), np.float16(0.5)]
+)
+def test_numbers_of_numpy_are_passed_as_pythons(number: Any) -> None:
+    passed = raw_kernel._passed(number)
+    assert passed == number
+    assert np.asarray(passed).dtype == ("float64" if isinstance(number, float | np.floating) else "int64")
