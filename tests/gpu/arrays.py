@@ -145,6 +145,23 @@ class Array:
     def __dlpack__(self, stream: Any = None, **kwargs: Any) -> Any:
         return Capsule(self)
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        ours = getattr(self._cupy, {"true_divide": "divide"}.get(ufunc.__name__, ufunc.__name__), None)
+        if ours is None:
+            return NotImplemented
+        return getattr(ours, method)(
+            *inputs, **{k: v[0] if k == "out" and len(v) == 1 else v for k, v in kwargs.items()}
+        )
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        module = self._cupy
+        for name in func.__module__.split(".")[1:]:
+            module = getattr(module, name, None)
+        ours = getattr(module, func.__name__, None)
+        if ours is None or ours is func:
+            return NotImplemented
+        return ours(*args, **kwargs)
+
     # Indexing --------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:

@@ -34,10 +34,6 @@ def _number(address: int, size: int, signed: bool = False) -> int:
     return int.from_bytes(ctypes.string_at(address, size), "little", signed=signed)
 
 
-def _write(address: int, value: int) -> None:
-    ctypes.c_void_p.from_address(address).value = value
-
-
 class Fake:
     """A loaded library. put: (stream, kind, work) puts work on a stream; device: the number of the current one
 
@@ -63,19 +59,19 @@ class Fake:
             self.calls[name] = self.calls.get(name, 0) + 1
             return function(*arguments)
 
-        return functools.update_wrapper(counted, function)
+        return counted
 
-    def _make(self, at: int, made: Any) -> int:
+    def _make(self, at: int, kind: str, **what: Any) -> int:
         self._next += 64
-        self.objects[self._next] = made
-        _write(at, self._next)
+        self.objects[self._next] = SimpleNamespace(kind=kind, **what)
+        ctypes.c_void_p.from_address(at).value = self._next
         return SUCCESS
 
     def _destroy(self, target: int) -> int:
         return SUCCESS if self.objects.pop(target, None) is not None else INVALID_VALUE
 
     def Create(self, at: int) -> int:
-        return self._make(at, SimpleNamespace(kind="handle", device=self.device()))
+        return self._make(at, "handle", device=self.device())
 
     def GetVersion(self) -> int:
         return 120903
@@ -86,19 +82,15 @@ class Fake:
     def MatmulDescCreate(self, at: int, compute: int, scale: int) -> int:
         if compute not in COMPUTES or scale != (1 if compute == cublaslt.COMPUTE_64F else 0):
             return INVALID_VALUE
-        return self._make(
-            at, SimpleNamespace(kind="desc", compute=compute, values={3: 0, 4: 0, 7: 1, 8: 0, 11: 0, 12: 0})
-        )
+        return self._make(at, "desc", compute=compute, values={3: 0, 4: 0, 7: 1, 8: 0, 11: 0, 12: 0})
 
     def MatrixLayoutCreate(self, at: int, dtype: int, rows: int, columns: int, lead: int) -> int:
         if dtype not in DTYPES or not rows or not columns or lead < rows:
             return INVALID_VALUE
-        return self._make(
-            at, SimpleNamespace(kind="layout", dtype=dtype, shape=(rows, columns), lead=lead, values={5: 1, 6: 0})
-        )
+        return self._make(at, "layout", dtype=dtype, shape=(rows, columns), lead=lead, values={5: 1, 6: 0})
 
     def MatmulPreferenceCreate(self, at: int) -> int:
-        return self._make(at, SimpleNamespace(kind="preference", values={1: 0, 3: 7, 5: 256, 6: 256, 7: 256, 8: 256}))
+        return self._make(at, "preference", values={1: 0, 3: 7, 5: 256, 6: 256, 7: 256, 8: 256})
 
     def _set(self, kind: str, sizes: dict[int, int], target: int, attribute: int, at: int, size: int) -> int:
         found = self.objects.get(target)
@@ -107,15 +99,9 @@ class Fake:
         found.values[attribute] = _number(at, size)
         return SUCCESS
 
-    def MatmulDescSetAttribute(self, *given: int) -> int:
-        return self._set("desc", _DESC, *given)
-
-    def MatrixLayoutSetAttribute(self, *given: int) -> int:
-        return self._set("layout", _LAYOUT, *given)
-
-    def MatmulPreferenceSetAttribute(self, *given: int) -> int:
-        return self._set("preference", _PREFERENCE, *given)
-
+    MatmulDescSetAttribute = functools.partialmethod(_set, "desc", _DESC)
+    MatrixLayoutSetAttribute = functools.partialmethod(_set, "layout", _LAYOUT)
+    MatmulPreferenceSetAttribute = functools.partialmethod(_set, "preference", _PREFERENCE)
     Destroy = MatmulDescDestroy = MatrixLayoutDestroy = MatmulPreferenceDestroy = _destroy
 
     def _problem(self, desc: int, a: int, b: int, d: int) -> Any:
@@ -142,8 +128,10 @@ class Fake:
             unit = 128 if "RELU" in epilogue else 8
             if not what.values[11] or what.values[12] % unit or what.values[12] < m:
                 return INVALID_VALUE
+        count = of_d.values[5]
+        mark = hash((m, n, k, epilogue, count)) & 0xFFFFFFFF  # an algorithm is of one product
         return SimpleNamespace(
-            m=m, n=n, k=k, a=of_a, b=of_b, d=of_d, what=what, epilogue=epilogue, count=of_d.values[5]
+            a=of_a, b=of_b, d=of_d, what=what, epilogue=epilogue, count=count, size=(m, n, k), mark=mark
         )
 
     def MatmulAlgoGetHeuristic(
@@ -158,11 +146,11 @@ class Fake:
         values = self.objects[preference].values
         found = Algorithm.from_address(at)
         # Which alignments it counts on, and a mark of the product it was found for.
-        found.algo[0] = hash((problem.m, problem.n, problem.k, problem.epilogue, problem.count)) & 0xFFFFFFFF
+        found.algo[0] = problem.mark
         for i in range(4):
             found.algo[1 + i] = values[5 + i]
         found.algo[5] = _aligned(problem.what.values[8])
-        found.workspace = WORKSPACE if problem.k > 64 and values[1] >= WORKSPACE else 0
+        found.workspace = WORKSPACE if problem.size[2] > 64 and values[1] >= WORKSPACE else 0
         found.state = SUCCESS
         ctypes.c_int.from_address(many).value = 1
         return SUCCESS
@@ -178,8 +166,7 @@ class Fake:
         assert (c, at_c) == (d, at_d), "only in place"
         values = problem.what.values
         found = Algorithm.from_address(algorithm)
-        mark = hash((problem.m, problem.n, problem.k, problem.epilogue, problem.count)) & 0xFFFFFFFF
-        assert found.algo[0] == mark, "an algorithm of another product"
+        assert found.algo[0] == problem.mark, "an algorithm of another product"
         for i, pointer in enumerate((at_a, at_b, at_c, at_d)):
             assert pointer, "a null pointer"
             assert pointer % found.algo[1 + i] == 0, f"misaligned address: {i}, {pointer:x}, {found.algo[1 + i]}"
@@ -192,7 +179,7 @@ class Fake:
         work = functools.partial(
             _multiply, problem, dict(values), at_a, at_b, at_d, scale(beta).value, found.workspace, room, wide
         )
-        self.launched.append((problem.m, problem.n, problem.k, problem.epilogue))
+        self.launched.append((*problem.size, problem.epilogue))
         self.put(stream, "cublasLtMatmul", work)
         return SUCCESS
 
@@ -248,7 +235,7 @@ def _multiply(
 
 
 def _finished(problem: Any, values: dict[int, int], out: Any, a: Any, b: Any) -> Any:
-    epilogue, m, n, dtype = problem.epilogue, problem.m, problem.n, DTYPES[problem.d.dtype]
+    epilogue, (m, n, _), dtype = problem.epilogue, problem.size, DTYPES[problem.d.dtype]
 
     def vector(size: int) -> Any:
         return _over(values[8], dtype, size, 1, size)[:, 0]

@@ -62,7 +62,6 @@ def test_their_stream_waits_for_ours(gpu: Any) -> None:
         assert (capsule.array * 2).get().tolist() == [2.0 * (i + 1) for i in range(1000)]
 
 
-@BOTH
 class _On:
     """A tensor of a library whose current stream is another one than ours."""
 
@@ -77,6 +76,7 @@ class _On:
             return self.x.__dlpack__(**options)
 
 
+@BOTH
 def test_from_dlpack_and_back(gpu: Any) -> None:
     xp = gpu.cupy
     mine, other = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
@@ -135,15 +135,3 @@ def test_views_empty_ones_and_read_only_ones(gpu: Any) -> None:
         ddp.as_tensor(Theirs(array, None))
     with pytest.raises(DtypeError, match="fill in what is masked"):
         ddp.as_tensor(Theirs(array, 1, mask=object()))
-
-
-@BOTH
-def test_bfloat16(gpu: Any) -> None:
-    xp = gpu.cupy
-    mine, other = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
-    with mine:
-        x = ddp.arange(6.0, device="cuda").bfloat16() + 1
-    with other:
-        y = ddp.from_dlpack(_On(x, mine))
-        assert y.dtype == ddp.bfloat16
-        assert y.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
