@@ -8,13 +8,14 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import ddp
 from benchmarks.gpu import __main__ as benchmark
 from benchmarks.gpu import correctness, h2d_overlap, sharing
 from benchmarks.gpu.rows import PROMISES, Promise, differs, implementations, ratio
@@ -179,6 +180,16 @@ def test_a_run_on_a_cpu_compares_losses_and_writes_its_results(run_job: Run, tmp
     assert np.isfinite(task["losses"]["torch"]).all()
 
 
+@pytest.fixture
+def _switches() -> Iterator[None]:
+    """What a `Library` sets is as before."""
+    before = ddp.get_float32_matmul_precision(), ddp.backends.cudnn.benchmark
+    yield
+    ddp.set_float32_matmul_precision(before[0])
+    ddp.backends.cudnn.benchmark = before[1]
+
+
+@pytest.mark.usefixtures("_switches")
 @pytest.mark.parametrize("task", TASKS)
 def test_contestants_train_alike_on_a_gpu_and_nothing_waits(task: str, gpu: Any) -> None:
     small = TASKS[task].small()
