@@ -50,16 +50,23 @@ def default_convert(data: Any) -> Any:
 
     Goes into mappings, named tuples and sequences as `default_collate` does.
     """
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and not hasattr(data, "_fields"):
+        return _sequence(data, [default_convert(value) for value in data])
     if isinstance(data, (np.ndarray, np.generic)):
         array = np.asarray(data)
         return wrap(array, CPU) if array.dtype in SUPPORTED else data
-    if isinstance(data, Mapping):
-        return mapping_like(data, {key: default_convert(value) for key, value in data.items()})
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*map(default_convert, data))
-    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)):
-        return _sequence(data, [default_convert(value) for value in data])
-    return data
+    return map_batch(data, default_convert)
+
+
+def map_batch(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """A mapping, named tuple, list or tuple with `change` of each of its values; what is none of these as it is."""
+    if isinstance(batch, Mapping):
+        return mapping_like(batch, {key: change(value) for key, value in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(change, batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map(change, batch))
+    return batch
 
 
 def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import bisect
 import functools
+import gzip
+import io
 import math
 import operator
 import os
@@ -69,23 +71,17 @@ def read_idx(path: Path) -> Array:
 def _idx(path: Path) -> Array:
     """The array of an IDX file, read-only: mapped, or in memory if the file was packed."""
     data = _map(path)
-    begin, packed, unpack = bytes(data[:_IDX_HEADER]), len(data), None
-    if begin[:2] == b"\x1f\x8b":
-        unpack = zlib.decompressobj(wbits=31)
-        begin = _decompress(path, unpack, data.data, _IDX_HEADER)
-    if len(begin) < 4 or begin[:2] != b"\0\0" or begin[2] not in _IDX_TYPES:
-        raise DataFileError(f"{path}: expected an IDX file, which begins with 0, 0 and a type, found {begin[:4]!r}")
-    dtype, dimensions = np.dtype(_IDX_TYPES[begin[2]]), begin[3]
-    start = 4 + 4 * dimensions
-    shape = tuple(np.frombuffer(begin[4 : min(start, len(begin)) // 4 * 4], ">u4").tolist())
-    end = start + math.prod(shape) * dtype.itemsize
-    if unpack is not None and end <= _GZIP_RATIO * packed:  # else it is truncated: nothing is allocated for it
-        if (rest := end + 1 - len(begin)) > 0:  # one byte more than is declared tells that there are too many
-            begin += _decompress(path, unpack, unpack.unconsumed_tail, rest)
-        if not unpack.eof:  # the checksum comes last
-            raise DataFileError(f"{path}: it cannot be unpacked: truncated, or longer than its header declares")
-        data = np.frombuffer(begin, np.uint8)
-    if len(shape) != dimensions or len(data) != end:
+    if bytes(data[:2]) == b"\x1f\x8b":
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data.data)) as file:
+                data = np.frombuffer(begin := file.read(_IDX_HEADER), np.uint8)
+                # One byte more than is declared tells that there are too many; what cannot be true is not allocated.
+                end = min(_idx_layout(path, data)[-1] + 1, _GZIP_RATIO * len(file.fileobj.getbuffer()))
+                data = np.frombuffer(begin + file.read(max(0, end - len(begin))), np.uint8)
+        except (EOFError, OSError, zlib.error) as error:
+            raise DataFileError(f"{path}: it cannot be unpacked: {error}") from None
+    dtype, shape, start, end = _idx_layout(path, data)
+    if len(data) != end:
         raise DataFileError(f"{path}: expected {end:,} bytes, for {dtype.name} of shape {shape}, found {len(data):,}")
     try:
         return data[start:].view(dtype).reshape(shape)
@@ -93,12 +89,16 @@ def _idx(path: Path) -> Array:
         raise DataFileError(f"{path}: an array of shape {shape}: {error}") from None
 
 
-def _decompress(path: Path, unpack: Any, data: Any, most: int) -> bytes:
-    try:
-        found: bytes = unpack.decompress(data, most)
-    except zlib.error as error:
-        raise DataFileError(f"{path}: it cannot be unpacked: {error}") from None
-    return found
+def _idx_layout(path: Path, data: Array) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    """Type and shape that an IDX file declares, where its elements begin, and where they end."""
+    begin = bytes(data[:_IDX_HEADER])
+    if len(begin) < 4 or begin[:2] != b"\0\0" or begin[2] not in _IDX_TYPES:
+        raise DataFileError(f"{path}: expected an IDX file, which begins with 0, 0 and a type, found {begin[:4]!r}")
+    dtype, start = np.dtype(_IDX_TYPES[begin[2]]), 4 + 4 * begin[3]
+    if len(begin) < start:
+        raise DataFileError(f"{path}: expected {begin[3]} dimensions, which take {start} bytes, found {len(begin)}")
+    shape = tuple(np.frombuffer(begin[4:start], ">u4").tolist())
+    return dtype, shape, start, start + math.prod(shape) * dtype.itemsize
 
 
 def read_cifar(path: Path, classes: int = 10) -> tuple[Array, Array]:

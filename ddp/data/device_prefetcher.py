@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from ddp._device import device, found_cupy, on
 from ddp._tensor.base import TensorBase, wrap
-from ddp.data.collate import mapping_like
+from ddp.data.collate import map_batch
 
 _ALIGNMENT = 512  # bytes
 _BUFFERS = 2
-_THREADS = 4  # one core writes 10 GB/s or so, and a bus takes several times that
-_PIECE = 4 << 20  # bytes that are worth a thread
 
 _warned = False
 
@@ -94,15 +91,16 @@ class DevicePrefetcher(Iterator[Any]):
         return batch
 
     def _send(self, batch: Any) -> tuple[Any, Any]:
-        arrays = [tensor.array for tensor in tensors_of(batch)]
+        arrays: list[Any] = []
+        each_tensor(batch, lambda tensor: arrays.append(tensor.array))
         buffer = self._buffers[0]
         sources, staging = self._staged(arrays, buffer)
         with self._xp.cuda.Device(self._stream.device):
             self._stream.after(self._streams.current(self._xp))
             moved = [self._xp.empty(array.shape, array.dtype) for array in arrays]
-            for there, source in zip(moved, sources, strict=True):
+            for target, source in zip(moved, sources, strict=True):
                 if source.nbytes:
-                    there.set(source, stream=self._stream.stream)
+                    target.set(source, stream=self._stream.stream)
         arrived = self._stream.record()
         if staging:
             buffer.copied = arrived
@@ -110,67 +108,26 @@ class DevicePrefetcher(Iterator[Any]):
         # Also if this batch is never taken.
         self._streams.hold(self._stream, moved, sources, event=arrived)
         where = device("cuda", self._stream.device)
-        following = iter([wrap(there, where) for there in moved])
-        return each_tensor(batch, lambda x: next(following)), arrived
+        following = iter([wrap(array, where) for array in moved])
+        return each_tensor(batch, lambda tensor: next(following)), arrived
 
     def _staged(self, arrays: list[Any], buffer: _PinnedBuffer) -> tuple[list[Any], bool]:
         """The same numbers in pinned memory, and whether some of them are in the buffer."""
-        pinned = [array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, ours=True) for array in arrays]
-        starts, end = [], 0
-        for array, there in zip(arrays, pinned, strict=True):
-            starts.append(end)
-            end += 0 if there else -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        if not end:
-            return arrays, False
-        take = buffer.take(end)
-        staged = []
-        for array, there, start in zip(arrays, pinned, starts, strict=True):
-            if not there:
-                source, array = array, take[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-                _write(array, source)
-            staged.append(array)
-        return staged, True
-
-
-@functools.cache
-def _writers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, "ddp-pinning")
-
-
-def _write(target: Any, source: Any) -> None:
-    """target[...] = source; what is large by several threads, as NumPy lets go of the interpreter while it copies."""
-    if source.nbytes < 2 * _PIECE or not source.flags.c_contiguous:
-        target[...] = source
-        return
-    to, of = target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8)
-    step = max(_PIECE, -(-len(of) // _THREADS))
-    pieces = [slice(start, start + step) for start in range(0, len(of), step)]
-    done = [_writers().submit(np.copyto, to[piece], of[piece]) for piece in pieces[1:]]
-    np.copyto(to[pieces[0]], of[pieces[0]])
-    for each in done:
-        each.result()
-
-
-def tensors_of(batch: Any) -> list[Any]:
-    """The tensors that `each_tensor` changes, in its order."""
-    found: list[Any] = []
-
-    def keep(tensor: Any) -> Any:
-        found.append(tensor)
-        return tensor
-
-    each_tensor(batch, keep)
-    return found
+        staged, starts, end = list(arrays), {}, 0
+        for number, array in enumerate(arrays):
+            if array.nbytes and not (array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, ours=True)):
+                starts[number] = end
+                end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        memory = buffer.take(end) if end else buffer.memory
+        for number, start in starts.items():
+            array = arrays[number]
+            staged[number] = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+            staged[number][...] = array
+        return staged, bool(end)
 
 
 def each_tensor(batch: Any, change: Callable[[Any], Any]) -> Any:
     """The batch with `change(tensor)` in the place of each tensor on the CPU, within mappings and sequences."""
     if isinstance(batch, TensorBase):
         return change(batch) if batch.device.type == "cpu" else batch
-    if isinstance(batch, Mapping):
-        return mapping_like(batch, {key: each_tensor(value, change) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(each_tensor(value, change) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(each_tensor(value, change) for value in batch)
-    return batch
+    return map_batch(batch, functools.partial(each_tensor, change=change))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from ddp._device import CPU
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import SUPPORTED
-from ddp.data.collate import Out, default_collate, mapping_like
+from ddp.data.collate import Out, default_collate, map_batch
 from ddp.data.datasets import Subset, TensorDataset, fetch_samples
 from ddp.errors import RangeError
 
@@ -252,11 +252,6 @@ def empty_like_batch(batch: Any) -> Any:
     """
     if isinstance(batch, Tensor | np.ndarray):
         return batch[:0] if batch.ndim else batch
-    if isinstance(batch, Mapping):
-        return mapping_like(batch, {key: empty_like_batch(value) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(empty_like_batch, batch))
-    if isinstance(batch, list | tuple):
-        words = all(isinstance(each, str | bytes) for each in batch)
-        return type(batch)() if words else type(batch)(map(empty_like_batch, batch))
-    return batch
+    if type(batch) in (list, tuple) and all(isinstance(each, str | bytes) for each in batch):
+        return type(batch)()
+    return map_batch(batch, empty_like_batch)

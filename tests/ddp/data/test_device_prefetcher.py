@@ -97,12 +97,6 @@ def test_what_is_pinned_is_copied_from_where_it_is(gpu: Any) -> None:
         assert [batch[7].item() for batch in batches] == [0.0, 1.0, 2.0]
 
 
-def test_large_ones_are_written_by_several_threads(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_prefetcher, "_PIECE", 64)
-    (a, _), (b, _) = DevicePrefetcher(Source(2, size=1003), device("cuda"))
-    assert (a.tolist(), b.tolist()) == ([0.0] * 1003, [1.0] * 1003)
-
-
 def test_an_error_comes_in_its_place(gpu: Any) -> None:
     prefetcher = DevicePrefetcher(Source(3, fails=1), device("cuda"))
     assert next(prefetcher)[0][0].item() == 0
