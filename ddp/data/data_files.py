@@ -72,11 +72,12 @@ def _idx(path: Path) -> Array:
     """The array of an IDX file, read-only: mapped, or in memory if the file was packed."""
     data = _map(path)
     if bytes(data[:2]) == b"\x1f\x8b":
+        packed = len(data)
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(data.data)) as file:
                 data = np.frombuffer(begin := file.read(_IDX_HEADER), np.uint8)
                 # One byte more than is declared tells that there are too many; what cannot be true is not allocated.
-                end = min(_idx_layout(path, data)[-1] + 1, _GZIP_RATIO * len(file.fileobj.getbuffer()))
+                end = min(_idx_layout(path, data)[-1] + 1, _GZIP_RATIO * packed)
                 data = np.frombuffer(begin + file.read(max(0, end - len(begin))), np.uint8)
         except (EOFError, OSError, zlib.error) as error:
             raise DataFileError(f"{path}: it cannot be unpacked: {error}") from None

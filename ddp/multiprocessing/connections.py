@@ -16,7 +16,6 @@ import itertools
 import multiprocessing.queues
 import os
 import pickle
-import queue
 import socket
 import struct
 import time
@@ -156,27 +155,22 @@ class _DeferredPickle:
 
     __slots__ = ("_obj", "_queue")
 
-    def __init__(self, queue: Any, obj: Any) -> None:
+    def __init__(self, queue: Queue, obj: Any) -> None:
         self._queue, self._obj = queue, obj
 
     def __reduce__(self) -> tuple[Any, ...]:
-        number = next(self._queue._numbers)
-        self._queue._packed[number] = pack(self._obj)
-        return int, (number,)
+        return int, (self._queue._number(pack(self._obj)),)
 
 
 class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subscript before Python 3.12
     """A queue for several processes, as the standard library's; tensors go by handle and are shared from then on.
 
-    Made by `ddp.multiprocessing.Queue(maxsize=0)`.
+    Made by `ddp.multiprocessing.Queue(maxsize=0)`. What the standard library pickles and sends as bytes, and receives
+    and unpickles, are numbers of packed objects here.
     """
 
     _reader: Any
     _writer: Any
-    _rlock: Any
-    _sem: Any
-    _poll: Any
-    _closed: bool
 
     def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
         super().__init__(maxsize, ctx=ctx)
@@ -187,10 +181,13 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
         super()._reset(after_fork)  # type: ignore[misc]  # private: the stubs leave it out
         self._numbers = itertools.count()
         self._packed: dict[int, PackedObject] = {}
-        self._send_bytes = self._send_packed
+        self._send_bytes = lambda number: self._writer.send_packed(self._packed.pop(pickle.loads(number)))
+        self._recv_bytes = lambda: pickle.dumps(self._number(self._reader.take()))
 
-    def _send_packed(self, number: Any) -> None:
-        self._writer.send_packed(self._packed.pop(pickle.loads(number)))
+    def _number(self, packed: PackedObject) -> int:
+        number = next(self._numbers)
+        self._packed[number] = packed
+        return number
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         """Puts an object in, waiting for a free slot if the queue is full. It is packed and sent by another thread.
@@ -204,21 +201,7 @@ class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subsc
 
         Raises: queue.Empty if there is none at once, or within `timeout` seconds; ValueError if the queue is closed.
         """
-        if self._closed:
-            raise ValueError(f"Queue {self!r} is closed")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._rlock.acquire(block, timeout):
-            raise queue.Empty
-        try:
-            if not block or deadline is not None:
-                left = 0.0 if deadline is None or not block else max(0.0, deadline - time.monotonic())
-                if not self._poll(left):
-                    raise queue.Empty
-            packed = self._reader.take()
-            self._sem.release()
-        finally:
-            self._rlock.release()
-        return packed.open()
+        return self._packed.pop(super().get(block, timeout)).open()
 
 
 class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):  # type: ignore[type-arg]  # as above

@@ -10,7 +10,7 @@ import pytest
 import ddp
 from ddp.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset, TensorDataset
 from tests.ddp.data import samples
-from tests.ddp.data.samples import Drawn, Mixed, Squares, Whoami
+from tests.ddp.data.samples import Drawn, Mixed, Squares, Stream, Whoami
 
 WORKERS = [0, 1, 2, 3]
 
@@ -159,7 +159,7 @@ def test_lengths() -> None:
     assert len(DataLoader(Squares(10), batch_size=None)) == 10
     assert len(DataLoader(Squares(10), batch_sampler=BatchSampler(range(7), 2, False))) == 4
     with pytest.raises(TypeError):
-        len(DataLoader(samples.Stream(10), batch_size=4))
+        len(DataLoader(Stream(10), batch_size=4))
 
 
 @pytest.mark.parametrize("make", [np.arange, ddp.arange])
@@ -171,3 +171,32 @@ def test_a_subset_of_what_is_not_there_is_no_other_sample(make: Any) -> None:
             next(iter(loader))
         assert next(iter(DataLoader(part, sampler=[0])))[0].tolist() == [1]
     assert next(iter(DataLoader(Subset(Subset(whole, [4, -1]), [-1, 0]), 2)))[0].tolist() == [9, 4]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size"),
+        ({"batch_size": None, "drop_last": True}, "drop_last"),
+        ({"sampler": [1], "shuffle": True}, "shuffle"),
+        ({"batch_sampler": [[1]], "batch_size": 2}, "batch_sampler"),
+        ({"num_workers": -1}, "num_workers"),
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": 1}, "timeout"),
+        ({"prefetch_factor": 2}, "prefetch_factor"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor"),
+        ({"persistent_workers": True}, "persistent_workers"),
+        ({"num_workers": True}, "num_workers"),
+        ({"num_workers": 1, "timeout": float("nan")}, "timeout"),
+        ({"multiprocessing_context": "fork"}, "MPI, CUDA"),
+        ({"multiprocessing_context": "thread"}, "'thread'"),
+        ({"dataset": Stream(4), "shuffle": True}, "IterableDataset"),
+        ({"dataset": Stream(4), "sampler": [1]}, "IterableDataset"),
+        ({"dataset": Stream(4), "batch_sampler": [[1]]}, "IterableDataset"),
+    ],
+    ids=str,
+)
+def test_what_excludes_each_other_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ddp.errors.ArgumentError, match=message):
+        DataLoader(**{"dataset": Squares(4), **options})
