@@ -1,9 +1,8 @@
 """Memory that processes share: without names, so that nothing is left behind when a process is killed.
 
-A block is a `memfd`. Others map it through a file descriptor that was passed to them, or through /proc/PID/fd/N of a
-process that has it open; a token in the memfd's name, which /proc shows, proves that it is the block that was meant,
-since pids and descriptors are used again. A block takes no space in /dev/shm, and the kernel frees it when the last
-descriptor and the last mapping have gone, also those of a process that was killed.
+A block is a `memfd`, which others map through a file descriptor that was passed to them. Its token, which goes along,
+tells whether they have it already. A block takes no space in /dev/shm, and the kernel frees it when the last descriptor
+and the last mapping have gone, also those of a process that was killed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,17 +24,8 @@ _NAME = "ddp-block-"
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}  # else mmap keeps one more fd
 
 
-class Handle(NamedTuple):
-    """What another process opens a block by. pid, fd: a process that has it open, and where; nbytes: its size."""
-
-    pid: int
-    fd: int
-    token: str
-    nbytes: int
-
-
 class Block:
-    """Shared memory of `nbytes` bytes, mapped into this process; made by `create`, `open` and `adopt`.
+    """Shared memory of `nbytes` bytes, mapped into this process; made by `create` and `adopt`.
 
     Arrays over it keep it alive, mapping and descriptor. In a forked child it is the same memory.
     """
@@ -62,35 +52,16 @@ class Block:
             raise SharingError(f"the system gives no shared memory of {nbytes} bytes: {error}") from error
 
     @classmethod
-    def open(cls, handle: Handle) -> Block:
-        """The block of a handle, which keeps its memory alive from now on, whatever becomes of who made it.
-
-        Raises: SharingError if the process of the handle has ended, or has closed the block.
-        """
-        pid, fd, token, nbytes = handle
-        try:
-            opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        except (FileNotFoundError, ProcessLookupError, NotADirectoryError) as error:
-            raise SharingError(_gone(handle)) from error
-        except OSError as error:
-            raise SharingError(f"shared memory of {nbytes} bytes of process {pid} cannot be opened: {error}") from error
-        return cls.adopt(opened, token, nbytes)
-
-    @classmethod
     def adopt(cls, fd: int, token: str, nbytes: int) -> Block:
         """The block behind a descriptor of this process, which is the block's from now on.
 
-        Raises: SharingError if it is not the block of that token; the descriptor is closed then.
+        Raises: SharingError if it cannot be mapped; the descriptor is closed then.
         """
         try:
-            if not os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{_NAME}{token}"):
-                raise SharingError(_gone(Handle(os.getpid(), fd, token, nbytes)))
             return cls(fd, token, nbytes)
-        except BaseException as error:
+        except (OSError, ValueError) as error:
             os.close(fd)
-            if isinstance(error, OSError | ValueError) and not isinstance(error, SharingError):
-                raise SharingError(f"shared memory of {nbytes} bytes cannot be mapped: {error}") from error
-            raise
+            raise SharingError(f"shared memory of {nbytes} bytes cannot be mapped: {error}") from error
 
     @property
     def closed(self) -> bool:
@@ -102,10 +73,6 @@ class Block:
         if self._fd < 0:
             raise SharingError(f"a block of {self.nbytes} bytes is closed, so that no other process can open it")
         return self._fd
-
-    def handle(self) -> Handle:
-        """What another process opens this by, as long as this process has it open. Raises: SharingError if closed."""
-        return Handle(os.getpid(), self.fileno(), self.token, self.nbytes)
 
     def array(self, dtype: Any, shape: int | Sequence[int], offset: int = 0, *, keep: Any = None) -> Array:
         """An array over the block's memory from byte `offset` on, C-contiguous; it keeps the block alive.
@@ -166,10 +133,3 @@ def _below(array: Any) -> Any:
     while isinstance(array, np.ndarray):
         array = array.base
     return array
-
-
-def _gone(handle: Handle) -> str:
-    return (
-        f"shared memory of {handle.nbytes} bytes is gone: process {handle.pid}, which sent it, has ended or let go of "
-        "it before it was opened here; let a sender live, and keep what it sends, until that has been received"
-    )

@@ -19,7 +19,7 @@ from ddp.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSa
 from ddp.errors import ArgumentError, StateDictError
 
 if TYPE_CHECKING:
-    from ddp.data.payload import Payload
+    from ddp.data.shared_memory import Payload
     from ddp.data.worker_pool import WorkerPool
 
 Batches = LocalBatches | WorkerBatches
@@ -223,7 +223,7 @@ class DataLoader:
         """The workers of a pass."""
         if self._pool is not None:
             return self._pool
-        from ddp.data.payload import Payload
+        from ddp.data.shared_memory import Payload
         from ddp.data.worker_pool import WorkerPool
 
         previous, self._payload = self._payload, Payload(config)

@@ -36,8 +36,7 @@ from ddp.data.fetching import (
     seed_everything,
     set_worker_info,
 )
-from ddp.data.payload import PayloadLayout, load_payload
-from ddp.data.shared_batches import BatchWriter
+from ddp.data.shared_memory import BatchWriter, PayloadLayout, load_payload
 from ddp.multiprocessing.connections import SharingConnection
 
 #: The variable that names the file of a fork server's settings: the pickled arguments of `_prepare_server`.

@@ -15,8 +15,7 @@ from typing import Any
 
 from ddp.data.fetching import FetchResult, StartPass
 from ddp.data.fork_server import WorkerProcess, end_workers, fork_server, worker_environment
-from ddp.data.payload import Payload
-from ddp.data.shared_batches import BatchReader, PackedBatch
+from ddp.data.shared_memory import BatchReader, PackedBatch, Payload
 from ddp.data.worker import FetchTask, WorkerFailure, WorkerSettings
 from ddp.errors import WorkerError
 from ddp.multiprocessing.connections import SharingConnection, make_pipe

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._block import Block, Handle, block_of
+from ddp._block import Block, block_of
 from ddp._cuda import ipc
 from ddp._cuda.ipc import IpcReference
 from ddp._device import CPU, device, device_of
@@ -184,13 +184,6 @@ def _open_block(fd: int, token: str, nbytes: int) -> Block:
     return block
 
 
-def _open_handle(handle: Handle) -> Block:
-    block = _known.get(handle.token)
-    if block is None:
-        block = _known[handle.token] = Block.open(handle)
-    return block
-
-
 def _block_by_fd(block: Block) -> tuple[Any, ...]:
     return _open_block, (SentFd(block), block.token, block.nbytes)
 
@@ -199,14 +192,8 @@ def _block_by_fd(block: Block) -> tuple[Any, ...]:
 
 
 def _reduce_for_process(x: Any) -> Any:
-    """A tensor in a process's arguments goes by handle; in others' queues and pipes only if its memory is shared."""
-    if context.get_spawning_popen() is not None or (x.device is CPU and x.is_shared()):
-        return _reduce_tensor(x)
-    return x.__reduce__()
-
-
-def _reduce_block(block: Block) -> tuple[Any, ...]:
-    return _block_by_fd(block) if context.get_spawning_popen() is not None else (_open_handle, (block.handle(),))
+    """A tensor in a process's arguments goes by handle; others' queues and pipes carry contents."""
+    return _reduce_tensor(x) if context.get_spawning_popen() is not None else x.__reduce__()
 
 
 def _reduce_reference(reference: IpcReference) -> tuple[Any, ...]:
@@ -226,7 +213,7 @@ def _fd_from_parent(inherited: Any) -> int:
     return fd
 
 
-reduction.register(Block, _reduce_block)
+reduction.register(Block, _block_by_fd)
 reduction.register(IpcReference, _reduce_reference)
 reduction.register(SentFd, _reduce_fd)
 for_each_class(lambda kind: reduction.register(kind, _reduce_for_process))

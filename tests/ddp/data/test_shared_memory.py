@@ -1,4 +1,4 @@
-"""What lies between two processes, tried in one: lines, batches in shared memory, parcels, seeds."""
+"""What a loader shares with its workers, tried in one process: batches, and the dataset."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.data.payload import Payload, load_payload
-from ddp.data.shared_batches import _HELD, BatchReader, BatchWriter
+from ddp.data.shared_memory import _HELD, BatchReader, BatchWriter, Payload, load_payload
 from ddp.errors import ArgumentError
 
 
