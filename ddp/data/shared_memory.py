@@ -5,8 +5,8 @@ consumer maps the block and makes arrays over the same memory. What holds the ar
 user's) is pickled with a number in the place of each array. When the last array over a block has gone, its `Lease`
 ends, and the worker may use the block again. So neither side allocates or faults pages in for each batch.
 
-The dataset and functions are pickled, with large arrays behind the pickle, in one block. Every worker maps it privately:
-workers share its pages as long as they only read, and what one writes it has for itself, as after a fork.
+The dataset and functions are pickled into one block, with large arrays behind the pickle. Every worker maps it for
+itself: workers share its pages as long as they only read, and what one writes it has for itself, as after a fork.
 """
 
 from __future__ import annotations
