@@ -195,7 +195,7 @@ def test_a_subset_of_what_is_not_there_is_no_other_sample(make: Any) -> None:
         ({"dataset": Stream(4), "sampler": [1]}, "IterableDataset"),
         ({"dataset": Stream(4), "batch_sampler": [[1]]}, "IterableDataset"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_what_excludes_each_other_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ddp.errors.ArgumentError, match=message):
