@@ -16,6 +16,8 @@ from launcher.network import parse_hosts, read_hostfile
 
 _LAST = 10
 _PID = value("a positive whole number", positive)
+#: The options of each command; "" is the check of machines.
+_OPTIONS: dict[str, tuple[str, ...]] = {"": ("hosts", "hostfile", "json"), "calls": ("last", "json"), "sweep": ()}
 _USAGE = """ddp-doctor [--hosts A,B | --hostfile FILE] [--json]
        ddp-doctor calls PID... [--last N] [--json]
        ddp-doctor sweep"""
@@ -37,6 +39,8 @@ def run(argv: Sequence[str]) -> int:
     if "help" in args:
         print(_parser().format_help(), end="")
         return 0
+    if refused := sorted(args.keys() - {"words", *_OPTIONS.get(command, args)}):
+        raise UsageError(f"{f'ddp-doctor {command}'.rstrip()} takes no --{refused[0]}")
     if command == "calls":
         if not words:
             raise UsageError("no process named: ddp-doctor calls PID...")

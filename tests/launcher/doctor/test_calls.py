@@ -94,6 +94,8 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_shown(ranks: list[int], doc
         (["--hostfile", "/nonexistent"], "the hostfile /nonexistent cannot be read: No such file or directory"),
         (["cals", "1"], "ddp-doctor: unknown command cals 1 (did you mean calls?)"),
         (["calls"], "ddp-doctor: no process named: ddp-doctor calls PID..."),
+        (["sweep", "--hosts", "a"], "ddp-doctor: ddp-doctor sweep takes no --hosts"),
+        (["--last", "3"], "ddp-doctor: ddp-doctor takes no --last"),
         (["calls", "train.py"], "ddp-doctor: PID should be a positive whole number, not 'train.py'"),
     ],
 )
