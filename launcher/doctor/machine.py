@@ -194,7 +194,7 @@ def judge_memory(
         yield ok(f"{SHM} has {format_bytes(shm_free)} free of {format_bytes(shm)}")
     files, nbytes = stale
     if files:
-        text = f"{plural(files, 'file')} ({format_bytes(nbytes)}) in {SHM} that killed MPI jobs left, and nobody uses"
+        text = f"{plural(files, 'file')} ({format_bytes(nbytes)}) of killed MPI jobs in {SHM}, which no process uses"
         yield (warning if nbytes > (shm or 0) / 4 else note)(text, "ddp-doctor sweep")
 
 
