@@ -52,7 +52,7 @@ class ExitNotice:
 def is_clean(status: int) -> bool:
     """True for the exit status of a rank that has done its work, or has stopped as it was asked to.
 
-    >>> [in_order(status) for status in (0, STOPPED, 1, 143)]
+    >>> [is_clean(status) for status in (0, STOPPED, 1, 143)]
     [True, True, False, False]
     """
     return status in (0, STOPPED)
