@@ -92,7 +92,12 @@ class DevicePrefetcher(Iterator[Any]):
 
     def _send(self, batch: Any) -> tuple[Any, Any]:
         arrays: list[Any] = []
-        each_tensor(batch, lambda tensor: arrays.append(tensor.array))
+
+        def note(tensor: Any) -> Any:
+            arrays.append(tensor.array)
+            return tensor  # a class of the user's is made anew with it, and may refuse None
+
+        each_tensor(batch, note)
         buffer = self._buffers[0]
         sources, staging = self._staged(arrays, buffer)
         with self._xp.cuda.Device(self._stream.device):

@@ -251,6 +251,9 @@ def describe_failure(error: BaseException, at: Any = None) -> WorkerFailure:
 
 if SETTINGS in os.environ:
     _settings = os.environ.pop(SETTINGS)
-    with open(_settings, "rb") as _file:
-        _arguments = pickle.load(_file)
+    try:
+        with open(_settings, "rb") as _file:
+            _arguments = pickle.load(_file)
+    except FileNotFoundError:  # the training process has ended already, and removed its files
+        os._exit(0)
     _prepare_server(*_arguments)
