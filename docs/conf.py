@@ -15,7 +15,6 @@ project = "ddp-runtime"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 html_theme = "furo"
 html_title = project
-html_static_path = ["static"]
 myst_heading_anchors = 4
 default_role = "code"
 autodoc_default_options = {"members": True, "imported-members": True}

@@ -69,11 +69,15 @@ class ForkServer(forkserver.ForkServer):
     Raises: ArgumentError if there is no script; WorkerError if the server cannot be started.
     """
 
+    # Of the standard library's class, since Python 3.4.
     _forkserver_pid: int | None
+    _forkserver_alive_fd: int | None
+    _forkserver_address: str | None
 
     def __init__(self, modules: Mapping[str, Any]) -> None:
         super().__init__()
         self.modules, self.owner = modules, os.getpid()
+        self._loaded = _loaded_modules()
         preparation = preparation_data("__main__" in modules)
         del preparation["authkey"]
         handle, self._settings = tempfile.mkstemp(dir=util.get_temp_dir())
@@ -88,15 +92,21 @@ class ForkServer(forkserver.ForkServer):
         return self._forkserver_pid
 
     def fits(self, modules: Mapping[str, Any]) -> bool:
-        """Whether new workers that need these can be forked of it."""
+        """Whether new workers that need these can be forked of it: no module has been loaded again since it started."""
         has = all(name in self.modules and self.modules[name] is spec for name, spec in modules.items())
-        return has and self.owner == os.getpid()
+        same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
+        return has and same and self.owner == os.getpid()
 
     def ensure_running(self) -> None:
         """Starts the server if it has not been, or has ended; the standard library does this before each fork."""
-        pid = self._forkserver_pid
-        if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return
+        try:
+            pid = self._forkserver_pid
+            if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return
+        except ChildProcessError:  # another part of the program has waited for it
+            assert self._forkserver_alive_fd is not None
+            os.close(self._forkserver_alive_fd)
+            self._forkserver_pid = self._forkserver_alive_fd = self._forkserver_address = None
         wanted = worker_environment() | {worker.SETTINGS: self._settings}
         changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
         _put_environment(changed, wanted)  # the process's own, not `os.environ`, which other threads read
@@ -111,6 +121,13 @@ class ForkServer(forkserver.ForkServer):
         # Not where the interpreter ends, which ends the server, nor in a forked child, whose server it is not.
         if not sys.is_finalizing() and os.getpid() == self.owner:
             _in_background(self._stop)  # type: ignore[attr-defined]  # private: the stubs leave it out
+            with contextlib.suppress(OSError):
+                os.unlink(self._settings)
+
+
+def _loaded_modules() -> dict[str, Any]:
+    """The spec of each module of this process: another one once the module is loaded again."""
+    return {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items())}
 
 
 def _put_environment(names: Iterable[str], values: Mapping[str, str]) -> None:

@@ -136,10 +136,13 @@ def _end_server(parent: int) -> None:
             break
     if os.getppid() != parent:  # it was killed, and could not remove its files
         server: Any = vars(forkserver)["_forkserver"]
-        with contextlib.suppress(OSError):
-            os.unlink(_settings)
-            os.unlink(server._forkserver_address)
-            os.rmdir(os.path.dirname(_settings))
+        for remove, path in (
+            (os.unlink, _settings),
+            (os.unlink, server._forkserver_address),
+            (os.rmdir, os.path.dirname(_settings)),
+        ):
+            with contextlib.suppress(OSError, TypeError):  # TypeError: it had no address yet
+                remove(path)
 
 
 # -- a worker

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import colorsys
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -67,4 +70,15 @@ def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:
     assert read(edited) == ["edited"]
     assert next(before)[1].item() == 1  # its worker is as it was
     del sys.modules["ddp_test_edited"]
+    assert read(module("anew")) == ["anew"]
+    server = fork_server.fork_server(())
+    importlib.reload(colorsys)  # as a module that the dataset's own uses
+    assert fork_server.fork_server(()) is not server
+
+
+def test_a_server_that_another_part_of_the_program_has_waited_for(module: Callable[[str], Any]) -> None:
+    server = fork_server.fork_server(())
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    os.waitpid(server.pid, 0)
     assert read(module("anew")) == ["anew"]
