@@ -112,7 +112,7 @@ class LifeContract:
 
     def test_closed_duplicates_are_given_back(self, run: Run, count: Callable[[int, int], int]) -> None:
         def check(comm: Communicator) -> None:
-            for _ in range(count(20, 2100)):  # an MPI has about 2,000
+            for _ in range(count(20, 2100) if comm.size < 3 else 20):  # an MPI has about 2,000
                 comm.duplicate().close()
             twin = comm.duplicate()
             work = twin.all_reduce(np.ones(1), async_op=True)

@@ -1,0 +1,62 @@
+"""How the control block is laid out and advances, and who reduces which part: as tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collectives.backends.shm import segment
+from collectives.backends.shm.algorithms import combine_all, share
+from collectives.backends.shm.segment import ControlBlock, control_bytes
+
+
+def boards(size: int) -> list[ControlBlock]:
+    one = segment.create(control_bytes(size))
+    return [ControlBlock(one, me, size) for me in range(size)]
+
+
+def test_a_phase_is_over_when_every_rank_has_done_its_part() -> None:
+    one, two, three = all_of_them = boards(3)
+    for _ in range(3):
+        turns = [control.turn() for control in all_of_them]
+        assert turns[0][2].__array_interface__["data"] == turns[2][2].__array_interface__["data"]
+        one.advance()
+        two.advance()
+        assert not one.advanced()
+        assert one.missing() == [2]
+        three.advance()
+        assert all(control.advanced() for control in all_of_them)
+        one.advance()  # and may be one ahead
+        assert three.advanced()
+        two.advance()
+        three.advance()
+    assert one.turn()[0] is not one.turn()[0]
+
+
+@pytest.mark.parametrize(
+    ("length", "itemsize", "size", "expected"),
+    [
+        (64, 4, 2, [(0, 32), (32, 64)]),
+        (65, 4, 2, [(0, 32), (32, 65)]),
+        (48, 4, 2, [(0, 16), (16, 48)]),  # whole cache lines: 16 floats each
+        (5, 8, 3, [(0, 0), (0, 0), (0, 5)]),
+        (0, 4, 2, [(0, 0), (0, 0)]),
+        (7, 128, 3, [(0, 2), (2, 4), (4, 7)]),
+    ],
+)
+def test_share(length: int, itemsize: int, size: int, expected: list[tuple[int, int]]) -> None:
+    assert [share(length, itemsize, size, rank) for rank in range(size)] == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("place", ["beside", "first", "last", "scratch"])
+def test_values_are_combined_in_rank_order(size: int, place: str) -> None:
+    sources = list(np.random.default_rng(size).normal(size=(size, 50)).astype(np.float32))
+    want = sources[0].copy()
+    for source in sources[1:]:
+        want += source
+    # Over the first source the order of steps suffices; over another one it takes memory of its own.
+    out = {"first": sources[0], "last": sources[-1]}.get(place, np.empty(50, np.float32))
+    scratch = np.empty(50, np.float32) if place in ("last", "scratch") else None
+    combine_all(sources, out, np.add, scratch)
+    assert out.tobytes() == want.tobytes()
