@@ -77,7 +77,7 @@ def sharing(**change: str) -> dict[str, Answer]:
         ("memory", {"shm": None}, [MEMORY, "warning /dev/shm is not there -> sudo mount -t tmpfs"]),
         ("memory", {"shm": 64 * MIB}, [MEMORY, "warning /dev/shm has 64 MiB -> remount"]),
         ("memory", {"shm_free": MIB}, [MEMORY, "warning /dev/shm is full (1 MiB free of 8.0 GiB) -> ls "]),
-        ("memory", {"stale": (1, MIB)}, [MEMORY, SHM, "note 1 file (1 MiB) in /dev/shm -> ddp-doctor sweep"]),
+        ("memory", {"stale": (1, MIB)}, [MEMORY, SHM, "note 1 file (1 MiB) of killed MPI jobs -> ddp-doctor sweep"]),
         ("memory", {"stale": (9, 3 * GIB)}, [MEMORY, SHM, "warning 9 files (3.0 GiB) -> ddp-doctor sweep"]),
         ("limits", {}, [FILES, TMP]),
         ("limits", {"files": -1}, ["ok any number of files open", TMP]),
