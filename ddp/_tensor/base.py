@@ -178,9 +178,10 @@ _plain: list[type[Tensor]] = []
 
 
 # Where no floating-point operation of NumPy's warns: infinities and nan are values, as in PyTorch. A copy of a context
-# is made and entered in a fifth of the time of `errstate`.
-with np.errstate(all="ignore"):
-    _silent = contextvars.copy_context()
+# is made and entered in a fifth of the time of `errstate`. It begins empty: a copy of the importer's context would keep
+# the values of its variables alive, and show them to the ops of every thread.
+_silent = contextvars.Context()
+_silent.run(np.seterr, all="ignore")
 
 
 def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
