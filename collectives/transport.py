@@ -73,7 +73,7 @@ def among(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dic
     return {rank: exit_notices[member] for rank, member in enumerate(members) if member in exit_notices}
 
 
-def describe_departure(exit_notices: Mapping[int, ExitNotice], ranks: list[int]) -> str:
+def describe_exits(exit_notices: Mapping[int, ExitNotice], ranks: list[int]) -> str:
     """`rank 1 has left (exit status 0)`, for one rank or several."""
     said = [f"rank {rank} has {_how(exit_notices[rank].status)}" for rank in ranks]
     return said[0] if len(said) == 1 else ", ".join(said[:-1]) + " and " + said[-1]

@@ -37,7 +37,7 @@ from collectives.errors import (
 from collectives.flight.reader import describe_process
 from collectives.flight.recorder import FAILED, QUEUED, process_recorder
 from collectives.time_limit import TimeLimit
-from collectives.transport import Steps, Test, Transport, describe_departure, left_before, spans
+from collectives.transport import Steps, Test, Transport, describe_exits, left_before, spans
 
 _SPIN = 20e-6  # s; a peer that is about to arrive is worth a short spin,
 _YIELD = 300e-6  # s; a later one gets this core whenever it can use it: ranks may share one,
@@ -97,7 +97,7 @@ def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
             gone = left_before(exit_notices, transport.key, call.number)
         # Tested again: what it sent before it left may have arrived just before the notice.
         if gone and not (call.test is not None and call.test()):
-            raise PeerLeft(f"{describe_departure(exit_notices, gone)} while rank {transport.rank} waits in {call}")
+            raise PeerLeft(f"{describe_exits(exit_notices, gone)} while rank {transport.rank} waits in {call}")
     if call.limit is None:
         call.limit = TimeLimit(call.timeout)
     elif call.limit.passed():

@@ -15,7 +15,7 @@ import collectives
 from collectives import Communicator
 from collectives.backends.single import SingleTransport
 from collectives.engine.call import Work
-from collectives.transport import ExitNotice, Test, describe_departure, left_before
+from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
 
 
@@ -132,11 +132,11 @@ def test_never_coming_is_a_table() -> None:
     assert left_before(left, "world", 2) == [1]
     assert left_before(left, "world", 3) == [1, 2]
     assert left_before({2: left[2]}, "other", 0) == [2]
-    assert describe_departure(left, [1, 2]) == "rank 1 has failed (exit status 3) and rank 2 has left (exit status 0)"
+    assert describe_exits(left, [1, 2]) == "rank 1 has failed (exit status 3) and rank 2 has left (exit status 0)"
     assert ExitNotice.decode(left[1].encode()) == left[1]
     left[1] = ExitNotice(status=STOPPED, calls={"world": 3})  # in order: it took part in what it called
     assert left_before(left, "world", 2) == []
-    assert describe_departure(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
+    assert describe_exits(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
 
 
 def test_a_simulated_rank_that_does_not_end_is_named() -> None:
