@@ -73,7 +73,7 @@ SIZES = {
     "ddp/_cuda, ddp/cuda": Size(4237, 4000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(3770, 3600, ("ddp/nn",)),
     "ddp/optim": Size(1396, 1200, ("ddp/optim",)),
-    "ddp/data": Size(2292, 1700, ("ddp/data",)),
+    "ddp/data": Size(2295, 1700, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(2331, 1600, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(3513, 2900, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(533, 450, ("ddp/multiprocessing",)),
@@ -81,7 +81,7 @@ SIZES = {
     "collectives": Size(6458, 5400, ("collectives",)),  # 280 of it the call cache: 4 us a small call instead of 40
     "launcher": Size(6682, 6500, ("launcher",)),
     "benchmarks": Size(3006, 2400, ("benchmarks",)),
-    "tests": Size(41308, 34000, ("tests",)),
+    "tests": Size(41316, 34000, ("tests",)),
 }
 FILES = {"ddp": (225, 220), "collectives": (50, 50), "launcher": (73, 75)}  # limit, goal
 

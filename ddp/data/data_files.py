@@ -130,8 +130,13 @@ def _cifar(path: Path, classes: int) -> tuple[Array, Array]:
 
 def _npy(path: Path) -> Array:
     """The array of an .npy file, mapped and read-only."""
-    size = len(_map(path))
+    size, begin = len(data := _map(path)), bytes(data[:12])
+    header = int.from_bytes(begin[8 : 10 if begin[6:7] == b"\1" else 12], "little")
     try:
+        if (
+            begin[:6] == np.lib.format.MAGIC_PREFIX and header > size
+        ):  # NumPy allocates as much as a header says that it takes
+            raise ValueError(f"its header of {header:,} bytes is longer than the file")
         array = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy raises many kinds for a bad header
         raise DataFileError(f"{path}: no .npy file of plain numbers or records: {error}") from None

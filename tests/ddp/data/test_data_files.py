@@ -94,9 +94,10 @@ def tokens(path: Path) -> Any:
         (NpyDataset, NPY[:-1], "no .npy file .*: mmap length is greater than file size"),
         (NpyDataset, NPY + b"x", "153 bytes, expected 152 for its array"),
         (NpyDataset, NPY.replace(b"{'descr'", b"[" * 8), "no .npy file"),
+        (NpyDataset, b"\x93NUMPY\x03\0\0\0\0\x7f{'descr'", "no .npy file .* longer than the file"),
         (NpyDataset, npy(np.array([{}, None])), "no .npy file .*Python objects in dtype"),
     ],
-    ids=range(23),
+    ids=range(24),
 )
 def test_a_bad_file_is_named(read: Callable[[Path], Any], data: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "bad"

@@ -26,7 +26,7 @@ def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train
     assert_numbers_of_the_cpu(rig, nccl, 2 + seed % 2, seed, run)
 
 
-pytestmark = pytest.mark.timeout(600)  # the full counts take minutes
+pytestmark = pytest.mark.timeout(1500)  # the full counts take minutes
 TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])
 
 

@@ -174,7 +174,7 @@ def assert_numbers_of_the_cpu(
         return program(comm, f"cuda:{comm.rank}", between)
 
     on_gpu = rig(size, nccl, seed).run(rank)
-    on_cpu = collectives.run_threads(lambda comm: program(comm, "cpu", lambda: None), size, timeout=20)
+    on_cpu = collectives.run_threads(lambda comm: program(comm, "cpu", lambda: None), size, timeout=60)
     for got, expected in zip(on_gpu, on_cpu, strict=True):
         assert got.keys() == expected.keys()
         for name in expected:
