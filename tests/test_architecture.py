@@ -73,7 +73,7 @@ SIZES = {
     "ddp/_cuda, ddp/cuda": Size(4237, 4000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(3770, 3600, ("ddp/nn",)),
     "ddp/optim": Size(1396, 1200, ("ddp/optim",)),
-    "ddp/data": Size(2295, 1700, ("ddp/data",)),
+    "ddp/data": Size(2297, 1700, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(2331, 1600, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(3513, 2900, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(533, 450, ("ddp/multiprocessing",)),
