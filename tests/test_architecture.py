@@ -412,6 +412,22 @@ def comparisons_of_the_array_module(files: Sources) -> list[str]:
     return found
 
 
+REGISTERS = ("ddp/_cuda/register.py", "ddp/_native/register.py")
+
+
+def forms_attached_elsewhere(files: Sources) -> list[str]:
+    """Calls that give an op a device form or a native form outside the two registers."""
+    return [
+        f"{path}:{node.lineno}: {ast.unparse(node)}"
+        for path, text in files.items()
+        if path not in REGISTERS
+        for node in nodes(text)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("attach_device_form", "attach_native_form")
+    ]
+
+
 # --- the rules, and a violation that each catches --------------------------------------------------------------------
 
 Rule = Callable[[Sources], list[str]]
@@ -430,6 +446,7 @@ RULES: dict[Rule, Sources] = {
     classes_defined_twice: {"ddp/nn/a.py": "class A: ...", "ddp/optim/b.py": "class A: ..."},
     files_named_twice: {"ddp/nn/_a.py": "", "ddp/optim/a.py": ""},
     comparisons_of_the_array_module: {"ddp/ops/a.py": "fast = xp is np"},
+    forms_attached_elsewhere: {"ddp/ops/a.py": "add.attach_device_form(forward, backward)"},
 }
 
 
