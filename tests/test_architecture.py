@@ -8,11 +8,9 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import io
 import re
 import subprocess
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -88,29 +86,24 @@ FILES = {"ddp": (225, 220), "collectives": (50, 50), "launcher": (73, 75)}  # li
 
 def code_lines(text: str) -> int:
     """Lines that hold code: not blank, no comment, no docstring."""
-    strings: set[int] = set()
+    code = {at for at, line in enumerate(text.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")}
+    docstrings: set[int] = set()
     for node in nodes(text):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             first = node.body[0] if node.body else None
-            if (
-                isinstance(first, ast.Expr)
-                and isinstance(first.value, ast.Constant)
-                and isinstance(first.value.value, str)
-            ):
-                strings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-    silent = (
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
-    )
-    code: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in silent:
-            code.update(range(token.start[0], token.end[0] + 1))
-    return len(code - strings)
+            if isinstance(first, ast.Expr) and is_text(first.value):
+                docstrings.update(lines_of(first))
+        elif is_text(node):  # its blank lines and what looks like comments there are the program's
+            code.update(lines_of(node))
+    return len(code - docstrings)
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
+
+
+def lines_of(node: ast.AST) -> range:
+    return range(node.lineno, node.end_lineno + 1)
 
 
 def sizes(files: Sources) -> Counter[str]:
