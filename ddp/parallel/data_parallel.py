@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
@@ -58,7 +58,7 @@ class DataParallel(Module):
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
     a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen and
     unfrozen at any time. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
-    cell runs twice, replaces the first wrapper: gradients move to the new one, and using the first raises.
+    cell runs twice, replaces the first wrapper: gradients are cleared, and using the first raises.
 
     Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, there is no parameter that
     requires grad, or a parameter belongs to a wrapper of another module.
@@ -122,31 +122,21 @@ class DataParallel(Module):
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
         planner = Planner(self.comm, names, nbytes, kinds, cap=cap, first=first, pinned=pinned, xp=xp)
-        try:
-            planner.begin([p.requires_grad for p in params])
-            if replaced is not None and replaced._hooked is not None:
-                replaced._hooked.release()  # it may be this one's
-            self._hooked = None
-            if comm_hook is not None:
-                self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device)
-        except DdpError:  # a plan or a hook that does not fit
-            self.comm.close()
-            raise
         if replaced is not None:
             replaced.close()
             replaced._closed = (
                 "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
             )
-        self.reducer = Reducer(
-            self,
-            names,
-            params,
-            self.comm,
-            planner,
-            check_every=every,
-            check_finite=finite,
-            replaced=None if replaced is None else replaced.reducer,
-        )
+            module.zero_grad()
+        self._hooked = None
+        try:
+            planner.begin([p.requires_grad for p in params])
+            if comm_hook is not None:
+                self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device)
+        except DdpError:  # a plan or a hook that does not fit
+            self.comm.close()
+            raise
+        self.reducer = Reducer(self, names, params, self.comm, planner, check_every=every, check_finite=finite)
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
         self._parameters_check = ParameterCheck(module)
@@ -155,7 +145,6 @@ class DataParallel(Module):
         self.reducer.before.append(self._before_backward)
         self._joining: join.JoinContext | None = None
         self._closed: str | None = None  # why it cannot be used any more
-        self.no_op_steps: list[Callable[[int], None]] = []  # what else a rank without data takes part in: sharded steps
         self.register_load_state_dict_pre_hook(_drop_prefix)
 
     @property
@@ -190,7 +179,7 @@ class DataParallel(Module):
         self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self.reducer.release()
         if self._hooked is not None:
-            self._hooked.close()
+            self._hooked.release()
         self.comm.close()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -269,20 +258,21 @@ class DataParallel(Module):
         enable: off: nothing happens here. throw_on_early_termination: raise on all ranks when the first is out of data
         optimizers: whose state shall be that rank's too: momenta and step counts have missed updates like the model
 
-        Raises: ParallelError inside if ranks do different things; EarlyStop, one of them, if that was asked for.
+        Raises: ParallelError for a model with a ZeroOptimizer; EarlyStop, one of them, if that was asked for.
         """
         self.check_open()
         given = join.checked(optimizers)
         if not enable or self.comm.size == 1:
             yield
             return
+        if not self.reducer.exchange.joinable:
+            raise ParallelError("join: a ZeroOptimizer's steps are collective: give all ranks equal numbers of batches")
         weight = 1.0 if divide_by_initial_world_size else 0.0
         joining = join.JoinContext(
             self.comm,
             {
                 join.FORWARD: self._sync_buffers,
                 join.BACKWARD: lambda source: self.reducer.join_no_op(weight),
-                join.STEP: self._join_no_op_step,
             },
             throw_on_early_termination,
         )
@@ -317,13 +307,6 @@ class DataParallel(Module):
     def share_requests(self, requests: PendingRequests) -> None:
         """Has the control messages carry these requests to stop or save; several models may share one object."""
         self.reducer.requests = requests
-
-    def announce_step(self) -> int:
-        """Says that this rank begins a step that ranks make together; costs nothing outside of `join`. Collective.
-
-        Returns: the lowest rank that still has data
-        """
-        return self._announce(join.STEP)
 
     def stats(self) -> Stats:
         """What the steps since the last `summary` did: compute, communication, which of it was hidden, who was late."""
@@ -383,10 +366,6 @@ class DataParallel(Module):
         if self.buffer_sync is not None:
             with error_context("the buffers, before forward"):
                 self.buffer_sync.run(source)
-
-    def _join_no_op_step(self, source: int) -> None:
-        for step in self.no_op_steps:
-            step(source)
 
 
 def _drop_prefix(wrapper: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:

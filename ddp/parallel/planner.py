@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from collectives import Communicator, ReduceOp
 from ddp._device import capturing, device
 from ddp.errors import ParallelError
-from ddp.parallel.bucket_plan import Link, Plan, choose_cap, forecast, plan_buckets
+from ddp.parallel.bucket_plan import Link, Plan, choose_cap, plan_buckets
 
 Array = np.ndarray[Any, Any]
 _FIRST_CAP = 4 << 20  # bytes; of the plan before anything was measured
@@ -125,8 +124,7 @@ class Planner:
         times[order] = np.maximum.accumulate(np.nan_to_num(ready[order], nan=0.0))
         busy = Link(alpha=_SLOWER * link.alpha, beta=_SLOWER * link.beta)
         cap = choose_cap(lambda cap: self._cut(order, cap), self._nbytes, times.tolist(), busy, backward)
-        ahead = forecast(self._cut(order, cap), self._nbytes, times.tolist(), link, backward)
-        return replace(self._by_cap(order, cap, "chosen from measured times"), link=link, forecast=ahead)
+        return self._by_cap(order, cap, "chosen from measured times")
 
     def _cut(self, order: Sequence[int], cap: int) -> list[list[int]]:
         order = [index for index in order if self.assigned[index]]

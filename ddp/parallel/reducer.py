@@ -49,7 +49,7 @@ class Reducer:
 
     owner: the DataParallel; names, tensors: the parameters, in the model's order
     comm: a communicator that is used for nothing else; planner: with the plan to begin with
-    check_every, check_finite: see DataParallel; replaced: the released reducer of a wrapper that had the model before
+    check_every, check_finite: see DataParallel
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class Reducer:
         *,
         check_every: int,
         check_finite: bool,
-        replaced: Reducer | None = None,
     ) -> None:
         self.owner = owner
         self.turn = next(_turns)
@@ -96,12 +95,8 @@ class Reducer:
         self._launched = 0
         self._full_at: list[int] = []  # when each bucket was full, ns
         self._started = 0  # when backward began, ns
-        if replaced is not None:
-            self.gradients.take_over(replaced.gradients)
         for leaf in self.leaves:
             leaf.ready_hook = self
-            if leaf.grad_buffer.withheld is not None:  # a ZeroOptimizer of the wrapper before had it in parts
-                leaf.grad_buffer.clear()
         self._set_plan(planner.plan)
 
     @property
@@ -228,6 +223,8 @@ class Reducer:
         """Leaves the leaves alone: their gradients stay, in memory of their own, and are reduced no more."""
         for leaf in self.leaves:
             leaf.ready_hook = None
+            if leaf.grad_buffer.withheld is not None:  # each rank has a part of it
+                leaf.grad_buffer.clear()
             leaf.grad_buffer.unbind()
 
     def count_step(self) -> int:

@@ -45,8 +45,6 @@ class HalfPrecisionHook:
     Raises: DtypeError for gradients that are not real.
     """
 
-    phases = 2
-
     def __init__(self, name: str, dtype: Any, fit: Callable[[Array], Array]) -> None:
         self.__name__ = name
         self._dtype = np.dtype(dtype)

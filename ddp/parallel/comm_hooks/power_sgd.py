@@ -2,14 +2,14 @@
 
 For each matrix M (rows, columns), the sum of the ranks' M_r (see `feedback`), and the last step's Q (columns, rank):
 
-    P_r = M_r Q        P = sum of P_r over ranks, orthonormalised     phase 0
-    Q_r = M_r' P       Q = sum of Q_r over ranks                      phase 1
+    P_r = M_r Q        P = sum of P_r over ranks, orthonormalised     first call
+    Q_r = M_r' P       Q = sum of Q_r over ranks                      second call
     gradient = P Q'    left out on rank r: M_r - P Q_r'
 
 which is one step of subspace iteration, and steps follow each other through Q (warm start). Everything is linear in M_r
 until the orthonormalisation, so the result is that of the mean gradient, on one rank or on many.
 
-All matrices of a bucket share one call a phase; what is not worth compressing (biases, small matrices) goes along in
+All matrices of a bucket share each call; what is not worth compressing (biases, small matrices) goes along in
 the first, exactly. The random start is drawn by seed and name, so it need not be sent, nor does it depend on how
 buckets are cut.
 
@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +64,6 @@ class PowerSGD:
     min_compression_rate: float = 2.0
     seed: int = 0
     steps: int = field(default=0, init=False)  # that have begun
-    phases: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         rank, start, rate, seed = self.matrix_approximation_rank, self.start_iter, self.min_compression_rate, self.seed

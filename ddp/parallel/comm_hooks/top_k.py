@@ -41,8 +41,6 @@ class TopK:
     Raises: ArgumentError for a ratio that is none; DtypeError, in backward, for gradients that are not real.
     """
 
-    phases = 1
-
     def __init__(self, ratio: float = 0.01, *, use_error_feedback: bool = True) -> None:
         given: Any = ratio
         if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) <= 1:

@@ -141,8 +141,6 @@ def test_an_automatic_cap_is_chosen_once_from_the_times_of_a_warm_machine(monkey
     plan = made.after_backward(READY, ALL)
     assert plan is not None
     assert plan.origin == "chosen from measured times"
-    assert plan.link == Link(alpha=1.0, beta=1e-6)
-    assert plan.forecast is not None
     assert [made.after_backward(LATER, ALL) for _ in range(9)] == [None] * 9
     assert measured == [4 << 20]
 
@@ -196,12 +194,7 @@ def test_automatic_plans_are_the_same_on_all_ranks_and_print_as_a_table() -> Non
         f"{layer}.{part}" for layer in range(8) for part in ("weight", "bias")
     )
     assert sum(first["nbytes"]) == 8 * 4 * (100 * 100 + 100)
-    head, columns, *rest = text.splitlines()
-    assert head.endswith("0.31 MiB, chosen from measured times")
-    assert columns.split() == ["bucket", "MiB", "gradients", "launched", "done", "ms", "first", "...", "last"]
-    assert len(rest) == len(first["buckets"]) + 2
-    assert rest[-2].startswith("predicted: backward")
-    assert rest[-1].startswith("measured:")
+    assert "0.31 MiB, chosen from measured times" in text
 
 
 def pinned_planner() -> Planner:
