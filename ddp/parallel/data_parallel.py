@@ -7,7 +7,6 @@ make different numbers of steps, the `JoinContext`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
@@ -21,12 +20,7 @@ from ddp.nn import Module
 from ddp.parallel import arguments, join
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.buffers import BufferSync
-from ddp.parallel.checks import (
-    ParameterCheck,
-    broadcast_values,
-    check_same,
-    describe,
-)
+from ddp.parallel.checks import ParameterCheck, broadcast_values, check_same, describe
 from ddp.parallel.comm_hooks.grad_bucket import Hook
 from ddp.parallel.comm_hooks.hook_exchange import HookExchange, hook_settings
 from ddp.parallel.control import PendingRequests
@@ -90,14 +84,14 @@ class DataParallel(Module):
         buffers = arguments.switch("broadcast_buffers", broadcast_buffers)
         every = arguments.whole("check_every", check_every)
         finite = arguments.switch("check_finite", check_finite)
-        pinned = arguments.given_plan(plan)
+        pinned = plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
         settings = hook_settings(comm_hook)
         arguments.warn_of(ignored, stacklevel=3)
         if isinstance(module, DataParallel):
             module = module.module
         self.module = module
         comm = collectives.init() if comm is None else comm
-        tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
+        tensors = [*module.named_parameters(), *module.named_buffers()]
         replaced = self._wrapper_of(tensors)
         check_same(
             comm,
@@ -121,16 +115,16 @@ class DataParallel(Module):
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
-        planner = Planner(self.comm, names, nbytes, kinds, cap=cap, first=first, pinned=pinned, xp=xp)
-        if replaced is not None:
-            replaced.close()
-            replaced._closed = (
-                "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
-            )
-            module.zero_grad()
+        trained = [p.requires_grad for p in params]
         self._hooked = None
         try:
-            planner.begin([p.requires_grad for p in params])
+            planner = Planner(self.comm, names, nbytes, kinds, trained, cap=cap, first=first, pinned=pinned, xp=xp)
+            if replaced is not None:
+                replaced.close()
+                replaced._closed = (
+                    "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
+                )
+                module.zero_grad()
             if comm_hook is not None:
                 self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device)
         except DdpError:  # a plan or a hook that does not fit
@@ -285,7 +279,7 @@ class DataParallel(Module):
                 self._joining = None
         if self.buffer_sync is not None:
             self.buffer_sync.take()
-        tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
+        tensors = [*self.module.parameters(), *self.module.buffers()]
         join.take_over(self.comm, joining.source, tensors, given)
         self.buffers_at = self.reducer.steps
 

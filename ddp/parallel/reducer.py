@@ -83,7 +83,7 @@ class Reducer:
         self.control = ControlMessage(comm, len(names), self.timeline.width)
         self.used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
         self._consistency = ConsistencyCheck(comm, names, tensors, check_every)
-        self._finite = FiniteCheck(comm, names) if check_finite else None
+        self._finite = FiniteCheck(comm) if check_finite else None
         self._xp = tensors[0].device.xp
         self._timer = ArrivalTimer(len(names), tensors[0].device)
         self._replays = GraphReplays(self)
@@ -260,7 +260,7 @@ class Reducer:
         self._missing = self._assignment.missing(reached)
         self._launched, self._full_at = 0, [self._started] * len(self._missing)
         if self._finite is not None:
-            self._finite.begin()
+            self._finite.bad = None
         self.in_flight = True
         self.control.send(weight, used, checksum, self.timeline.timestamps(), joined, self.requests.mine)
         self.exchange.begin(self.control)
@@ -275,7 +275,7 @@ class Reducer:
                 if not self.gradients.has(index):
                     buckets.memory.views[gradient][...] = 0  # nothing from this rank; others may have something
                 elif self._finite is not None:
-                    self._finite.look(index, buckets.memory.views[gradient], self._xp)
+                    self._finite.look(self.names[index], buckets.memory.views[gradient])
             self.exchange.launch(self._launched)
             self._launched += 1
 
@@ -311,7 +311,7 @@ class Reducer:
         if self._finite is not None:
             for index in self._assignment.unassigned():
                 if self.gradients.has(index):
-                    self._finite.look(index, self.leaves[index].grad_buffer.array, self._xp)
+                    self._finite.look(self.names[index], self.leaves[index].grad_buffer.array)
             self._finite.finish(self.steps)
 
     def _finish_gradients(self, used: Sequence[bool]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -125,10 +125,6 @@ class Stats:
             lateness=lateness,
             **{name: _mean([column[name] for column in columns]) for name in _LABELS},
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as dicts, tuples, numbers, strings and None, for `json.dumps`."""
-        return asdict(self)
 
     @property
     def hidden_share(self) -> float | None:

@@ -34,25 +34,24 @@ class TopK:
     """The hook. An object of it belongs to one model on one rank; all ranks give the same arguments.
 
     ratio: the part of each parameter's entries that a rank sends, above 0 and at most 1; at least one entry is sent
-    use_error_feedback: remember the others (as much memory as the gradients have), and send them later
 
+    The others are remembered (as much memory as the gradients have), and sent later.
     16-bit gradients are added up in float32.
 
     Raises: ArgumentError for a ratio that is none; DtypeError, in backward, for gradients that are not real.
     """
 
-    def __init__(self, ratio: float = 0.01, *, use_error_feedback: bool = True) -> None:
+    def __init__(self, ratio: float = 0.01) -> None:
         given: Any = ratio
         if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) <= 1:
             raise ArgumentError(f"TopK: expected a ratio above 0 and at most 1, got {given!r:.60}")
         self.ratio = ratio
-        self.use_error_feedback = use_error_feedback
-        self._residuals = Residuals(use_error_feedback)
+        self._residuals = Residuals()
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
         """What ranks have to agree on, by name."""
-        return {"ratio": float(self.ratio), "use_error_feedback": bool(self.use_error_feedback)}
+        return {"ratio": float(self.ratio)}
 
     def __call__(self, bucket: GradBucket) -> Steps:
         xp = device_of(bucket.buffer).xp
@@ -67,12 +66,8 @@ class TopK:
                 mine[chosen] = 0
         counts = [len(each) for each in places]
         cut = sum(counts) * _PLACE.itemsize
-        message = xp.concatenate(
-            [
-                xp.concatenate(places).astype(_PLACE, copy=False).view(np.uint8),
-                xp.concatenate(values).view(np.uint8),
-            ]
-        )
+        parts = xp.concatenate(places).astype(_PLACE, copy=False), xp.concatenate(values)
+        message = xp.concatenate([part.view(np.uint8) for part in parts])
         everyones = yield bucket.comm.all_gather(message[None], lengths="equal", async_op=True)
 
         all_places = everyones[:, :cut].copy().view(_PLACE)

@@ -66,7 +66,7 @@ class ZeroOptimizer(Optimizer):
         super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
         self._sealed = True
         self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
-        self._shards = ShardedExchange(self._comm, reducer.leaves, optimizer_class, defaults, self.param_groups, named)
+        self._shards = ShardedExchange(self._comm, optimizer_class, defaults, self.param_groups, named)
         self._where = self._shards.params[0].device
         self._check_params(named)
         self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)

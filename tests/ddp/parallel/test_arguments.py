@@ -58,7 +58,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"plan": 3}, ParallelError, "expected what `model.plan` or `model.plan.state"),
     ({"comm": [0]}, DtypeError, "comm is the ranks' communicator, or None for collectives.init(), got [0]"),
     ({"comm_hook": 3}, ArgumentError, "comm_hook should be a function"),
-    ({"comm_hook": comm_hooks.TopK}, ArgumentError, "comm_hook should be an object, TopK(...), not the class"),
+    (
+        {"comm_hook": comm_hooks.TopK},
+        ArgumentError,
+        "comm_hook should be a function of a GradBucket, or an object like one, is <class",
+    ),
     ({"bucket_size": 3}, TypeError, "unexpected keyword argument 'bucket_size'"),
 ]
 
@@ -89,11 +93,14 @@ def test_a_part_of_a_wrapped_model_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize("of_the_wrapper", [False, True])
 def test_a_model_is_wrapped_again_as_by_a_cell_that_runs_twice(of_the_wrapper: bool) -> None:
     net = make_net()
-    first = DataParallel(net)
-    second = DataParallel(first if of_the_wrapper else net)
+    hook = comm_hooks.TopK()  # it serves one model at a time
+    x = ddp.ones(2, 3, dtype=ddp.float64)
+    first = DataParallel(net, comm_hook=hook)
+    first(x).sum().backward()
+    second = DataParallel(first if of_the_wrapper else net, comm_hook=hook)
+    assert net[0].weight.grad is None
     assert second.module is net
     assert list(second.state_dict()) == list(net.state_dict())
-    x = ddp.ones(2, 3, dtype=ddp.float64)
     second(x).sum().backward()
     assert net[0].weight.grad is not None
     uses: list[Callable[[], Any]] = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import collectives
@@ -13,33 +12,6 @@ from collectives import Communicator
 from ddp import nn
 from ddp.errors import ParallelError
 from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP, ControlMessage
-
-
-def test_the_control_message_sums_weights_and_uses_and_keeps_each_ranks_row_apart() -> None:
-    def rank(comm: Communicator) -> Any:
-        message = ControlMessage(comm, 3, 2)
-        weight, used = (5.0, [True, True, False]) if comm.rank == 0 else (0.0, [True, False, False])
-        message.send(weight, used, checksum=10.0 + comm.rank, timestamps=np.array([comm.rank, 7.0]))
-        message.wait()
-        assert message.done()
-        rows = message.checksums().tolist(), message.timestamps().tolist()
-        return message.scale(), message.weighted_ranks(), message.used(), rows
-
-    expected = 1 / 5, 2, [True, True, False], ([10, 11], [[0, 7], [1, 7]])
-    assert collectives.run_threads(rank, 2) == [expected, expected]
-
-
-def test_without_weights_the_scale_is_one_over_the_ranks() -> None:
-    def rank(comm: Communicator) -> Any:
-        message = ControlMessage(comm, 1, 0)
-        message.send(None, [True])
-        message.wait()
-        first = message.scale(), message.weighted_ranks()
-        message.send(0.0, [False])
-        message.wait()
-        return *first, message.scale()
-
-    assert collectives.run_threads(rank, 4) == [(0.25, 0, 0.0)] * 4
 
 
 def test_a_rank_without_data_has_given_no_weight_and_says_so() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 import ddp
-from collectives import Communicator, Work
+from collectives import Communicator
 from ddp import nn
-from ddp.errors import ArgumentError, ParallelError
+from ddp.errors import ParallelError
 from ddp.nn import functional as F
-from ddp.parallel import DataParallel, ZeroOptimizer, comm_hooks
+from ddp.parallel import DataParallel, ZeroOptimizer
 from ddp.parallel.bucket_plan import Plan
-from ddp.parallel.comm_hooks import GradBucket
 from tests.ddp.parallel.ranks import gradients
 from tests.ddp.parallel.recorder import Recorder
 
@@ -151,17 +150,6 @@ def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_ord
     assert launched0 == launched1 == planned
 
 
-def test_ranks_that_began_with_other_values_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "ddp.parallel")
-    collectives.run_threads(lambda comm: DataParallel(make_net(), comm) and None, 2)
-    assert not caplog.records
-    collectives.run_threads(lambda comm: DataParallel(make_net(seed=comm.rank // 2), comm) and None, 3)
-    (record,) = caplog.records
-    assert record.getMessage() == (
-        "rank 2 had other values than rank 0 in 6 of 6 parameters and buffers; rank 0's are used"
-    )
-
-
 def misuse(check: Callable[[DataParallel, Communicator], None]) -> None:
     def rank(comm: Communicator) -> None:
         check(DataParallel(make_net(), comm), comm)
@@ -230,55 +218,6 @@ def test_one_backward_through_two_wrapped_models_has_one_weight() -> None:
         assert_same(got, expected)
 
 
-class CountingHook:
-    """A hook that has a state, so that it serves one model at a time."""
-
-    calls = 0
-
-    def __call__(self, bucket: GradBucket) -> Work[Any]:
-        self.calls += 1
-        return comm_hooks.allreduce(bucket)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
-
-
-def test_a_second_wrapper_goes_on_with_the_gradients_of_the_first() -> None:
-    x, t = data(6)
-
-    def rank(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        net = make_net()
-        hook = CountingHook()
-
-        def part(model: DataParallel, at: int) -> None:
-            mine = slice(at + comm.rank, at + comm.rank + 1)
-            model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
-
-        model = DataParallel(net, comm, bucket_cap_mb=0.0001, comm_hook=hook)
-        with model.no_sync():
-            part(model, 0)
-        model = DataParallel(net, comm)
-        with model.no_sync():
-            part(model, 2)
-        model = DataParallel(model, comm, bucket_cap_mb=0.0001, comm_hook=hook)
-        part(model, 4)
-        assert hook.calls > 1
-        found = gradients(net)
-        model = DataParallel(net, comm)
-        with pytest.raises(ParallelError, match="already a mean over ranks"):
-            part(model, 0)
-        net.zero_grad()
-        part(model, 4)
-        return found, gradients(net)
-
-    for got, again in collectives.run_threads(rank, 2):
-        assert_same(got, on_whole_batch(6))
-        assert again.keys() == got.keys()
-
-
 def test_pytorchs_switch_for_accumulation() -> None:
     x, t = data(4)
 
@@ -292,8 +231,6 @@ def test_pytorchs_switch_for_accumulation() -> None:
             mine = slice(step * 2 + comm.rank, step * 2 + comm.rank + 1)
             model.backward(loss_sum(model, x[mine], t[mine]), weight=1)
             assert model.reducer.steps == step
-        with pytest.raises(ArgumentError, match="require_backward_grad_sync is True or False, got 1"):
-            model.require_backward_grad_sync = 1  # type: ignore[assignment]  # what is refused
         return gradients(model.module)
 
     for got in collectives.run_threads(rank, 2):
@@ -357,16 +294,6 @@ def test_a_leaf_hook_runs_before_the_ranks_are_averaged() -> None:
         return layer.weight.grad.item()
 
     assert collectives.run_threads(rank, 2) == [55.0, 55.0]
-
-
-def test_gradients_are_computed_inside_the_buckets() -> None:
-    layer = nn.Linear(6, 5)
-    DataParallel(layer)
-    grad_buffer = layer.weight.leaf.grad_buffer
-    bucket = grad_buffer.array.base
-    layer(ddp.ones(3, 6)).sum().backward()
-    assert grad_buffer.array.base is bucket
-    assert_allclose(grad_buffer.array, np.full((5, 6), 3.0))
 
 
 @pytest.mark.parametrize("sharded", [False, True])

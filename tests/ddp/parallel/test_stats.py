@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def test_clock_offsets(nodes: list[int], tables: list[list[float]], offsets: lis
 
 def test_statistics_are_json_and_print_as_a_table() -> None:
     stats: Any = after(*[[0, 8]] * 3).stats()[0]
-    found = json.loads(json.dumps(stats.to_dict(), allow_nan=False))
+    found = json.loads(json.dumps(asdict(stats), allow_nan=False))
     assert (found["steps"], found["backward"]) == (3, pytest.approx(40.0))
     assert found["buckets"][1]["names"] == ["first", "second"]
     assert found["lateness"][1]["steps"] == 2

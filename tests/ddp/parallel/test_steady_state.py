@@ -24,18 +24,17 @@ Calls = list[tuple[str, int]]  # what was called, and the bytes that went in
 
 
 class Net(nn.Module):
-    """Two dtypes, a buffer, a branch that not every rank takes, and a parameter that nobody uses."""
+    """Two dtypes, a branch that not every rank takes, and a parameter that nobody uses."""
 
-    def __init__(self, buffers: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(40, 40)
-        self.norm = nn.BatchNorm1d(40) if buffers else nn.Identity()
         self.second = nn.Linear(40, 40).double()
         self.branch = nn.Linear(40, 40).double()
         self.never = nn.Linear(40, 40)
 
     def forward(self, x: ddp.Tensor, branch: bool) -> ddp.Tensor:
-        h = self.second(self.norm(self.first(x)).double())
+        h = self.second(self.first(x).double())
         return self.branch(h) if branch else h
 
 
@@ -43,11 +42,11 @@ def name_and_bytes(name: str, x: Any) -> tuple[str, int]:
     return name, x.nbytes if isinstance(x, np.ndarray) else 0
 
 
-def steps(comm: Communicator, count: int, wrap: Callable[[nn.Module, Any], DataParallel], buffers: bool = False) -> Any:
+def steps(comm: Communicator, count: int, wrap: Callable[[nn.Module, Any], DataParallel]) -> Any:
     """(the calls of each step, and those that were planned before it; the model)"""
     calls: Calls = []
     ddp.manual_seed(0)
-    model = wrap(Net(buffers), Recorder(comm, calls, name_and_bytes))
+    model = wrap(Net(), Recorder(comm, calls, name_and_bytes))
     optimizer = ddp.optim.SGD(model.parameters(), lr=1e-3)
     found = []
     for step in range(count):
@@ -90,20 +89,6 @@ def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, ca
                 assert calls == planned, number
 
     collectives.run_threads(rank, size, timeout=20)
-
-
-@pytest.mark.parametrize("synchronized", [True, False])
-def test_buffers_cost_one_call_more(synchronized: bool) -> None:
-    def wrap(net: nn.Module, comm: Any) -> DataParallel:
-        return DataParallel(net, comm, broadcast_buffers=synchronized, check_every=1)
-
-    def rank(comm: Communicator) -> None:
-        found, _ = steps(comm, 5, wrap, buffers=True)
-        mean_and_var, count = 2 * 40 * 4, 16  # a whole number, and the gap up to where the next would begin
-        for calls, planned in found[3:]:
-            assert calls == [("broadcast", mean_and_var + count)] * synchronized + planned
-
-    collectives.run_threads(rank, 2, timeout=20)
 
 
 def test_a_step_is_marked_in_the_flight_record() -> None:
