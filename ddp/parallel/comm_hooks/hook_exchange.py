@@ -4,8 +4,10 @@ A hook that takes several rounds (round, exchange, sum, exchange) would block ba
 is a generator that yields what it waits for, and is resumed when that is there and backward polls.
 
 Ranks see their buckets fill, and their rounds end, at different times, and must make the same calls in the same order
-all the same. So buckets go one after the other, in the order of the plan: a generator begins when the one of the bucket
-before it has ended. A hook that returns a Work has made its last call, and the next bucket follows at once.
+all the same. So rounds go in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then
+bucket k - 2 its third. While one round is on the wire the next one is in the queue behind it.
+
+    bucket 0 round 0 | bucket 1 round 0, bucket 0 round 1 | bucket 2 round 0, bucket 1 round 1, bucket 0 round 2 | ...
 
 On a GPU the hook's kernels, and its waits for communication, go on a stream of their own: behind the kernels that made
 the bucket, before those that read it when backward has ended. The host waits for neither.
@@ -14,6 +16,7 @@ the bucket, before those that read it when backward has ended. The host waits fo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -77,8 +80,7 @@ class HookExchange(Exchange):
         self._marks: list[Any] = []  # of each full bucket, behind the kernels that made it
         self._launched: list[int] = []  # when the hook began with each bucket, ns
         self._done: dict[int, int] = {}  # when each bucket was reduced, ns
-        self._steps: Steps | None = None  # the hook's run on the last of these, until it ends
-        self._waited: Work[Any] | None = None  # what that run waits for
+        self._rounds = self._pipeline()
         self._returned: dict[int, Work[Any]] = {}  # of buckets whose hook has returned a Work
         self._used: dict[str, bool] | None = None  # None until the control message has arrived
 
@@ -115,15 +117,14 @@ class HookExchange(Exchange):
         self.poll()
 
     def poll(self) -> None:
-        while self._used is not None or self._control.done():
-            waits = self._waited is not None and not self._waited.done()
-            if waits or not self._advance():
-                break
+        if self._used is not None or self._control.done():
+            next(self._rounds, None)
 
     def finish(self) -> None:
-        while self._advance():
-            pass
         with self._stream.inside():
+            for index, work in self._rounds:
+                with self._errors(index):
+                    work.wait()
             for index, work in self._returned.items():
                 with self._errors(index):
                     if not _shares(work.wait(), self._buckets.memory.buffers[index]):
@@ -138,26 +139,30 @@ class HookExchange(Exchange):
     def times(self) -> list[Times | None]:
         return [(at, self._done[index]) for index, at in enumerate(self._launched)]
 
-    def _advance(self) -> bool:
-        """Goes on with the hook, once the Work that it waits for is done. False: no full bucket is left."""
-        if self._used is None:
-            self._control.wait()
-            self._used = dict(zip(self._names, self._control.used(), strict=True))
-        if self._steps is None:
-            if len(self._launched) == len(self._marks):
-                return False
-            self._steps = self._run(len(self._launched))
-            self._launched.append(time.monotonic_ns())
-        index = len(self._launched) - 1
-        # Infinities and NaN are values here: a GradScaler looks for them afterwards.
-        with np.errstate(all="ignore"), self._stream.inside(), self._errors(index):
-            result = None if self._waited is None else self._waited.wait()
-            try:
-                self._waited = self._steps.send(result)
-            except StopIteration:
-                self._steps = self._waited = None
-                self._done[index] = time.monotonic_ns()
-        return True
+    def _pipeline(self) -> Iterator[tuple[int, Any]]:
+        """Runs the hook on all buckets. Yields (bucket, what it waits for: a Work, or None: that it is full)."""
+        self._control.wait()
+        self._used = dict(zip(self._names, self._control.used(), strict=True))
+        runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # of each bucket in progress, with what it waits for
+        for tick in itertools.count():
+            if tick < len(self._buckets.members):
+                while tick == len(self._marks):
+                    yield tick, None
+                self._launched.append(time.monotonic_ns())
+                runs[tick] = self._run(tick), None
+            elif not runs:
+                return
+            for index in sorted(runs, reverse=True):
+                steps, work = runs[index]
+                while work is not None and not work.done():
+                    yield index, work
+                # Infinities and NaN are values here: a GradScaler looks for them afterwards.
+                with np.errstate(all="ignore"), self._stream.inside(), self._errors(index):
+                    try:
+                        runs[index] = steps, steps.send(None if work is None else work.wait())
+                    except StopIteration:
+                        del runs[index]
+                        self._done[index] = time.monotonic_ns()
 
     def _run(self, index: int) -> Steps:
         """Runs the hook on a bucket: yields each Work that it waits for, and checks what it gives."""

@@ -114,10 +114,10 @@ class ZeroOptimizer(Optimizer):
         order than `nn.utils.clip_grad_norm_`, so that the last bits may differ.
         norm_type: a number, or inf
 
-        Raises: ArgumentError for arguments that are not numbers, and for a norm that is infinite or nan, if asked to;
-        nothing has changed then. ParallelError for gradients that have not been reduced.
+        Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then. ParallelError
+        for gradients that have not been reduced.
         """
-        max_norm, norm_type = _number("max_norm", max_norm), _number("norm_type", norm_type)
+        max_norm, norm_type = float(max_norm), float(norm_type)
         self._check_reduced("clip_grad_norm_")
         with errstate(all="ignore"), on(self._where):
             return self._clip(max_norm, norm_type, error_if_nonfinite)
@@ -234,13 +234,6 @@ class ZeroOptimizer(Optimizer):
                         "first"
                     )
             self._scaled = False
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"clip_grad_norm_: {name} is a number, got {value!r:.60}") from None
 
 
 def _with_names(group: Group) -> Group:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 import collectives
@@ -147,13 +146,6 @@ def changed(net: nn.Sequential, rank: int, layer: int, new: nn.Module | None) ->
     return net
 
 
-def with_buffer(net: nn.Sequential, writeable: bool) -> nn.Sequential:
-    array = np.zeros(2)
-    array.flags.writeable = writeable
-    net.register_buffer("fixed", ddp.from_numpy(array))
-    return net
-
-
 def resumed(steps: int) -> comm_hooks.PowerSGD:
     hook = comm_hooks.PowerSGD()
     hook.load_state_dict({"steps": steps, "queries": {}, "errors": {}})
@@ -182,7 +174,6 @@ class Mine:
         ),
         (lambda net, rank: changed(net, rank, 2, None), "but missing on rank 1"),
         (lambda net, rank: net.requires_grad_(False) if rank == 1 else net, r"0\.weight .* without grad on rank 1"),
-        (lambda net, rank: with_buffer(net, rank != 1), "fixed .*, read-only on rank 1"),
     ],
 )
 def test_models_that_differ_between_ranks_are_named_on_all(make: Callable[..., nn.Module], message: str) -> None:
