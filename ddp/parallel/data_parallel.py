@@ -116,6 +116,7 @@ class DataParallel(Module):
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
         trained = [p.requires_grad for p in params]
+        self.comm_hook = comm_hook
         self._hooked = None
         try:
             planner = Planner(self.comm, names, nbytes, kinds, trained, cap=cap, first=first, pinned=pinned, xp=xp)
@@ -137,7 +138,7 @@ class DataParallel(Module):
         self.buffer_sync = BufferSync(self.comm, module) if buffers else None
         self.buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
         self.reducer.before.append(self._before_backward)
-        self._joining: join.JoinContext | None = None
+        self.joining: join.JoinContext | None = None  # inside `join`
         self._closed: str | None = None  # why it cannot be used any more
         self.register_load_state_dict_pre_hook(_drop_prefix)
 
@@ -271,27 +272,17 @@ class DataParallel(Module):
             throw_on_early_termination,
         )
         with join.single_join():
-            self._joining = joining
+            self.joining = joining
             try:
                 yield
                 joining.join_until_done()
             finally:
-                self._joining = None
+                self.joining = None
         if self.buffer_sync is not None:
             self.buffer_sync.take()
         tensors = [*self.module.parameters(), *self.module.buffers()]
         join.take_over(self.comm, joining.source, tensors, given)
         self.buffers_at = self.reducer.steps
-
-    @property
-    def comm_hook(self) -> Hook | None:
-        """The communication hook that reduces this model's buckets."""
-        return None if self._hooked is None else self._hooked.hook
-
-    @property
-    def joining(self) -> bool:
-        """Whether this rank is inside `join`."""
-        return self._joining is not None
 
     @property
     def accumulating(self) -> bool:
@@ -333,7 +324,7 @@ class DataParallel(Module):
                     "also where no variable holds it: use that one, or call its close() first; where it is lost, wrap "
                     "a copy, copy.deepcopy(module)"
                 )
-            if owner.reducer.running or owner._joining is not None:
+            if owner.reducer.running or owner.joining is not None:
                 raise ParallelError("a module cannot be wrapped again inside its backward or its wrapper's join()")
             found = owner
         return found
@@ -346,10 +337,10 @@ class DataParallel(Module):
 
     def _announce(self, kind: str) -> int:
         """Inside `join`, tells ranks without data what follows. Returns the lowest rank that still has data."""
-        if self._joining is None:
+        if self.joining is None:
             return 0
-        self._joining.announce(kind)
-        return self._joining.source
+        self.joining.announce(kind)
+        return self.joining.source
 
     def _buffers_due(self) -> bool:
         return self.buffer_sync is not None and self.buffers_at != self.reducer.steps

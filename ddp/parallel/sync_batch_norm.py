@@ -119,42 +119,20 @@ class SyncBatchNorm(BatchNorm):
 
 
 def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> Module:
-    """Puts a SyncBatchNorm in the place of every BatchNorm, subclasses too; returns `module`, or what replaces it.
+    """Makes a SyncBatchNorm of every BatchNorm in `module`, subclasses too, where it stands; returns `module`.
 
-    comm: that of the new layers. These have the parameters and buffers of the old ones, the same objects: an optimizer
-    or a DataParallel made before goes on with them. Their hooks and training mode stay, too. A layer that stands in
-    several places still does.
+    comm: that of these layers. They keep their parameters, buffers, hooks and training mode: an optimizer or a
+    DataParallel made before goes on with them.
 
     Raises: DtypeError for what is no module.
     """
     if not isinstance(module, Module):
         raise DtypeError(f"convert_sync_batchnorm: expected a Module, got {type(module).__name__}")
-    made: dict[BatchNorm, SyncBatchNorm] = {}
-
-    def replaced(part: Module) -> Module:
-        if not isinstance(part, BatchNorm) or isinstance(part, SyncBatchNorm):
-            return part
-        if part not in made:
-            made[part] = _synchronized(part, comm)
-        return made[part]
-
-    for parent in list(module.modules()):
-        for name, child in parent._modules.items():
-            if child is not None:
-                parent._modules[name] = replaced(child)
-    return replaced(module)
-
-
-def _synchronized(layer: BatchNorm, comm: Communicator | None) -> SyncBatchNorm:
-    """Another layer of the same parts, hooks and settings."""
-    new = SyncBatchNorm.__new__(SyncBatchNorm)
-    parts = {
-        name: copy.copy(layer.__dict__[name])
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-    }
-    new.__dict__.update(layer.__dict__, **parts)
-    new.comm = comm
-    return new
+    for layer in module.modules():
+        if isinstance(layer, BatchNorm) and not isinstance(layer, SyncBatchNorm):
+            layer.__class__ = SyncBatchNorm
+            layer.comm = comm
+    return module
 
 
 class WholeBatch(BatchRows):

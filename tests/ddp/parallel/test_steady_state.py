@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,11 +41,12 @@ def name_and_bytes(name: str, x: Any) -> tuple[str, int]:
     return name, x.nbytes if isinstance(x, np.ndarray) else 0
 
 
-def steps(comm: Communicator, count: int, wrap: Callable[[nn.Module, Any], DataParallel]) -> Any:
-    """(the calls of each step, and those that were planned before it; the model)"""
+def steps(comm: Communicator, count: int, **options: Any) -> Any:
+    """(the calls of each step, and those that were planned before it)"""
     calls: Calls = []
     ddp.manual_seed(0)
-    model = wrap(Net(), Recorder(comm, calls, name_and_bytes))
+    seen: Any = Recorder(comm, calls, name_and_bytes)
+    model = DataParallel(Net(), seen, **options)
     optimizer = ddp.optim.SGD(model.parameters(), lr=1e-3)
     found = []
     for step in range(count):
@@ -59,7 +59,7 @@ def steps(comm: Communicator, count: int, wrap: Callable[[nn.Module, Any], DataP
         out.sum().backward()
         optimizer.step()
         found.append((list(calls), planned))
-    return found, model
+    return found
 
 
 def planned_calls(model: DataParallel, size: int) -> Calls:
@@ -80,8 +80,7 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
 @pytest.mark.parametrize("cap", [1e-5, "auto"])
 def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, cap: float | str) -> None:
     def rank(comm: Communicator) -> None:
-        found, _ = steps(comm, 6, lambda net, comm: DataParallel(net, comm, bucket_cap_mb=cap, check_every=3))
-        for number, (calls, planned) in enumerate(found):
+        for number, (calls, planned) in enumerate(steps(comm, 6, bucket_cap_mb=cap, check_every=3)):
             if number == WARM - 1 and size > 1:  # the plan is made from measured times
                 assert calls[: len(planned)] == planned
                 assert len(calls) > len(planned)

@@ -83,8 +83,6 @@ def test_a_gradient_in_parts_cannot_be_read() -> None:
         backward(model, 1)
         assert model.module.never.grad is None
         with pytest.raises(ParallelError, match=r"zero\.clip_grad_norm_\(max_norm\)"):
-            _ = weight.grad
-        with pytest.raises(ParallelError, match=r"zero\.clip_grad_norm_\(max_norm\)"):
             clip_grad_norm_(model.parameters(), 1.0)
         replan(model, 1)
         with pytest.raises(ParallelError, match=r"zero\.clip_grad_norm_\(max_norm\)"):
@@ -144,10 +142,6 @@ def test_parameters_are_the_model_s_each_once() -> None:
             ZeroOptimizer(model, optim.SGD, params[:1])
         with pytest.raises(ArgumentError, match=r"a tensor of shape \(2,\) is no parameter of the model"):
             ZeroOptimizer(model, optim.SGD, [*params, ddp.ones(2, requires_grad=True)])
-        with pytest.raises(ArgumentError, match="named twice"):
-            ZeroOptimizer(model, optim.SGD, [{"params": trained}, {"params": trained[:1]}])
-        with pytest.raises(ArgumentError, match="lr"):
-            ZeroOptimizer(model, optim.SGD, lr=-1.0)
         with pytest.raises(DtypeError, match="expected a DataParallel, got Net"):
             ZeroOptimizer(model.module, optim.SGD)  # type: ignore[arg-type]
         with pytest.raises(DtypeError, match="expected a class of optimizers"):
