@@ -263,19 +263,16 @@ class DataParallel(Module):
         if not self.reducer.exchange.joinable:
             raise ParallelError("join: a ZeroOptimizer's steps are collective: give all ranks equal numbers of batches")
         weight = 1.0 if divide_by_initial_world_size else 0.0
-        joining = join.JoinContext(
-            self.comm,
-            {
-                join.FORWARD: self._sync_buffers,
-                join.BACKWARD: lambda source: self.reducer.join_no_op(weight),
-            },
-            throw_on_early_termination,
-        )
+        joining = join.JoinContext(self.comm, throw_on_early_termination)
         with join.single_join():
             self.joining = joining
             try:
                 yield
-                joining.join_until_done()
+                while (kind := joining.announce(None)) is not None:
+                    if kind == join.FORWARD:
+                        self._sync_buffers(joining.source)
+                    else:
+                        self.reducer.join_no_op(weight)
             finally:
                 self.joining = None
         if self.buffer_sync is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,6 @@ from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel.error_context import error_context
 
 FORWARD, BACKWARD = _KINDS = "forward", "backward"
-
-
 _inside = threading.local()  # `join`: set while this thread is inside one
 
 
@@ -44,21 +42,13 @@ def single_join() -> Iterator[None]:
 class JoinContext:
     """One `with model.join()` on this rank.
 
-    actions: what a rank without data does in each kind of thing that others announce; it is given the lowest rank that
-    still has data
     throw: raise on all ranks as soon as one has run out
     """
 
-    def __init__(self, comm: Communicator, actions: Mapping[str, Callable[[int], None]], throw: bool) -> None:
+    def __init__(self, comm: Communicator, throw: bool) -> None:
         self._comm = comm
-        self._actions = actions
         self._throw = throw
         self.source = 0  # the lowest rank that still had data, at the last announcement
-
-    def join_until_done(self) -> None:
-        """Makes a no-op of what the other ranks do, until all have run out of data. Raises: as `announce`."""
-        while (kind := self.announce(None)) is not None:
-            self._actions[kind](self.source)
 
     def announce(self, mine: str | None) -> str | None:
         """This rank is about to do such a thing; None: it has run out of data. Collective.

@@ -33,7 +33,7 @@ import numpy as np
 from ddp._device import device_of, place
 from ddp.errors import ArgumentError, StateDictError
 from ddp.ops.products import product
-from ddp.parallel.comm_hooks.error_feedback import Residuals, arrays, tensors, working_dtype
+from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -67,7 +67,7 @@ class PowerSGD:
                 "PowerSGD: expected a whole rank of at least 1, a whole start_iter and a min_compression_rate of at "
                 f"least 0, got {rank!r:.60}, {start!r:.60} and {rate!r:.60}"
             )
-        self._residuals = Residuals()
+        self._residuals: dict[str, Array] = {}
         self._queries: dict[str, Array] = {}  # the last Q of each matrix
 
     @property
@@ -87,7 +87,7 @@ class PowerSGD:
         taken = dict(zip(bucket.names, bucket.used, strict=True))  # by the optimizer
         exact = [g for _, g in pairs if self.rank_of(g.shape) is None]
         dtype = working_dtype(bucket.buffer)
-        mine = [self._residuals.add(name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
+        mine = [add_residual(self._residuals, name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
         queries = [self._query(name, m, rank) for m, (name, _, rank) in zip(mine, thin, strict=True)]
 
         shapes = [(len(m), rank) for m, (_, _, rank) in zip(mine, thin, strict=True)]
@@ -126,7 +126,7 @@ class PowerSGD:
 
     def state_dict(self) -> dict[str, Any]:
         """{"steps", "queries": Q by name, "errors": what this rank left out, by name}. Errors differ on each rank."""
-        return {"steps": self.steps, "queries": tensors(self._queries), "errors": self._residuals.state()}
+        return {"steps": self.steps, "queries": tensors(self._queries), "errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over copies. Steps and queries have to be the same on all ranks; errors are this rank's own.
@@ -139,7 +139,7 @@ class PowerSGD:
             raise StateDictError(f"PowerSGD: expected steps, queries and errors, got {', '.join(map(str, state_dict))}")
         self.steps = int(state_dict["steps"])
         self._queries = arrays(state_dict["queries"])
-        self._residuals.load(state_dict["errors"])
+        self._residuals = arrays(state_dict["errors"])
 
     def _query(self, name: str, matrix: Array, rank: int) -> Array:
         """(columns, rank) where the step begins: the last Q, or random numbers, the same on all ranks."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from ddp._device import device_of
 from ddp.errors import ArgumentError, StateDictError
-from ddp.parallel.comm_hooks.error_feedback import Residuals, working_dtype
+from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -46,7 +46,7 @@ class TopK:
         if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) <= 1:
             raise ArgumentError(f"TopK: expected a ratio above 0 and at most 1, got {given!r:.60}")
         self.ratio = ratio
-        self._residuals = Residuals()
+        self._residuals: dict[str, Array] = {}
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class TopK:
         dtype = working_dtype(bucket.buffer)
         places, values = [], []
         for name, gradient, taken in zip(bucket.names, bucket.gradients, bucket.used, strict=True):
-            mine = self._residuals.add(name, gradient, bucket.scale).reshape(-1)
+            mine = add_residual(self._residuals, name, gradient, bucket.scale).reshape(-1)
             chosen = largest(mine, self.count(mine.size))
             places.append(chosen)
             values.append(mine[chosen])
@@ -86,7 +86,7 @@ class TopK:
 
     def state_dict(self) -> dict[str, Any]:
         """{"errors": what this rank has not sent yet, by name}. Every rank has its own."""
-        return {"errors": self._residuals.state()}
+        return {"errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over copies. On another number of ranks nothing is lost if each file's errors are added to one rank's.
@@ -95,7 +95,7 @@ class TopK:
         """
         if set(state_dict) != {"errors"}:
             raise StateDictError(f"TopK: expected errors, got {', '.join(map(str, state_dict))}")
-        self._residuals.load(state_dict["errors"])
+        self._residuals = arrays(state_dict["errors"])
 
 
 def largest(x: Array, count: int) -> Array:

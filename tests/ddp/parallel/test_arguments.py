@@ -146,21 +146,6 @@ def changed(net: nn.Sequential, rank: int, layer: int, new: nn.Module | None) ->
     return net
 
 
-def resumed(steps: int) -> comm_hooks.PowerSGD:
-    hook = comm_hooks.PowerSGD()
-    hook.load_state_dict({"steps": steps, "queries": {}, "errors": {}})
-    return hook
-
-
-class Mine:
-    """A hook of one's own."""
-
-    def __init__(self, a: Any) -> None:
-        self.same_on_all_ranks = {"a": a}
-
-    def __call__(self, bucket: comm_hooks.GradBucket) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -190,8 +175,6 @@ def test_models_that_differ_between_ranks_are_named_on_all(make: Callable[..., n
         ("comm_hook", lambda rank: print if rank == 1 else None, "is None on rank 0, but print on rank 1"),
         ("comm_hook", lambda rank: comm_hooks.PowerSGD(1 + rank), "matrix_approximation_rank is 1 on rank 0, but 2 on"),
         ("comm_hook", lambda rank: comm_hooks.TopK(0.1 if rank else 0.5), "TopK: ratio is 0.5 on rank 0, but 0.1 on"),
-        ("comm_hook", lambda rank: resumed(3 * rank), "PowerSGD: steps is 0 on rank 0, but 3 on rank 1"),
-        ("comm_hook", Mine, "Mine: a is 0 on rank 0, but 1 on rank 1"),
     ],
 )
 def test_settings_that_differ_between_ranks_are_named_on_all(

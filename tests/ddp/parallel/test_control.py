@@ -4,34 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 import collectives
 import ddp
-from collectives import Communicator
 from ddp import nn
-from ddp.errors import ParallelError
-from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP, ControlMessage
-
-
-def test_a_rank_without_data_has_given_no_weight_and_says_so() -> None:
-    def rank(comm: Communicator) -> Any:
-        message = ControlMessage(comm, 1, 0)
-        if comm.rank < 2:
-            message.send(8.0, [True])
-        else:
-            message.send(0.0, [False], joined=True)
-        message.wait()
-        message.check_weights()
-        found = message.scale(), message.weighted_ranks()
-        message.send(8.0 if comm.rank == 0 else None, [True], joined=comm.rank == 2)
-        message.wait()
-        does = ["called model.backward", "called loss.backward", "is out of data, inside join"][comm.rank]
-        with pytest.raises(ParallelError, match=rf"rank {comm.rank} {does}.*; 1 of 2 ranks with data gave a weight"):
-            message.check_weights()
-        return found
-
-    assert collectives.run_threads(rank, 3) == [(1 / 16, 2)] * 3
+from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP
 
 
 def test_all_ranks_receive_requests_after_the_same_backward() -> None:

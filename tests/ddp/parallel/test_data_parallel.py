@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ddp.errors import ParallelError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, ZeroOptimizer
 from ddp.parallel.bucket_plan import Plan
-from tests.ddp.parallel.ranks import gradients
+from tests.ddp.parallel.ranks import gradients, on_ranks
 from tests.ddp.parallel.recorder import Recorder
 
 FEATURES, CLASSES = 6, 3
@@ -49,22 +48,6 @@ def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
     assert got.keys() == expected.keys()
     for name in expected:
         assert_allclose(got[name], expected[name], rtol=0, atol=1e-13, err_msg=name)
-
-
-def note_ready(model: DataParallel, events: list[Any]) -> None:
-    """Notes every leaf that becomes ready, before the reducer hears of it, and the end of backward."""
-    names = {p.leaf: name for name, p in model.module.named_parameters()}
-    ready, end = model.reducer.ready, model.reducer.end
-
-    def noted_ready(leaf: Any) -> None:
-        events.append(("ready", names[leaf]))
-        ready(leaf)
-
-    def noted_end() -> None:
-        events.append(("end",))
-        end()
-
-    model.reducer.ready, model.reducer.end = noted_ready, noted_end
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -98,63 +81,31 @@ class Branches(nn.Module):
         return out
 
 
-def test_the_first_bucket_is_launched_before_backward_has_finished() -> None:
-    x, t = data(4)
-
-    def rank(comm: Communicator) -> list[Any]:
-        events: list[Any] = []
-        model = DataParallel(
-            make_net(), Recorder(comm, events, lambda name, x: (name, getattr(x, "size", 0))), bucket_cap_mb=1e-4
-        )
-        F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()  # makes the plan anew
-        note_ready(model, events)
-        events.clear()
-        F.cross_entropy(model(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
-        return events
-
-    for events in collectives.run_threads(rank, 2):
-        kinds = [event[0] for event in events]
-        launches = [place for place, kind in enumerate(kinds) if kind == "all_reduce"]
-        assert launches[0] == 0  # the control message, before any gradient
-        assert launches[1] < max(place for place, kind in enumerate(kinds) if kind == "ready")
-        assert kinds[-1] == "end"
-        # The last layer's gradients come first, and their bucket goes out with the first layer still to come.
-        before = {name for _, name in events[1 : launches[1]]}
-        assert before
-        assert before <= {"4.weight", "4.bias"}
-        # Exactly the planned buckets and one control message.
-        assert len(launches) == 1 + 6
-
-
-def test_buckets_launch_in_plan_order_though_ranks_become_ready_in_different_orders() -> None:
+def test_buckets_go_in_plan_order_while_backward_runs_though_ranks_become_ready_in_different_orders() -> None:
     x, _ = data(4)
 
-    def rank(comm: Communicator) -> tuple[list[str], list[int], list[int]]:
+    def rank(comm: Communicator) -> tuple[list[Any], list[int]]:
         events: list[Any] = []
         ddp.manual_seed(0)
-        model = DataParallel(
-            Branches(), Recorder(comm, events, lambda name, x: (name, getattr(x, "size", 0))), bucket_cap_mb=1e-5
-        )
+        seen: Any = Recorder(comm, events, lambda name, x: x.size)
+        model = DataParallel(Branches(), seen, bucket_cap_mb=1e-5)
         order = "left right never" if comm.rank == 0 else "never right left"
-        model(ddp.from_numpy(x), order).sum().backward()
-        note_ready(model, events)
-        events.clear()
-        model(ddp.from_numpy(x), order).sum().backward()
-        ready = [event[1] for event in events if event[0] == "ready"]
-        sizes = [event[1] for event in events if event[0] == "all_reduce"][1:]
-        return ready, sizes, [buffer.size for buffer in model.reducer.buckets.memory.buffers]
+        for name, p in model.module.named_parameters():
+            p.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+        for _ in range(2):
+            events.clear()
+            model(ddp.from_numpy(x), order).sum().backward()
+        return events, [buffer.size for buffer in model.reducer.buckets.memory.buffers]
 
-    (ready0, launched0, planned), (ready1, launched1, _) = collectives.run_threads(rank, 2)
-    assert ready0 != ready1
-    assert sorted(ready0) == sorted(ready1)
-    assert launched0 == launched1 == planned
-
-
-def misuse(check: Callable[[DataParallel, Communicator], None]) -> None:
-    def rank(comm: Communicator) -> None:
-        check(DataParallel(make_net(), comm), comm)
-
-    collectives.run_threads(rank, 2)
+    ranks = on_ranks(rank)
+    for events, planned in ranks:
+        launches = [at for at, event in enumerate(events) if isinstance(event, int)]
+        assert launches[0] == 0  # the control message, before any gradient
+        assert launches[1] < max(at for at, event in enumerate(events) if isinstance(event, str))
+        assert [events[at] for at in launches[1:]] == planned
+    ready = [[event for event in events if isinstance(event, str)] for events, _ in ranks]
+    assert ready[0] != ready[1]
+    assert sorted(ready[0]) == sorted(ready[1])
 
 
 def test_weights_and_no_weights_do_not_mix() -> None:
@@ -176,13 +127,8 @@ def test_weights_and_no_weights_do_not_mix() -> None:
         with pytest.raises(ParallelError, match=r"would add to 0\.weight\.grad, which is already a mean"):
             model.backward(loss_sum(model, x, t), weight=4)
 
-    def negative(model: DataParallel, comm: Communicator) -> None:
-        for weight in (-1, float("nan")):
-            with pytest.raises(ParallelError, match="at least 0"):
-                model.backward(loss_sum(model, x, t), weight=weight)
-
-    for check in (across_ranks, across_passes, onto_a_mean, negative):
-        misuse(check)
+    for check in (across_ranks, across_passes, onto_a_mean):
+        on_ranks(lambda comm, check=check: check(DataParallel(make_net(), comm), comm))
 
 
 def test_weights_of_gradients_that_were_thrown_away_do_not_count() -> None:

@@ -276,14 +276,11 @@ def test_a_closed_model_is_done_and_its_module_bare() -> None:
         kept = {name: p.grad for name, p in model.module.named_parameters()}
         model.close()
         model.close()
-        for name, g in before.items():
-            assert_array_equal(gradients(model.module)[name], g)
         if comm.rank == 0:
             model.module.zero_grad()
             loss_of(model.module, 0).backward()
         for name, g in before.items():
             assert_array_equal(kept[name].numpy(), g)  # the memory of the buckets is nobody's now
-        model.zero_grad()
         for misuse in (lambda: model.backward(ddp.zeros(()), weight=0), lambda: loss_of(model, 0)):
             with pytest.raises(ParallelError, match="this DataParallel was closed: call its module"):
                 misuse()
