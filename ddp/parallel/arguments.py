@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Mapping
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
 from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn import Module
-from ddp.parallel.bucket_plan import Plan
 
 _MIB = 1 << 20
 #: Arguments of PyTorch's DistributedDataParallel that change nothing here, and why.
@@ -31,13 +29,11 @@ def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None
     Raises: ArgumentError unless they are more than 0 MiB, or "auto".
     """
     sizes = [first_bucket_mb] if bucket_cap_mb == "auto" else [bucket_cap_mb, first_bucket_mb]
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, Real) or not 0 < size < float("inf"):
-            given = f"{bucket_cap_mb!r} and {first_bucket_mb!r}"
-            raise ArgumentError(f'buckets hold more than 0 MiB, or "auto" for the cap; got {given}')
-    if isinstance(bucket_cap_mb, str):
-        return None, int(first_bucket_mb * _MIB)
-    return int(bucket_cap_mb * _MIB), int(min(first_bucket_mb, bucket_cap_mb) * _MIB)
+    if not all(isinstance(size, Real) and size is not True and 0 < size < float("inf") for size in sizes):
+        given = f"{bucket_cap_mb!r} and {first_bucket_mb!r}"
+        raise ArgumentError(f'buckets hold more than 0 MiB, or "auto" for the cap; got {given}')
+    cap = None if isinstance(bucket_cap_mb, str) else int(bucket_cap_mb * _MIB)
+    return cap, int(min(sizes) * _MIB)
 
 
 def check_kinds(module: Any, comm: Any) -> None:
@@ -50,20 +46,11 @@ def check_kinds(module: Any, comm: Any) -> None:
         )
 
 
-def given_plan(plan: Plan | Mapping[str, Any] | None) -> Plan | None:
-    """The plan to keep, also from its state. Raises: ParallelError."""
-    return plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
-
-
 def whole(name: str, value: Any) -> int:
     """A whole number of at least 0. Raises: ArgumentError."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 0:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise ArgumentError(f"{name} is a whole number of at least 0, got {value!r}")
-    return number
+    return int(value)
 
 
 def switch(name: str, value: Any) -> bool:
@@ -76,7 +63,7 @@ def switch(name: str, value: Any) -> bool:
 def weight_of(weight: Any) -> float:
     """How many samples a backward counts. Raises: ParallelError unless it is a number of at least 0."""
     try:
-        number = float("nan") if isinstance(weight, str) else float(weight)
+        number = float(weight)
     except (TypeError, ValueError):
         number = float("nan")
     if not 0 <= number < float("inf"):

@@ -1,7 +1,7 @@
 """Bucket plans: many small all-reduces cost latency; one large one cannot start before backward has ended.
 
 `plan_buckets` cuts gradients by size: the first bucket is small, so that communication starts early, the others are as
-large as the cap allows. `forecast` says when such a plan ends, given when gradients are ready and what an all-reduce
+large as the cap allows. `end_of` says when such a plan ends, given when gradients are ready and what an all-reduce
 costs, and `choose_cap` takes the cap whose plan ends first. All are functions of their arguments alone.
 
 Source: Li et al. 2020, arXiv:2006.15704, §3.2.3 and §4.2; the cost of an all-reduce as in Shi et al. 2019, MG-WFBP,
@@ -33,43 +33,24 @@ class Link:
     beta: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a plan should do, in seconds after backward began.
-
-    launched: when each bucket is complete, and all before it have been launched; done: when each is reduced
-    backward: when the computation ends; end: when everything does; exposed: communication after the computation
-    """
-
-    launched: tuple[float, ...]
-    done: tuple[float, ...]
-    backward: float
-    end: float
-    exposed: float
-
-
-def forecast(
+def end_of(
     plan: Sequence[Sequence[int]],
     nbytes: Sequence[int],
     ready: Sequence[float],
     link: Link,
     backward: float,
-) -> Forecast:
-    """What a plan should do: buckets go in the plan's order, one at a time on the wire.
+) -> float:
+    """When a plan should end, seconds after backward began. Buckets go in the plan's order, one at a time on the wire.
 
     plan: the gradients of each bucket, in launch order; nbytes, ready: bytes of each gradient, and seconds after
     backward began when it is complete
     backward: seconds that the computation takes alone
     """
-    launched, done = [], []
     last = free = 0.0
     for members in plan:
         last = max(last, *(ready[index] for index in members))
         free = max(last, free) + link.alpha + link.beta * sum(nbytes[index] for index in members)
-        launched.append(last)
-        done.append(free)
-    end = max(backward, free)
-    return Forecast(launched=tuple(launched), done=tuple(done), backward=backward, end=end, exposed=end - backward)
+    return max(backward, free)
 
 
 def choose_cap(
@@ -79,11 +60,11 @@ def choose_cap(
     link: Link,
     backward: float,
 ) -> int:
-    """The cap, a power of two of bytes, whose plan `cut(cap)` should end first. Arguments: as in `forecast`.
+    """The cap, a power of two of bytes, whose plan `cut(cap)` should end first. Arguments: as in `end_of`.
 
     Of caps that are equally good: the largest whose latency still matters (`_LATENCY`), or the one next above.
     """
-    ends = {cap: forecast(cut(cap), nbytes, ready, link, backward).end for cap in _CAPS}
+    ends = {cap: end_of(cut(cap), nbytes, ready, link, backward) for cap in _CAPS}
     limit = min(ends.values()) * (1 + _TOLERANCE)
     good = [cap for cap, end in ends.items() if end <= limit]
     enough = link.alpha / (_LATENCY * link.beta) if link.beta > 0 else float("inf")
@@ -130,14 +111,11 @@ class Plan:
 
     buckets: the parameters' names, bucket by bucket in launch order; nbytes: of each bucket
     origin: where it comes from, in words
-    link, forecast: what a measured choice assumes of the wire, and what it promises; None elsewhere
     """
 
     buckets: tuple[tuple[str, ...], ...]
     nbytes: tuple[int, ...]
     origin: str
-    link: Link | None = None
-    forecast: Forecast | None = None
 
     def state(self) -> dict[str, Any]:
         """The plan as a JSON value, for a checkpoint: `DataParallel(net, plan=state)` pins it."""
@@ -156,23 +134,11 @@ class Plan:
         return cls(buckets=buckets, nbytes=nbytes, origin=origin)
 
     def __str__(self) -> str:
-        """A table: one line a bucket, in milliseconds after backward began where a forecast was made."""
+        """A table, one line a bucket."""
         count, total = len(self.buckets), sum(self.nbytes) / _MIB
         lines = [f"{count} bucket{'' if count == 1 else 's'}, {total:.2f} MiB, {self.origin}"]
-        ahead = self.forecast
-        head = f"{'bucket':>6} {'MiB':>8} {'gradients':>9}"
-        lines.append(head + (f" {'launched':>9} {'done':>9}  ms" if ahead is not None else "") + "  first ... last")
+        lines.append(f"{'bucket':>6} {'MiB':>8} {'gradients':>9}  first ... last")
         for number, (names, nbytes) in enumerate(zip(self.buckets, self.nbytes, strict=True)):
-            line = f"{number:>6} {nbytes / _MIB:>8.2f} {len(names):>9}"
-            if ahead is not None:
-                line += f" {1e3 * ahead.launched[number]:>9.2f} {1e3 * ahead.done[number]:>9.2f}    "
-            lines.append(line + "  " + (names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"))
-        if ahead is not None:
-            lines.append(
-                f"predicted: backward {1e3 * ahead.backward:.2f} ms, all reduced after {1e3 * ahead.end:.2f} ms, "
-                f"{1e3 * ahead.exposed:.2f} ms of it exposed"
-            )
-        if self.link is not None:
-            speed = f"{1e-6 / self.link.beta:.0f} MB/s reduced" if self.link.beta > 0 else "bytes that cost no more"
-            lines.append(f"measured: {1e6 * self.link.alpha:.0f} us a call, {speed}")
+            ends = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+            lines.append(f"{number:>6} {nbytes / _MIB:>8.2f} {len(names):>9}  {ends}")
         return "\n".join(lines)

@@ -2,7 +2,7 @@
 
     what                     when                             how
     check_same               at wrapping                      hash of settings, names, shapes, dtypes; else lists
-    broadcast_values         at wrapping                      rank 0's values for all; bit sums before
+    broadcast_values         at wrapping                      rank 0's values for all
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
     ConsistencyCheck         every `check_every` backwards    bit sums of the parameters, in the control message
@@ -13,7 +13,6 @@ Each raises ParallelError on every rank alike.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator
-from ddp._device import CPU, place
+from ddp._device import CPU, device_of, place
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.nn import Module
@@ -29,17 +28,13 @@ from ddp.nn.module import registration_count
 from ddp.parallel.control import NO_CHECKSUM
 from ddp.parallel.error_context import error_context
 
-_log = logging.getLogger("ddp.parallel")
-
 
 def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """What of parameters and buffers must be the same on all ranks."""
     found = {}
     for number, (name, tensor) in enumerate(tensors):
         array, grad = tensor.array, "" if tensor.requires_grad else " without grad"
-        # CuPy's arrays are always writeable, and have no such flag.
-        rest = "" if getattr(array.flags, "writeable", True) else ", read-only"
-        found[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{rest}"
+        found[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}"
     return found
 
 
@@ -71,26 +66,9 @@ def _short(value: Any) -> str:
 
 
 def broadcast_values(comm: Communicator, tensors: Sequence[Tensor]) -> None:
-    """Gives every rank rank 0's values. Collective.
-
-    Rank 0 logs, at level INFO, which ranks had others before: models that were made from different seeds, or of which
-    only one was loaded from a file.
-    """
-    if comm.size == 1:
-        return
-    sums = np.array([int(bit_sum(tensor.array, tensor.device.xp)) for tensor in tensors], np.uint64)
-    table = comm.all_gather(sums, lengths="equal").reshape(comm.size, -1)
-    differing = table != table[0]
-    for tensor in tensors:
+    """Gives every rank rank 0's values. Collective."""
+    for tensor in tensors if comm.size > 1 else ():
         comm.broadcast(tensor.array, root=0)
-    if differing.any() and comm.rank == 0:
-        ranks, count = np.flatnonzero(differing.any(axis=1)).tolist(), int(differing.any(axis=0).sum())
-        _log.info(
-            "rank %s had other values than rank 0 in %d of %d parameters and buffers; rank 0's are used",
-            ", ".join(map(str, ranks)),
-            count,
-            len(tensors),
-        )
 
 
 class ParameterCheck:
@@ -121,37 +99,26 @@ Array = Any
 class FiniteCheck:
     """Names the rank and parameter of a NaN, which after the sum is in every rank's gradient.
 
-    Looks at each gradient before it is reduced; costs a pass over it, and one small call when backward ends.
-
-    On a GPU it costs the host its lead besides: when backward ends it waits until the device has got there.
+    Looks at each gradient before it is reduced, which on a GPU makes the host wait for it; one small call in the end.
+    bad: the first such parameter on this rank, in this backward
     """
 
-    def __init__(self, comm: Communicator, names: Sequence[str]) -> None:
+    def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._names = names
-        self._xp: Any = np
-        self._found: list[tuple[int, Array]] = []
+        self.bad: str | None = None
 
-    def begin(self) -> None:
-        """A backward begins; what one that failed found is of no use any more."""
-        self._found = []
-
-    def look(self, index: int, gradient: Array, xp: Any) -> None:
-        """Looks at this rank's gradient of one parameter, without waiting for a device."""
-        self._found.append((index, xp.isfinite(gradient).all()))
-        self._xp = xp
+    def look(self, name: str, gradient: Array) -> None:
+        """Looks at this rank's gradient of one parameter."""
+        if self.bad is None and not device_of(gradient).xp.isfinite(gradient).all():
+            self.bad = name
 
     def finish(self, step: int) -> None:
         """Compares what the ranks have found. Collective.
 
         Raises: ParallelError on every rank, with the first such parameter of each rank.
         """
-        first = -1
-        if self._found:
-            finite = place(self._xp.stack([each for _, each in self._found]), CPU)
-            first = next((index for (index, _), each in zip(self._found, finite, strict=True) if not each), -1)
-        firsts = self._comm.all_gather(np.array([first]), lengths="equal").tolist()
-        bad = [f"{self._names[index]} on rank {rank}" for rank, index in enumerate(firsts) if index >= 0]
+        found = enumerate(self._comm.all_gather_object(self.bad))
+        bad = [f"{name} on rank {rank}" for rank, name in found if name is not None]
         if bad:
             raise ParallelError(
                 f"step {step}: infinity or NaN in the gradient of {', '.join(bad)}, before it was reduced"
@@ -220,16 +187,14 @@ class ConsistencyCheck:
 
 def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Sequence[int]) -> str:
     """Which ranks differ, in words. table: (ranks, parameters) sums, at least two rows of which differ."""
-    at = int(np.flatnonzero((table != table[0]).any(axis=0))[0])
-    others = int((table != table[0]).any(axis=0).sum()) - 1
-    (common, most), *rest = Counter(table[:, at].tolist()).most_common()
-    more = f" (and {others} more)" if others else ""
-    if rest[0][1] == most:  # no majority
-        listed = ", ".join(map(str, ranks))
-        return f"{names[at]}{more} is not the same on ranks {listed}"
-    odd = [rank for rank, each in zip(ranks, table[:, at].tolist(), strict=True) if each != common]
-    listed = ", ".join(map(str, odd))
-    return f"{names[at]}{more} on rank{'s' if len(odd) > 1 else ''} {listed} is not what the other ranks have"
+    differing = np.flatnonzero((table != table[0]).any(axis=0))
+    sums = table[:, differing[0]].tolist()
+    more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+    (common, most), (_, second) = Counter(sums).most_common(2)
+    if second == most:
+        return f"{names[differing[0]]}{more} is not the same on ranks {', '.join(map(str, ranks))}"
+    odd = ", ".join(str(rank) for rank, each in zip(ranks, sums, strict=True) if each != common)
+    return f"{names[differing[0]]}{more} on rank{'s' if ',' in odd else ''} {odd} is not what the other ranks have"
 
 
 def bit_sum(array: Array, xp: Any) -> Array:

@@ -12,7 +12,6 @@ another order on each rank.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -29,17 +28,7 @@ from ddp._tensor.base import TensorBase, check_current, make_node, record, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, GraphError
 
-
-class _Duplicate:
-    """The duplicate of one communicator: made by the first thread that asks for it, while others wait."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.comm: Communicator | None = None
-
-
-_lock = threading.Lock()  # never held during a collective: simulated ranks share it
-_duplicates: WeakKeyDictionary[Communicator, _Duplicate] = WeakKeyDictionary()
+_duplicates: WeakKeyDictionary[Communicator, Communicator] = WeakKeyDictionary()
 
 
 def private_duplicate(comm: Communicator | None) -> Communicator:
@@ -48,13 +37,11 @@ def private_duplicate(comm: Communicator | None) -> Communicator:
     Collective the first time that it is asked for.
     """
     comm = collectives.init() if comm is None else comm
-    with _lock:
-        place = _duplicates.setdefault(comm, _Duplicate())
-    with place.lock:
-        if place.comm is None:
-            place.comm = comm.duplicate()
-            comm.registry.close_with(comm.key, place.comm.queue)
-        return place.comm
+    found = _duplicates.get(comm)
+    if found is None:
+        found = _duplicates[comm] = comm.duplicate()
+        comm.registry.close_with(comm.key, found.queue)
+    return found
 
 
 Array = Any

@@ -7,8 +7,7 @@ make different numbers of steps, the `JoinContext`.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
 
@@ -21,12 +20,7 @@ from ddp.nn import Module
 from ddp.parallel import arguments, join
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.buffers import BufferSync
-from ddp.parallel.checks import (
-    ParameterCheck,
-    broadcast_values,
-    check_same,
-    describe,
-)
+from ddp.parallel.checks import ParameterCheck, broadcast_values, check_same, describe
 from ddp.parallel.comm_hooks.grad_bucket import Hook
 from ddp.parallel.comm_hooks.hook_exchange import HookExchange, hook_settings
 from ddp.parallel.control import PendingRequests
@@ -58,7 +52,7 @@ class DataParallel(Module):
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
     a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen and
     unfrozen at any time. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
-    cell runs twice, replaces the first wrapper: gradients move to the new one, and using the first raises.
+    cell runs twice, replaces the first wrapper: gradients are cleared, and using the first raises.
 
     Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, there is no parameter that
     requires grad, or a parameter belongs to a wrapper of another module.
@@ -90,14 +84,14 @@ class DataParallel(Module):
         buffers = arguments.switch("broadcast_buffers", broadcast_buffers)
         every = arguments.whole("check_every", check_every)
         finite = arguments.switch("check_finite", check_finite)
-        pinned = arguments.given_plan(plan)
+        pinned = plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
         settings = hook_settings(comm_hook)
         arguments.warn_of(ignored, stacklevel=3)
         if isinstance(module, DataParallel):
             module = module.module
         self.module = module
         comm = collectives.init() if comm is None else comm
-        tensors = list(itertools.chain(module.named_parameters(), module.named_buffers()))
+        tensors = [*module.named_parameters(), *module.named_buffers()]
         replaced = self._wrapper_of(tensors)
         check_same(
             comm,
@@ -121,41 +115,31 @@ class DataParallel(Module):
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
-        planner = Planner(self.comm, names, nbytes, kinds, cap=cap, first=first, pinned=pinned, xp=xp)
+        trained = [p.requires_grad for p in params]
+        self.comm_hook = comm_hook
+        self._hooked = None
         try:
-            planner.begin([p.requires_grad for p in params])
-            if replaced is not None and replaced._hooked is not None:
-                replaced._hooked.release()  # it may be this one's
-            self._hooked = None
+            planner = Planner(self.comm, names, nbytes, kinds, trained, cap=cap, first=first, pinned=pinned, xp=xp)
+            if replaced is not None:
+                replaced.close()
+                replaced._closed = (
+                    "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
+                )
+                module.zero_grad()
             if comm_hook is not None:
                 self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device)
         except DdpError:  # a plan or a hook that does not fit
             self.comm.close()
             raise
-        if replaced is not None:
-            replaced.close()
-            replaced._closed = (
-                "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
-            )
-        self.reducer = Reducer(
-            self,
-            names,
-            params,
-            self.comm,
-            planner,
-            check_every=every,
-            check_finite=finite,
-            replaced=None if replaced is None else replaced.reducer,
-        )
+        self.reducer = Reducer(self, names, params, self.comm, planner, check_every=every, check_finite=finite)
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
         self._parameters_check = ParameterCheck(module)
         self.buffer_sync = BufferSync(self.comm, module) if buffers else None
         self.buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
         self.reducer.before.append(self._before_backward)
-        self._joining: join.JoinContext | None = None
+        self.joining: join.JoinContext | None = None  # inside `join`
         self._closed: str | None = None  # why it cannot be used any more
-        self.no_op_steps: list[Callable[[int], None]] = []  # what else a rank without data takes part in: sharded steps
         self.register_load_state_dict_pre_hook(_drop_prefix)
 
     @property
@@ -190,7 +174,7 @@ class DataParallel(Module):
         self._closed = self._closed or "was closed: call its module, model.module, or wrap that anew"
         self.reducer.release()
         if self._hooked is not None:
-            self._hooked.close()
+            self._hooked.release()
         self.comm.close()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -269,45 +253,33 @@ class DataParallel(Module):
         enable: off: nothing happens here. throw_on_early_termination: raise on all ranks when the first is out of data
         optimizers: whose state shall be that rank's too: momenta and step counts have missed updates like the model
 
-        Raises: ParallelError inside if ranks do different things; EarlyStop, one of them, if that was asked for.
+        Raises: ParallelError for a model with a ZeroOptimizer; EarlyStop, one of them, if that was asked for.
         """
         self.check_open()
         given = join.checked(optimizers)
         if not enable or self.comm.size == 1:
             yield
             return
+        if not self.reducer.exchange.joinable:
+            raise ParallelError("join: a ZeroOptimizer's steps are collective: give all ranks equal numbers of batches")
         weight = 1.0 if divide_by_initial_world_size else 0.0
-        joining = join.JoinContext(
-            self.comm,
-            {
-                join.FORWARD: self._sync_buffers,
-                join.BACKWARD: lambda source: self.reducer.join_no_op(weight),
-                join.STEP: self._join_no_op_step,
-            },
-            throw_on_early_termination,
-        )
+        joining = join.JoinContext(self.comm, throw_on_early_termination)
         with join.single_join():
-            self._joining = joining
+            self.joining = joining
             try:
                 yield
-                joining.join_until_done()
+                while (kind := joining.announce(None)) is not None:
+                    if kind == join.FORWARD:
+                        self._sync_buffers(joining.source)
+                    else:
+                        self.reducer.join_no_op(weight)
             finally:
-                self._joining = None
+                self.joining = None
         if self.buffer_sync is not None:
             self.buffer_sync.take()
-        tensors = list(itertools.chain(self.module.parameters(), self.module.buffers()))
+        tensors = [*self.module.parameters(), *self.module.buffers()]
         join.take_over(self.comm, joining.source, tensors, given)
         self.buffers_at = self.reducer.steps
-
-    @property
-    def comm_hook(self) -> Hook | None:
-        """The communication hook that reduces this model's buckets."""
-        return None if self._hooked is None else self._hooked.hook
-
-    @property
-    def joining(self) -> bool:
-        """Whether this rank is inside `join`."""
-        return self._joining is not None
 
     @property
     def accumulating(self) -> bool:
@@ -317,13 +289,6 @@ class DataParallel(Module):
     def share_requests(self, requests: PendingRequests) -> None:
         """Has the control messages carry these requests to stop or save; several models may share one object."""
         self.reducer.requests = requests
-
-    def announce_step(self) -> int:
-        """Says that this rank begins a step that ranks make together; costs nothing outside of `join`. Collective.
-
-        Returns: the lowest rank that still has data
-        """
-        return self._announce(join.STEP)
 
     def stats(self) -> Stats:
         """What the steps since the last `summary` did: compute, communication, which of it was hidden, who was late."""
@@ -356,7 +321,7 @@ class DataParallel(Module):
                     "also where no variable holds it: use that one, or call its close() first; where it is lost, wrap "
                     "a copy, copy.deepcopy(module)"
                 )
-            if owner.reducer.running or owner._joining is not None:
+            if owner.reducer.running or owner.joining is not None:
                 raise ParallelError("a module cannot be wrapped again inside its backward or its wrapper's join()")
             found = owner
         return found
@@ -369,10 +334,10 @@ class DataParallel(Module):
 
     def _announce(self, kind: str) -> int:
         """Inside `join`, tells ranks without data what follows. Returns the lowest rank that still has data."""
-        if self._joining is None:
+        if self.joining is None:
             return 0
-        self._joining.announce(kind)
-        return self._joining.source
+        self.joining.announce(kind)
+        return self.joining.source
 
     def _buffers_due(self) -> bool:
         return self.buffer_sync is not None and self.buffers_at != self.reducer.steps
@@ -383,10 +348,6 @@ class DataParallel(Module):
         if self.buffer_sync is not None:
             with error_context("the buffers, before forward"):
                 self.buffer_sync.run(source)
-
-    def _join_no_op_step(self, source: int) -> None:
-        for step in self.no_op_steps:
-            step(source)
 
 
 def _drop_prefix(wrapper: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:

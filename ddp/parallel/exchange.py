@@ -20,7 +20,10 @@ class Exchange:
     """What happens to full buckets: one asynchronous collective each, unless a subclass says otherwise.
 
     Every method is called in the thread that runs backward.
+    joinable: a rank that is out of data can take part with zeros
     """
+
+    joinable = True
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm

@@ -89,12 +89,6 @@ class GradientState:
         """Undoes what was recorded since a snapshot."""
         self.weights, self._reduced = snapshot[0], list(snapshot[1])
 
-    def take_over(self, other: GradientState) -> None:
-        """What the wrapper before had accumulated, or reduced, still counts as that."""
-        self.weights = other.weights
-        reduced = dict(zip(other._leaves, other._reduced, strict=True))
-        self._reduced = [reduced.get(leaf, own) for leaf, own in zip(self._leaves, self._reduced, strict=True)]
-
     def begin(self, reached: set[int]) -> None:
         """A backward starts that will reach these parameters."""
         for index, leaf in enumerate(self._leaves):

@@ -1,9 +1,9 @@
 """Uneven numbers of steps: a rank that has run out of data takes part with zeros until all ranks have.
 
-Inside `model.join()` each thing that ranks do together (the buffers' call before a forward, a synchronized backward,
-the step of a sharded optimizer) is announced by one small call. A rank that has left its loop announces nothing of its
-own, and makes a no-op of whatever the others announced. When all have left, the model is made that of the rank that
-ended last, since the others have missed updates.
+Inside `model.join()` each thing that ranks do together (the buffers' call before a forward, a synchronized backward) is
+announced by one small call. A rank that has left its loop announces nothing of its own, and makes a no-op of whatever
+the others announced. When all have left, the model is made that of the rank that ended last, since the others have
+missed updates.
 
 Outside of `join` nothing is announced, and nothing costs anything. Source of the interface: PyTorch's
 `DistributedDataParallel.join`.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel.error_context import error_context
 
-FORWARD, BACKWARD, STEP = "forward", "backward", "step"
-_KINDS = (FORWARD, BACKWARD, STEP)
-
-
+FORWARD, BACKWARD = _KINDS = "forward", "backward"
 _inside = threading.local()  # `join`: set while this thread is inside one
 
 
@@ -45,27 +42,19 @@ def single_join() -> Iterator[None]:
 class JoinContext:
     """One `with model.join()` on this rank.
 
-    actions: what a rank without data does in each kind of thing that others announce; it is given the lowest rank that
-    still has data
     throw: raise on all ranks as soon as one has run out
     """
 
-    def __init__(self, comm: Communicator, actions: Mapping[str, Callable[[int], None]], throw: bool) -> None:
+    def __init__(self, comm: Communicator, throw: bool) -> None:
         self._comm = comm
-        self._actions = actions
         self._throw = throw
         self.source = 0  # the lowest rank that still had data, at the last announcement
-
-    def join_until_done(self) -> None:
-        """Makes a no-op of what the other ranks do, until all have run out of data. Raises: as `announce`."""
-        while (kind := self.announce(None)) is not None:
-            self._actions[kind](self.source)
 
     def announce(self, mine: str | None) -> str | None:
         """This rank is about to do such a thing; None: it has run out of data. Collective.
 
         Returns: what is done next; None if all ranks have run out
-        Raises: EarlyStop on every rank if one has run out and that was asked for; ParallelError if others do another.
+        Raises: EarlyStop on every rank if one has run out and that was asked for.
         """
         size, rank = self._comm.size, self._comm.rank
         message = np.zeros(len(_KINDS) + size)
@@ -73,7 +62,7 @@ class JoinContext:
             message[_KINDS.index(mine)] = message[len(_KINDS) + rank] = 1
         with error_context(f"join: waiting for what the others do next{'' if mine is None else f' (here: {mine})'}"):
             self._comm.all_reduce(message, ReduceOp.SUM, out=message)
-        done, active = message[: len(_KINDS)], np.flatnonzero(message[len(_KINDS) :]).tolist()
+        active = np.flatnonzero(message[len(_KINDS) :]).tolist()
         if not active:
             return None
         self.source = active[0]
@@ -83,10 +72,7 @@ class JoinContext:
                 f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} ran out of data, rank "
                 f"{active[0]} has more: join(throw_on_early_termination=True) ends here on every rank"
             )
-        kinds = [kind for kind, count in zip(_KINDS, done, strict=True) if count]
-        if len(kinds) > 1:
-            raise ParallelError(f"inside join, some ranks begin a {kinds[0]} and others a {kinds[1]}")
-        return kinds[0]
+        return _KINDS[int(message[: len(_KINDS)].argmax())]
 
 
 def checked(optimizers: Iterable[Any]) -> list[Any]:
@@ -104,8 +90,6 @@ def take_over(comm: Communicator, source: int, tensors: Sequence[Tensor], optimi
             comm.broadcast(tensor.array, source)
             tensor.version.count += 1
         for optimizer in optimizers:
-            if getattr(optimizer, "in_parts", False):  # the ranks made all its steps together
-                continue
             theirs = comm.broadcast_object(optimizer.state_dict() if comm.rank == source else None, source)
             if comm.rank != source:
                 optimizer.load_state_dict(theirs)

@@ -8,10 +8,10 @@ one at the end.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from collectives import Communicator, ReduceOp
 from ddp._device import capturing, device
 from ddp.errors import ParallelError
-from ddp.parallel.bucket_plan import Link, Plan, choose_cap, forecast, plan_buckets
+from ddp.parallel.bucket_plan import Link, Plan, choose_cap, plan_buckets
 
 Array = np.ndarray[Any, Any]
 _FIRST_CAP = 4 << 20  # bytes; of the plan before anything was measured
@@ -37,8 +37,11 @@ class Planner:
     """Makes the plans of one model; all ranks make the same calls.
 
     names, nbytes, kinds: of each parameter, in model order; kinds never share a bucket
+    trained: the parameter requires grad
     cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first one; pinned: a plan to keep
     xp: the array module of the gradients
+
+    Raises: ParallelError if a pinned plan is not one of these parameters.
     """
 
     def __init__(
@@ -47,14 +50,14 @@ class Planner:
         names: Sequence[str],
         nbytes: Sequence[int],
         kinds: Sequence[Hashable],
+        trained: Sequence[bool],
         *,
         cap: int | None,
         first: int,
         pinned: Plan | None = None,
         xp: Any = np,
     ) -> None:
-        self.plan: Plan
-        self.assigned: list[bool] = []  # the parameter is in a bucket
+        self.assigned = list(trained)  # the parameter is in a bucket
         self._comm = comm
         self._names, self._nbytes, self._kinds = list(names), list(nbytes), list(kinds)
         self._numbers = {name: number for number, name in enumerate(names)}
@@ -62,20 +65,9 @@ class Planner:
         self._steps = 0
         self._ready: Array = np.full(len(names), np.nan)  # s after backward began; nan: never complete
         self._backward = np.nan
-
-    def begin(self, trained: Sequence[bool]) -> Plan:
-        """The plan before the first backward. trained: the parameter requires grad.
-
-        Raises: ParallelError if a pinned plan is not one of these parameters.
-        """
-        self.assigned = list(trained)
-        if self._pinned is not None:
-            self._check(self._pinned)
-            self.plan = self._complete(self._pinned)
-        else:
-            order = list(reversed(range(len(self._names))))
-            self.plan = self._by_cap(order, self._cap or _FIRST_CAP, "in reversed model order")
-        return self.plan
+        if pinned is not None:
+            self._check(pinned)
+        self.plan = self._complete(pinned or Plan(buckets=(), nbytes=(), origin="in reversed model order"))
 
     def state(self) -> dict[str, Any]:
         """The plan, and how far planning has come, as a JSON value: see `restore`."""
@@ -119,21 +111,17 @@ class Planner:
         ready, backward = latest[:-1], float(np.nan_to_num(latest[-1]))
         order = arrival_order(ready)
         if self._cap is not None:
-            return self._by_cap(order, self._cap, "in the order in which gradients came")
+            return self._named(self._cut(order, self._cap), "in the order in which gradients came")
         link = measure_link(self._comm, sum(self._nbytes), self._xp)
         times = np.zeros(len(order))
         times[order] = np.maximum.accumulate(np.nan_to_num(ready[order], nan=0.0))
         busy = Link(alpha=_SLOWER * link.alpha, beta=_SLOWER * link.beta)
         cap = choose_cap(lambda cap: self._cut(order, cap), self._nbytes, times.tolist(), busy, backward)
-        ahead = forecast(self._cut(order, cap), self._nbytes, times.tolist(), link, backward)
-        return replace(self._by_cap(order, cap, "chosen from measured times"), link=link, forecast=ahead)
+        return self._named(self._cut(order, cap), "chosen from measured times")
 
     def _cut(self, order: Sequence[int], cap: int) -> list[list[int]]:
         order = [index for index in order if self.assigned[index]]
         return plan_buckets(self._nbytes, cap, min(self._first, cap), self._kinds, order)
-
-    def _by_cap(self, order: Sequence[int], cap: int, origin: str) -> Plan:
-        return self._named(self._cut(order, cap), origin)
 
     def _named(self, buckets: Sequence[Sequence[int]], origin: str) -> Plan:
         return Plan(
@@ -157,11 +145,9 @@ class Planner:
         """A plan less what is not assigned, with buckets at its end for what is assigned and not in it."""
         listed = [[self._numbers[name] for name in bucket] for bucket in plan.buckets]
         kept = [[index for index in bucket if self.assigned[index]] for bucket in listed]
-        inside = {index for bucket in listed for index in bucket}
+        inside = set(itertools.chain(*listed))
         rest = [index for index in reversed(range(len(self._names))) if index not in inside]
-        return self._named(
-            [bucket for bucket in kept if bucket] + self._cut(rest, self._cap or _FIRST_CAP), plan.origin
-        )
+        return self._named([*filter(None, kept), *self._cut(rest, self._cap or _FIRST_CAP)], plan.origin)
 
 
 def arrival_order(ready: Array) -> list[int]:
@@ -188,8 +174,6 @@ def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     Two float32 arrays, of 4 KiB and of at most 2 MiB, are summed as the reducer does it. Of each the fastest time
     counts, and of the ranks the slowest.
     """
-    if comm.size == 1:
-        return Link(alpha=0.0, beta=0.0)
     large = min(max(most, 2 * _SMALL), _LARGE)
     memory = comm.empty(large // 4, np.float32, like=xp.empty(0))
     _seconds(comm, memory[:1])  # the first call of all makes connections

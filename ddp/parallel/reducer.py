@@ -49,7 +49,7 @@ class Reducer:
 
     owner: the DataParallel; names, tensors: the parameters, in the model's order
     comm: a communicator that is used for nothing else; planner: with the plan to begin with
-    check_every, check_finite: see DataParallel; replaced: the released reducer of a wrapper that had the model before
+    check_every, check_finite: see DataParallel
     """
 
     def __init__(
@@ -62,7 +62,6 @@ class Reducer:
         *,
         check_every: int,
         check_finite: bool,
-        replaced: Reducer | None = None,
     ) -> None:
         self.owner = owner
         self.turn = next(_turns)
@@ -84,7 +83,7 @@ class Reducer:
         self.control = ControlMessage(comm, len(names), self.timeline.width)
         self.used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
         self._consistency = ConsistencyCheck(comm, names, tensors, check_every)
-        self._finite = FiniteCheck(comm, names) if check_finite else None
+        self._finite = FiniteCheck(comm) if check_finite else None
         self._xp = tensors[0].device.xp
         self._timer = ArrivalTimer(len(names), tensors[0].device)
         self._replays = GraphReplays(self)
@@ -96,12 +95,8 @@ class Reducer:
         self._launched = 0
         self._full_at: list[int] = []  # when each bucket was full, ns
         self._started = 0  # when backward began, ns
-        if replaced is not None:
-            self.gradients.take_over(replaced.gradients)
         for leaf in self.leaves:
             leaf.ready_hook = self
-            if leaf.grad_buffer.withheld is not None:  # a ZeroOptimizer of the wrapper before had it in parts
-                leaf.grad_buffer.clear()
         self._set_plan(planner.plan)
 
     @property
@@ -228,6 +223,8 @@ class Reducer:
         """Leaves the leaves alone: their gradients stay, in memory of their own, and are reduced no more."""
         for leaf in self.leaves:
             leaf.ready_hook = None
+            if leaf.grad_buffer.withheld is not None:  # each rank has a part of it
+                leaf.grad_buffer.clear()
             leaf.grad_buffer.unbind()
 
     def count_step(self) -> int:
@@ -263,7 +260,7 @@ class Reducer:
         self._missing = self._assignment.missing(reached)
         self._launched, self._full_at = 0, [self._started] * len(self._missing)
         if self._finite is not None:
-            self._finite.begin()
+            self._finite.bad = None
         self.in_flight = True
         self.control.send(weight, used, checksum, self.timeline.timestamps(), joined, self.requests.mine)
         self.exchange.begin(self.control)
@@ -278,7 +275,7 @@ class Reducer:
                 if not self.gradients.has(index):
                     buckets.memory.views[gradient][...] = 0  # nothing from this rank; others may have something
                 elif self._finite is not None:
-                    self._finite.look(index, buckets.memory.views[gradient], self._xp)
+                    self._finite.look(self.names[index], buckets.memory.views[gradient])
             self.exchange.launch(self._launched)
             self._launched += 1
 
@@ -314,7 +311,7 @@ class Reducer:
         if self._finite is not None:
             for index in self._assignment.unassigned():
                 if self.gradients.has(index):
-                    self._finite.look(index, self.leaves[index].grad_buffer.array, self._xp)
+                    self._finite.look(self.names[index], self.leaves[index].grad_buffer.array)
             self._finite.finish(self.steps)
 
     def _finish_gradients(self, used: Sequence[bool]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,28 +31,21 @@ _MESSAGES = 64  # that clocks are compared by
 _NOTICED = 0.01  # of a step: a rank that is less late than that was not waited for
 _MS = 1e-6  # milliseconds in a nanosecond
 _MIB = 1 << 20
-_LISTED = 8  # ranks
-# Where time is lost: between steps (data, optimizer, logging), in forward and loss, in backward.
-_PARTS = ("before", "forward", "backward")
 _MOMENTS = ("ready", "launched", "done", "exposed")
 _LABELS = {
     "step": "step, from end to end",
     "forward": "  forward",
     "backward": "  backward, computing",
     "exposed": "  waiting for communication (exposed)",
-    "behind": "    of that, for a rank that was late",
     "other": "  other: data, loss, optimizer, logging",
     "communication": "communication under way",
     "hidden": "  hidden behind backward",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Milliseconds a step. mean: so that means of parts add up; median."""
-
-    mean: float
-    median: float
+_PARTS = {
+    "before": "before forward (data, optimizer or logging)",
+    "forward": "in forward or the loss",
+    "backward": "in backward",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +83,15 @@ class Lateness:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """The steps of one period, on one rank. All times are host times in milliseconds.
+    """The steps of one period, on one rank. Times are host times in milliseconds, the mean over the steps.
 
-    rank, size: whose, and of how many; steps: synchronized backwards that are counted, the latest 1,000
-    at most
+    rank, size: whose, and of how many; steps: synchronized backwards that are counted, the latest 1,000 at most
     step: from the end of one backward to that of the next; None before there are two; so is other
     forward: the last forward before each backward; None if the model was not called
     backward: until its last node had run
     communication: some bucket was launched and not done, be it on the wire or waiting for a rank; hidden: the part of
     it in which backward computed; both None if the exchange does not record it
-    exposed: what backward, having computed everything, waited for the buckets; behind: the part of it in which another
-    rank had not yet come to the last bucket, so that no faster wire would help
+    exposed: what backward, having computed everything, waited for the buckets
     other: what is left of a step: data, loss, optimizer, logging
     buckets: of the plan in force, in launch order; None, not a number, where something is not known
     compared: steps of which it is known when all ranks arrived; lateness: of each rank
@@ -109,14 +100,13 @@ class Stats:
     rank: int
     size: int
     steps: int
-    step: Spread | None
-    forward: Spread | None
-    backward: Spread | None
-    communication: Spread | None
-    hidden: Spread | None
-    exposed: Spread | None
-    behind: Spread | None
-    other: Spread | None
+    step: float | None
+    forward: float | None
+    backward: float | None
+    communication: float | None
+    hidden: float | None
+    exposed: float | None
+    other: float | None
     buckets: tuple[BucketStats, ...]
     compared: int
     lateness: tuple[Lateness, ...]
@@ -124,12 +114,8 @@ class Stats:
     @classmethod
     def of(cls, steps: Sequence[Step], rank: int, size: int, offsets: Array) -> Stats:
         """The statistics of these steps. offsets: (size,) nanoseconds of all ranks' clocks from rank 0's"""
-        known = [step for step in steps if step.table is not None and size > 1]
-        tables = np.array([step.table for step in known]).reshape(len(known), size, _WIDTH)
-        tables = np.where(tables == 0, np.nan, tables - (offsets - offsets[rank])[None, :, None])
-        latest = {id(step): float(each) for step, each in zip(known, tables[:, :, _COMPLETE].max(axis=1), strict=True)}
-        columns = [_quantities(step, latest.get(id(step), np.nan)) for step in steps]
-        compared, lateness = _lateness(known, tables, size)
+        compared, lateness = _lateness(steps, size, offsets)
+        columns = [_parts(step) for step in steps]
         return cls(
             rank=rank,
             size=size,
@@ -137,19 +123,13 @@ class Stats:
             buckets=_buckets(steps),
             compared=compared,
             lateness=lateness,
-            **{name: _spread([column[name] for column in columns]) for name in _LABELS},
+            **{name: _mean([column[name] for column in columns]) for name in _LABELS},
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as dicts, tuples, numbers, strings and None, for `json.dumps`."""
-        return asdict(self)
 
     @property
     def hidden_share(self) -> float | None:
         """The part of communication that was hidden behind backward, 0 to 1; None if there was none."""
-        if self.communication is None or self.hidden is None or not self.communication.mean > 0:
-            return None
-        return self.hidden.mean / self.communication.mean
+        return self.hidden / self.communication if self.communication and self.hidden is not None else None
 
     def summary(self) -> str:
         """`200 steps of 45.2 ms: forward 12.1, backward 24.0, exposed communication 3.1 (of 18.4, 83 % hidden), ...`"""
@@ -157,20 +137,18 @@ class Stats:
             return "no step"
         parts = []
         for name in ("forward", "backward", "exposed", "other"):
-            spread: Spread | None = getattr(self, name)
-            if spread is None or (name == "exposed" and self.size == 1):
+            mean: float | None = getattr(self, name)
+            if mean is None or (name == "exposed" and self.size == 1):
                 continue
-            parts.append(f"{'exposed communication' if name == 'exposed' else name} {spread.mean:.1f}")
-            if name == "exposed" and self.communication is not None and self.hidden_share is not None:
-                parts[-1] += f" (of {self.communication.mean:.1f}, {_percent(self.hidden_share)} hidden)"
-        length = "" if self.step is None else f" of {self.step.mean:.1f} ms"
-        line = f"{_count(self.steps)}{length}: {', '.join(parts)} ms"
+            parts.append(f"{'exposed communication' if name == 'exposed' else name} {mean:.1f}")
+            if name == "exposed" and self.hidden_share is not None:
+                parts[-1] += f" (of {self.communication:.1f}, {100 * self.hidden_share:.0f} % hidden)"
+        length = "" if self.step is None else f" of {self.step:.1f} ms"
+        line = f"{self._count()}{length}: {', '.join(parts)} ms"
         return line if self.size == 1 else f"{line}; {self.waited_for()}"
 
     def waited_for(self) -> str:
-        """One sentence: which rank was waited for, and why."""
-        if self.size == 1:
-            return "there is one rank, which waits for no other"
+        """One sentence: which rank was waited for, and where it lost the time."""
         if self.compared == 0:
             return "nothing is known yet of when the other ranks arrived"
         lost = [each.steps * each.late for each in self.lateness]
@@ -180,45 +158,31 @@ class Stats:
         late = self.lateness[worst]
         # One of two ranks is last in half of all steps by chance alone.
         if lost[worst] >= (1 + 1 / self.size) / 2 * sum(lost) and late.steps >= 0.1 * self.compared:
-            share = self._share(worst)
-            return f"rank {worst} was waited for in {share} of steps, {late.late:.1f} ms on average: {_why(late)}"
-        shares = ", ".join(f"rank {rank} in {self._share(rank)}" for rank in self._latest_ranks(3))
-        mean = sum(lost) / self.compared
-        return f"no rank stands out: waited {mean:.1f} ms a step for one or another ({shares} of steps)"
+            where = max(_PARTS, key=lambda name: float(getattr(late, name)))
+            return (
+                f"rank {worst} was waited for in {100 * late.steps / self.compared:.0f} % of steps, {late.late:.1f} ms "
+                f"on average, lost most of all {_PARTS[where]}"
+            )
+        return f"no rank stands out: waited {sum(lost) / self.compared:.1f} ms a step for one or another"
 
-    def _latest_ranks(self, count: int) -> list[int]:
-        """The ranks that were waited for most often."""
-        return sorted(range(self.size), key=lambda rank: -self.lateness[rank].steps)[:count]
-
-    def _share(self, rank: int) -> str:
-        """In how many steps a rank was waited for."""
-        return _percent(self.lateness[rank].steps / self.compared)
+    def _count(self) -> str:
+        return f"{self.steps} step{'' if self.steps == 1 else 's'}"
 
     def __str__(self) -> str:
         if not self.steps:
             return f"rank {self.rank} of {self.size}, no step yet"
-        lines = [f"rank {self.rank} of {self.size}, {_count(self.steps)}; host times in ms", ""]
-        lines.append(f"{'':<40}{'mean':>9}{'median':>9}")
-        for name, label in _LABELS.items():
-            spread: Spread | None = getattr(self, name)
-            if spread is not None:
-                lines.append(f"{label:<40}{spread.mean:>9.2f}{spread.median:>9.2f}")
-        if self.hidden_share is not None:
-            lines[-1] += f"   {_percent(self.hidden_share)} of it"
-        elif self.size > 1:
-            lines.append("communication: not known, for this exchange does not record when buckets were done")
+        lines = [f"rank {self.rank} of {self.size}, {self._count()}; host times in ms, the mean over steps", ""]
+        parts = {label: getattr(self, name) for name, label in _LABELS.items()}
+        lines += [f"{label:<40}{mean:>9.2f}" for label, mean in parts.items() if mean is not None]
         if self.buckets:
-            lines += ["", f"bucket{_cells('MiB', *_MOMENTS)}  parameters; times after backward began"]
+            head = "".join(f"{name:>9}" for name in ("MiB", *_MOMENTS))
+            lines += ["", f"bucket{head}  parameters; times after backward began"]
         for number, bucket in enumerate(self.buckets):
             names = bucket.names if len(bucket.names) == 1 else (bucket.names[0], "...", bucket.names[-1])
             values = [getattr(bucket, moment) for moment in ("mib", *_MOMENTS)]
-            lines.append(f"{number:>6}{_cells(*values)}  {' '.join(names)}")
-        if self.compared:
-            lines += ["", f"rank  waited for in{_cells('ms late', *_PARTS)}  where it lost the time"]
-            for rank in sorted(self._latest_ranks(_LISTED)):
-                values = [getattr(self.lateness[rank], part) for part in ("late", *_PARTS)]
-                lines.append(f"{rank:>4}{self._share(rank):>15}{_cells(*values)}")
-        return "\n".join([*lines, "", self.waited_for()])
+            cells = "".join(f"{'-' if value is None else format(value, '.2f'):>9}" for value in values)
+            lines.append(f"{number:>6}{cells}  {' '.join(names)}")
+        return "\n".join([*lines, "", self.waited_for()] if self.size > 1 else lines)
 
 
 class ClockOffsets:
@@ -319,28 +283,26 @@ class Timeline:
         return line
 
 
-def _quantities(step: Step, latest: float) -> dict[str, float]:
-    """Nanoseconds, nan where not known. latest: when the last rank had completed its gradients, on this rank's clock"""
+def _parts(step: Step) -> dict[str, float]:
+    """Nanoseconds, nan where not known."""
     communication, hidden = step.communication() or (np.nan, np.nan)
     forward = np.nan if step.forward is None else step.forward[1] - step.forward[0]
     length = step.ended - step.since if step.since else np.nan
-    exposed = step.ended - step.computed
-    backward = step.computed - step.begun
     return {
         "step": length,
         "forward": forward,
-        "backward": backward,
-        "exposed": exposed,
-        "behind": float(np.clip(latest - step.computed, 0.0, exposed)),
-        "other": length - float(np.nan_to_num(forward)) - backward - exposed,
+        "backward": step.computed - step.begun,
+        "exposed": step.ended - step.computed,
+        "other": length - float(np.nan_to_num(forward)) - (step.ended - step.begun),
         "communication": communication,
         "hidden": hidden,
     }
 
 
-def _spread(column: Sequence[float]) -> Spread | None:
-    known = [each for each in column if not np.isnan(each)]
-    return Spread(mean=_ms(np.mean(known)), median=_ms(np.median(known))) if known else None
+def _mean(nanoseconds: Sequence[float]) -> float | None:
+    """Milliseconds, the mean of what is known; None if nothing is."""
+    known = [each for each in nanoseconds if not np.isnan(each)]
+    return float(np.mean(known)) * _MS if known else None
 
 
 def _buckets(steps: Sequence[Step]) -> tuple[BucketStats, ...]:
@@ -349,10 +311,9 @@ def _buckets(steps: Sequence[Step]) -> tuple[BucketStats, ...]:
     steps = [step for step in steps if step.contents is contents]
     found = []
     for bucket, (names, nbytes) in enumerate(contents):
-        moments = np.array([_moments(step, bucket) for step in steps])
-        values = [None if np.isnan(column).all() else _ms(np.nanmean(column)) for column in moments.T]
-        named: dict[str, Any] = dict(zip(_MOMENTS, values, strict=True))
-        found.append(BucketStats(names=names, mib=nbytes / _MIB, **named))
+        columns = zip(*(_moments(step, bucket) for step in steps), strict=True)
+        means: dict[str, Any] = dict(zip(_MOMENTS, map(_mean, columns), strict=True))
+        found.append(BucketStats(names=names, mib=nbytes / _MIB, **means))
     return tuple(found)
 
 
@@ -365,62 +326,26 @@ def _moments(step: Step, bucket: int) -> tuple[float, float, float, float]:
     return ready, times[0] - step.begun, times[1] - step.begun, max(0, times[1] - before)
 
 
-def _lateness(steps: Sequence[Step], tables: Array, size: int) -> tuple[int, tuple[Lateness, ...]]:
+def _lateness(steps: Sequence[Step], size: int, offsets: Array) -> tuple[int, tuple[Lateness, ...]]:
     """In how many steps all ranks' timestamps are known, and how each rank was waited for in these.
 
     How late the last rank was is counted from the median of the others, at three moments: when forward began, when
     backward began, and when its last gradient was complete. The differences say where the time was lost.
-    tables: (n, size, _WIDTH), on one clock
     """
-    known = [at for at, table in enumerate(tables) if np.isfinite(table[:, [_BEGUN, _COMPLETE]]).all()]
-    steps, tables = [steps[at] for at in known], tables[known]
-    last = tables[:, :, _COMPLETE].argmax(axis=1)
-    forward, begun, complete = (_behind(tables[:, :, at], last) for at in (_FORWARD, _BEGUN, _COMPLETE))
-    early = np.where(np.isnan(forward), begun, forward)  # a rank without a forward lost it before backward
-    lost = np.stack([early, begun - early, complete - begun], axis=1)
-    # Of a period's first step only the part from forward on is known.
-    starts = [min(filter(None, (step.since, step.begun, *(step.forward or ())))) for step in steps]
-    lengths = np.array([step.ended - start for step, start in zip(steps, starts, strict=True)])
-    noticed = complete > _NOTICED * lengths
+    known = [step for step in steps if step.table is not None and step.table[:, [_BEGUN, _COMPLETE]].all()]
+    if size == 1 or not known:
+        return 0, (Lateness(steps=0, late=0.0, before=0.0, forward=0.0, backward=0.0),) * size
+    forward, begun, _, complete = np.moveaxis(np.array([step.table for step in known]), 2, 0)
+    # (3, n, size), on one clock; a rank without a forward lost its time before backward
+    moments = np.stack([np.where(forward == 0, begun, forward), begun, complete]) - offsets
+    last = moments[2].argmax(axis=1)
+    others = np.arange(size) != last[:, None]
+    late = moments[:, ~others] - np.median(moments[:, others].reshape(3, -1, size - 1), axis=2)
+    lost = np.diff(late, axis=0, prepend=0)
+    lengths = np.array([step.ended - (step.since or step.begun) for step in known])
     found = []
     for rank in range(size):
-        mine = lost[noticed & (last == rank)]
-        parts = [_ms(part) for part in mine.mean(axis=0)] if len(mine) else [0.0] * len(_PARTS)
-        found.append(Lateness(steps=len(mine), late=sum(parts), **dict(zip(_PARTS, parts, strict=True))))
-    return len(steps), tuple(found)
-
-
-def _behind(times: Array, rank: Array) -> Array:
-    """(n,) how much later than the median of the others each step's rank was. times: (n, size); rank: (n,)"""
-    steps, size = times.shape
-    others = np.arange(size)[None, :] != rank[:, None]
-    median = np.median(times[others].reshape(steps, size - 1), axis=1) if steps else np.zeros(0)
-    return np.take_along_axis(times, rank[:, None], axis=1)[:, 0] - median
-
-
-def _why(late: Lateness) -> str:
-    """Where it lost the time, the largest part first; what is less than a tenth of it is not worth a word."""
-    words = (
-        (late.before, "{:.1f} ms late already when forward began (data, optimizer or logging)"),
-        (late.forward, "{:.1f} ms lost in forward"),
-        (late.backward, "{:.1f} ms lost in backward"),
-    )
-    return ", ".join(text.format(lost) for lost, text in sorted(words, reverse=True) if lost >= 0.1 * late.late)
-
-
-def _cells(*values: str | float | None) -> str:
-    """A row of a table, from its second column on."""
-    texts = ["-" if value is None else value if isinstance(value, str) else f"{value:.2f}" for value in values]
-    return "".join(f"{text:>9}" for text in texts)
-
-
-def _ms(nanoseconds: Any) -> float:
-    return float(nanoseconds) * _MS
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _count(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"
+        mine = lost[:, (last == rank) & (late[2] > _NOTICED * lengths)] * _MS
+        parts = mine.mean(axis=1).tolist() if mine.size else [0.0] * 3
+        found.append(Lateness(steps=mine.shape[1], late=sum(parts), **dict(zip(_PARTS, parts, strict=True))))
+    return len(known), tuple(found)

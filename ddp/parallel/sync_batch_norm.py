@@ -16,7 +16,7 @@ from numpy import errstate
 import collectives
 from collectives import Communicator
 from ddp._engine import CollectiveNode, Node, modes
-from ddp._tensor.base import check_current, make_node, record, wrap
+from ddp._tensor.base import make_node, record, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
@@ -45,7 +45,7 @@ class SyncBatchNorm(BatchNorm):
     exchanged, for which on a GPU it has to wait.
 
     Raises, when called: ShapeError on every rank if the whole batch has one value a channel; GraphError on every rank
-    if some are under `no_grad` where the input of another requires grad; ShapeError, DtypeError, DeviceError on this
+    if one is under `no_grad` where the input of another requires grad; ShapeError, DtypeError, DeviceError on this
     rank for an input that does not fit.
     Source: arXiv:1502.03167; statistics are joined by Chan, Golub and LeVeque 1983, doi:10.1080/00031305.1983.10483115.
     """
@@ -81,7 +81,9 @@ class SyncBatchNorm(BatchNorm):
         call = CollectiveCall("SyncBatchNorm", input, comm)
         self._check(input)
         inputs = (input, self.weight, self.bias)
-        _check_together(inputs)
+        check_channels("SyncBatchNorm", *inputs)
+        if self.weight is not None and self.weight.device is not input.device:
+            raise DeviceError(f"SyncBatchNorm: one tensor is on {input.device}, another on {self.weight.device}")
         mode = _NO_GRAD if not modes.state.enabled else _WANTS if input.requires_grad else _GRAD
         layout = WholeBatch(call, mode)
         op = batch_norm.upcast if call.array.dtype is BFLOAT16 else batch_norm
@@ -117,42 +119,20 @@ class SyncBatchNorm(BatchNorm):
 
 
 def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> Module:
-    """Puts a SyncBatchNorm in the place of every BatchNorm, subclasses too; returns `module`, or what replaces it.
+    """Makes a SyncBatchNorm of every BatchNorm in `module`, subclasses too, where it stands; returns `module`.
 
-    comm: that of the new layers. These have the parameters and buffers of the old ones, the same objects: an optimizer
-    or a DataParallel made before goes on with them. Their hooks and training mode stay, too. A layer that stands in
-    several places still does.
+    comm: that of these layers. They keep their parameters, buffers, hooks and training mode: an optimizer or a
+    DataParallel made before goes on with them.
 
     Raises: DtypeError for what is no module.
     """
     if not isinstance(module, Module):
         raise DtypeError(f"convert_sync_batchnorm: expected a Module, got {type(module).__name__}")
-    made: dict[BatchNorm, SyncBatchNorm] = {}
-
-    def replaced(part: Module) -> Module:
-        if not isinstance(part, BatchNorm) or isinstance(part, SyncBatchNorm):
-            return part
-        if part not in made:
-            made[part] = _synchronized(part, comm)
-        return made[part]
-
-    for parent in list(module.modules()):
-        for name, child in parent._modules.items():
-            if child is not None:
-                parent._modules[name] = replaced(child)
-    return replaced(module)
-
-
-def _synchronized(layer: BatchNorm, comm: Communicator | None) -> SyncBatchNorm:
-    """Another layer of the same parts, hooks and settings."""
-    new = SyncBatchNorm.__new__(SyncBatchNorm)
-    parts = {
-        name: copy.copy(layer.__dict__[name])
-        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
-    }
-    new.__dict__.update(layer.__dict__, **parts)
-    new.comm = comm
-    return new
+    for layer in module.modules():
+        if isinstance(layer, BatchNorm) and not isinstance(layer, SyncBatchNorm):
+            layer.__class__ = SyncBatchNorm
+            layer.comm = comm
+    return module
 
 
 class WholeBatch(BatchRows):
@@ -177,20 +157,13 @@ class WholeBatch(BatchRows):
         modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # else CuPy leaves another stream
         self.collective = _WANTS in modes_of_ranks
         if self.collective and _NO_GRAD in modes_of_ranks:
-            wanting, without = (
-                ", ".join(str(rank) for rank, mode in enumerate(modes_of_ranks) if mode == which)
-                for which in (_WANTS, _NO_GRAD)
-            )
             raise GraphError(
-                f"SyncBatchNorm: the input requires grad on rank {wanting}, and rank {without} is under no_grad, where "
-                "it would miss the backward that all ranks have to run: call it in the same grad mode on every rank"
+                f"SyncBatchNorm: rank {modes_of_ranks.index(_NO_GRAD)} is under no_grad, where it would miss the "
+                "backward that all ranks have to run: call it in the same grad mode on every rank"
             )
         total = int(sum(counts))
         if total == 1:
-            raise ShapeError(
-                f"SyncBatchNorm: the batches of all {len(counts)} ranks together have one value a channel, on rank "
-                f"{counts.index(1)}: training needs more"
-            )
+            raise ShapeError("SyncBatchNorm: all ranks together have one value a channel: training needs more")
         self.count = max(total, 1)
         counted, means, variances = table[:, 1:2], table[:, 2 : 2 + channels], table[:, 2 + channels :]
         mean = (counted * means).sum(axis=0) / self.count
@@ -202,17 +175,6 @@ class WholeBatch(BatchRows):
         """The statistics of sums of rows, over all ranks. Collective."""
         total = self._comm.all_reduce(xp.stack(super().collect(xp, *sums)).astype("float64"))
         return list(total.astype(sums[0].dtype))
-
-
-def _check_together(inputs: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
-    """What `apply` asks of tensors that meet in an op. Raises: ShapeError, DtypeError, DeviceError, InplaceError."""
-    input, *affine = inputs
-    check_channels("SyncBatchNorm", input, *affine)
-    for x in affine:
-        if x is not None and x.device is not input.device:
-            raise DeviceError(f"SyncBatchNorm: one tensor is on {input.device}, another on {x.device}")
-        if x is not None:
-            check_current("SyncBatchNorm", x)
 
 
 class _SyncBatchNormBackward:

@@ -43,12 +43,11 @@ def merge(folder: str | os.PathLike[str]) -> str:
             json.dumps({"traceEvents": trace_events(parts), "displayTimeUnit": "ms"}, separators=(",", ":")).encode()
         )
     picture.unlink(missing_ok=True)  # of an older trace
-    typical, second = typical_step(parts), f", {picture}"
-    if typical is None:
-        second = "; no picture, for it takes two steps"
-    else:
+    typical, second = typical_step(parts), ""
+    if typical is not None:
         try:
             draw(parts, *typical, picture)
+            second = f", {picture}"
         except ImportError:
             second = "; no picture of a step, for matplotlib is not installed (pip install matplotlib)"
     ranks, steps = len(parts), max(len(part.models[0]) for part in parts)

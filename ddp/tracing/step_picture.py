@@ -85,9 +85,6 @@ def title(number: int, count: int, steps: Mapping[int, Step]) -> str:
     rank, mine = next(iter(steps.items()))
     text = f"Step {number}, typical of {count}: {(mine.ended - mine.since) * _MS:.1f} ms. "
     text += f"Rank {rank}: waited {(mine.ended - mine.computed) * _MS:.1f} ms after backward"
-    if (spans := mine.communication()) is not None:
-        wire, hidden = spans
-        text += f"; {100 * hidden / max(wire, 1):.0f} % of {wire * _MS:.1f} ms communication hidden behind it"
     complete = sorted((max(step.ready, default=0), rank) for rank, step in steps.items())
     if len(steps) > 1:
         (before, _), (at, late) = complete[-2:]

@@ -121,12 +121,8 @@ def test_typical_step_is_of_median_length_and_its_title_has_the_numbers() -> Non
     parts = [make_part(0, steps), make_part(1)]
     assert typical_step(parts) == (4, 5)
     assert title(4, 5, {part.rank: part.models[0][4] for part in parts}) == (
-        "Step 4, typical of 5: 100.0 ms. Rank 0: waited 10.0 ms after backward; 69 % of 29.0 ms communication hidden "
-        "behind it\nlast to complete its gradients: rank 1, 5.0 ms after the others"
-    )
-    bare = make_part(0, [make_step(0, 0), make_step(1, 100, times=[None, None])])
-    assert title(1, 2, {0: bare.models[0][1]}) == (
-        "Step 1, typical of 2: 100.0 ms. Rank 0: waited 10.0 ms after backward"
+        "Step 4, typical of 5: 100.0 ms. Rank 0: waited 10.0 ms after backward\n"
+        "last to complete its gradients: rank 1, 5.0 ms after the others"
     )
     assert shown_ranks(range(20), [17, 9]) == [0, 1, 2, 3, 9, 17]
 

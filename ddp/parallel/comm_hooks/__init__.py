@@ -28,12 +28,10 @@ result when that is there; meanwhile backward goes on. (Never call `wait()` in a
         everyones = yield bucket.comm.all_gather(mine[None], lengths="equal", async_op=True)
         bucket.buffer[...] = np.median(everyones, axis=0)
 
-    median.phases = 1                     # how often it yields at most; 1 is the default
-
 - `bucket.buffer` (n,) holds this rank's SUM of gradients, `bucket.scale` what makes of the sum over ranks the mean: 1 /
   size after `loss.backward()`, 1 / total weight after `model.backward(loss, weight=n)`. It may change at every step.
-- `bucket.comm` is another communicator after each yield, one for each phase. All ranks must make the same calls in the
-  same phases for the same bucket; which buckets are under way besides need not concern a hook.
+- All ranks must make the same calls of `bucket.comm` for the same bucket. Which buckets are under way besides need not
+  concern a hook.
 - `bucket.names`, `bucket.gradients` (views of the buffer) say whose gradients these are, `bucket.used` whether any rank
   used them in this step. Plans change after the first step: state is kept by name, not by `bucket.index`.
 - A hook with a `state_dict` serves one model at a time. What its attribute `same_on_all_ranks` (a dict, if it has one)

@@ -25,56 +25,30 @@ import numpy as np
 
 from ddp._device import CPU, device_of, place
 from ddp._tensor import base
-from ddp.errors import DtypeError, ParallelError
+from ddp.errors import DtypeError
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 
-class Residuals:
-    """What was left out, by the parameters' names: plans change, names do not.
+def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale: float) -> Array:
+    """M_r, in the gradient's shape and its `working_dtype`: what is sent has to be subtracted from it in place.
 
-    keep: False: nothing is remembered
+    It is the memory in `residuals` itself, so what is in it when the step ends is e_r.
+
+    residuals: what was left out, by the parameters' names: plans change, names do not
     """
-
-    def __init__(self, keep: bool) -> None:
-        self._keep = keep
-        self._left: dict[str, Array] = {}
-
-    def add(self, name: str, gradient: Array, scale: float) -> Array:
-        """M_r, in the gradient's shape and its `working_dtype`: what is sent has to be subtracted from it in place.
-
-        It is the memory itself, so what is in it when the step ends is e_r.
-
-        Raises: ParallelError if this name had another shape before: the hook serves two models.
-        """
-        dtype = working_dtype(gradient)
-        xp = device_of(gradient).xp
-        share = xp.empty(gradient.shape, dtype)  # a product without `out` is no array where the gradient is 0-d
-        xp.multiply(gradient, scale, out=share, dtype=dtype)
-        if not self._keep:
-            return share
-        left = self._left.get(name)
-        if left is None:
-            self._left[name] = share
-            return share
-        if left.shape != gradient.shape:
-            raise ParallelError(
-                f"the hook remembers {left.shape} for {name}, whose gradient has {gradient.shape}: give each model a "
-                "hook of its own"
-            )
-        left = self._left[name] = place(left, device_of(gradient)).astype(dtype, copy=False)
-        # After a step with infinities or NaN, which is not to be taken, what was left out is lost with it.
-        xp.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-        left += share
-        return left
-
-    def state(self) -> dict[str, Any]:
-        """Copies of the memory, as tensors by name."""
-        return tensors(self._left)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Takes over a copy of a `state`."""
-        self._left = arrays(state)
+    dtype = working_dtype(gradient)
+    xp = device_of(gradient).xp
+    share = xp.empty(gradient.shape, dtype)  # a product without `out` is no array where the gradient is 0-d
+    xp.multiply(gradient, scale, out=share, dtype=dtype)
+    if name not in residuals:
+        residuals[name] = share
+        return share
+    left = residuals[name] = place(residuals[name], device_of(gradient)).astype(dtype, copy=False)
+    # After a step with infinities or NaN, which is not to be taken, what was left out is lost with it.
+    xp.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+    left += share
+    return left
 
 
 def working_dtype(gradient: Array) -> Any:

@@ -14,7 +14,7 @@ along as a float32: nothing overflows that float32 holds, and what is down to 2^
 bfloat16 has the range of float32 and needs no such thing.
 
 Source: the exchange as in Seide et al. 2014, "1-bit stochastic gradient descent"; block exponents as in Wilkinson 1963,
-"HalfPrecisionHook Errors in Algebraic Processes", §1.4.
+"Rounding Errors in Algebraic Processes", §1.4.
 """
 
 from __future__ import annotations
@@ -36,53 +36,54 @@ _FARTHEST = 120  # the largest power of two, either way: its inverse is a float3
 _HEAD = 2  # 16-bit words at the beginning of a block: the inverse of its power of two
 
 
-class HalfPrecisionHook:
-    """A hook that sends 16-bit numbers of one dtype. One rank alone rounds as well, so that its runs show what it does.
-
-    dtype: of the numbers; fit: (rows, n) float32 -> (rows,) float32, what each row is multiplied by before it is
-    rounded
+def fp16(bucket: GradBucket) -> Steps:
+    """Half the bytes of float32, 11 bits of each gradient, at any size. One rank alone rounds, too.
 
     Raises: DtypeError for gradients that are not real.
     """
+    return _in_16_bits(bucket, np.float16, _to_the_top)
 
-    phases = 2
 
-    def __init__(self, name: str, dtype: Any, fit: Callable[[Array], Array]) -> None:
-        self.__name__ = name
-        self._dtype = np.dtype(dtype)
-        self._fit = fit
+def bf16(bucket: GradBucket) -> Steps:
+    """Half the bytes of float32, 8 bits of each gradient; see `fp16`."""
+    return _in_16_bits(bucket, ml_dtypes.bfloat16, lambda rows: device_of(rows).xp.ones(len(rows), np.float32))
 
-    def __repr__(self) -> str:
-        return f"<communication hook {self.__name__}>"
 
-    def __call__(self, bucket: GradBucket) -> Steps:
-        buffer, ranks = bucket.buffer, bucket.comm.size
-        xp = device_of(buffer).xp
-        part = max(1, -(-buffer.size // ranks))
-        shares = xp.zeros(ranks * part, np.float32)
-        # Scaled before it is rounded: the ranks' shares add up to the mean.
-        xp.multiply(buffer, bucket.scale, out=shares[: buffer.size], dtype=working_dtype(buffer), casting="same_kind")
-        message = self._pack(shares.reshape(ranks, part))
-        message = yield bucket.comm.all_to_all(message, lengths="equal", async_op=True)
-        total = self._unpack(message).sum(axis=0, keepdims=True)
-        message = yield bucket.comm.all_gather(self._pack(total), lengths="equal", async_op=True)
-        buffer[...] = self._unpack(message).reshape(-1)[: buffer.size]
+def allreduce(bucket: GradBucket) -> Work[Any]:
+    """The sum over ranks times the scale, where the bucket lies."""
+    work: Work[Any] = bucket.comm.all_reduce(bucket.buffer, scale=bucket.scale, out=bucket.buffer, async_op=True)
+    return work
 
-    def _pack(self, rows: Array) -> Array:
-        """(rows, n) float32 as (rows, 2 + n) 16-bit words."""
-        xp = device_of(rows).xp
-        factors = self._fit(rows)
-        words = xp.empty((len(rows), _HEAD + rows.shape[1]), np.uint16)
-        words[:, :_HEAD] = (1 / factors).view(np.uint16).reshape(-1, _HEAD)
-        words[:, _HEAD:].view(self._dtype)[...] = rows * factors[:, None]
-        return words
 
-    def _unpack(self, words: Array) -> Array:
-        """What `_pack` packed, rounded."""
-        inverses = words[:, :_HEAD].copy().view(np.float32)
-        rows = words[:, _HEAD:].view(self._dtype).astype(np.float32)
-        rows *= inverses
-        return rows
+def _in_16_bits(bucket: GradBucket, dtype: Any, fit: Callable[[Array], Array]) -> Steps:
+    """fit: (rows, n) float32 -> (rows,) float32, what each row is multiplied by before it is rounded to dtype"""
+    buffer, ranks = bucket.buffer, bucket.comm.size
+    xp = device_of(buffer).xp
+    part = max(1, -(-buffer.size // ranks))
+    shares = xp.zeros(ranks * part, np.float32)
+    # Scaled before it is rounded: the ranks' shares add up to the mean.
+    xp.multiply(buffer, bucket.scale, out=shares[: buffer.size], dtype=working_dtype(buffer), casting="same_kind")
+    shares = shares.reshape(ranks, part)
+    message = yield bucket.comm.all_to_all(_pack(shares, dtype, fit(shares)), lengths="equal", async_op=True)
+    total = _unpack(message, dtype).sum(axis=0, keepdims=True)
+    message = yield bucket.comm.all_gather(_pack(total, dtype, fit(total)), lengths="equal", async_op=True)
+    buffer[...] = _unpack(message, dtype).reshape(-1)[: buffer.size]
+
+
+def _pack(rows: Array, dtype: Any, factors: Array) -> Array:
+    """(rows, n) float32 as (rows, 2 + n) 16-bit words."""
+    words = device_of(rows).xp.empty((len(rows), _HEAD + rows.shape[1]), np.uint16)
+    words[:, :_HEAD] = (1 / factors).view(np.uint16).reshape(-1, _HEAD)
+    words[:, _HEAD:].view(dtype)[...] = rows * factors[:, None]
+    return words
+
+
+def _unpack(words: Array, dtype: Any) -> Array:
+    """What `_pack` packed, rounded."""
+    inverses = words[:, :_HEAD].copy().view(np.float32)
+    rows = words[:, _HEAD:].view(dtype).astype(np.float32)
+    rows *= inverses
+    return rows
 
 
 def _to_the_top(rows: Array) -> Array:
@@ -92,19 +93,3 @@ def _to_the_top(rows: Array) -> Array:
     _, exponents = xp.frexp(largest)
     shifts = xp.where(xp.isfinite(largest), xp.clip(_TOP - exponents, -_FARTHEST, _FARTHEST), 0)
     return xp.ldexp(xp.ones_like(largest), shifts.astype(np.int32))
-
-
-def _as_they_are(rows: Array) -> Array:
-    return device_of(rows).xp.ones(len(rows), np.float32)
-
-
-#: Half the bytes of float32, 11 bits of each gradient, at any size.
-fp16 = HalfPrecisionHook("fp16", np.float16, _to_the_top)
-#: Half the bytes of float32, 8 bits of each gradient.
-bf16 = HalfPrecisionHook("bf16", ml_dtypes.bfloat16, _as_they_are)
-
-
-def allreduce(bucket: GradBucket) -> Work[Any]:
-    """The sum over ranks times the scale, where the bucket lies."""
-    work: Work[Any] = bucket.comm.all_reduce(bucket.buffer, scale=bucket.scale, out=bucket.buffer, async_op=True)
-    return work

@@ -4,25 +4,22 @@ A hook that takes several rounds (round, exchange, sum, exchange) would block ba
 is a generator that yields what it waits for, and is resumed when that is there and backward polls.
 
 Ranks see their buckets fill, and their rounds end, at different times, and must make the same calls in the same order
-all the same. So each round of a hook (a phase) has a communicator of its own, and in each phase buckets go in the order
-of the plan: the third bucket's second round never overtakes the second's.
+all the same. So rounds go in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then
+bucket k - 2 its third. While one round is on the wire the next one is in the queue behind it.
 
-    bucket 0   phase 0 ──── phase 1 ──── done
-    bucket 1        phase 0 ──── phase 1 ──── done        down each column the order is 0, 1, 2 on every rank;
-    bucket 2             phase 0 ──── phase 1 ──── done   how the columns interleave is each rank's own
+    bucket 0 round 0 | bucket 1 round 0, bucket 0 round 1 | bucket 2 round 0, bucket 1 round 1, bucket 0 round 2 | ...
 
 On a GPU the hook's kernels, and its waits for communication, go on a stream of their own: behind the kernels that made
-the bucket, before those that read it when backward has ended. The host waits for neither. A bucket begins when the one
-before it is done, since NCCL's communicators share the device, where all calls should come in one order on every
-rank. It costs next to nothing there: a round is done for the host when it has been handed to the device.
+the bucket, before those that read it when backward has ended. The host waits for neither.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -38,7 +35,6 @@ from ddp.parallel.control import ControlMessage
 from ddp.parallel.exchange import Exchange, Times
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-_PAUSE = 50e-6  # s; between two looks at what is under way, once backward has nothing else to do
 
 #: Which exchange uses each hook that has a state, by the hook's id, unique while the exchange, which holds it, lives.
 _users: WeakValueDictionary[int, HookExchange] = WeakValueDictionary()
@@ -46,76 +42,54 @@ _lock = threading.Lock()  # never held during a collective: simulated ranks shar
 
 
 def hook_settings(hook: Any) -> dict[str, Any]:
-    """What ranks have to agree on: the hook's name, its phases, and what its attribute `same_on_all_ranks` lists.
+    """What ranks have to agree on: the hook's name, and what its attribute `same_on_all_ranks` lists.
 
-    Raises: ArgumentError for a hook that cannot be called, or a number of phases that is none.
+    Raises: ArgumentError for a hook that cannot be called.
     """
     if hook is None:
         return {"comm_hook": None}
-    if isinstance(hook, type):
-        raise ArgumentError(f"comm_hook should be an object, {hook.__name__}(...), not the class")
-    if not callable(hook):
-        raise ArgumentError(f"comm_hook should be a function of a GradBucket, is {hook!r:.60}")
-    phases, settings = getattr(hook, "phases", 1), getattr(hook, "same_on_all_ranks", {})
-    if not isinstance(phases, int) or phases < 1:
-        raise ArgumentError(f"a hook's phases should be how often it yields, at least 1, is {phases!r}")
-    if not isinstance(settings, Mapping):
-        raise ArgumentError(f"a hook's same_on_all_ranks should be a dict of settings, is {settings!r:.60}")
-    name = _name(hook)
-    listed = {f"comm_hook {name}: {key}": value for key, value in settings.items()}
-    return {"comm_hook": name, f"comm_hook {name}: phases": phases, **listed}
+    if isinstance(hook, type) or not callable(hook):
+        raise ArgumentError(f"comm_hook should be a function of a GradBucket, or an object like one, is {hook!r:.60}")
+    name, settings = _name(hook), getattr(hook, "same_on_all_ranks", {})
+    return {"comm_hook": name, **{f"comm_hook {name}: {key}": value for key, value in settings.items()}}
 
 
 def _name(hook: Hook) -> str:
     return str(getattr(hook, "__name__", type(hook).__name__))
 
 
-class _BucketRun:
-    """One bucket in the hook. steps: the hook's run; phase: how many phases it has entered
-
-    work: what it waits for, None before it begins and once the hook is done with it; launched, done: ns, or 0
-    """
-
-    __slots__ = ("bucket", "done", "launched", "phase", "steps", "work")
-
-    def __init__(self) -> None:
-        self.bucket: GradBucket
-        self.steps: Steps
-        self.work: Work[Any] | None = None
-        self.phase = self.launched = self.done = 0
-
-
 class HookExchange(Exchange):
     """The exchange that has a communication hook reduce the buckets. See `ddp.parallel.comm_hooks`.
 
     hook: the same on all ranks, see `hook_settings`; one with a state (a `state_dict`) serves one model at a time
-    comm: duplicated once for each phase. Collective.
     names: of all parameters that the control message speaks of; where: their device
 
-    Raises: ParallelError on every rank if on one of them the hook serves another model.
+    Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.
     """
 
     def __init__(self, hook: Hook, comm: Communicator, names: Sequence[str], where: device = CPU) -> None:
         super().__init__(comm)
         self.hook = hook
-        self._rank = comm.rank
         self._names = tuple(names)
-        self._claim(comm)
-        self._phases: int = getattr(hook, "phases", 1)
-        self._comms = [comm.duplicate() for _ in range(self._phases)]
-        self._runs: list[_BucketRun] = []
-        self._finished = 0  # runs: they end in order
-        self._scale: float | None = None  # None until the control message has arrived
-        self._used: dict[str, bool] = {}
+        self._claim()
         # One stream for ever: what a hook remembers lies in memory that is freed in that stream's order.
         self._stream = HookStream(None if where.type == "cpu" else where.xp.cuda)
+        self._reset()
 
-    def _claim(self, comm: Communicator) -> None:
+    def _reset(self) -> None:
+        self._marks: list[Any] = []  # of each full bucket, behind the kernels that made it
+        self._launched: list[int] = []  # when the hook began with each bucket, ns
+        self._done: dict[int, int] = {}  # when each bucket was reduced, ns
+        self._rounds = self._pipeline()
+        self._returned: dict[int, Work[Any]] = {}  # of buckets whose hook has returned a Work
+        self._used: dict[str, bool] | None = None  # None until the control message has arrived
+
+    def _claim(self) -> None:
         mine = True
         if hasattr(self.hook, "state_dict"):
             with _lock:
                 mine = _users.setdefault(id(self.hook), self) is self
-        used = np.flatnonzero(comm.all_gather(np.array([not mine]), lengths="equal")).tolist()
+        used = np.flatnonzero(self._comm.all_gather(np.array([not mine]), lengths="equal")).tolist()
         if used:
             self.release()
             raise ParallelError(
@@ -130,110 +104,85 @@ class HookExchange(Exchange):
             if _users.get(id(self.hook)) is self:
                 del _users[id(self.hook)]
 
-    def close(self) -> None:
-        """Gives the communicators back; the hook may serve another model."""
-        self.release()
-        for comm in self._comms:
-            comm.close()
-
     def set_buckets(self, buckets: Buckets) -> None:
         super().set_buckets(buckets)
-        self._runs, self._finished = [], 0
+        self._reset()
 
     def begin(self, control: ControlMessage) -> None:
         super().begin(control)
-        self._runs, self._finished, self._scale = [], 0, None
+        self._reset()
 
     def launch(self, index: int) -> None:
-        assert index == len(self._runs)
-        run = _BucketRun()
-        run.steps = self._run(run, index, self._stream.mark())
-        self._runs.append(run)
+        self._marks.append(self._stream.mark())
         self.poll()
 
     def poll(self) -> None:
-        self._advance()
+        if self._used is not None or self._control.done():
+            next(self._rounds, None)
 
     def finish(self) -> None:
-        self._control.wait()
-        while self._finished < len(self._runs):
-            if not self._advance():
-                time.sleep(_PAUSE)
+        with self._stream.inside():
+            for index, work in self._rounds:
+                with self._errors(index):
+                    work.wait()
+            for index, work in self._returned.items():
+                with self._errors(index):
+                    if not _shares(work.wait(), self._buckets.memory.buffers[index]):
+                        raise ParallelError(
+                            "the Work that it returned does not leave its result in bucket.buffer: call the collective "
+                            "with out=bucket.buffer, or yield the Work and copy its result"
+                        )
+                times = work.times()
+                self._done[index] = time.monotonic_ns() if times is None else times[2]
         self._stream.join()
 
     def times(self) -> list[Times | None]:
-        return [(run.launched, run.done) if run.done else None for run in self._runs]
+        return [(at, self._done[index]) for index, at in enumerate(self._launched)]
 
-    def _advance(self) -> bool:
-        """Takes every bucket as far as it can go without waiting. False if none could go on."""
-        if self._scale is None:
-            if not self._control.done():
-                return False
-            self._control.wait()  # raises what ended it
-            self._scale = self._control.scale()
-            self._used = dict(zip(self._names, self._control.used(), strict=True))
-        moved = False
-        before = end = self._phases + 1  # phases that the bucket before has entered; the last one is its end
-        # Infinities and NaN are values here: a GradScaler looks for them afterwards.
-        with np.errstate(all="ignore"):
-            for index in range(self._finished, len(self._runs)):
-                run = self._runs[index]
-                while run.phase < before and self._may_enter(run, before == end):
-                    if run.phase == 0 or run.work is not None:  # without a Work it needed fewer phases
-                        self._resume(run, index)
-                    run.phase += 1
-                    moved = True
-                before = run.phase
-                self._finished += before == end
-                if before == 0:  # none behind it has begun, or may begin
-                    break
-        return moved
+    def _pipeline(self) -> Iterator[tuple[int, Any]]:
+        """Runs the hook on all buckets. Yields (bucket, what it waits for: a Work, or None: that it is full)."""
+        self._control.wait()
+        self._used = dict(zip(self._names, self._control.used(), strict=True))
+        runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # of each bucket in progress, with what it waits for
+        for tick in itertools.count():
+            if tick < len(self._buckets.members):
+                while tick == len(self._marks):
+                    yield tick, None
+                self._launched.append(time.monotonic_ns())
+                runs[tick] = self._run(tick), None
+            elif not runs:
+                return
+            for index in sorted(runs, reverse=True):
+                steps, work = runs[index]
+                while work is not None and not work.done():
+                    yield index, work
+                # Infinities and NaN are values here: a GradScaler looks for them afterwards.
+                with np.errstate(all="ignore"), self._stream.inside(), self._errors(index):
+                    try:
+                        runs[index] = steps, steps.send(None if work is None else work.wait())
+                    except StopIteration:
+                        del runs[index]
+                        self._done[index] = time.monotonic_ns()
 
-    def _may_enter(self, run: _BucketRun, before_is_done: bool) -> bool:
-        """Whether a bucket can enter its next phase, or end, without waiting."""
-        if run.phase == 0:
-            return before_is_done or self._phases == 1 or not self._stream.one_by_one
-        return run.work is None or run.work.done()
-
-    def _resume(self, run: _BucketRun, index: int) -> None:
-        """Goes on with the hook where its Work is done."""
-        with self._stream.inside(), self._errors(index):
-            result = None
-            if run.phase > 0 and run.work is not None:
-                result, run.bucket._phase, run.work = run.work.wait(), run.phase, None
-            try:
-                run.work = run.steps.send(result)
-            except StopIteration:
-                run.done = time.monotonic_ns()
-
-    def _run(self, run: _BucketRun, index: int, mark: Any) -> Steps:
-        """Runs the hook on a bucket: yields each Work that it waits for, and checks what it gives.
-
-        mark: behind the kernels that made the bucket
-        """
+    def _run(self, index: int) -> Steps:
+        """Runs the hook on a bucket: yields each Work that it waits for, and checks what it gives."""
         memory, members = self._buckets.memory, self._buckets.members[index]
-        assert self._scale is not None
+        assert self._used is not None
         names = tuple(self._buckets.names[each] for each in members)
-        bucket = run.bucket = GradBucket(
+        bucket = GradBucket(
             index=index,
             count=len(self._buckets.members),
             buffer=memory.buffers[index],
             names=names,
             gradients=tuple(memory.views[each] for each in members),
             used=tuple(self._used[name] for name in names),
-            scale=self._scale,
-            _comms=self._comms,
+            scale=self._control.scale(),
+            comm=self._comm,
         )
-        run.launched = time.monotonic_ns()
-        self._stream.after(mark)
+        self._stream.after(self._marks[index])
         made = self.hook(bucket)
         if isinstance(made, Work):
-            result = yield made
-            if not _shares(result, bucket.buffer):
-                raise ParallelError(
-                    "the Work that it returned does not leave its result in bucket.buffer: call the collective with "
-                    "out=bucket.buffer, or yield the Work and copy its result"
-                )
+            self._returned[index] = made
         elif isinstance(made, Generator):
             result = None
             with contextlib.suppress(StopIteration), contextlib.closing(made):
@@ -243,11 +192,6 @@ class HookExchange(Exchange):
                         raise DtypeError(
                             f"it yielded {type(work).__name__}, should be a Work: call collectives with async_op=True"
                         )
-                    if bucket._phase == self._phases:
-                        raise ParallelError(
-                            f"it yields more often than it has phases ({self._phases}): set its attribute phases to "
-                            "how often it yields"
-                        )
                     result = yield work
         elif made is not None:
             raise DtypeError(f"it returned {type(made).__name__}, should be a Work, None, or be a generator")
@@ -255,15 +199,16 @@ class HookExchange(Exchange):
     @contextlib.contextmanager
     def _errors(self, index: int) -> Iterator[None]:
         """Names the hook and the bucket in errors; errors of ours keep their type."""
-        where = f"communication hook {_name(self.hook)} on {self._buckets.describe(index)}"
         try:
             yield
-        except CollectivesError as error:
-            raise type(error)(f"{where}: {error}") from error.__cause__
-        except DdpError as error:
-            raise type(error)(f"rank {self._rank}: {where}: {error}") from error
         except Exception as error:
-            raise ParallelError(f"rank {self._rank}: {where}: {type(error).__name__}: {error}") from error
+            where = f"communication hook {_name(self.hook)} on {self._buckets.describe(index)}"
+            if isinstance(error, CollectivesError):
+                raise type(error)(f"{where}: {error}") from error.__cause__
+            where = f"rank {self._comm.rank}: {where}"
+            if isinstance(error, DdpError):
+                raise type(error)(f"{where}: {error}") from error
+            raise ParallelError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def _shares(result: Any, buffer: Array) -> bool:
@@ -278,13 +223,11 @@ class HookStream:
     """Where a hook computes: on a stream of its own, or for host arrays in the thread that runs backward.
 
     cuda: the module cupy.cuda, None for host arrays
-    one_by_one: communicators share what is below them, and need one order of all calls
     """
 
     def __init__(self, cuda: Any = None) -> None:
         self._cuda = cuda
         self._stream = None if cuda is None else cuda.Stream(non_blocking=True)
-        self.one_by_one = cuda is not None
 
     def mark(self) -> Any:
         """What the calling thread's stream holds now."""

@@ -2,15 +2,15 @@
 
 For each matrix M (rows, columns), the sum of the ranks' M_r (see `feedback`), and the last step's Q (columns, rank):
 
-    P_r = M_r Q        P = sum of P_r over ranks, orthonormalised     phase 0
-    Q_r = M_r' P       Q = sum of Q_r over ranks                      phase 1
+    P_r = M_r Q        P = sum of P_r over ranks, orthonormalised     first call
+    Q_r = M_r' P       Q = sum of Q_r over ranks                      second call
     gradient = P Q'    left out on rank r: M_r - P Q_r'
 
 which is one step of subspace iteration, and steps follow each other through Q (warm start). Everything is linear in M_r
 until the orthonormalisation, so the result is that of the mean gradient, on one rank or on many.
 
-All matrices of a bucket share one call a phase; what is not worth compressing (biases, small matrices) goes along in
-the first, exactly. The random start is drawn by seed and name, so it need not be sent, nor does it depend on how
+All matrices of a bucket share each call; what is not worth compressing (biases, small matrices) goes along in
+the first, exactly. The random start is drawn by name, so it need not be sent, nor does it depend on how
 buckets are cut.
 
 Each rank orthonormalises and multiplies the same numbers by itself: machines with other linear algebra may get other
@@ -26,14 +26,14 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from ddp._device import device_of, place
 from ddp.errors import ArgumentError, StateDictError
 from ddp.ops.products import product
-from ddp.parallel.comm_hooks.error_feedback import Residuals, arrays, tensors, working_dtype
+from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -45,13 +45,11 @@ class PowerSGD:
 
     matrix_approximation_rank: columns of P and Q; less where a matrix is smaller. 1 to 4 are usual.
     start_iter: so many steps are reduced exactly first, while gradients are large and turn quickly
-    use_error_feedback: remember what was left out (as much memory as the gradients have), and send it later
-    warm_start: begin at the last step's Q; False: at a random one in every step
     min_compression_rate: a matrix is compressed if rows * columns is more than this times (rows + columns) * rank
-    seed: of the random start
 
-    A gradient of more than two dimensions counts as a matrix of shape[0] rows. 16-bit gradients are compressed in
-    float32. After a step with infinities or NaN anywhere in a matrix, what was left out of it is forgotten.
+    What is left out is remembered (as much memory as the gradients have), and sent later. A gradient of more than two
+    dimensions counts as a matrix of shape[0] rows. 16-bit gradients are compressed in float32. After a step with
+    infinities or NaN anywhere in a matrix, what was left out of it is forgotten.
 
     Raises: ArgumentError for a rank below 1 and the like; DtypeError, in backward, for gradients that are not real.
     """
@@ -59,22 +57,17 @@ class PowerSGD:
     matrix_approximation_rank: int = 1
     start_iter: int = 10
     _: KW_ONLY
-    use_error_feedback: bool = True
-    warm_start: bool = True
     min_compression_rate: float = 2.0
-    seed: int = 0
     steps: int = field(default=0, init=False)  # that have begun
-    phases: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        rank, start, rate, seed = self.matrix_approximation_rank, self.start_iter, self.min_compression_rate, self.seed
-        whole = _at_least(1, rank, Integral) and _at_least(0, start, Integral)
-        if not (whole and _at_least(0, rate, Real) and _at_least(0, seed, Integral)):
+        rank, start, rate = self.matrix_approximation_rank, self.start_iter, self.min_compression_rate
+        if not (_at_least(1, rank, Integral) and _at_least(0, start, Integral) and _at_least(0, rate, Real)):
             raise ArgumentError(
-                "PowerSGD: expected a whole rank of at least 1, whole start_iter and seed and a min_compression_rate "
-                f"of at least 0, got {rank!r:.60}, {start!r:.60}, {seed!r:.60} and {rate!r:.60}"
+                "PowerSGD: expected a whole rank of at least 1, a whole start_iter and a min_compression_rate of at "
+                f"least 0, got {rank!r:.60}, {start!r:.60} and {rate!r:.60}"
             )
-        self._residuals = Residuals(self.use_error_feedback)
+        self._residuals: dict[str, Array] = {}
         self._queries: dict[str, Array] = {}  # the last Q of each matrix
 
     @property
@@ -94,7 +87,7 @@ class PowerSGD:
         taken = dict(zip(bucket.names, bucket.used, strict=True))  # by the optimizer
         exact = [g for _, g in pairs if self.rank_of(g.shape) is None]
         dtype = working_dtype(bucket.buffer)
-        mine = [self._residuals.add(name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
+        mine = [add_residual(self._residuals, name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
         queries = [self._query(name, m, rank) for m, (name, _, rank) in zip(mine, thin, strict=True)]
 
         shapes = [(len(m), rank) for m, (_, _, rank) in zip(mine, thin, strict=True)]
@@ -119,10 +112,9 @@ class PowerSGD:
         _, sums = _joined([query.shape for query in queries], dtype, lambda length, dtype: total)
         for (name, gradient, _), m, basis, part, query in zip(thin, mine, bases, parts, sums, strict=True):
             gradient[...] = product(xp, basis, query.T).reshape(gradient.shape)
-            if self.use_error_feedback and taken[name]:
+            if taken[name]:
                 m -= product(xp, basis, part.T)
-            if self.warm_start:
-                self._queries[name] = xp.nan_to_num(query, nan=0.0, posinf=0.0, neginf=0.0)
+            self._queries[name] = xp.nan_to_num(query, nan=0.0, posinf=0.0, neginf=0.0)
 
     def rank_of(self, shape: Sequence[int]) -> int | None:
         """The rank to which a gradient of that shape is compressed; None if it is not."""
@@ -134,7 +126,7 @@ class PowerSGD:
 
     def state_dict(self) -> dict[str, Any]:
         """{"steps", "queries": Q by name, "errors": what this rank left out, by name}. Errors differ on each rank."""
-        return {"steps": self.steps, "queries": tensors(self._queries), "errors": self._residuals.state()}
+        return {"steps": self.steps, "queries": tensors(self._queries), "errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over copies. Steps and queries have to be the same on all ranks; errors are this rank's own.
@@ -147,15 +139,14 @@ class PowerSGD:
             raise StateDictError(f"PowerSGD: expected steps, queries and errors, got {', '.join(map(str, state_dict))}")
         self.steps = int(state_dict["steps"])
         self._queries = arrays(state_dict["queries"])
-        self._residuals.load(state_dict["errors"])
+        self._residuals = arrays(state_dict["errors"])
 
     def _query(self, name: str, matrix: Array, rank: int) -> Array:
         """(columns, rank) where the step begins: the last Q, or random numbers, the same on all ranks."""
         shape = (matrix.shape[1], rank)
         known = self._queries.get(name)
         if known is None or known.shape != shape:  # another rank was asked for when it was saved
-            step = 0 if self.warm_start else self.steps
-            known = np.random.default_rng([self.seed, zlib.crc32(name.encode()), step]).standard_normal(shape)
+            known = np.random.default_rng([0, zlib.crc32(name.encode()), 0]).standard_normal(shape)
         return place(known, device_of(matrix)).astype(matrix.dtype, copy=False)
 
 

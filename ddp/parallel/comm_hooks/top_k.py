@@ -22,7 +22,7 @@ import numpy as np
 
 from ddp._device import device_of
 from ddp.errors import ArgumentError, StateDictError
-from ddp.parallel.comm_hooks.error_feedback import Residuals, working_dtype
+from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -34,34 +34,31 @@ class TopK:
     """The hook. An object of it belongs to one model on one rank; all ranks give the same arguments.
 
     ratio: the part of each parameter's entries that a rank sends, above 0 and at most 1; at least one entry is sent
-    use_error_feedback: remember the others (as much memory as the gradients have), and send them later
 
+    The others are remembered (as much memory as the gradients have), and sent later.
     16-bit gradients are added up in float32.
 
     Raises: ArgumentError for a ratio that is none; DtypeError, in backward, for gradients that are not real.
     """
 
-    phases = 1
-
-    def __init__(self, ratio: float = 0.01, *, use_error_feedback: bool = True) -> None:
+    def __init__(self, ratio: float = 0.01) -> None:
         given: Any = ratio
         if isinstance(given, bool) or not isinstance(given, Real) or not 0 < float(given) <= 1:
             raise ArgumentError(f"TopK: expected a ratio above 0 and at most 1, got {given!r:.60}")
         self.ratio = ratio
-        self.use_error_feedback = use_error_feedback
-        self._residuals = Residuals(use_error_feedback)
+        self._residuals: dict[str, Array] = {}
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
         """What ranks have to agree on, by name."""
-        return {"ratio": float(self.ratio), "use_error_feedback": bool(self.use_error_feedback)}
+        return {"ratio": float(self.ratio)}
 
     def __call__(self, bucket: GradBucket) -> Steps:
         xp = device_of(bucket.buffer).xp
         dtype = working_dtype(bucket.buffer)
         places, values = [], []
         for name, gradient, taken in zip(bucket.names, bucket.gradients, bucket.used, strict=True):
-            mine = self._residuals.add(name, gradient, bucket.scale).reshape(-1)
+            mine = add_residual(self._residuals, name, gradient, bucket.scale).reshape(-1)
             chosen = largest(mine, self.count(mine.size))
             places.append(chosen)
             values.append(mine[chosen])
@@ -69,12 +66,8 @@ class TopK:
                 mine[chosen] = 0
         counts = [len(each) for each in places]
         cut = sum(counts) * _PLACE.itemsize
-        message = xp.concatenate(
-            [
-                xp.concatenate(places).astype(_PLACE, copy=False).view(np.uint8),
-                xp.concatenate(values).view(np.uint8),
-            ]
-        )
+        parts = xp.concatenate(places).astype(_PLACE, copy=False), xp.concatenate(values)
+        message = xp.concatenate([part.view(np.uint8) for part in parts])
         everyones = yield bucket.comm.all_gather(message[None], lengths="equal", async_op=True)
 
         all_places = everyones[:, :cut].copy().view(_PLACE)
@@ -93,7 +86,7 @@ class TopK:
 
     def state_dict(self) -> dict[str, Any]:
         """{"errors": what this rank has not sent yet, by name}. Every rank has its own."""
-        return {"errors": self._residuals.state()}
+        return {"errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes over copies. On another number of ranks nothing is lost if each file's errors are added to one rank's.
@@ -102,7 +95,7 @@ class TopK:
         """
         if set(state_dict) != {"errors"}:
             raise StateDictError(f"TopK: expected errors, got {', '.join(map(str, state_dict))}")
-        self._residuals.load(state_dict["errors"])
+        self._residuals = arrays(state_dict["errors"])
 
 
 def largest(x: Array, count: int) -> Array:

@@ -10,8 +10,8 @@ backward adds to that, and reduces both. So it is not the mean, and reading `par
 State is exchanged as pieces: (parameter's number in the optimizer, start, stop, entry), elements of a parameter thought
 of as flat, and what the optimizer remembers of them. A state with an element for each of the piece's is cut and joined
 like the parameter; anything else (a count of steps) is the same for all pieces of it. When the plan of buckets changes,
-state and gradients move along. Parameters in no bucket (they were frozen when the model was wrapped) have no shard: the
-state that they may have is kept whole on one rank until they get a bucket.
+state and gradients move along. Parameters in no bucket (they were frozen when the model was wrapped) have no shard and
+no state until they are used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import numpy as np
 
 from collectives import Communicator, ReduceOp, Work
 from ddp._device import CPU, place
-from ddp._engine import Leaf
 from ddp._layout import Place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
@@ -129,14 +128,11 @@ class Shard:
     def make_optimizer(self, kind: type[Optimizer], settings: Mapping[str, Any], groups: Sequence[Group]) -> None:
         """Makes the optimizer of this range. groups: of all parameters, whose settings count at each step"""
         leaf_of = {id(self.params[number]): leaf for number, leaf in self.leaves.items()}
-        own = []
-        for group in groups:
-            leaves = [leaf_of[id(p)] for p in group["params"] if id(p) in leaf_of]
-            if leaves:
-                own.append(({**_settings(group), "params": leaves}, group))
+        leaves = [[leaf_of[id(p)] for p in group["params"] if id(p) in leaf_of] for group in groups]
+        own = [(group, mine) for group, mine in zip(groups, leaves, strict=True) if mine]
         if own:
-            self.optimizer = kind([group for group, _ in own], **settings)
-            self._groups = list(zip(self.optimizer.param_groups, [group for _, group in own], strict=True))
+            self.optimizer = kind([{**_settings(group), "params": mine} for group, mine in own], **settings)
+            self._groups = list(zip(self.optimizer.param_groups, [group for group, _ in own], strict=True))
 
     def step(self, found: Any = None) -> bool:
         """Updates this rank's range, with the settings as they are now. Returns False if no gradient is there.
@@ -153,13 +149,8 @@ class Shard:
         for own, group in self._groups:
             own.update(_settings(group))
         if self.optimizer is not None:
-            if found is not None:
-                self.optimizer.found_inf = found  # GradScaler sees to it that the class is one that looks at it
-            try:
-                self.optimizer.step()
-            finally:
-                if found is not None:
-                    self.optimizer.found_inf = None
+            self.optimizer.found_inf = found  # GradScaler sees to it that the class is one that looks at it
+            self.optimizer.step()
         return reduced
 
     def gather_params(self, comm: Communicator) -> Work[Any]:
@@ -238,16 +229,16 @@ def _view(whole: Array, place: Place) -> Array:
 class ShardedExchange(Exchange):
     """Reduces each bucket to the ranks that own its ranges, and holds the optimizers of this rank's.
 
-    leaves: of all parameters of the model
     kind, settings: the class of what updates a range, and what it is made with
     groups: of the parameters, whose settings count at each step
     named: all parameters of the model that can be trained, those in no group too
     """
 
+    joinable = False  # the step of the optimizer is collective, and a rank without data makes none
+
     def __init__(
         self,
         comm: Communicator,
-        leaves: Sequence[Leaf],
         kind: type[Optimizer],
         settings: Mapping[str, Any],
         groups: Sequence[Group],
@@ -257,9 +248,8 @@ class ShardedExchange(Exchange):
         self.params: list[Tensor] = [p for group in groups for p in group["params"]]
         self.names = {id(p): name for name, p in named.items()}
         self.shards: list[Shard] = []  # one a bucket
-        self._leaves, self._kind, self._settings, self._groups, self._named = leaves, kind, settings, groups, named
+        self._kind, self._settings, self._groups, self._named = kind, settings, groups, named
         self._numbers = {id(p): number for number, p in enumerate(self.params)}
-        self._resting: dict[int, Entry] = {}  # the state of parameters without a bucket that this rank keeps
 
     def set_buckets(self, buckets: Buckets) -> None:
         """Makes the shards of these buckets; state and gradients go to the ranks that own them now. Collective."""
@@ -308,8 +298,8 @@ class ShardedExchange(Exchange):
 
     def _withhold(self) -> None:
         """The gradients that are there now are reduced, and not to be read."""
-        for leaf in self._leaves:
-            leaf.grad_buffer.withheld = _WITHHELD
+        for p in self._named.values():
+            p.leaf.grad_buffer.withheld = _WITHHELD
 
     def step(self, found: Any = None) -> None:
         """Updates this rank's pieces, and gathers those of the others: of one bucket while the next is updated.
@@ -332,10 +322,7 @@ class ShardedExchange(Exchange):
 
     def state(self) -> dict[int, Entry]:
         """The whole state of every parameter that has one, by its number. Collective."""
-        mine = [
-            (number, start, stop, {name: _on_host(value) for name, value in entry.items()})
-            for number, start, stop, entry in self.pieces()
-        ]
+        mine = [(*piece, {name: _on_host(value) for name, value in entry.items()}) for *piece, entry in self.pieces()]
         return join_state(itertools.chain.from_iterable(self._comm.all_gather_object(mine)), self.params)
 
     def pieces(self) -> Iterator[StatePiece]:
@@ -343,20 +330,11 @@ class ShardedExchange(Exchange):
         for shard in self.shards:
             if shard.optimizer is not None:
                 yield from shard.state()
-        for number, entry in self._resting.items():
-            yield number, 0, self.params[number].array.size, entry
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """(parameter's number, start, stop) of what this rank holds, or would hold, a state of."""
         for shard in self.shards:
             yield from (piece[:3] for piece in shard.pieces)
-        for number in self._without_bucket():
-            yield number, 0, self.params[number].array.size
-
-    def _without_bucket(self) -> list[int]:
-        """The parameters without a bucket whose state this rank keeps."""
-        placed = {number for shard in self.shards for number in shard.params}
-        return [n for n in range(self._comm.rank, len(self.params), self._comm.size) if n not in placed]
 
     def put_pieces(self, find: Callable[[int, int, int], Mapping[str, Any]], convert: Convert) -> None:
         """Replaces this rank's state. find: the state of elements start to stop of a parameter, {} if it has none"""
@@ -367,8 +345,6 @@ class ShardedExchange(Exchange):
 
         for shard in self.shards:
             shard.put_state(found)
-        wholes = {number: found(number, 0, self.params[number].array.size) for number in self._without_bucket()}
-        self._resting = {number: entry for number, entry in wholes.items() if entry}
 
     def put_state(self, whole: Mapping[int, Entry], convert: Convert) -> None:
         """Keeps of the whole state what is this rank's.

@@ -43,7 +43,6 @@ class ZeroOptimizer(Optimizer):
     Source: Rajbhandari et al. 2020, arXiv:1910.02054, §5.1.
     """
 
-    in_parts = True  # for `join`: all ranks made all steps together, and none has the whole state
     _sealed = False  # the groups are complete
     found_inf: Any = None  # see `ddp.optim.group_update.FormulaOptimizer`
 
@@ -67,13 +66,12 @@ class ZeroOptimizer(Optimizer):
         super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
         self._sealed = True
         self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
-        self._shards = ShardedExchange(self._comm, reducer.leaves, optimizer_class, defaults, self.param_groups, named)
+        self._shards = ShardedExchange(self._comm, optimizer_class, defaults, self.param_groups, named)
         self._where = self._shards.params[0].device
         self._check_params(named)
         self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
         self._scaled = False  # gradients are no longer what the buckets add up to: they were clipped, or unscaled
         reducer.before.insert(0, self._before_backward)
-        model.no_op_steps.append(self._join_no_op)
         reducer.set_exchange(self._shards)
 
     def __repr__(self) -> str:
@@ -106,7 +104,6 @@ class ZeroOptimizer(Optimizer):
             with enable_grad():
                 loss = closure()
         self._check_reduced("step")
-        self._announce("step", self.found_inf is not None)
         self._shards.step(self.found_inf)
         return loss
 
@@ -117,13 +114,13 @@ class ZeroOptimizer(Optimizer):
         order than `nn.utils.clip_grad_norm_`, so that the last bits may differ.
         norm_type: a number, or inf
 
-        Raises: ArgumentError for arguments that are not numbers, and for a norm that is infinite or nan, if asked to;
-        nothing has changed then. ParallelError for gradients that have not been reduced.
+        Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then. ParallelError
+        for gradients that have not been reduced.
         """
-        max_norm, norm_type = _number("max_norm", max_norm), _number("norm_type", norm_type)
+        max_norm, norm_type = float(max_norm), float(norm_type)
         self._check_reduced("clip_grad_norm_")
-        self._announce("clip", max_norm, norm_type, error_if_nonfinite)
-        return self._clip(max_norm, norm_type, error_if_nonfinite)
+        with errstate(all="ignore"), on(self._where):
+            return self._clip(max_norm, norm_type, error_if_nonfinite)
 
     def unscale_gradients(self, scale: Any, found: Any) -> None:
         """Divides the gradients by `scale`, for GradScaler; on a GPU nothing waits. Collective.
@@ -133,9 +130,12 @@ class ZeroOptimizer(Optimizer):
         Raises: ParallelError for gradients that have not been reduced.
         """
         self._check_reduced("unscale_")
-        if self._model.joining:
-            self._announce("unscale", float(scale[0]))  # waits, as the ranks without data do
-        self._unscale(scale, found)
+        with errstate(all="ignore"), on(self._where):
+            mine = self._where.xp.zeros(1, np.float32)
+            gradients.unscale(self._where.xp, self._shards.gradients(), place(scale, self._where), mine)
+            self._comm.all_reduce(mine, op="max", out=mine)
+        found[...] = place(mine, device_of(found))
+        self._scaled = True
 
     def state_dict(self) -> dict[str, Any]:
         """What `optimizer_class` over the same parameters would give, on every rank. Collective.
@@ -184,61 +184,22 @@ class ZeroOptimizer(Optimizer):
         super().load_state_dict({"state": {}, "param_groups": param_groups})
         self._shards.put_pieces(find, copy_state)
 
-    @errstate(all="ignore")
-    def _clip(self, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
-        parts, p, xp = self._shards.gradients(), float(norm_type), self._where.xp
-        with on(self._where):
-            mine = gradients.total_norm(xp, parts, p, root=False) if parts else xp.zeros(())
-            # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
-            everyones = self._comm.all_gather(mine.astype(np.float64).reshape(1), lengths="equal")
-            whole = everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
-            wide = [each.array.dtype for each in self._shards.params if each.leaf.grad_buffer.full]
-            total = xp.asarray(whole, np.float64 if np.dtype(np.float64) in wide else np.float32)
-            if error_if_nonfinite and not xp.isfinite(total):
-                raise ArgumentError(
-                    f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
-                    "pass error_if_nonfinite=False to scale by it nevertheless"
-                )
-            gradients.scale_to_norm(xp, parts, total, max_norm)
+    def _clip(self, max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
+        parts, xp = self._shards.gradients(), self._where.xp
+        mine = gradients.total_norm(xp, parts, p, root=False) if parts else xp.zeros(())
+        # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
+        everyones = self._comm.all_gather(mine.astype(np.float64).reshape(1), lengths="equal")
+        whole = everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
+        wide = [each.array.dtype for each in self._shards.params if each.leaf.grad_buffer.full]
+        total = xp.asarray(whole, np.float64 if np.dtype(np.float64) in wide else np.float32)
+        if error_if_nonfinite and not xp.isfinite(total):
+            raise ArgumentError(
+                f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
+                "pass error_if_nonfinite=False to scale by it nevertheless"
+            )
+        gradients.scale_to_norm(xp, parts, total, max_norm)
         self._scaled = True
         return wrap(total, self._where)
-
-    @errstate(all="ignore")
-    def _unscale(self, scale: Any, found: Any) -> None:
-        with on(self._where):
-            mine = self._where.xp.zeros(1, np.float32)
-            gradients.unscale(self._where.xp, self._shards.gradients(), place(scale, self._where), mine)
-            self._comm.all_reduce(mine, op="max", out=mine)
-        found[...] = place(mine, device_of(found))
-        self._scaled = True
-
-    def _no_op_unscale(self, scale: float) -> None:
-        with on(self._where):
-            self.found_inf = self._where.xp.zeros(1, np.float32)
-            self._unscale(self._where.xp.full(1, scale, np.float32), self.found_inf)
-
-    def _no_op_step(self, scaled: bool) -> None:
-        self._shards.step(self.found_inf if scaled else None)
-        self.found_inf = None
-
-    def _announce(self, *call: Any) -> None:
-        """Inside `join`, announces to the ranks without data which call follows, and with which settings."""
-        if self._model.joining:
-            source = self._model.announce_step()
-            settings = [{name: group[name] for name in group if name != "params"} for group in self.param_groups]
-            self._comm.broadcast_object((call, settings), source)
-
-    def _join_no_op(self, source: int) -> None:
-        """On a rank without data: does what the others do. source: one of them"""
-        (name, *arguments), settings = self._comm.broadcast_object(None, source)
-        for group, theirs in zip(self.param_groups, settings, strict=True):
-            group.update(theirs)
-        calls: dict[str, Callable[..., Any]] = {
-            "step": self._no_op_step,
-            "clip": self._clip,
-            "unscale": self._no_op_unscale,
-        }
-        calls[name](*arguments)
 
     def _check_params(self, named: Mapping[str, Tensor]) -> None:
         for p in self._shards.params:
@@ -273,13 +234,6 @@ class ZeroOptimizer(Optimizer):
                         "first"
                     )
             self._scaled = False
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"clip_grad_norm_: {name} is a number, got {value!r:.60}") from None
 
 
 def _with_names(group: Group) -> Group:

@@ -11,10 +11,9 @@ import ddp
 from collectives import Communicator
 from ddp import nn
 from ddp.amp import GradScaler, autocast
-from ddp.autograd import checkpoint
 from ddp.nn.utils import clip_grad_norm_
 from ddp.parallel import DataParallel
-from tests.ddp.parallel.ranks import gradients, on_ranks, parameters
+from tests.ddp.parallel.ranks import on_ranks, parameters
 
 
 def make_net() -> nn.Module:
@@ -65,27 +64,3 @@ def test_scaled_steps_are_those_of_one_process_and_an_overflow_on_one_rank_is_sk
         for name, value in expected.items():
             assert_allclose(got[name], value, rtol=0, atol=1e-4, err_msg=name)
             assert_array_equal(got[name], everyones[0][0][name])
-
-
-def test_checkpointed_layers_and_calls_of_the_model_give_the_same_gradients() -> None:
-    def rank(comm: Communicator) -> None:
-        found = []
-        for how in ("plain", "layers", "model"):
-            net = make_net()
-            model = DataParallel(net, comm, bucket_cap_mb=1e-5)
-            for step in range(2):
-                model.zero_grad()
-                x = rows(comm.rank, step)
-                if how == "layers":
-                    out = checkpoint(net[2], checkpoint(net[:2], x))
-                else:
-                    out = checkpoint(model, x) if how == "model" else model(x)
-                model.backward(out.square().sum(), weight=4)
-            found.append(gradients(net))
-        plain, *others = found
-        for other in others:
-            assert other.keys() == plain.keys()
-            for name, g in plain.items():
-                assert_allclose(other[name], g, rtol=0, atol=1e-6)
-
-    on_ranks(rank)

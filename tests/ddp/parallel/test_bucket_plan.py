@@ -1,14 +1,13 @@
-"""The bucket plan: the cut by size, its forecast, and the value that holds it, as tables."""
+"""The bucket plan: the cut by size, when it ends, and the value that holds it, as tables."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 
 from ddp.errors import ParallelError
-from ddp.parallel.bucket_plan import Forecast, Link, Plan, choose_cap, forecast, plan_buckets
+from ddp.parallel.bucket_plan import Link, Plan, choose_cap, end_of, plan_buckets
 
 
 @pytest.mark.parametrize(
@@ -43,11 +42,11 @@ def test_an_order_of_arrival_takes_the_place_of_reversed_model_order() -> None:
 READY = [4.0, 3.0, 2.0, 1.0]
 
 
-def test_a_forecast() -> None:
+def test_when_a_plan_ends() -> None:
     """Buckets wait for their last gradient and for the bucket before."""
-    ahead = forecast([[3, 2], [1, 0]], [10, 10, 10, 10], READY, Link(alpha=0.5, beta=0.1), backward=4.0)
-    assert (ahead.launched, ahead.done) == ((2.0, 4.0), (4.5, 7.0))
-    assert (ahead.backward, ahead.end, ahead.exposed) == (4.0, 7.0, 3.0)
+    plan, link = [[3, 2], [1, 0]], Link(alpha=0.5, beta=0.1)
+    assert end_of(plan, [10, 10, 10, 10], READY, link, backward=4.0) == 7.0
+    assert end_of(plan, [10, 10, 10, 10], READY, link, backward=9.0) == 9.0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_the_cap_whose_plan_ends_first(alpha: float, beta: float, expected: int)
     sizes, ready = [1 << 16] * 16, [16.0 - index for index in range(16)]
     chosen = choose_cap(lambda cap: plan_buckets(sizes, cap), sizes, ready, link, 0.0)
     caps = [1 << power for power in range(16, 21)]
-    ends = {cap: forecast(plan_buckets(sizes, cap), sizes, ready, link, 0.0).end for cap in caps}
+    ends = {cap: end_of(plan_buckets(sizes, cap), sizes, ready, link, 0.0) for cap in caps}
     assert ends[min(chosen, 1 << 20)] <= 1.005 * min(ends.values())
     if expected != 1 << 18:
         assert min(chosen, 1 << 20) == expected
@@ -86,12 +85,4 @@ def test_a_plan_prints_as_a_table() -> None:
         "bucket      MiB gradients  first ... last",
         "     0     1.00         2  b ... a",
         "     1     0.50         1  c",
-    ]
-    ahead = Forecast(launched=(0.001, 0.002), done=(0.002, 0.004), backward=0.003, end=0.004, exposed=0.001)
-    measured = dataclasses.replace(PLAN, link=Link(alpha=1e-4, beta=1e-8), forecast=ahead)
-    assert str(measured).splitlines()[2:] == [
-        "     0     1.00         2      1.00      2.00      b ... a",
-        "     1     0.50         1      2.00      4.00      c",
-        "predicted: backward 3.00 ms, all reduced after 4.00 ms, 1.00 ms of it exposed",
-        "measured: 100 us a call, 100 MB/s reduced",
     ]

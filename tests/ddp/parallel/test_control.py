@@ -4,62 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pytest
-
 import collectives
 import ddp
-from collectives import Communicator
 from ddp import nn
-from ddp.errors import ParallelError
-from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP, ControlMessage
-
-
-def test_the_control_message_sums_weights_and_uses_and_keeps_each_ranks_row_apart() -> None:
-    def rank(comm: Communicator) -> Any:
-        message = ControlMessage(comm, 3, 2)
-        weight, used = (5.0, [True, True, False]) if comm.rank == 0 else (0.0, [True, False, False])
-        message.send(weight, used, checksum=10.0 + comm.rank, timestamps=np.array([comm.rank, 7.0]))
-        message.wait()
-        assert message.done()
-        rows = message.checksums().tolist(), message.timestamps().tolist()
-        return message.scale(), message.weighted_ranks(), message.used(), rows
-
-    expected = 1 / 5, 2, [True, True, False], ([10, 11], [[0, 7], [1, 7]])
-    assert collectives.run_threads(rank, 2) == [expected, expected]
-
-
-def test_without_weights_the_scale_is_one_over_the_ranks() -> None:
-    def rank(comm: Communicator) -> Any:
-        message = ControlMessage(comm, 1, 0)
-        message.send(None, [True])
-        message.wait()
-        first = message.scale(), message.weighted_ranks()
-        message.send(0.0, [False])
-        message.wait()
-        return *first, message.scale()
-
-    assert collectives.run_threads(rank, 4) == [(0.25, 0, 0.0)] * 4
-
-
-def test_a_rank_without_data_has_given_no_weight_and_says_so() -> None:
-    def rank(comm: Communicator) -> Any:
-        message = ControlMessage(comm, 1, 0)
-        if comm.rank < 2:
-            message.send(8.0, [True])
-        else:
-            message.send(0.0, [False], joined=True)
-        message.wait()
-        message.check_weights()
-        found = message.scale(), message.weighted_ranks()
-        message.send(8.0 if comm.rank == 0 else None, [True], joined=comm.rank == 2)
-        message.wait()
-        does = ["called model.backward", "called loss.backward", "is out of data, inside join"][comm.rank]
-        with pytest.raises(ParallelError, match=rf"rank {comm.rank} {does}.*; 1 of 2 ranks with data gave a weight"):
-            message.check_weights()
-        return found
-
-    assert collectives.run_threads(rank, 3) == [(1 / 16, 2)] * 3
+from ddp.parallel.control import REQUEST_KINDS, SAVE, SAVED, STOP
 
 
 def test_all_ranks_receive_requests_after_the_same_backward() -> None:

@@ -147,24 +147,6 @@ def test_all_ranks_are_told_when_the_first_is_through_if_that_was_asked_for() ->
     assert done == {0: 1, 1: 1, 2: 1}
 
 
-def test_ranks_that_do_different_things_are_told_so() -> None:
-    def rank(comm: Communicator) -> None:
-        model = DataParallel(make_net(norm=True), comm)
-        loss_of(model, rows(comm.rank, 0)).backward()
-
-        def train() -> None:
-            with model.join():
-                if comm.rank == 0:
-                    model(rows(0, 1))  # the buffers' call
-                else:
-                    model.announce_step()
-
-        with pytest.raises(ParallelError, match="some ranks begin a forward and others a step"):
-            train()
-
-    on_ranks(rank, 2)
-
-
 @pytest.mark.parametrize("wrong", [3, [3], nn.Linear(1, 1)])
 def test_optimizers_are_a_list_of_them(wrong: Any) -> None:
     model = DataParallel(make_net())

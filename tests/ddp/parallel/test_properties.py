@@ -217,7 +217,7 @@ def on_a_rank(case: Case, comm: Communicator) -> list[dict[str, np.ndarray]]:
 
 @pytest.mark.timeout(900)  # the full count; the sample takes seconds
 def test_n_ranks_give_what_one_process_gives_on_the_whole_batch(count: Callable[[int, int], int]) -> None:
-    @settings(max_examples=count(70, 2000), derandomize=True, deadline=None, database=None)
+    @settings(max_examples=count(40, 2000), derandomize=True, deadline=None, database=None)
     @given(cases())
     def holds(case: Case) -> None:
         expected = on_one_process(case)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,18 +23,17 @@ Calls = list[tuple[str, int]]  # what was called, and the bytes that went in
 
 
 class Net(nn.Module):
-    """Two dtypes, a buffer, a branch that not every rank takes, and a parameter that nobody uses."""
+    """Two dtypes, a branch that not every rank takes, and a parameter that nobody uses."""
 
-    def __init__(self, buffers: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(40, 40)
-        self.norm = nn.BatchNorm1d(40) if buffers else nn.Identity()
         self.second = nn.Linear(40, 40).double()
         self.branch = nn.Linear(40, 40).double()
         self.never = nn.Linear(40, 40)
 
     def forward(self, x: ddp.Tensor, branch: bool) -> ddp.Tensor:
-        h = self.second(self.norm(self.first(x)).double())
+        h = self.second(self.first(x).double())
         return self.branch(h) if branch else h
 
 
@@ -43,11 +41,12 @@ def name_and_bytes(name: str, x: Any) -> tuple[str, int]:
     return name, x.nbytes if isinstance(x, np.ndarray) else 0
 
 
-def steps(comm: Communicator, count: int, wrap: Callable[[nn.Module, Any], DataParallel], buffers: bool = False) -> Any:
-    """(the calls of each step, and those that were planned before it; the model)"""
+def steps(comm: Communicator, count: int, **options: Any) -> Any:
+    """(the calls of each step, and those that were planned before it)"""
     calls: Calls = []
     ddp.manual_seed(0)
-    model = wrap(Net(buffers), Recorder(comm, calls, name_and_bytes))
+    seen: Any = Recorder(comm, calls, name_and_bytes)
+    model = DataParallel(Net(), seen, **options)
     optimizer = ddp.optim.SGD(model.parameters(), lr=1e-3)
     found = []
     for step in range(count):
@@ -60,7 +59,7 @@ def steps(comm: Communicator, count: int, wrap: Callable[[nn.Module, Any], DataP
         out.sum().backward()
         optimizer.step()
         found.append((list(calls), planned))
-    return found, model
+    return found
 
 
 def planned_calls(model: DataParallel, size: int) -> Calls:
@@ -81,8 +80,7 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
 @pytest.mark.parametrize("cap", [1e-5, "auto"])
 def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, cap: float | str) -> None:
     def rank(comm: Communicator) -> None:
-        found, _ = steps(comm, 6, lambda net, comm: DataParallel(net, comm, bucket_cap_mb=cap, check_every=3))
-        for number, (calls, planned) in enumerate(found):
+        for number, (calls, planned) in enumerate(steps(comm, 6, bucket_cap_mb=cap, check_every=3)):
             if number == WARM - 1 and size > 1:  # the plan is made from measured times
                 assert calls[: len(planned)] == planned
                 assert len(calls) > len(planned)
@@ -90,20 +88,6 @@ def test_each_step_makes_the_planned_calls_and_one_control_message(size: int, ca
                 assert calls == planned, number
 
     collectives.run_threads(rank, size, timeout=20)
-
-
-@pytest.mark.parametrize("synchronized", [True, False])
-def test_buffers_cost_one_call_more(synchronized: bool) -> None:
-    def wrap(net: nn.Module, comm: Any) -> DataParallel:
-        return DataParallel(net, comm, broadcast_buffers=synchronized, check_every=1)
-
-    def rank(comm: Communicator) -> None:
-        found, _ = steps(comm, 5, wrap, buffers=True)
-        mean_and_var, count = 2 * 40 * 4, 16  # a whole number, and the gap up to where the next would begin
-        for calls, planned in found[3:]:
-            assert calls == [("broadcast", mean_and_var + count)] * synchronized + planned
-
-    collectives.run_threads(rank, 2, timeout=20)
 
 
 def test_a_step_is_marked_in_the_flight_record() -> None:

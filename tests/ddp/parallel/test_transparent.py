@@ -33,16 +33,8 @@ def sequential() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))
 
 
-MAKERS: list[Callable[[], nn.Module]] = [sequential, Inner]
-
-
-def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    ddp.manual_seed(seed)
-    return make()
-
-
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.numpy().copy() if isinstance(value, ddp.Tensor) else value for name, value in state.items()}
+    return {name: value.numpy().copy() for name, value in state.items()}
 
 
 def assert_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -52,23 +44,21 @@ def assert_equal(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 class Outer(nn.Module):
-    """A wrapped module as a part of a larger one; `last` begins with the same letters."""
+    """A wrapped module as a part of a larger one; `body_more` begins with the same letters."""
 
     def __init__(self, make: Callable[[], nn.Module], wrapped: bool) -> None:
         super().__init__()
-        body = made(make, 5)
-        self.body = DataParallel(body) if wrapped else body
+        self.body = DataParallel(make()) if wrapped else make()
         self.body_more = nn.Linear(1, 1)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["whole", "inside"])
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", [sequential, Inner])
 def test_wrapped_into_bare_and_back_with_pytorchs_names_too(make: Callable[[], nn.Module], inside: bool) -> None:
     """In another module only the names of the part that is wrapped are PyTorch's with `module.` in them."""
     start = "body." if inside else ""
-    wrapped: nn.Module = Outer(make, True) if inside else DataParallel(made(make, 5))
-    bare, fresh, third = (Outer(make, False) if inside else made(make, seed) for seed in (1, 2, 3))
-    assert list(wrapped.state_dict()) == list(bare.state_dict())
+    wrapped: nn.Module = Outer(make, True) if inside else DataParallel(make())
+    bare, fresh, third = (Outer(make, False) if inside else make() for _ in range(3))
     bare.load_state_dict(wrapped.state_dict())
     assert_equal(bare.state_dict(), wrapped.state_dict())
     wrapped.load_state_dict(fresh.state_dict())
@@ -92,10 +82,6 @@ def test_what_is_missing_or_too_much_is_told_as_by_the_bare_module() -> None:
     for part in ("missing: 0.bias;", "unexpected: strange;", "size mismatch: 2.weight is (7,)"):
         assert part in str(caught.value)
     assert "module." not in str(caught.value)
-    del state["2.weight"]
-    found = model.load_state_dict(state, strict=False)
-    assert found == (["0.bias", "2.weight"], ["strange"])
-    assert "strange" in state  # the caller's dict is as it was
     found = Outer(sequential, True).load_state_dict({"body.0.bias": ddp.ones(2), "last": ddp.ones(1)}, strict=False)
     assert "body.2.weight" in found.missing_keys
     assert found.unexpected_keys == ["last"]

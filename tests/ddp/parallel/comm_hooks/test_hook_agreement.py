@@ -12,9 +12,9 @@ import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
-from ddp.errors import ArgumentError, ParallelError
+from ddp.errors import ParallelError
 from ddp.parallel import DataParallel
-from ddp.parallel.comm_hooks import GradBucket, PowerSGD, TopK
+from ddp.parallel.comm_hooks import PowerSGD, TopK
 
 HOOKS: list[Callable[[], Any]] = [PowerSGD, TopK]
 
@@ -62,24 +62,3 @@ def test_a_hook_of_a_model_that_is_gone_or_was_refused_is_free() -> None:
     del net, model, kept
     gc.collect()
     DataParallel(nn.Linear(3, 2), comm_hook=hook)
-
-
-class Mine:
-    """A hook of one's own."""
-
-    def __init__(self, a: Any) -> None:
-        self.same_on_all_ranks = {"a": a}
-
-    def __call__(self, bucket: GradBucket) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("attributes", "message"),
-    [({"same_on_all_ranks": [3]}, r"same_on_all_ranks should be a dict of settings, is \[3\]")]
-    + [({"phases": phases}, "phases should be how often it yields") for phases in (0, 1.5, "2", None)],
-)
-def test_settings_that_are_none(attributes: dict[str, Any], message: str) -> None:
-    hook = Mine(0)
-    vars(hook).update(attributes)
-    with pytest.raises(ArgumentError, match=message):
-        DataParallel(nn.Linear(3, 2), comm_hook=hook)

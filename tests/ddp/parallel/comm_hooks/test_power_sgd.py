@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,12 +26,11 @@ def left_out(hooks: list[Any], name: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("warm_start", [True, False])
-def test_nothing_is_lost_while_the_scale_changes(ranks: int, warm_start: bool) -> None:
+def test_nothing_is_lost_while_the_scale_changes(ranks: int) -> None:
     """The sum of what came out and what is remembered is the sum of the means."""
     steps = random_steps(12, ranks, SHAPES)
     scales = list(np.random.default_rng(1).uniform(0.001, 5, 12))
-    became, hooks, _ = drive(lambda: PowerSGD(2, start_iter=2, warm_start=warm_start), steps, scales, PLAN)
+    became, hooks, _ = drive(lambda: PowerSGD(2, start_iter=2), steps, scales, PLAN)
     means = [mean(everyones, scale) for everyones, scale in zip(steps, scales, strict=True)]
     assert set(hooks[0].state_dict()["errors"]) == {"tall", "wide"}
     for name in SHAPES:
@@ -80,22 +80,18 @@ def test_other_dtypes(dtype: Any) -> None:
 
 
 def test_what_it_refuses() -> None:
-    for arguments in ({"matrix_approximation_rank": 0}, {"start_iter": -1}, {"min_compression_rate": -1}, {"seed": -1}):
-        with pytest.raises(ArgumentError, match="PowerSGD"):
-            PowerSGD(**arguments)
-    wrong: tuple[Any, ...] = ("x", None, True, float("nan"))
-    for name in ("matrix_approximation_rank", "start_iter", "min_compression_rate", "seed"):
-        for value in wrong:
-            with pytest.raises(ArgumentError, match=f"PowerSGD: expected .*{value!r}"):
-                PowerSGD(**{name: value})
-    PowerSGD(np.int64(2), np.int32(1), min_compression_rate=np.float32(1), seed=np.int8(3))
+    wrong: tuple[Any, ...] = (-1, "x", None, True, float("nan"))
+    for name, value in itertools.product(("matrix_approximation_rank", "start_iter", "min_compression_rate"), wrong):
+        with pytest.raises(ArgumentError, match=f"PowerSGD: expected .*{value!r}"):
+            PowerSGD(**{name: value})
+    PowerSGD(np.int64(2), np.int32(1), min_compression_rate=np.float32(1))
     with pytest.raises(StateDictError, match="queries"):
         PowerSGD().load_state_dict({"steps": 3})
     with pytest.raises(DtypeError, match="complex128"):
         drive(lambda: PowerSGD(1, 0), [[{"w": np.zeros((9, 9), complex)}]], [1.0])
 
 
-@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("rank", [1, 4])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_it_computes_what_pytorch_computes(rank: int, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is linear, so one rank of PyTorch with the mean is as many ranks of ours with its parts."""

@@ -78,23 +78,6 @@ def test_ranks_stay_the_same_and_near_the_exact_ones(name: str, size: int) -> No
         assert np.abs(ranks[0][key] - value).max() <= tolerance * way, key
 
 
-def test_a_users_own_generator() -> None:
-    """The median over ranks, which one bad rank does not spoil; the docs show it."""
-
-    def median(bucket: GradBucket) -> Any:
-        mine = bucket.buffer * (bucket.scale * bucket.comm.size)
-        everyones = yield bucket.comm.all_gather(mine[None], lengths="equal", async_op=True)
-        bucket.buffer[...] = np.median(everyones, axis=0)
-
-    def rank(comm: Communicator) -> Any:
-        model = DataParallel(nn.Linear(2, 1, bias=False).double(), comm, comm_hook=median)
-        factor = [1.0, 1.2, 1e6][comm.rank]
-        (model(ddp.ones(1, 2, dtype="float64")) * factor).sum().backward()
-        return model.module.weight.grad.tolist()
-
-    assert collectives.run_threads(rank, 3) == [[[1.2, 1.2]]] * 3
-
-
 def test_an_error_in_a_hook_comes_out_of_backward_and_no_step_follows() -> None:
     def broken(bucket: GradBucket) -> None:
         raise ValueError("no such thing")

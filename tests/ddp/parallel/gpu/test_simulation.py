@@ -31,7 +31,7 @@ TRANSPORTS = pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged
 
 
 def twice_around(bucket: Any) -> Any:
-    """A hook of two phases, with kernels and memory of its own before, between and behind its collectives."""
+    """A hook of two calls, with kernels and memory of its own before, between and behind its collectives."""
     share = bucket.buffer * bucket.scale
     total = yield bucket.comm.all_reduce(share, async_op=True)
     del share
@@ -40,9 +40,6 @@ def twice_around(bucket: Any) -> Any:
     rows = yield bucket.comm.all_gather(quarter[None], lengths="equal", async_op=True)
     del quarter
     bucket.buffer[...] = rows[0] * 4.0
-
-
-twice_around.phases = 2  # type: ignore[attr-defined]
 
 
 WAYS: dict[str, dict[str, Any]] = {
