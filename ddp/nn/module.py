@@ -386,17 +386,24 @@ class _SettingsSignature:
 
 
 class FunctionModule(Module):
-    """A layer without parameters: keeps its settings as attributes, and calls `_function` with its inputs and them.
+    """A layer without parameters: keeps its settings as attributes, and calls its function with its inputs and them.
 
-    A subclass names its `_function`. Its settings are that one's arguments after the inputs, in their order; where
+    A subclass is made with `function=`, whose arguments after the inputs are its settings, in their order; where
     PyTorch's layer has others, the subclass has an `__init__` of its own, which gives them to `_init`.
+
+    inputs: how many arguments of the function come with each call; omitted: those that the layer does not have
     """
 
     _function: ClassVar[Callable[..., Any]]
-    _inputs: ClassVar[int] = 1  # how many arguments of the function come with each call
-    _omitted: ClassVar[tuple[str, ...]] = ("out",)  # arguments of the function that the layer does not have
+    _inputs: ClassVar[int] = 1
+    _omitted: ClassVar[tuple[str, ...]] = ("out",)
     _settings: tuple[str, ...]
     __signature__ = _SettingsSignature()
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__()
+        for name, value in named.items():
+            setattr(cls, f"_{name}", staticmethod(value) if name == "function" else value)
 
     def __init__(self, *settings: Any, **named: Any) -> None:
         try:

@@ -190,40 +190,32 @@ class _MaxPool(_Pool):
         self._init(**window, return_indices=return_indices, ceil_mode=ceil_mode)
 
 
-class MaxPool1d(_MaxPool):
+class MaxPool1d(_MaxPool, function=max_pool1d):
     """The maximum under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
     Raises: ShapeError, ArgumentError when called; see functional.max_pool1d.
     """
 
-    _function = staticmethod(max_pool1d)
 
-
-class MaxPool2d(_MaxPool):
+class MaxPool2d(_MaxPool, function=max_pool2d):
     """The maximum under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, ArgumentError when called; see functional.max_pool2d.
     """
 
-    _function = staticmethod(max_pool2d)
 
-
-class AvgPool2d(_Pool):
+class AvgPool2d(_Pool, function=avg_pool2d):
     """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool2d.
     """
 
-    _function = staticmethod(avg_pool2d)
 
-
-class AvgPool1d(_Pool):
+class AvgPool1d(_Pool, function=avg_pool1d):
     """The mean under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool1d.
     """
-
-    _function = staticmethod(avg_pool1d)
 
     def _init(self, **settings: Any) -> None:
         super()._init(**settings)
@@ -231,21 +223,17 @@ class AvgPool1d(_Pool):
             setattr(self, name, numbers(getattr(self, name), 1, name))
 
 
-class AdaptiveAvgPool1d(FunctionModule):
+class AdaptiveAvgPool1d(FunctionModule, function=adaptive_avg_pool1d):
     """Means over `output_size` windows of nearly equal length. input: (N, C, L) or (C, L); returns (N, C, output_size).
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.adaptive_avg_pool1d.
     """
 
-    _function = staticmethod(adaptive_avg_pool1d)
 
-
-class AdaptiveAvgPool2d(FunctionModule):
+class AdaptiveAvgPool2d(FunctionModule, function=adaptive_avg_pool2d):
     """Means over output_size = (OH, OW) windows of nearly equal size; None leaves that side as it is.
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.adaptive_avg_pool2d.
     """
-
-    _function = staticmethod(adaptive_avg_pool2d)

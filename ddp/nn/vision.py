@@ -168,15 +168,11 @@ def _image(name: str, input: Tensor, factor: int) -> tuple[int, int, int]:
 Factor = float | Sequence[float]
 
 
-class Upsample(FunctionModule):
+class Upsample(FunctionModule, function=interpolate, omitted=("antialias",)):
     """The input at another size. input: (N, C, L), (N, C, H, W) or (N, C, D, H, W); see functional.interpolate.
 
     Raises: ShapeError, DtypeError, ArgumentError when called.
     """
-
-    _function = staticmethod(interpolate)
-
-    _omitted = ("antialias",)
 
     def _init(self, **settings: Any) -> None:
         factor = settings["scale_factor"]
@@ -203,37 +199,29 @@ class UpsamplingBilinear2d(Upsample):
         super().__init__(size, scale_factor, mode="bilinear", align_corners=True)
 
 
-class Unfold(FunctionModule):
+class Unfold(FunctionModule, function=unfold):
     """The patches under a moving window as columns. input: (N, C, H, W); returns (N, C * KH * KW, L).
 
     Raises: ShapeError, ArgumentError when called; see functional.unfold.
     """
 
-    _function = staticmethod(unfold)
 
-
-class Fold(FunctionModule):
+class Fold(FunctionModule, function=fold):
     """Columns added up where Unfold reads them. input: (N, C * KH * KW, L); returns (N, C, *output_size).
 
     Raises: ShapeError, ArgumentError when called; see functional.fold.
     """
 
-    _function = staticmethod(fold)
 
-
-class PixelShuffle(FunctionModule):
+class PixelShuffle(FunctionModule, function=pixel_shuffle):
     """Channels laid out as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_shuffle.
     """
 
-    _function = staticmethod(pixel_shuffle)
 
-
-class PixelUnshuffle(FunctionModule):
+class PixelUnshuffle(FunctionModule, function=pixel_unshuffle):
     """The reverse of PixelShuffle. input: (..., C, H * r, W * r); returns (..., C * r * r, H, W).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_unshuffle.
     """
-
-    _function = staticmethod(pixel_unshuffle)

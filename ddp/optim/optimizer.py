@@ -210,10 +210,17 @@ def number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
 
 
-def check(kind: str, lowest: float = 0.0, **settings: Any) -> None:
-    """Raises: ArgumentError for a setting that is not at least `lowest`, or nan."""
+def settings_of(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The settings among the `locals()` of an optimizer's `__init__`: all but self and params.
+
+    Raises: ArgumentError for a negative number (of all but dampening), nan, or betas not in [0, 1).
+    """
+    settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
     for name, value in settings.items():
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ArgumentError(f"{kind}: {name} is a number, or a tensor of one element, not of shape {value.shape}")
-        if not number(value) >= lowest:
-            raise ArgumentError(f"{kind}: {name} is at least {lowest:g}, got {value}")
+        if name == "betas" and not all(0 <= beta < 1 for beta in value):
+            raise ArgumentError(f"{kind}: betas are in [0, 1), got {value}")
+        if name not in ("betas", "dampening") and value is not None and not number(value) >= 0:
+            raise ArgumentError(f"{kind}: {name} is at least 0, got {value}")
+    return settings
