@@ -18,7 +18,7 @@ from ddp._tensor.operands import convert
 from ddp._tensor.reductions import axis, required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init as filling
-from ddp.nn.module import FunctionModule, Module
+from ddp.nn.module import FunctionModule, Layer, Module
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import one_dtype
 from ddp.ops import activation
@@ -334,10 +334,8 @@ class GLU(_Activation, function=glu):
     """The first half along `dim` times the sigmoid of the second: that size is halved."""
 
 
-class PReLU(Module):
+class PReLU(Layer, shown="num_parameters="):
     """input where it is positive, else weight * input. weight: (num_parameters,), 1 or the channels of (N, C, ...)."""
-
-    _shown = "num_parameters="
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__()

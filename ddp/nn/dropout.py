@@ -10,7 +10,7 @@ from ddp._tensor.core import Tensor
 from ddp._tensor.inplace import assign
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.module import Module
+from ddp.nn.module import Layer
 from ddp.ops import activation
 
 
@@ -56,9 +56,7 @@ def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     return _dropout("dropout2d", input, p, training, inplace, (*input.shape[:2], *(1,) * (input.ndim - 2)))
 
 
-class _Dropping(Module):
-    _shown = "p= inplace="
-
+class _Dropping(Layer, shown="p= inplace="):
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0 <= p <= 1:

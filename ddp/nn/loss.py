@@ -419,7 +419,6 @@ def gaussian_nll_loss(
 
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
     """The p-norm of x1 - x2 + eps over the last dimension. x1, x2: (..., d), broadcast. Raises: ShapeError."""
-    broadcast(x1.shape, x2.shape, "pairwise_distance")
     return (x1 - x2 + eps).norm(p, -1, keepdim)
 
 
@@ -484,7 +483,6 @@ def margin_ranking_loss(
 @_positional("size_average reduce reduction")
 def soft_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """log(1 + exp(-target * input)), target 1 or -1, without overflow. Raises: ShapeError, ArgumentError."""
-    broadcast(input.shape, target.shape, "soft_margin_loss")
     z: Any = -target * input
     each = z.clamp(min=0) + ((-z.abs()).exp() + 1).log()
     return _reduce_losses(each, reduction)
@@ -506,7 +504,6 @@ def triplet_margin_loss(
 
     swap: the negative's distance is the smaller of those to anchor and positive. Raises: ShapeError, ArgumentError.
     """
-    _check_margin("triplet_margin_loss", margin)
     return triplet_margin_with_distance_loss(
         anchor,
         positive,
@@ -516,11 +513,6 @@ def triplet_margin_loss(
         swap=swap,
         reduction=reduction,
     )
-
-
-def _check_margin(name: str, margin: float) -> None:
-    if margin <= 0:
-        raise ArgumentError(f"{name}: margin is positive, not {margin}")
 
 
 @_positional("")
@@ -535,6 +527,8 @@ def triplet_margin_with_distance_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """triplet_margin_loss by any distance, pairwise_distance if none is given. Raises: ShapeError, ArgumentError."""
+    if margin <= 0:
+        raise ArgumentError(f"triplet_margin_loss: margin is positive, not {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise ShapeError(
             f"triplet_margin_loss: {anchor.shape}, {positive.shape} and {negative.shape} need one number of dimensions"
@@ -640,16 +634,11 @@ class TripletMarginLoss(_Loss, function=triplet_margin_loss, inputs=3):
     anchor, positive, negative: (N, d) or (d,).
     """
 
-    def _init(self, **settings: Any) -> None:
-        _check_margin("TripletMarginLoss", settings["margin"])
-        super()._init(**settings)
-
 
 class TripletMarginWithDistanceLoss(_Loss, function=triplet_margin_with_distance_loss, inputs=3):
     """TripletMarginLoss by any distance, pairwise_distance if none is given."""
 
     def _init(self, **settings: Any) -> None:
-        _check_margin("TripletMarginWithDistanceLoss", settings["margin"])
         distance = settings["distance_function"]
         super()._init(**{**settings, "distance_function": PairwiseDistance() if distance is None else distance})
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
+from ddp._tensor.creation import empty
 from ddp._tensor.storage import move_to_shared_memory
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn.hooks import HasHooks
@@ -357,7 +358,8 @@ class Module(HasStateDict, HasHooks):
             value = getattr(self, name)
             if name == "bias":
                 value = value is not None and value is not False
-            if name not in self._usual or value != self._usual[name]:
+            usual = self._usual.get(name, self)  # of a pair of numbers, what both usually are
+            if value not in (usual, (usual,), (usual, usual)):
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
 
@@ -385,7 +387,22 @@ class _SettingsSignature:
         return kind._signature()
 
 
-class FunctionModule(Module):
+class Layer(Module):
+    """The base of our layers. Keywords of the class become attributes: `class ReLU(Layer, function=relu)`."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__()
+        for name, value in named.items():
+            setattr(cls, f"_{name}", staticmethod(value) if name == "function" else value)
+
+    def _register_empty(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
+        """Registers a parameter of each shape, to be filled; None in the place of one that is not there."""
+        for name, shape in shapes.items():
+            found = None if shape is None else Parameter(empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, found)
+
+
+class FunctionModule(Layer):
     """A layer without parameters: keeps its settings as attributes, and calls its function with its inputs and them.
 
     A subclass is made with `function=`, whose arguments after the inputs are its settings, in their order; where
@@ -399,11 +416,6 @@ class FunctionModule(Module):
     _omitted: ClassVar[tuple[str, ...]] = ("out",)
     _settings: tuple[str, ...]
     __signature__ = _SettingsSignature()
-
-    def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__()
-        for name, value in named.items():
-            setattr(cls, f"_{name}", staticmethod(value) if name == "function" else value)
 
     def __init__(self, *settings: Any, **named: Any) -> None:
         try:

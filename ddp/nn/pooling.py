@@ -166,17 +166,13 @@ def _restore_ndim(images: Tensor, dims: int, input: Tensor) -> Tensor:
     return y if input.ndim == dims + 2 else y.squeeze(0)
 
 
-class _Pool(FunctionModule):
-    _shown = "kernel_size= stride= padding="
-
+class _Pool(FunctionModule, shown="kernel_size= stride= padding="):
     def _init(self, **settings: Any) -> None:
         stride = settings["kernel_size"] if settings["stride"] is None else settings["stride"]
         super()._init(**{**settings, "stride": stride})
 
 
-class _MaxPool(_Pool):
-    _shown = "kernel_size= stride= padding= dilation= ceil_mode="
-
+class _MaxPool(_Pool, shown="kernel_size= stride= padding= dilation= ceil_mode="):
     def __init__(
         self,
         kernel_size: Size,

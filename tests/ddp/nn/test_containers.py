@@ -154,19 +154,19 @@ def test_copies_and_pickles() -> None:
 
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [
-    (lambda: nn.Sequential(nn.ReLU())[1], RangeError, "Sequential of 1 modules has no module 1"),
-    (lambda: nn.ModuleList([nn.ReLU()]).pop(-2), RangeError, "no module -2"),
-    (lambda: nn.ModuleList().insert(1, nn.ReLU()), RangeError, "no module 1"),
+    (lambda: nn.Sequential(nn.ReLU())[1], RangeError, "Sequential of 1 entries has no entry 1"),
+    (lambda: nn.ModuleList([nn.ReLU()]).pop(-2), RangeError, "no entry -2"),
+    (lambda: nn.ModuleList().insert(1, nn.ReLU()), RangeError, "no entry 1"),
     (lambda: nn.ModuleList([3]), DtypeError, "expected a Module, got int"),
     (lambda: nn.ModuleList([nn.ReLU()]).insert(0, 3), DtypeError, "expected a Module, got int"),
-    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence of modules"),
+    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence"),
     (lambda: nn.Sequential() + [nn.ReLU()], DtypeError, "expected a Sequential"),
     (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys' exists already"),
     (lambda: nn.ModuleDict({"a.b": nn.ReLU()}), ArgumentError, "holds a dot"),
     (lambda: nn.ModuleList([nn.ReLU()])(1), NotImplementedError, "ModuleList defines no forward"),
     (lambda: nn.ParameterList([3]), DtypeError, "got int"),
     (lambda: nn.ParameterList(ddp.ones(2)), DtypeError, "expected a sequence"),
-    (lambda: nn.ParameterList()[0], RangeError, "no parameter 0"),
+    (lambda: nn.ParameterList()[0], RangeError, "no entry 0"),
     (lambda: nn.ParameterDict({"a": 3}), DtypeError, "got int"),
 ]
 
