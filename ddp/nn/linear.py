@@ -19,7 +19,7 @@ from ddp.ops import products
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """input @ weight.T + bias. input: (..., n), weight: (m, n) or (n,), bias: (m,) or (); returns (..., m) or (...).
+    """input @ weight.T + bias. input: (..., n), weight: (m, n), bias: (m,); returns (..., m).
 
     Raises: ShapeError, DtypeError.
     """
@@ -29,22 +29,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if (x.dtype != w.dtype or (b is not None and b.dtype != w.dtype)) and modes.state.autocast is None:
         one_dtype("linear", input, weight, bias)
     shape = w.shape
-    if len(shape) != 2:
-        return _linear_vector(input, weight, bias)
-    if not x.ndim or x.shape[-1] != shape[1]:
+    if len(shape) != 2 or not x.ndim or x.shape[-1] != shape[1]:
         raise ShapeError(f"linear: input {x.shape} and weight {shape}: expected (..., n) and (m, n)")
     if b is not None and b.shape != shape[:1]:
         raise ShapeError(f"linear: bias {b.shape} for weight {shape}: expected {shape[:1]}")
     return apply(products.linear, (input, weight, bias))
-
-
-def _linear_vector(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.ndim != 1 or not input.ndim or input.shape[-1] != weight.shape[0] or (bias is not None and bias.ndim):
-        raise ShapeError(
-            f"linear: input {input.shape} and weight {weight.shape}: expected (..., n) and (m, n), or (n,) and bias ()"
-        )
-    out = input @ weight
-    return out if bias is None else out + bias
 
 
 def linear_act(

@@ -418,10 +418,7 @@ class FunctionModule(Layer):
     __signature__ = _SettingsSignature()
 
     def __init__(self, *settings: Any, **named: Any) -> None:
-        try:
-            bound = self._signature().bind(*settings, **named)
-        except TypeError as error:
-            raise TypeError(f"{type(self).__name__}: {error}") from None
+        bound = self._signature().bind(*settings, **named)
         bound.apply_defaults()
         self._init(**bound.arguments)
 

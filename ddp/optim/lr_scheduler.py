@@ -274,9 +274,6 @@ class _FunctionLR(LRScheduler):
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
         self.lr_lambdas: list[Function] = _per_group(type(self).__name__, optimizer, lr_lambda)
-        for function in self.lr_lambdas:
-            if not callable(function):
-                raise DtypeError(f"{type(self).__name__}: lr_lambda is a function, not {type(function).__name__}")
         super().__init__(optimizer, last_epoch)
 
 
@@ -428,10 +425,11 @@ class OneCycleLR(_MomentumCycle):
         if not isinstance(total_steps, int) or total_steps <= 0:
             raise ArgumentError(f"OneCycleLR: the number of steps is a positive integer, got {total_steps}")
         self.total_steps = total_steps
-        if not (isinstance(pct_start, float) and 0 <= pct_start <= 1):
-            raise ArgumentError(f"OneCycleLR: pct_start is a float between 0 and 1, got {pct_start}")
-        if anneal_strategy not in ("cos", "linear"):
-            raise ArgumentError(f"OneCycleLR: anneal_strategy is 'cos' or 'linear', got {anneal_strategy!r}")
+        if not 0 <= pct_start <= 1 or anneal_strategy not in ("cos", "linear"):
+            raise ArgumentError(
+                f"OneCycleLR: pct_start is between 0 and 1 and anneal_strategy 'cos' or 'linear', got {pct_start} and "
+                f"{anneal_strategy!r}"
+            )
         self._anneal_func_type = anneal_strategy
         top, last = float(pct_start * total_steps) - 1, total_steps - 1
         # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group

@@ -83,25 +83,6 @@ def q_learning(t: Any) -> Steps:
         yield best
 
 
-def attention_on_graphs(t: Any) -> Steps:
-    weight, vector = drawn(t, 4, 3).requires_grad_(), drawn(t, 1, 6).requires_grad_()
-    source, to = t.stack([t.tensor([0, 1, 2, 3, 0, 2]), t.tensor([1, 2, 3, 0, 2, 2])], dim=0)
-    x, labels = drawn(t, 4, 4, seed=7), t.tensor([0, 2, 1, 1])
-    for _ in range(5):
-        h = x.mm(weight)
-        e = t.nn.functional.leaky_relu((t.cat([h[source], h[to]], axis=-1) * vector).sum(-1), 0.2)
-        e = (e - e.max().detach()).exp()
-        total = t.zeros(4, dtype=x.dtype).scatter_add_(0, to, e)
-        out = t.zeros(4, 3, dtype=x.dtype).index_add_(0, to, h[source] * (e / (total[to] + 1e-16)).unsqueeze_(-1))
-        loss = -out.log_softmax(dim=1)[range(4), labels].mean()
-        loss.backward()
-        with t.no_grad():
-            for p in (weight, vector):
-                p -= 0.5 * p.grad
-                p.grad.zero_()
-        yield loss
-
-
 def averages_of_weights(t: Any) -> Steps:
     net = started(t, lambda: t.nn.Sequential(t.nn.Conv2d(2, 4, 3), t.nn.BatchNorm2d(4), t.nn.ReLU(inplace=True)))
     head = started(t, lambda: t.nn.Linear(4, 2))
@@ -130,7 +111,7 @@ def averages_of_weights(t: Any) -> Steps:
             yield net(x)
 
 
-PROGRAMS = [optimizer_of_ones_own, q_learning, attention_on_graphs, averages_of_weights]
+PROGRAMS = [optimizer_of_ones_own, q_learning, averages_of_weights]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
