@@ -33,7 +33,16 @@ class LRScheduler:
     _is_relative = False  # whether `get_lr` computes from the last rates, not from `base_lrs`
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        self._begin(optimizer, last_epoch)
+
+    if TYPE_CHECKING:  # the settings that `_begin` makes attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def _begin(self, optimizer: Optimizer, last_epoch: int, **settings: Any) -> None:
+        """Keeps the settings as attributes, and sets the first rates. Raises: DtypeError, ArgumentError."""
         self._attach(optimizer)
+        self.__dict__.update(settings)
         for position, group in enumerate(optimizer.param_groups):
             if last_epoch == -1:
                 group.setdefault("initial_lr", number(group["lr"]))
@@ -170,9 +179,7 @@ class StepLR(_FactorLR):
     """The rate times gamma every `step_size` epochs."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
-        self.step_size = step_size
-        self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, step_size=step_size, gamma=gamma)
 
     def _factor(self) -> float:
         return 1.0 if self.last_epoch == 0 or self.last_epoch % self.step_size else self.gamma
@@ -184,9 +191,7 @@ class MultiStepLR(_FactorLR):
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:
-        self.milestones = Counter(milestones)
-        self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, milestones=Counter(milestones), gamma=gamma)
 
     def _factor(self) -> float:
         return self.gamma ** self.milestones.get(self.last_epoch, 0)
@@ -200,9 +205,7 @@ class ConstantLR(_FactorLR):
     ) -> None:
         if not 0 <= factor <= 1:
             raise ArgumentError(f"ConstantLR: factor is between 0 and 1, got {factor}")
-        self.factor = factor
-        self.total_iters = total_iters
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, factor=factor, total_iters=total_iters)
 
     def _factor(self) -> float:
         if self.last_epoch == 0:
@@ -228,10 +231,8 @@ class LinearLR(_FactorLR):
             raise ArgumentError(
                 f"LinearLR: start_factor is in (0, 1] and end_factor in [0, 1], got {start_factor} and {end_factor}"
             )
-        self.start_factor = start_factor
-        self.end_factor = end_factor
-        self.total_iters = total_iters
-        super().__init__(optimizer, last_epoch)
+        factors = {"start_factor": start_factor, "end_factor": end_factor}
+        self._begin(optimizer, last_epoch, total_iters=total_iters, **factors)
 
     def _factor(self) -> float:
         if self.last_epoch == 0:
@@ -246,8 +247,7 @@ class ExponentialLR(_FactorLR):
     """The rate times gamma every epoch."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
-        self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, gamma=gamma)
 
     def _factor(self) -> float:
         return 1.0 if self._is_initial else self.gamma
@@ -257,9 +257,7 @@ class PolynomialLR(_FactorLR):
     """(1 - epoch/total_iters)^power of the base rate, and 0 from `total_iters` on."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
-        self.total_iters = total_iters
-        self.power = power
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, total_iters=total_iters, power=power)
 
     def _factor(self) -> float:
         if self._is_initial or self.last_epoch > self.total_iters:
@@ -273,8 +271,8 @@ class _FunctionLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
-        self.lr_lambdas: list[Function] = _per_group(type(self).__name__, optimizer, lr_lambda)
-        super().__init__(optimizer, last_epoch)
+        functions = _per_group(type(self).__name__, optimizer, lr_lambda)
+        self._begin(optimizer, last_epoch, lr_lambdas=functions)
 
 
 class LambdaLR(_FunctionLR):
@@ -299,9 +297,7 @@ class CosineAnnealingLR(LRScheduler):
     _is_relative = True
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
-        self.T_max = T_max
-        self.eta_min = eta_min
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, T_max=T_max, eta_min=eta_min)
 
     def get_lr(self) -> list[float]:
         rates, low, epoch = self._rates(), self.eta_min, self.last_epoch
@@ -333,12 +329,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         for name, value in (("T_0", T_0), ("T_mult", T_mult)):
             if not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"CosineAnnealingWarmRestarts: {name} is a positive integer, got {value}")
-        self.T_0 = T_0
         self.T_i = T_0
-        self.T_mult = T_mult
-        self.eta_min = eta_min
         self.T_cur: float = last_epoch
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, T_0=T_0, T_mult=T_mult, eta_min=eta_min)
 
     def get_lr(self) -> list[float]:
         height = 1 + math.cos(math.pi * self.T_cur / self.T_i)
@@ -510,14 +503,11 @@ class CyclicLR(_MomentumCycle):
         down = step_size_up if step_size_down is None else step_size_down
         self.total_size = float(step_size_up) + float(down)
         self.step_ratio = step_size_up / self.total_size
-        self.mode = mode
-        self.gamma = gamma
         self._scale_fn_custom = scale_fn
         self.scale_mode = scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
-        self.cycle_momentum = cycle_momentum
         if cycle_momentum:
             self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, mode=mode, gamma=gamma, cycle_momentum=cycle_momentum)
         self.base_lrs = lowest
 
     def scale_fn(self, x: float) -> float:
@@ -571,17 +561,12 @@ class ReduceLROnPlateau(LRScheduler):
                 f"{threshold_mode!r}"
             )
         self._attach(optimizer)
-        self.factor = factor
         self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
         self.min_lrs = _per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
-        self.patience = patience
-        self.cooldown = cooldown
-        self.eps = eps
+        self.factor, self.patience, self.cooldown, self.eps = factor, patience, cooldown, eps
         self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
-        self.last_epoch = 0
         self.best = math.inf if mode == "min" else -math.inf
-        self.cooldown_counter = 0
-        self.num_bad_epochs = 0
+        self.last_epoch = self.cooldown_counter = self.num_bad_epochs = 0
         self._last_lr = self._rates()
 
     @property

@@ -33,9 +33,6 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
     def deleted(x: Any, nn: Any) -> None:
         del x[1]
 
-    def deleted_slice(x: Any, nn: Any) -> None:
-        del x[:2]
-
     def replaced(x: Any, nn: Any) -> None:
         x[-1] = nn.Sigmoid()
 
@@ -52,7 +49,6 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
         "slice": lambda x, nn: x[1:],
         "add": lambda x, nn: x + type(x)(*([[nn.ReLU()]] if isinstance(x, nn.ModuleList) else [nn.ReLU()])),
         "delete": deleted,
-        "delete slice": deleted_slice,
         "replace": replaced,
         "add in place": added,
     }

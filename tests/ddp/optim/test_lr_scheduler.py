@@ -41,18 +41,15 @@ CASES: dict[str, Make] = {
     "multistep": lambda s, o: s.MultiStepLR(o, [5, 20, 20, 41], gamma=0.5),
     "constant": lambda s, o: s.ConstantLR(o, factor=0.25, total_iters=9),
     "linear": lambda s, o: s.LinearLR(o, start_factor=0.1, end_factor=0.8, total_iters=11),
-    "linear-defaults": lambda s, o: s.LinearLR(o),
     "exponential": lambda s, o: s.ExponentialLR(o, 0.93),
     "polynomial": lambda s, o: s.PolynomialLR(o, total_iters=30, power=2.0),
     "cosine": lambda s, o: s.CosineAnnealingLR(o, 13, eta_min=0.001),
-    "cosine-to-zero": lambda s, o: s.CosineAnnealingLR(o, 20),
     "restarts": lambda s, o: s.CosineAnnealingWarmRestarts(o, 10, eta_min=0.01),
     "restarts-longer": lambda s, o: s.CosineAnnealingWarmRestarts(o, 4, T_mult=2),
     "onecycle": lambda s, o: s.OneCycleLR(o, max_lr=[0.5, 1.0], total_steps=STEPS),
     "onecycle-three": lambda s, o: s.OneCycleLR(
         o, 0.7, epochs=6, steps_per_epoch=12, three_phase=True, anneal_strategy="linear", pct_start=0.25, div_factor=5.0
     ),
-    "onecycle-lr-only": lambda s, o: s.OneCycleLR(o, 0.7, total_steps=70, cycle_momentum=False),
     "cyclic": lambda s, o: s.CyclicLR(o, [0.01, 0.02], 0.3, step_size_up=5, step_size_down=9),
     "cyclic-2": lambda s, o: s.CyclicLR(o, 0.01, 0.3, step_size_up=6, mode="triangular2"),
     "cyclic-exp": lambda s, o: s.CyclicLR(o, 0.01, 0.3, 6, mode="exp_range", gamma=0.98, base_momentum=0.7),
@@ -62,9 +59,6 @@ CASES: dict[str, Make] = {
     ),
     "sequential-restarts": lambda s, o: s.SequentialLR(
         o, [s.ConstantLR(o, 0.5, 100), s.CosineAnnealingWarmRestarts(o, 6, 2), s.StepLR(o, 3)], [8, 31]
-    ),
-    "sequential-lambda": lambda s, o: s.SequentialLR(
-        o, [s.LambdaLR(o, lambda e: (e + 1) / 10), s.MultiStepLR(o, [3, 9]), s.PolynomialLR(o, 20)], [10, 25]
     ),
     "chained": lambda s, o: s.ChainedScheduler(
         [s.ConstantLR(o, 0.1, 4), s.ExponentialLR(o, 0.9), s.MultiStepLR(o, [10, 30], 0.5)]
