@@ -358,8 +358,8 @@ class Module(HasStateDict, HasHooks):
             value = getattr(self, name)
             if name == "bias":
                 value = value is not None and value is not False
-            usual = self._usual.get(name, self)  # of a pair of numbers, what both usually are
-            if value not in (usual, (usual,), (usual, usual)):
+            usual = self._usual.get(name, self)  # self is no value: it is always shown
+            if value not in (usual, (usual,), (usual, usual)):  # or of each dimension
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
 

@@ -133,6 +133,9 @@ class DeviceUpdate(GroupUpdate):
             "replay; make a step with these parameters before"
         )
 
+    def _fits(self, array: Array, param: Array) -> bool:
+        return array.dtype == param.dtype and dense_order(array) == (dense_order(param) or tuple(range(param.ndim)))
+
     def _empty_like(self, param: Array) -> Array:
         return _lying(self._xp.empty(param.size, param.dtype), param.shape, dense_order(param))
 

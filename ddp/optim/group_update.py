@@ -195,10 +195,15 @@ class GroupUpdate:
             self._steps[index] = 1
         for name in self.names:
             value, held = entry.get(name), self._states[index].get(name)
+            array = None if value is None else self._read(name, value, param.shape)
+            if held is None and array is not None and self._fits(array, param):
+                self._states[index][name] = array  # in place: other processes may share it
+                self._plans.clear()
+                continue
             if held is None:
                 held = self._states[index][name] = self._empty_like(param)
                 self._plans.clear()
-            held[...] = self._optimizer.initial(self.group) if value is None else self._read(name, value, param.shape)
+            held[...] = self._optimizer.initial(self.group) if array is None else array
             entry[name] = wrap(held, self._where)
 
     def _read(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
@@ -208,6 +213,10 @@ class GroupUpdate:
         if np.shape(value) not in (shape, (1,) if name == "step" else shape):
             raise StateDictError(f"state {name!r} of shape {np.shape(value)} for a parameter of {shape}")
         return place(value, self._where).reshape(shape) if hasattr(value, "shape") else np.asarray(value)
+
+    def _fits(self, array: Array, param: Array) -> bool:
+        """Whether a state can be updated where it is."""
+        return array.dtype == param.dtype and array.flags.c_contiguous and array.flags.writeable
 
     def _empty_like(self, param: Array) -> Array:
         return np.empty(param.shape, param.dtype)
