@@ -6,6 +6,7 @@ stay zero and are summed along with the rest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def lay_out(plan: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], dt
         step = max(1, _LINE // dtype.itemsize)
         length = 0
         for index in members:
-            stop = length + _count(shapes[index])
+            stop = length + math.prod(shapes[index])
             places[index] = Place(bucket=bucket, start=length, stop=stop, shape=shapes[index])
             length = -(-stop // step) * step
         buckets.append((dtype, length))
@@ -65,10 +66,3 @@ class FlatBuckets:
         self.views: list[Array] = [
             self.buffers[place.bucket][place.start : place.stop].reshape(place.shape) for place in layout.places
         ]
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count

@@ -11,13 +11,25 @@ PRECISIONS = ("highest", "high", "medium")
 
 
 class Precision:
-    """tf32: float32 factors may be rounded to TF32, which has the range of float32 and 10 bits of mantissa."""
+    """Switches of matrix products on GPUs; they may be turned where there is none.
+
+    tf32: float32 factors may be rounded to TF32, which has the range of float32 and 10 bits of mantissa
+    """
 
     __slots__ = ("name", "tf32")
 
     def __init__(self) -> None:
         self.name = "highest"
         self.tf32 = False
+
+    @property
+    def allow_tf32(self) -> bool:
+        """Whether factors of float32 may be rounded to TF32; off at first. See `set_float32_matmul_precision`."""
+        return self.tf32
+
+    @allow_tf32.setter
+    def allow_tf32(self, value: bool) -> None:
+        self.choose("high" if value else "highest")
 
     def choose(self, name: str) -> None:
         """Raises: ArgumentError for what is none of PRECISIONS."""

@@ -131,24 +131,20 @@ def reduce(tensor: Tensor, dst: int = 0, op: str = ReduceOp.SUM, group: Communic
     """Leaves the reduction of all ranks' tensors in that of rank `dst`."""
     total = _comm(group).reduce(tensor.detach(), op, dst)
     if total is not None:
-        _written(tensor).copy_(_tensor(total))
+        _written(tensor).copy_(from_numpy(total))
 
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Communicator | None = None) -> None:
     """Writes every rank's tensor into the list's, in the order of ranks; all are of one shape."""
     rows = _comm(group).all_gather(tensor.detach().unsqueeze(0), lengths="equal")
-    for out, row in zip(tensor_list, _tensor(rows), strict=True):
+    for out, row in zip(tensor_list, from_numpy(rows), strict=True):
         _written(out).copy_(row)
 
 
 def all_gather_into_tensor(output_tensor: Tensor, input_tensor: Tensor, group: Communicator | None = None) -> None:
     """Writes every rank's tensor into one, joined or stacked along its first dimension."""
-    rows = _tensor(_comm(group).all_gather(input_tensor.detach().unsqueeze(0), lengths="equal"))
+    rows = from_numpy(_comm(group).all_gather(input_tensor.detach().unsqueeze(0), lengths="equal"))
     _written(output_tensor).copy_(rows.reshape(output_tensor.shape))
-
-
-def _tensor(array: Any) -> Tensor:
-    return from_numpy(array)
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Communicator | None = None) -> None:

@@ -18,7 +18,7 @@ from ddp._tensor.operands import convert
 from ddp._tensor.reductions import axis, required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init as filling
-from ddp.nn.module import FunctionModule, Module
+from ddp.nn.module import FunctionModule, Layer, Module
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import one_dtype
 from ddp.ops import activation
@@ -246,97 +246,67 @@ class _Activation(FunctionModule):
         return ", ".join([*shown, "inplace=True"] if getattr(self, "inplace", False) else shown)
 
 
-class ReLU(_Activation):
+class ReLU(_Activation, function=relu):
     """max(input, 0)."""
 
-    _function = staticmethod(relu)
 
-
-class ReLU6(_Activation):
+class ReLU6(_Activation, function=relu6):
     """input clamped to [0, 6]."""
 
-    _function = staticmethod(relu6)
 
-
-class LeakyReLU(_Activation):
+class LeakyReLU(_Activation, function=leaky_relu):
     """input where it is positive, else negative_slope * input."""
 
-    _function = staticmethod(leaky_relu)
 
-
-class ELU(_Activation):
+class ELU(_Activation, function=elu):
     """input where it is positive, else alpha * (exp(input) - 1)."""
 
-    _function = staticmethod(elu)
 
-
-class SELU(_Activation):
+class SELU(_Activation, function=selu):
     """1.0507 * elu(input, 1.67326)."""
 
-    _function = staticmethod(selu)
 
-
-class CELU(_Activation):
+class CELU(_Activation, function=celu):
     """input where it is positive, else alpha * (exp(input / alpha) - 1)."""
 
-    _function = staticmethod(celu)
 
-
-class GELU(_Activation):
+class GELU(_Activation, function=gelu):
     """input * (1 + erf(input / sqrt(2))) / 2; approximate="tanh": by tanh in place of erf."""
-
-    _function = staticmethod(gelu)
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}"
 
 
-class SiLU(_Activation):
+class SiLU(_Activation, function=silu):
     """input * sigmoid(input)."""
 
-    _function = staticmethod(silu)
 
-
-class Mish(_Activation):
+class Mish(_Activation, function=mish):
     """input * tanh(softplus(input))."""
 
-    _function = staticmethod(mish)
 
-
-class Softplus(_Activation):
+class Softplus(_Activation, function=softplus):
     """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
 
-    _function = staticmethod(softplus)
 
-
-class Softsign(_Activation):
+class Softsign(_Activation, function=softsign):
     """input / (1 + |input|)."""
 
-    _function = staticmethod(softsign)
 
-
-class Sigmoid(_Activation):
+class Sigmoid(_Activation, function=sigmoid):
     """1 / (1 + exp(-input))."""
 
-    _function = staticmethod(sigmoid)
 
-
-class LogSigmoid(_Activation):
+class LogSigmoid(_Activation, function=logsigmoid):
     """log(sigmoid(input))."""
 
-    _function = staticmethod(logsigmoid)
 
-
-class Tanh(_Activation):
+class Tanh(_Activation, function=tanh):
     """The hyperbolic tangent."""
 
-    _function = staticmethod(tanh)
 
-
-class Hardtanh(_Activation):
+class Hardtanh(_Activation, function=hardtanh):
     """input clamped to [min_val, max_val]. Raises: ArgumentError unless min_val < max_val."""
-
-    _function = staticmethod(hardtanh)
 
     def _init(self, **settings: Any) -> None:
         super()._init(**settings)
@@ -344,36 +314,28 @@ class Hardtanh(_Activation):
             raise ArgumentError(f"Hardtanh: expected min_val < max_val, got {self.min_val} and {self.max_val}")
 
 
-class Hardswish(_Activation):
+class Hardswish(_Activation, function=hardswish):
     """input * relu6(input + 3) / 6."""
 
-    _function = staticmethod(hardswish)
     extra_repr = Module.extra_repr
 
 
-class Hardsigmoid(_Activation):
+class Hardsigmoid(_Activation, function=hardsigmoid):
     """relu6(input + 3) / 6."""
 
-    _function = staticmethod(hardsigmoid)
     extra_repr = Module.extra_repr
 
 
-class Threshold(_Activation):
+class Threshold(_Activation, function=threshold):
     """input where it is above `threshold`, else `value`."""
 
-    _function = staticmethod(threshold)
 
-
-class GLU(_Activation):
+class GLU(_Activation, function=glu):
     """The first half along `dim` times the sigmoid of the second: that size is halved."""
 
-    _function = staticmethod(glu)
 
-
-class PReLU(Module):
+class PReLU(Layer, shown="num_parameters="):
     """input where it is positive, else weight * input. weight: (num_parameters,), 1 or the channels of (N, C, ...)."""
-
-    _shown = "num_parameters="
 
     def __init__(self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
@@ -389,23 +351,17 @@ class PReLU(Module):
         return prelu(input, self.weight)
 
 
-class _Softmax(FunctionModule):
-    _omitted = ("_stacklevel", "dtype")
+class _Softmax(FunctionModule, omitted=("_stacklevel", "dtype")):
+    """A layer of `dim` alone."""
 
 
-class Softmax(_Softmax):
+class Softmax(_Softmax, function=softmax):
     """exp(input) / sum(exp(input)) along `dim`."""
 
-    _function = staticmethod(softmax)
 
-
-class LogSoftmax(_Softmax):
+class LogSoftmax(_Softmax, function=log_softmax):
     """log(softmax(input)) along `dim`."""
 
-    _function = staticmethod(log_softmax)
 
-
-class Softmin(_Softmax):
+class Softmin(_Softmax, function=softmin):
     """softmax(-input) along `dim`."""
-
-    _function = staticmethod(softmin)

@@ -11,7 +11,7 @@ from ddp._device import generator, on
 from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import empty, zeros
+from ddp._tensor.creation import zeros
 from ddp._tensor.dtypes import bool_, is_float
 from ddp._tensor.functions import cat
 from ddp.errors import ArgumentError, DtypeError, ShapeError
@@ -19,8 +19,7 @@ from ddp.nn import init
 from ddp.nn.activation import softmax
 from ddp.nn.dropout import dropout
 from ddp.nn.linear import Linear, linear
-from ddp.nn.module import Module
-from ddp.nn.parameter import Parameter
+from ddp.nn.module import Layer
 from ddp.ops import attention
 
 _NAME = "scaled_dot_product_attention"
@@ -121,7 +120,7 @@ class NonDynamicallyQuantizableLinear(Linear):
     """A Linear, under the name that PyTorch prints for the last projection of its attention."""
 
 
-class MultiheadAttention(Module):
+class MultiheadAttention(Layer):
     """Attention in num_heads subspaces of embed_dim/num_heads each, between learned projections.
 
     in_proj_weight: (3*embed_dim, embed_dim), or q_, k_ and v_proj_weight where kdim or vdim differ; in_proj_bias:
@@ -166,9 +165,7 @@ class MultiheadAttention(Module):
             "bias_k": (1, 1, embed_dim) if add_bias_kv else None,
             "bias_v": (1, 1, embed_dim) if add_bias_kv else None,
         }
-        for name, shape in shapes.items():
-            made = None if shape is None else Parameter(empty(shape, device=device, dtype=dtype))
-            self.register_parameter(name, made)
+        self._register_empty(device, dtype, **shapes)
         self.out_proj = NonDynamicallyQuantizableLinear(embed_dim, embed_dim, bias, device=device, dtype=dtype)
         self._reset_parameters()
 

@@ -12,21 +12,79 @@ from ddp.errors import DtypeError, RangeError
 from ddp.nn.module import Module, note_registration
 from ddp.nn.parameter import Parameter
 
-L = TypeVar("L", bound="_ModuleSequence")
+L = TypeVar("L", bound="_Sequence")
 
 
-class _ModuleSequence(Module):
-    """A list of modules, which are children named by their positions."""
+class _Sequence(Module):
+    """A list of modules or parameters, named by their positions. `_entries`: these by name."""
+
+    @property
+    def _entries(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _set(self, name: str, value: Any) -> None:
+        """Registers an entry. Raises: DtypeError."""
+        raise NotImplementedError
+
+    def _like(self, items: list[tuple[str, Any]]) -> Any:
+        """A container of this class with these entries."""
+        kind: Any = type(self)
+        return kind([value for _, value in items])
 
     def _position(self, index: int, inserting: bool = False) -> int:
         """Raises: RangeError."""
-        n, i = len(self._modules), operator.index(index)
+        n, i = len(self), operator.index(index)
         if not -n <= i < n + inserting:
-            raise RangeError(f"{type(self).__name__} of {n} modules has no module {i}")
+            raise RangeError(f"{type(self).__name__} of {n} entries has no entry {i}")
         return i + n if i < 0 else i
 
     def _name(self, index: int) -> str:
-        return next(itertools.islice(self._modules, self._position(index), None))
+        return next(itertools.islice(self._entries, self._position(index), None))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._entries.values())
+
+    @overload
+    def __getitem__(self: L, index: int) -> Any: ...
+    @overload
+    def __getitem__(self: L, index: slice) -> L: ...
+    def __getitem__(self: L, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._like(list(self._entries.items())[index])
+        return self._entries[self._name(index)]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._set(self._name(index), value)
+
+    def __iadd__(self: L, other: Iterable[Any]) -> L:
+        return self.extend(other)
+
+    def append(self: L, value: Any) -> L:
+        """Adds an entry at the end, and returns this container."""
+        self._set(str(len(self)), value)
+        return self
+
+    def extend(self: L, values: Iterable[Any]) -> L:
+        """Adds entries at the end, and returns this container. Raises: DtypeError for what is no sequence."""
+        if not isinstance(values, Iterable) or isinstance(values, str | bytes | Tensor):
+            raise DtypeError(f"{type(self).__name__}: expected a sequence, got {type(values).__name__}")
+        for value in list(values):
+            self.append(value)
+        return self
+
+
+class _ModuleSequence(_Sequence):
+    """A list of modules, which are children named by their positions."""
+
+    @property
+    def _entries(self) -> dict[str, Any]:
+        return self._modules
+
+    def _set(self, name: str, value: Any) -> None:
+        self.add_module(name, value)
 
     def _refill(self, modules: Iterable[Any]) -> None:
         """Replaces all children, named by position. Raises: DtypeError."""
@@ -38,48 +96,10 @@ class _ModuleSequence(Module):
         self._modules.update((str(i), module) for i, module in enumerate(found))
         note_registration()
 
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._modules.values())
-
-    @overload
-    def __getitem__(self: L, index: int) -> Any: ...
-    @overload
-    def __getitem__(self: L, index: slice) -> L: ...
-    def __getitem__(self: L, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return self._like(list(self._modules.items())[index])
-        return self._modules[self._name(index)]
-
-    def _like(self, items: list[tuple[str, Any]]) -> Any:
-        """A container of this class with these modules."""
-        raise NotImplementedError
-
-    def __setitem__(self, index: int, module: Module) -> None:
-        self.add_module(self._name(index), module)
-
     def __delitem__(self, index: int | slice) -> None:
         modules = list(self._modules.values())
         del modules[index if isinstance(index, slice) else self._position(index)]
         self._refill(modules)
-
-    def __iadd__(self: L, other: Iterable[Any]) -> L:
-        return self.extend(other)
-
-    def append(self: L, module: Module) -> L:
-        """Adds a module at the end, and returns this container."""
-        self.add_module(str(len(self)), module)
-        return self
-
-    def extend(self: L, modules: Iterable[Any]) -> L:
-        """Adds modules at the end, and returns this container. Raises: DtypeError for what is no sequence."""
-        if not isinstance(modules, Iterable) or isinstance(modules, str | bytes):
-            raise DtypeError(f"{type(self).__name__}: expected a sequence of modules, got {type(modules).__name__}")
-        for module in list(modules):
-            self.append(module)
-        return self
 
     def insert(self: L, index: int, module: Module) -> L:
         """Adds a module before position `index`, and returns this container. Raises: RangeError, DtypeError."""
@@ -132,9 +152,6 @@ class ModuleList(_ModuleSequence):
         super().__init__()
         if modules is not None:
             self.extend(modules)
-
-    def _like(self, items: list[tuple[str, Any]]) -> Any:
-        return type(self)([module for _, module in items])
 
     def __add__(self, other: Iterable[Module]) -> ModuleList:
         return ModuleList([*self, *other])
@@ -268,7 +285,7 @@ class ParameterDict(_Dict):
         return _parameter_lines(self)
 
 
-class ParameterList(Module):
+class ParameterList(_Sequence):
     """A list of parameters, which a module that holds it trains; tensors become parameters.
 
     Raises: DtypeError for what is no tensor; RangeError for an index out of range.
@@ -279,41 +296,12 @@ class ParameterList(Module):
         if values is not None:
             self.extend(values)
 
-    def _name(self, index: int) -> str:
-        n, i = len(self), operator.index(index)
-        if not -n <= i < n:
-            raise RangeError(f"ParameterList of {n} parameters has no parameter {i}")
-        return str(i % n)
+    @property
+    def _entries(self) -> dict[str, Any]:
+        return self._parameters
 
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return ParameterList(list(self)[index])
-        return self._parameters[self._name(index)]
-
-    def __setitem__(self, index: int, value: Any) -> None:
-        self.register_parameter(self._name(index), _as_parameter(value, "ParameterList"))
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._parameters.values())
-
-    def __iadd__(self, values: Iterable[Any]) -> ParameterList:
-        return self.extend(values)
-
-    def append(self, value: Any) -> ParameterList:
-        """Adds a parameter at the end, and returns this list."""
-        self.register_parameter(str(len(self)), _as_parameter(value, "ParameterList"))
-        return self
-
-    def extend(self, values: Iterable[Any]) -> ParameterList:
-        """Adds parameters at the end, and returns this list."""
-        if not isinstance(values, Iterable) or isinstance(values, Tensor):
-            raise DtypeError(f"ParameterList: expected a sequence of parameters, got {type(values).__name__}")
-        for value in list(values):
-            self.append(value)
-        return self
+    def _set(self, name: str, value: Any) -> None:
+        self.register_parameter(name, _as_parameter(value, "ParameterList"))
 
     def extra_repr(self) -> str:
         return _parameter_lines(self)

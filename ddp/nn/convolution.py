@@ -7,12 +7,10 @@ from typing import Any, ClassVar
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import empty
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
-from ddp.nn.module import Module
+from ddp.nn.module import Layer
 from ddp.nn.padding import pad
-from ddp.nn.parameter import Parameter
 from ddp.nn.validation import Size, numbers, one_dtype, window_of
 from ddp.ops import convolution
 from ddp.ops.convolution import Pair
@@ -180,9 +178,11 @@ def _named_padding(
     return input, (total[0] // 2, total[1] // 2)
 
 
-class _Conv(Module):
-    dims: ClassVar[int]
-    transposed: ClassVar[bool] = False
+class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
+    _dims: ClassVar[int]
+    _transposed: ClassVar[bool] = False
+    _usual: ClassVar = {"padding": 0, "dilation": 1, "output_padding": 0, "groups": 1, "bias": True}
+    _usual["padding_mode"] = "zeros"
 
     def __init__(
         self,
@@ -206,37 +206,27 @@ class _Conv(Module):
             raise ArgumentError(f"{name}: groups {groups} does not divide {in_channels} and {out_channels} channels")
         if isinstance(padding, str) and padding not in ("valid", "same"):
             raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
-        if padding_mode not in (_PADDING_MODES[:1] if self.transposed else _PADDING_MODES):
+        if padding_mode not in (_PADDING_MODES[:1] if self._transposed else _PADDING_MODES):
             raise ArgumentError(f"{name}: padding_mode {padding_mode!r} is not supported")
         self.in_channels = in_channels
         self.out_channels = out_channels
-        self.kernel_size = numbers(kernel_size, self.dims, "kernel_size")
-        self.stride = numbers(stride, self.dims, "stride")
+        self.kernel_size = numbers(kernel_size, self._dims, "kernel_size")
+        self.stride = numbers(stride, self._dims, "stride")
         if padding == "same" and max(self.stride) > 1:
             raise ArgumentError(f"{name}: padding='same' needs stride 1, got {self.stride}")
-        self.padding: Any = padding if isinstance(padding, str) else numbers(padding, self.dims, "padding")
-        self.dilation = numbers(dilation, self.dims, "dilation")
-        self.output_padding = numbers(_output_padding, self.dims, "output_padding")
+        self.padding: Any = padding if isinstance(padding, str) else numbers(padding, self._dims, "padding")
+        self.dilation = numbers(dilation, self._dims, "dilation")
+        self.output_padding = numbers(_output_padding, self._dims, "output_padding")
         self.groups = groups
         self.padding_mode = padding_mode
-        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        first, second = (in_channels, out_channels) if self._transposed else (out_channels, in_channels)
         shape = (first, second // groups, *self.kernel_size)
-        self.weight = Parameter(empty(shape, device=device, dtype=dtype))
-        self.register_parameter("bias", Parameter(empty(out_channels, device=device, dtype=dtype)) if bias else None)
+        self._register_empty(device, dtype, weight=shape, bias=(out_channels,) if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draws new weights and biases."""
         init.reset_affine(self.weight, self.bias)
-
-    def extra_repr(self) -> str:
-        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        zeros, ones = (0,) * self.dims, (1,) * self.dims
-        for name, usual in (("padding", zeros), ("dilation", ones), ("output_padding", zeros), ("groups", 1)):
-            if getattr(self, name) != usual:
-                text += f", {name}={getattr(self, name)}"
-        text += "" if self.bias is not None else ", bias=False"
-        return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, L) or (C, L) in one dimension, (N, C, H, W) or (C, H, W) in two."""
@@ -244,12 +234,12 @@ class _Conv(Module):
         if self.padding_mode != "zeros":
             input, padding = pad(input, self._widths(), mode=self.padding_mode), 0
         tensors = input, self.weight, self.bias
-        return _conv(f"conv{self.dims}d", tensors, self.stride, padding, self.dilation, self.groups)
+        return _conv(f"conv{self._dims}d", tensors, self.stride, padding, self.dilation, self.groups)
 
     def _widths(self) -> list[int]:
         """The padding before and after each dimension, the last first."""
         widths: list[int] = []
-        for axis in reversed(range(self.dims)):
+        for axis in reversed(range(self._dims)):
             if isinstance(self.padding, str):
                 total = self.dilation[axis] * (self.kernel_size[axis] - 1) if self.padding == "same" else 0
                 widths += total // 2, total - total // 2
@@ -258,7 +248,7 @@ class _Conv(Module):
         return widths
 
 
-class Conv1d(_Conv):
+class Conv1d(_Conv, dims=1):
     """Convolution along lines. input: (N, in_channels, L); returns (N, out_channels, OL), see functional.conv1d.
 
     weight: (out_channels, in_channels/groups, K); bias: (out_channels,). padding: a number, "valid" or "same";
@@ -267,10 +257,8 @@ class Conv1d(_Conv):
     Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
     """
 
-    dims = 1
 
-
-class Conv2d(_Conv):
+class Conv2d(_Conv, dims=2):
     """Convolution over images. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see functional.conv2d.
 
     weight: (out_channels, in_channels/groups, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
@@ -279,12 +267,8 @@ class Conv2d(_Conv):
     Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
     """
 
-    dims = 2
 
-
-class _Transposed(_Conv):
-    transposed = True
-
+class _Transposed(_Conv, transposed=True):
     def __init__(
         self,
         in_channels: int,
@@ -312,19 +296,19 @@ class _Transposed(_Conv):
         extra = self.output_padding
         if output_size is not None:
             steps = self.kernel_size, self.stride, self.padding, self.dilation
-            least = _transposed_size(input.shape[-self.dims :], *steps)
+            least = _transposed_size(input.shape[-self._dims :], *steps)
             most = tuple(n + s - 1 for n, s in zip(least, self.stride, strict=True))
-            extra = tuple(n - a for a, n in zip(least, tuple(output_size)[-self.dims :], strict=False))
-            if len(extra) < self.dims or any(not 0 <= e < s for e, s in zip(extra, self.stride, strict=True)):
+            extra = tuple(n - a for a, n in zip(least, tuple(output_size)[-self._dims :], strict=False))
+            if len(extra) < self._dims or any(not 0 <= e < s for e, s in zip(extra, self.stride, strict=True)):
                 raise ShapeError(
                     f"{type(self).__name__}: output_size {tuple(output_size)} for input {tuple(input.shape)}: "
                     f"expected {least} to {most}"
                 )
-        tensors, name = (input, self.weight, self.bias), f"conv_transpose{self.dims}d"
+        tensors, name = (input, self.weight, self.bias), f"conv_transpose{self._dims}d"
         return _conv(name, tensors, self.stride, self.padding, self.dilation, self.groups, extra)
 
 
-class ConvTranspose1d(_Transposed):
+class ConvTranspose1d(_Transposed, dims=1):
     """The transpose of Conv1d. input: (N, in_channels, L); returns (N, out_channels, OL), see conv_transpose1d.
 
     weight: (in_channels, out_channels/groups, K); bias: (out_channels,).
@@ -332,15 +316,11 @@ class ConvTranspose1d(_Transposed):
     Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
     """
 
-    dims = 1
 
-
-class ConvTranspose2d(_Transposed):
+class ConvTranspose2d(_Transposed, dims=2):
     """The transpose of Conv2d. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see conv_transpose2d.
 
     weight: (in_channels, out_channels/groups, KH, KW); bias: (out_channels,).
 
     Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
     """
-
-    dims = 2

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 from ddp._device import generator
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.inplace import assign
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.module import Module
+from ddp.nn.module import Layer
 from ddp.ops import activation
 
 
@@ -41,24 +39,16 @@ def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
 
 
 def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As dropout, but zeros whole channels. input: (N, C, H, W); (N, C, L) too, as PyTorch has it.
+    """As dropout, but zeros whole channels. input: (N, C, H, W); any (N, C, ...) works, as in PyTorch.
 
-    Anything else of two dimensions and more works as there, with a warning: its first two are N and C.
     Raises: ArgumentError, ShapeError.
     """
-    if input.ndim not in (3, 4):
-        if input.ndim < 2:
-            raise ShapeError(f"dropout2d: input {tuple(input.shape)}: expected (N, C, H, W) or (N, C, L)")
-        warnings.warn(
-            f"dropout2d: input {tuple(input.shape)} is not (N, C, H, W): use dropout for elements, dropout1d for lines",
-            stacklevel=2,
-        )
+    if input.ndim < 2:
+        raise ShapeError(f"dropout2d: input {tuple(input.shape)}: expected (N, C, H, W)")
     return _dropout("dropout2d", input, p, training, inplace, (*input.shape[:2], *(1,) * (input.ndim - 2)))
 
 
-class _Dropping(Module):
-    _shown = "p= inplace="
-
+class _Dropping(Layer, shown="p= inplace="):
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
         if not 0 <= p <= 1:

@@ -12,7 +12,7 @@ from ddp._tensor.creation import empty
 from ddp._tensor.device_guard import guarded_function
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import init
-from ddp.nn.module import Module
+from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.ops import indexing
 
@@ -98,7 +98,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return wrap((array[..., None] == xp.arange(num_classes)).astype("int64"), input.device)
 
 
-class Embedding(Module):
+class Embedding(Layer, shown="num_embeddings embedding_dim"):
     """A table of vectors, looked up by number. input: integers, any shape; returns (*input, embedding_dim).
 
     weight: (num_embeddings, embedding_dim), normally distributed. padding_idx: a row that begins as zeros and gets no
@@ -107,7 +107,6 @@ class Embedding(Module):
     Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
     """
 
-    _shown = "num_embeddings embedding_dim"
     _usual: ClassVar = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
 
     def __init__(

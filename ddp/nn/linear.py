@@ -9,19 +9,17 @@ from typing import Any
 from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import empty
 from ddp._tensor.functions import flatten
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
 from ddp.nn.activation import gelu, relu
-from ddp.nn.module import FunctionModule, Module
-from ddp.nn.parameter import Parameter
+from ddp.nn.module import FunctionModule, Layer, Module
 from ddp.nn.validation import one_dtype
 from ddp.ops import products
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """input @ weight.T + bias. input: (..., n), weight: (m, n) or (n,), bias: (m,) or (); returns (..., m) or (...).
+    """input @ weight.T + bias. input: (..., n), weight: (m, n), bias: (m,); returns (..., m).
 
     Raises: ShapeError, DtypeError.
     """
@@ -31,22 +29,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if (x.dtype != w.dtype or (b is not None and b.dtype != w.dtype)) and modes.state.autocast is None:
         one_dtype("linear", input, weight, bias)
     shape = w.shape
-    if len(shape) != 2:
-        return _linear_vector(input, weight, bias)
-    if not x.ndim or x.shape[-1] != shape[1]:
+    if len(shape) != 2 or not x.ndim or x.shape[-1] != shape[1]:
         raise ShapeError(f"linear: input {x.shape} and weight {shape}: expected (..., n) and (m, n)")
     if b is not None and b.shape != shape[:1]:
         raise ShapeError(f"linear: bias {b.shape} for weight {shape}: expected {shape[:1]}")
     return apply(products.linear, (input, weight, bias))
-
-
-def _linear_vector(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if weight.ndim != 1 or not input.ndim or input.shape[-1] != weight.shape[0] or (bias is not None and bias.ndim):
-        raise ShapeError(
-            f"linear: input {input.shape} and weight {weight.shape}: expected (..., n) and (m, n), or (n,) and bias ()"
-        )
-    out = input @ weight
-    return out if bias is None else out + bias
 
 
 def linear_act(
@@ -165,13 +152,11 @@ class Identity(Module):
         return input
 
 
-class Linear(Module):
+class Linear(Layer, shown="in_features= out_features= bias="):
     """input @ weight.T + bias. input: (..., in_features); weight: (out_features, in_features); bias: (out_features,).
 
     Raises: ShapeError, DtypeError when called with an input that does not fit.
     """
-
-    _shown = "in_features= out_features= bias="
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
@@ -179,8 +164,8 @@ class Linear(Module):
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = Parameter(empty(out_features, in_features, device=device, dtype=dtype))
-        self.register_parameter("bias", Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None)
+        widths = (out_features, in_features)
+        self._register_empty(device, dtype, weight=widths, bias=widths[:1] if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -192,14 +177,12 @@ class Linear(Module):
         return linear(input, self.weight, self.bias)
 
 
-class Bilinear(Module):
+class Bilinear(Layer, shown="in1_features= in2_features= out_features= bias="):
     """input1^T @ weight[k] @ input2 + bias[k] for each k. input1: (..., in1_features); input2: (..., in2_features);
     weight: (out_features, in1_features, in2_features); bias: (out_features,).
 
     Raises: ShapeError, DtypeError when called with inputs that do not fit.
     """
-
-    _shown = "in1_features= in2_features= out_features= bias="
 
     def __init__(
         self,
@@ -216,8 +199,8 @@ class Bilinear(Module):
         self.in1_features = in1_features
         self.in2_features = in2_features
         self.out_features = out_features
-        self.weight = Parameter(empty(out_features, in1_features, in2_features, device=device, dtype=dtype))
-        self.register_parameter("bias", Parameter(empty(out_features, device=device, dtype=dtype)) if bias else None)
+        widths = (out_features, in1_features, in2_features)
+        self._register_empty(device, dtype, weight=widths, bias=widths[:1] if bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -232,22 +215,18 @@ class Bilinear(Module):
         return bilinear(input1, input2, self.weight, self.bias)
 
 
-class Flatten(FunctionModule):
+class Flatten(FunctionModule, function=flatten):
     """Dimensions start_dim to end_dim (inclusive) joined into one: (N, C, H, W) becomes (N, C*H*W)."""
-
-    _function = staticmethod(flatten)
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
         self._init(start_dim=start_dim, end_dim=end_dim)
 
 
-class Unflatten(Module):
+class Unflatten(Layer, shown="dim= unflattened_size="):
     """Dimension `dim` split into several: with (C, H, W), (N, C*H*W) becomes (N, C, H, W). One size may be -1.
 
     Raises: ShapeError when called with a dimension that is not their product.
     """
-
-    _shown = "dim= unflattened_size="
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
         super().__init__()

@@ -419,7 +419,6 @@ def gaussian_nll_loss(
 
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
     """The p-norm of x1 - x2 + eps over the last dimension. x1, x2: (..., d), broadcast. Raises: ShapeError."""
-    broadcast(x1.shape, x2.shape, "pairwise_distance")
     return (x1 - x2 + eps).norm(p, -1, keepdim)
 
 
@@ -484,7 +483,6 @@ def margin_ranking_loss(
 @_positional("size_average reduce reduction")
 def soft_margin_loss(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """log(1 + exp(-target * input)), target 1 or -1, without overflow. Raises: ShapeError, ArgumentError."""
-    broadcast(input.shape, target.shape, "soft_margin_loss")
     z: Any = -target * input
     each = z.clamp(min=0) + ((-z.abs()).exp() + 1).log()
     return _reduce_losses(each, reduction)
@@ -506,7 +504,6 @@ def triplet_margin_loss(
 
     swap: the negative's distance is the smaller of those to anchor and positive. Raises: ShapeError, ArgumentError.
     """
-    _check_margin("triplet_margin_loss", margin)
     return triplet_margin_with_distance_loss(
         anchor,
         positive,
@@ -516,11 +513,6 @@ def triplet_margin_loss(
         swap=swap,
         reduction=reduction,
     )
-
-
-def _check_margin(name: str, margin: float) -> None:
-    if margin <= 0:
-        raise ArgumentError(f"{name}: margin is positive, not {margin}")
 
 
 @_positional("")
@@ -535,6 +527,8 @@ def triplet_margin_with_distance_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """triplet_margin_loss by any distance, pairwise_distance if none is given. Raises: ShapeError, ArgumentError."""
+    if margin <= 0:
+        raise ArgumentError(f"triplet_margin_loss: margin is positive, not {margin}")
     if not anchor.ndim == positive.ndim == negative.ndim:
         raise ShapeError(
             f"triplet_margin_loss: {anchor.shape}, {positive.shape} and {negative.shape} need one number of dimensions"
@@ -561,146 +555,97 @@ class _Loss(FunctionModule):
             self.register_buffer(name, weight)
 
 
-class CrossEntropyLoss(_Loss):
+class CrossEntropyLoss(_Loss, function=cross_entropy):
     """-log softmax(input)[target], from logits. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...) of
     classes, or probabilities of the input's shape. weight: (C,).
 
     Raises when called: see functional.cross_entropy.
     """
 
-    _function = staticmethod(cross_entropy)
 
-
-class NLLLoss(_Loss):
+class NLLLoss(_Loss, function=nll_loss):
     """-input[target], of log-probabilities. input: (C,), (N, C) or (N, C, ...); target: (), (N,) or (N, ...)."""
 
-    _function = staticmethod(nll_loss)
 
-
-class BCELoss(_Loss):
+class BCELoss(_Loss, function=binary_cross_entropy):
     """-target * log(input) - (1 - target) * log(1 - input), the logarithms no less than -100. All of one shape."""
 
-    _function = staticmethod(binary_cross_entropy)
 
-
-class BCEWithLogitsLoss(_Loss):
+class BCEWithLogitsLoss(_Loss, function=binary_cross_entropy_with_logits):
     """BCELoss of sigmoid(input), without overflow. weight, pos_weight: broadcast to the losses."""
 
-    _function = staticmethod(binary_cross_entropy_with_logits)
 
-
-class KLDivLoss(_Loss):
+class KLDivLoss(_Loss, function=kl_div):
     """target * (log(target) - input), input being a logarithm, and with log_target the target too.
 
     reduction: "batchmean" (the sum over the batch size) is the divergence as mathematics has it.
     """
 
-    _function = staticmethod(kl_div)
 
-
-class MSELoss(_Loss):
+class MSELoss(_Loss, function=mse_loss, omitted=("weight",)):
     """(input - target)^2. input, target: of one shape."""
 
-    _omitted = ("weight",)
-    _function = staticmethod(mse_loss)
 
-
-class L1Loss(_Loss):
+class L1Loss(_Loss, function=l1_loss, omitted=("weight",)):
     """|input - target|. input, target: of one shape."""
 
-    _omitted = ("weight",)
-    _function = staticmethod(l1_loss)
 
-
-class SmoothL1Loss(_Loss):
+class SmoothL1Loss(_Loss, function=smooth_l1_loss):
     """d^2 / (2 * beta) where |d| < beta, else |d| - beta / 2, d = input - target."""
 
-    _function = staticmethod(smooth_l1_loss)
 
-
-class HuberLoss(_Loss):
+class HuberLoss(_Loss, function=huber_loss, omitted=("weight",)):
     """d^2 / 2 where |d| <= delta, else delta * (|d| - delta / 2), d = input - target."""
 
-    _omitted = ("weight",)
-    _function = staticmethod(huber_loss)
 
-
-class PoissonNLLLoss(_Loss):
+class PoissonNLLLoss(_Loss, function=poisson_nll_loss):
     """-log of Poisson's probability of the target, whose rate, or its logarithm (log_input), is the input."""
 
-    _function = staticmethod(poisson_nll_loss)
 
-
-class GaussianNLLLoss(_Loss):
+class GaussianNLLLoss(_Loss, function=gaussian_nll_loss, inputs=3):
     """(log(var) + (input - target)^2 / var) / 2; full: with log(2 * pi) / 2. var is no less than eps.
 
     input, target: of one shape; var: a number, of that shape, or with its last dimension missing or 1.
     """
 
-    _inputs = 3
-    _function = staticmethod(gaussian_nll_loss)
 
-
-class HingeEmbeddingLoss(_Loss):
+class HingeEmbeddingLoss(_Loss, function=hinge_embedding_loss):
     """input where the target is 1, max(0, margin - input) where it is -1."""
 
-    _function = staticmethod(hinge_embedding_loss)
 
-
-class CosineEmbeddingLoss(_Loss):
+class CosineEmbeddingLoss(_Loss, function=cosine_embedding_loss, inputs=3):
     """1 - cos(input1, input2) where the target is 1, max(0, cos - margin) where it is -1.
 
     input1, input2: (N, d) or (d,); target: (N,) or ().
     """
 
-    _inputs = 3
-    _function = staticmethod(cosine_embedding_loss)
 
-
-class MarginRankingLoss(_Loss):
+class MarginRankingLoss(_Loss, function=margin_ranking_loss, inputs=3):
     """max(0, -target * (input1 - input2) + margin), target 1 or -1. input1, input2, target: of one shape."""
 
-    _inputs = 3
-    _function = staticmethod(margin_ranking_loss)
 
-
-class SoftMarginLoss(_Loss):
+class SoftMarginLoss(_Loss, function=soft_margin_loss):
     """log(1 + exp(-target * input)), target 1 or -1."""
 
-    _function = staticmethod(soft_margin_loss)
 
-
-class TripletMarginLoss(_Loss):
+class TripletMarginLoss(_Loss, function=triplet_margin_loss, inputs=3):
     """max(0, distance(anchor, positive) - distance(anchor, negative) + margin), by the p-norm.
 
     anchor, positive, negative: (N, d) or (d,).
     """
 
-    _inputs = 3
-    _function = staticmethod(triplet_margin_loss)
 
-    def _init(self, **settings: Any) -> None:
-        _check_margin("TripletMarginLoss", settings["margin"])
-        super()._init(**settings)
-
-
-class TripletMarginWithDistanceLoss(_Loss):
+class TripletMarginWithDistanceLoss(_Loss, function=triplet_margin_with_distance_loss, inputs=3):
     """TripletMarginLoss by any distance, pairwise_distance if none is given."""
 
-    _inputs = 3
-    _function = staticmethod(triplet_margin_with_distance_loss)
-
     def _init(self, **settings: Any) -> None:
-        _check_margin("TripletMarginWithDistanceLoss", settings["margin"])
         distance = settings["distance_function"]
         super()._init(**{**settings, "distance_function": PairwiseDistance() if distance is None else distance})
 
 
-class CosineSimilarity(FunctionModule):
+class CosineSimilarity(FunctionModule, function=cosine_similarity, inputs=2):
     """sum(x1 * x2) / (max(|x1|, eps) * max(|x2|, eps)) along `dim`. x1, x2: broadcast; the result lacks `dim`."""
 
-    _inputs = 2
-    _function = staticmethod(cosine_similarity)
     extra_repr = Module.extra_repr
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
+from ddp._tensor.creation import empty
 from ddp._tensor.storage import move_to_shared_memory
 from ddp.errors import ArgumentError, DtypeError
 from ddp.nn.hooks import HasHooks
@@ -357,7 +358,8 @@ class Module(HasStateDict, HasHooks):
             value = getattr(self, name)
             if name == "bias":
                 value = value is not None and value is not False
-            if name not in self._usual or value != self._usual[name]:
+            usual = self._usual.get(name, self)  # self is no value: it is always shown
+            if value not in (usual, (usual,), (usual, usual)):  # or of each dimension
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
 
@@ -385,24 +387,38 @@ class _SettingsSignature:
         return kind._signature()
 
 
-class FunctionModule(Module):
-    """A layer without parameters: keeps its settings as attributes, and calls `_function` with its inputs and them.
+class Layer(Module):
+    """The base of our layers. Keywords of the class become attributes: `class ReLU(Layer, function=relu)`."""
 
-    A subclass names its `_function`. Its settings are that one's arguments after the inputs, in their order; where
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__()
+        for name, value in named.items():
+            setattr(cls, f"_{name}", staticmethod(value) if name == "function" else value)
+
+    def _register_empty(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:
+        """Registers a parameter of each shape, to be filled; None in the place of one that is not there."""
+        for name, shape in shapes.items():
+            found = None if shape is None else Parameter(empty(shape, device=device, dtype=dtype))
+            self.register_parameter(name, found)
+
+
+class FunctionModule(Layer):
+    """A layer without parameters: keeps its settings as attributes, and calls its function with its inputs and them.
+
+    A subclass is made with `function=`, whose arguments after the inputs are its settings, in their order; where
     PyTorch's layer has others, the subclass has an `__init__` of its own, which gives them to `_init`.
+
+    inputs: how many arguments of the function come with each call; omitted: those that the layer does not have
     """
 
     _function: ClassVar[Callable[..., Any]]
-    _inputs: ClassVar[int] = 1  # how many arguments of the function come with each call
-    _omitted: ClassVar[tuple[str, ...]] = ("out",)  # arguments of the function that the layer does not have
+    _inputs: ClassVar[int] = 1
+    _omitted: ClassVar[tuple[str, ...]] = ("out",)
     _settings: tuple[str, ...]
     __signature__ = _SettingsSignature()
 
     def __init__(self, *settings: Any, **named: Any) -> None:
-        try:
-            bound = self._signature().bind(*settings, **named)
-        except TypeError as error:
-            raise TypeError(f"{type(self).__name__}: {error}") from None
+        bound = self._signature().bind(*settings, **named)
         bound.apply_defaults()
         self._init(**bound.arguments)
 

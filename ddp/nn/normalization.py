@@ -13,7 +13,7 @@ from ddp._tensor.creation import ones, zeros
 from ddp._tensor.reductions import axis, required_float
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
-from ddp.nn.module import Module
+from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import affine_dtype, check_channels
 from ddp.ops import normalization
@@ -178,7 +178,7 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
 
 
-class _Norm(Module):
+class _Norm(Layer):
     """What all have: a weight and a bias."""
 
     def _register_affine(
@@ -198,13 +198,11 @@ class _Norm(Module):
                 init.constant_(parameter, value)
 
 
-class LayerNorm(_Norm):
+class LayerNorm(_Norm, shown="normalized_shape eps= elementwise_affine= bias="):
     """Mean 0 and variance 1 over the last axes of every sample, then weight and bias. input: (..., *normalized_shape).
 
     weight, bias: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.layer_norm.
     """
-
-    _shown = "normalized_shape eps= elementwise_affine= bias="
 
     def __init__(
         self,
@@ -226,13 +224,11 @@ class LayerNorm(_Norm):
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
-class RMSNorm(_Norm):
+class RMSNorm(_Norm, shown="normalized_shape eps= elementwise_affine="):
     """Root mean square 1 over the last axes of every sample, then weight. input: (..., *normalized_shape).
 
     weight: of normalized_shape. Raises: ShapeError, DtypeError when called; see functional.rms_norm.
     """
-
-    _shown = "normalized_shape eps= elementwise_affine="
 
     def __init__(
         self,
@@ -253,14 +249,12 @@ class RMSNorm(_Norm):
         return rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
 
-class GroupNorm(_Norm):
+class GroupNorm(_Norm, shown="num_groups num_channels eps= affine= bias="):
     """Mean 0 and variance 1 over groups of channels of every sample, then weight and bias. input: (N, C, ...).
 
     weight, bias: (num_channels,). Raises: ArgumentError unless num_groups divides num_channels; ShapeError, DtypeError
     when called; see functional.group_norm.
     """
-
-    _shown = "num_groups num_channels eps= affine= bias="
 
     def __init__(
         self,
@@ -287,11 +281,10 @@ class GroupNorm(_Norm):
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
-class _ChannelNorm(_Norm):
+class _ChannelNorm(_Norm, shown="num_features eps= momentum= affine= bias= track_running_stats="):
     """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
 
-    ranks: tuple[int, ...]  # numbers of dimensions that an input may have
-    _shown = "num_features eps= momentum= affine= bias= track_running_stats="
+    _ranks: tuple[int, ...]  # numbers of dimensions that an input may have
 
     def __init__(
         self,
@@ -332,8 +325,8 @@ class _ChannelNorm(_Norm):
 
     def _check(self, input: Tensor) -> None:
         """Raises: ShapeError unless the input has a number of dimensions that this layer takes."""
-        if input.ndim not in self.ranks:
-            wanted = " or ".join(f"{rank}-d" for rank in self.ranks)
+        if input.ndim not in self._ranks:
+            wanted = " or ".join(f"{rank}-d" for rank in self._ranks)
             raise ShapeError(f"{type(self).__name__}: expected {wanted} input, got shape {input.shape}")
 
 
@@ -359,7 +352,7 @@ class BatchNorm(_ChannelNorm):
         return momentum
 
 
-class BatchNorm1d(BatchNorm):
+class BatchNorm1d(BatchNorm, ranks=(2, 3)):
     """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C) or (N, C, L).
 
     weight, bias: (C,). In training, running_mean and running_var move towards the batch's by `momentum` (None: they
@@ -369,16 +362,12 @@ class BatchNorm1d(BatchNorm):
     Raises: ShapeError when called, also for one value a channel in training. Source: arXiv:1502.03167.
     """
 
-    ranks = (2, 3)
 
-
-class BatchNorm2d(BatchNorm):
+class BatchNorm2d(BatchNorm, ranks=(4,)):
     """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C, H, W).
 
     weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
     """
-
-    ranks = (4,)
 
 
 class _InstanceNorm(_ChannelNorm):
@@ -399,7 +388,7 @@ class _InstanceNorm(_ChannelNorm):
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...) or (C, ...)."""
         self._check(input)
-        single = input.ndim == self.ranks[0]
+        single = input.ndim == self._ranks[0]
         batch = input.unsqueeze(0) if single else input
         if self.affine and batch.shape[1] != self.num_features:
             raise ShapeError(
@@ -411,7 +400,7 @@ class _InstanceNorm(_ChannelNorm):
         return out.squeeze(0) if single else out
 
 
-class InstanceNorm1d(_InstanceNorm):
+class InstanceNorm1d(_InstanceNorm, ranks=(2, 3)):
     """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, L) or (C, L).
 
     weight, bias: (C,), there if `affine`. Running statistics are kept only with track_running_stats.
@@ -419,13 +408,9 @@ class InstanceNorm1d(_InstanceNorm):
     Raises: ShapeError when called, also for one position. Source: Ulyanov et al. 2016, arXiv:1607.08022.
     """
 
-    ranks = (2, 3)
 
-
-class InstanceNorm2d(_InstanceNorm):
+class InstanceNorm2d(_InstanceNorm, ranks=(3, 4)):
     """Mean 0 and variance 1 for each channel of each sample, then weight and bias. input: (N, C, H, W) or (C, H, W).
 
     As InstanceNorm1d.
     """
-
-    ranks = (3, 4)

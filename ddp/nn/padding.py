@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, ShapeError
-from ddp.nn.module import Module
+from ddp.nn.module import Layer
 from ddp.nn.validation import Size, numbers
 from ddp.ops import pooling
 
@@ -54,19 +54,12 @@ def _pad_from_input(input: Tensor, widths: list[tuple[int, int]], dims: int, mod
     return apply(pooling.continued, (input,), widths=tuple(widths), mode=mode)
 
 
-class _Pad(Module):
+class _Pad(Layer):
     """Padding around the last `dims` dimensions, by `mode` of `functional.pad`."""
 
     _dims: ClassVar[int]
     _mode: ClassVar[str] = "constant"
     _shown = "padding"
-
-    def __init_subclass__(cls, dims: int | None = None, mode: str | None = None, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if dims is not None:
-            cls._dims = dims
-        if mode is not None:
-            cls._mode = mode
 
     def __init__(self, padding: Size) -> None:
         super().__init__()

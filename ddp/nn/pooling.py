@@ -166,17 +166,13 @@ def _restore_ndim(images: Tensor, dims: int, input: Tensor) -> Tensor:
     return y if input.ndim == dims + 2 else y.squeeze(0)
 
 
-class _Pool(FunctionModule):
-    _shown = "kernel_size= stride= padding="
-
+class _Pool(FunctionModule, shown="kernel_size= stride= padding="):
     def _init(self, **settings: Any) -> None:
         stride = settings["kernel_size"] if settings["stride"] is None else settings["stride"]
         super()._init(**{**settings, "stride": stride})
 
 
-class _MaxPool(_Pool):
-    _shown = "kernel_size= stride= padding= dilation= ceil_mode="
-
+class _MaxPool(_Pool, shown="kernel_size= stride= padding= dilation= ceil_mode="):
     def __init__(
         self,
         kernel_size: Size,
@@ -190,40 +186,32 @@ class _MaxPool(_Pool):
         self._init(**window, return_indices=return_indices, ceil_mode=ceil_mode)
 
 
-class MaxPool1d(_MaxPool):
+class MaxPool1d(_MaxPool, function=max_pool1d):
     """The maximum under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
     Raises: ShapeError, ArgumentError when called; see functional.max_pool1d.
     """
 
-    _function = staticmethod(max_pool1d)
 
-
-class MaxPool2d(_MaxPool):
+class MaxPool2d(_MaxPool, function=max_pool2d):
     """The maximum under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, ArgumentError when called; see functional.max_pool2d.
     """
 
-    _function = staticmethod(max_pool2d)
 
-
-class AvgPool2d(_Pool):
+class AvgPool2d(_Pool, function=avg_pool2d):
     """The mean under a moving window. input: (N, C, H, W) or (C, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool2d.
     """
 
-    _function = staticmethod(avg_pool2d)
 
-
-class AvgPool1d(_Pool):
+class AvgPool1d(_Pool, function=avg_pool1d):
     """The mean under a moving window. input: (N, C, L) or (C, L); stride: kernel_size unless given.
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool1d.
     """
-
-    _function = staticmethod(avg_pool1d)
 
     def _init(self, **settings: Any) -> None:
         super()._init(**settings)
@@ -231,21 +219,17 @@ class AvgPool1d(_Pool):
             setattr(self, name, numbers(getattr(self, name), 1, name))
 
 
-class AdaptiveAvgPool1d(FunctionModule):
+class AdaptiveAvgPool1d(FunctionModule, function=adaptive_avg_pool1d):
     """Means over `output_size` windows of nearly equal length. input: (N, C, L) or (C, L); returns (N, C, output_size).
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.adaptive_avg_pool1d.
     """
 
-    _function = staticmethod(adaptive_avg_pool1d)
 
-
-class AdaptiveAvgPool2d(FunctionModule):
+class AdaptiveAvgPool2d(FunctionModule, function=adaptive_avg_pool2d):
     """Means over output_size = (OH, OW) windows of nearly equal size; None leaves that side as it is.
 
     input: (N, C, H, W) or (C, H, W); returns (N, C, OH, OW).
 
     Raises: ShapeError, DtypeError, ArgumentError when called; see functional.adaptive_avg_pool2d.
     """
-
-    _function = staticmethod(adaptive_avg_pool2d)

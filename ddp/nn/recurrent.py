@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import empty, zeros
+from ddp._tensor.creation import zeros
 from ddp._tensor.functions import cat, stack
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import init
 from ddp.nn.dropout import dropout
-from ddp.nn.module import Module
+from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.ops import recurrent
 
@@ -38,14 +38,13 @@ def _run_layer(mode: str, x: Tensor, state: tuple[Tensor, ...], weights: list[An
     return apply(recurrent.rnn, (x, *state, *weights[:4]), relu=mode == "RNN_RELU", reverse=reverse)
 
 
-class _RNNBase(Module):
+class _RNNBase(Layer, shown="input_size hidden_size"):
     """What RNN, LSTM and GRU share, layer after layer in both directions.
 
     Parameters of layer k: weight_ih_lk (G*H, in), weight_hh_lk (G*H, out), bias_ih_lk and bias_hh_lk (G*H,), with
     proj_size weight_hr_lk (proj_size, H); those of the other direction end in `_reverse`.
     """
 
-    _shown = "input_size hidden_size"
     _flags = ("batch_first", "dropout", "bidirectional")
     _usual: ClassVar = {"proj_size": 0, "num_layers": 1, "bias": True, **dict.fromkeys(_flags, 0)}
 
@@ -94,8 +93,7 @@ class _RNNBase(Module):
                     shapes |= {f"bias_ih{end}": (wide,), f"bias_hh{end}": (wide,)}
                 if proj_size:
                     shapes[f"weight_hr{end}"] = (proj_size, hidden_size)
-                for key, shape in shapes.items():
-                    self.register_parameter(key, Parameter(empty(shape, device=device, dtype=dtype)))
+                self._register_empty(device, dtype, **shapes)
                 self._all_names.append(list(shapes))
         self.reset_parameters()
 
@@ -122,10 +120,6 @@ class _RNNBase(Module):
         of states and cell states. Raises: ShapeError, DtypeError.
         """
         name = type(self).__name__
-        if not isinstance(input, Tensor):
-            raise DtypeError(
-                f"{name}: expected a Tensor, got {type(input).__name__}; packed sequences are not supported"
-            )
         batched = input.ndim == 3
         if input.ndim not in (2, 3) or input.shape[-1] != self.input_size:
             order = "(N, T, {0})" if self.batch_first else "(T, N, {0})"
@@ -183,7 +177,7 @@ class _RNNBase(Module):
         return states
 
 
-def _reset_uniform(module: Module, hidden_size: int) -> None:
+def _reset_uniform(module: Layer, hidden_size: int) -> None:
     """PyTorch's default for recurrent layers: everything uniform within 1/sqrt(hidden_size)."""
     bound = 1 / math.sqrt(hidden_size) if hidden_size else 0.0
     for param in module.parameters():
@@ -239,11 +233,8 @@ class GRU(_RNNBase):
         super().__init__("GRU", *sizes, **options)
 
 
-class _RNNCellBase(Module):
+class _RNNCellBase(Layer, shown="input_size hidden_size", usual={"bias": True}):
     """What the cells share. weight_ih: (G*H, input_size), weight_hh: (G*H, H), bias_ih, bias_hh: (G*H,)."""
-
-    _shown = "input_size hidden_size"
-    _usual: ClassVar = {"bias": True}
 
     def __init__(
         self, input_size: int, hidden_size: int, bias: bool, num_chunks: int, device: Any = None, dtype: Any = None
@@ -253,10 +244,8 @@ class _RNNCellBase(Module):
         self.hidden_size = hidden_size
         self.bias = bias
         wide = num_chunks * hidden_size
-        self.weight_ih = Parameter(empty((wide, input_size), device=device, dtype=dtype))
-        self.weight_hh = Parameter(empty((wide, hidden_size), device=device, dtype=dtype))
-        for name in ("bias_ih", "bias_hh"):
-            self.register_parameter(name, Parameter(empty((wide,), device=device, dtype=dtype)) if bias else None)
+        self._register_empty(device, dtype, weight_ih=(wide, input_size), weight_hh=(wide, hidden_size))
+        self._register_empty(device, dtype, **dict.fromkeys(("bias_ih", "bias_hh"), (wide,) if bias else None))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -283,7 +272,7 @@ class _RNNCellBase(Module):
         return found if input.ndim == 2 else [x.squeeze(0) for x in found]
 
 
-class RNNCell(_RNNCellBase):
+class RNNCell(_RNNCellBase, usual={"bias": True, "nonlinearity": "tanh"}):
     """act(weight_ih @ input + bias_ih + weight_hh @ hx + bias_hh), act by nonlinearity: "tanh" or "relu"."""
 
     def __init__(
@@ -304,10 +293,6 @@ class RNNCell(_RNNCellBase):
         """input: (N, input_size) or (input_size,); hx: (N, H) or (H,), zeros if None; returns the next hx."""
         return self._step(f"RNN_{self.nonlinearity.upper()}", input, [hx])[0]
 
-    def extra_repr(self) -> str:
-        usual = self.nonlinearity == "tanh"
-        return super().extra_repr() + ("" if usual else f", nonlinearity={self.nonlinearity}")
-
 
 class _GatedCell(_RNNCellBase):
     _mode: ClassVar[str]
@@ -318,10 +303,8 @@ class _GatedCell(_RNNCellBase):
         super().__init__(input_size, hidden_size, bias, GATES[self._mode], device, dtype)
 
 
-class LSTMCell(_GatedCell):
+class LSTMCell(_GatedCell, mode="LSTM"):
     """One step of an LSTM, gates in the order i, f, g, o."""
-
-    _mode = "LSTM"
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """input: (N, input_size) or (input_size,); hx: state and cell state, zeros if None; returns the next two."""
@@ -329,10 +312,8 @@ class LSTMCell(_GatedCell):
         return h, c
 
 
-class GRUCell(_GatedCell):
+class GRUCell(_GatedCell, mode="GRU"):
     """One step of a GRU, gates in the order r, z, n."""
-
-    _mode = "GRU"
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """input: (N, input_size) or (input_size,); hx: (N, H) or (H,), zeros if None; returns the next hx."""

@@ -20,7 +20,7 @@ from ddp.nn.attention import MultiheadAttention
 from ddp.nn.containers import ModuleList
 from ddp.nn.dropout import Dropout
 from ddp.nn.linear import Linear, feed_forward, linear_act
-from ddp.nn.module import Module
+from ddp.nn.module import Layer, Module
 from ddp.nn.normalization import LayerNorm
 
 Activation = Callable[[Tensor], Tensor]
@@ -43,7 +43,7 @@ def _fusable(activation: Activation) -> dict[str, str] | None:
     return None
 
 
-class _TransformerLayer(Module):
+class _TransformerLayer(Layer):
     """Attention and a feed-forward net in a row; each with dropout, a residual sum and a LayerNorm.
 
     The parts have PyTorch's names and order.
@@ -100,14 +100,12 @@ class _TransformerLayer(Module):
         return second(dropout(linear_act(x, first.weight, first.bias, **how)))
 
 
-class TransformerEncoderLayer(_TransformerLayer):
+class TransformerEncoderLayer(_TransformerLayer, attentions=("self_attn",)):
     """Self-attention, then linear1, activation, linear2; each with dropout, a residual sum and a LayerNorm.
 
     d_model: the width; nhead: heads of attention; dim_feedforward: the width between the linear layers.
     activation: "relu", "gelu" or a function. norm_first: normalise what enters each part, not the sum that leaves it.
     """
-
-    _attentions = ("self_attn",)
 
     def forward(
         self,
@@ -124,10 +122,8 @@ class TransformerEncoderLayer(_TransformerLayer):
         return self._residual(2, self._residual(1, src, attend), self._feed_forward)
 
 
-class TransformerDecoderLayer(_TransformerLayer):
+class TransformerDecoderLayer(_TransformerLayer, attentions=("self_attn", "multihead_attn")):
     """Self-attention, attention to an encoder's result, then linear1, activation, linear2; see the encoder layer."""
-
-    _attentions = ("self_attn", "multihead_attn")
 
     def forward(
         self,

@@ -14,8 +14,8 @@ from ddp.nn.validation import Size, pair, window_of
 from ddp.ops import convolution, pooling
 
 # Dimensions of the input.
-MODES = {"nearest": (3, 4, 5), "nearest-exact": (3, 4, 5), "linear": (3,), "bilinear": (4,), "trilinear": (5,)}
-SHAPES = {3: "(N, C, L)", 4: "(N, C, H, W)", 5: "(N, C, D, H, W)"}
+MODES = {"nearest": (3, 4), "nearest-exact": (3, 4), "linear": (3,), "bilinear": (4,)}
+SHAPES = {3: "(N, C, L)", 4: "(N, C, H, W)"}
 
 
 def interpolate(
@@ -27,10 +27,10 @@ def interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Tensor:
-    """`input` at another size. input: (N, C, L), (N, C, H, W) or (N, C, D, H, W) for nearest and nearest-exact; the
-    first for linear, the second for bilinear, the third for trilinear.
+    """`input` at another size. input: (N, C, L) or (N, C, H, W) for nearest and nearest-exact; the first for linear,
+    the second for bilinear.
 
-    size: the new (L,), (H, W) or (D, H, W); or scale_factor: what the old is multiplied by, rounded down.
+    size: the new (L,) or (H, W); or scale_factor: what the old is multiplied by, rounded down.
     align_corners: the centres of the corner elements stay where they are, not their corners (not for nearest). With
     recompute_scale_factor positions are computed from the sizes, not from scale_factor.
 
@@ -42,7 +42,7 @@ def interpolate(
     if antialias:
         raise ArgumentError(f"interpolate: antialias=True is not supported, in mode {mode!r}")
     if align_corners is not None and mode.startswith("nearest"):
-        raise ArgumentError(f"interpolate: align_corners is for linear, bilinear and trilinear, not for {mode!r}")
+        raise ArgumentError(f"interpolate: align_corners is for linear and bilinear, not for {mode!r}")
     if input.ndim not in MODES[mode]:
         expected = " or ".join(SHAPES[n] for n in MODES[mode])
         raise ShapeError(f"interpolate: input {tuple(input.shape)}: {mode!r} expects {expected}")
@@ -60,16 +60,7 @@ def interpolate(
     if input.ndim == 3:
         lines = apply(pooling.interpolate, (input.unsqueeze(-2),), size=(1, *new), scales=(None, *scales), **how)
         return lines.squeeze(-2)
-    if input.ndim == 4:
-        return apply(pooling.interpolate, (input,), size=tuple(new), scales=tuple(scales), **how)
-    # Axes are independent: first images of (H, W), then of (D, H * W).
-    n, channels, depth, height, width = input.shape
-    images = input.reshape(n, channels * depth, height, width)
-    images = apply(pooling.interpolate, (images,), size=tuple(new[1:]), scales=tuple(scales[1:]), **how)
-    plane = new[1] * new[2]
-    images = images.reshape(n, channels, depth, plane)
-    result = apply(pooling.interpolate, (images,), size=(new[0], plane), scales=(scales[0], None), **how)
-    return result.reshape(n, channels, *new)
+    return apply(pooling.interpolate, (input,), size=tuple(new), scales=tuple(scales), **how)
 
 
 def _sizes(
@@ -168,15 +159,11 @@ def _image(name: str, input: Tensor, factor: int) -> tuple[int, int, int]:
 Factor = float | Sequence[float]
 
 
-class Upsample(FunctionModule):
-    """The input at another size. input: (N, C, L), (N, C, H, W) or (N, C, D, H, W); see functional.interpolate.
+class Upsample(FunctionModule, function=interpolate, omitted=("antialias",)):
+    """The input at another size. input: (N, C, L) or (N, C, H, W); see functional.interpolate.
 
     Raises: ShapeError, DtypeError, ArgumentError when called.
     """
-
-    _function = staticmethod(interpolate)
-
-    _omitted = ("antialias",)
 
     def _init(self, **settings: Any) -> None:
         factor = settings["scale_factor"]
@@ -203,37 +190,29 @@ class UpsamplingBilinear2d(Upsample):
         super().__init__(size, scale_factor, mode="bilinear", align_corners=True)
 
 
-class Unfold(FunctionModule):
+class Unfold(FunctionModule, function=unfold):
     """The patches under a moving window as columns. input: (N, C, H, W); returns (N, C * KH * KW, L).
 
     Raises: ShapeError, ArgumentError when called; see functional.unfold.
     """
 
-    _function = staticmethod(unfold)
 
-
-class Fold(FunctionModule):
+class Fold(FunctionModule, function=fold):
     """Columns added up where Unfold reads them. input: (N, C * KH * KW, L); returns (N, C, *output_size).
 
     Raises: ShapeError, ArgumentError when called; see functional.fold.
     """
 
-    _function = staticmethod(fold)
 
-
-class PixelShuffle(FunctionModule):
+class PixelShuffle(FunctionModule, function=pixel_shuffle):
     """Channels laid out as pixels. input: (..., C * r * r, H, W); returns (..., C, H * r, W * r).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_shuffle.
     """
 
-    _function = staticmethod(pixel_shuffle)
 
-
-class PixelUnshuffle(FunctionModule):
+class PixelUnshuffle(FunctionModule, function=pixel_unshuffle):
     """The reverse of PixelShuffle. input: (..., C, H * r, W * r); returns (..., C * r * r, H, W).
 
     Raises: ShapeError, ArgumentError when called; see functional.pixel_unshuffle.
     """
-
-    _function = staticmethod(pixel_unshuffle)

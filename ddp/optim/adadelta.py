@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp.errors import ArgumentError
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, check
+from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class Adadelta(FormulaOptimizer):
@@ -28,12 +28,10 @@ class Adadelta(FormulaOptimizer):
         maximize: bool = False,
         differentiable: bool = False,
     ) -> None:
-        numbers = {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay}
-        check("Adadelta", **numbers)
+        settings = settings_of("Adadelta", locals())
         if rho > 1:
             raise ArgumentError(f"Adadelta: rho is in [0, 1], got {rho}")
-        flags = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable}
-        super().__init__(params, {**numbers, **flags})
+        super().__init__(params, settings)
 
     def states(self, group: Group) -> tuple[str, ...]:
         return ("square_avg", "acc_delta")

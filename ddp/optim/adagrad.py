@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, check
+from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class Adagrad(FormulaOptimizer):
@@ -30,16 +30,7 @@ class Adagrad(FormulaOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        numbers = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-        }
-        check("Adagrad", **numbers)
-        flags = {"maximize": maximize, "foreach": foreach, "fused": fused, "differentiable": differentiable}
-        super().__init__(params, {**numbers, **flags})
+        super().__init__(params, settings_of(type(self).__name__, locals()))
 
     def states(self, group: Group) -> tuple[str, ...]:
         return ("sum",)

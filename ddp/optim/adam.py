@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ddp.errors import ArgumentError
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, check, number
+from ddp.optim.optimizer import Group, Params, number, settings_of
 
 
 class Adam(FormulaOptimizer):
@@ -33,13 +32,7 @@ class Adam(FormulaOptimizer):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
     ) -> None:
-        kind = type(self).__name__
-        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
-        check(kind, **numbers)
-        check_betas(kind, betas)
-        flags = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable}
-        variants = {"amsgrad": amsgrad, "decoupled_weight_decay": decoupled_weight_decay, "fused": fused}
-        super().__init__(params, {**numbers, "betas": betas, **variants, **flags})
+        super().__init__(params, settings_of(type(self).__name__, locals()))
 
     def states(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
@@ -57,10 +50,3 @@ class Adam(FormulaOptimizer):
             *(["max_exp_avg_sq = maximum(exp_avg_sq, max_exp_avg_sq)"] if group["amsgrad"] else []),
             f"p = p - exp_avg / (sqrt({v}) + (eps * {root})) * (lr * {root} / (1 - pow(beta1, step)))",
         ]
-
-
-def check_betas(kind: str, betas: tuple[float, float]) -> None:
-    """Raises: ArgumentError for a beta that is not in [0, 1)."""
-    for beta in betas:
-        if not 0 <= beta < 1:
-            raise ArgumentError(f"{kind}: betas are in [0, 1), got {betas}")

@@ -17,10 +17,10 @@ from ddp._device import capturing, device, place
 from ddp._engine import enable_grad
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
-from ddp.errors import ArgumentError, StateDictError
+from ddp.errors import StateDictError
 from ddp.ops.update import Program, UpdateRows, run_program
 from ddp.optim.formula import Formula, compile_formula
-from ddp.optim.optimizer import Closure, Group, Optimizer, Params, number
+from ddp.optim.optimizer import Closure, Group, Optimizer, number
 
 Array = Any
 
@@ -41,13 +41,6 @@ class FormulaOptimizer(Optimizer):
     eager = False
     found_inf: Any = None
     _step_supports_amp_scaling = True  # PyTorch's name for it
-
-    def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
-        if defaults.get("differentiable"):
-            raise ArgumentError(
-                f"{type(self).__name__}: differentiable=True needs gradients of an update: there are none"
-            )
-        super().__init__(params, defaults)
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -204,7 +197,7 @@ class GroupUpdate:
             value, held = entry.get(name), self._states[index].get(name)
             array = None if value is None else self._read(name, value, param.shape)
             if held is None and array is not None and self._fits(array, param):
-                self._states[index][name] = array
+                self._states[index][name] = array  # in place: other processes may share it
                 self._plans.clear()
                 continue
             if held is None:

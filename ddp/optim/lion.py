@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ddp.optim.adam import check_betas
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, check, number
+from ddp.optim.optimizer import Group, Params, number, settings_of
 
 
 class Lion(FormulaOptimizer):
@@ -26,9 +25,7 @@ class Lion(FormulaOptimizer):
         *,
         maximize: bool = False,
     ) -> None:
-        check("Lion", lr=lr, weight_decay=weight_decay)
-        check_betas("Lion", betas)
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
+        super().__init__(params, settings_of(type(self).__name__, locals()))
 
     def states(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg",)

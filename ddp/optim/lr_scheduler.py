@@ -9,13 +9,10 @@ from __future__ import annotations
 import math
 import types
 import warnings
-import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
@@ -33,8 +30,19 @@ class LRScheduler:
     Raises: DtypeError for what is no optimizer; ArgumentError where "initial_lr" is missing.
     """
 
+    _is_relative = False  # whether `get_lr` computes from the last rates, not from `base_lrs`
+
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
+        self._begin(optimizer, last_epoch)
+
+    if TYPE_CHECKING:  # the settings that `_begin` makes attributes
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def _begin(self, optimizer: Optimizer, last_epoch: int, **settings: Any) -> None:
+        """Keeps the settings as attributes, and sets the first rates. Raises: DtypeError, ArgumentError."""
         self._attach(optimizer)
+        self.__dict__.update(settings)
         for position, group in enumerate(optimizer.param_groups):
             if last_epoch == -1:
                 group.setdefault("initial_lr", number(group["lr"]))
@@ -70,13 +78,11 @@ class LRScheduler:
         """The rate of each group at `last_epoch`: called by `step`; others want `get_last_lr`."""
         raise NotImplementedError(f"{type(self).__name__} defines no get_lr()")
 
-    def step(self, epoch: None = None) -> None:
-        """Goes on to the next epoch: after `optimizer.step()`. Raises: ArgumentError for an `epoch` to go to instead.
+    def step(self) -> None:
+        """Goes on to the next epoch: after `optimizer.step()`.
 
         Warns if the optimizer has made no step before the second call: the first rate would be skipped.
         """
-        if epoch is not None:
-            raise ArgumentError(f"{type(self).__name__}: step() goes on to the next epoch, and to no other")
         if self._step_count == 1 and not self.optimizer._stepped:
             warnings.warn(
                 f"{type(self).__name__}.step() before optimizer.step(): the first rate of the schedule is skipped",
@@ -90,13 +96,9 @@ class LRScheduler:
     def _restart(self) -> None:
         """Begins at epoch 0, as a part of a SequentialLR does when its turn comes."""
         self.last_epoch = 0
-        self._set(self.get_lr())
-
-    def _restart_from_base(self) -> None:
-        """`_restart` of a schedule that computes its rates from the last ones."""
-        self._set(self.base_lrs)
-        self._is_initial = True
-        self.last_epoch = 0
+        if self._is_relative:
+            self._set(self.base_lrs)
+        self._is_initial = self._is_relative
         self._set(self.get_lr())
         self._is_initial = False
 
@@ -106,37 +108,48 @@ class LRScheduler:
         self._last_lr = self._rates()
 
     def _rates(self) -> list[float]:
-        return [_read(group["lr"]) for group in self.optimizer.param_groups]
+        return [number(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer."""
-        return {name: value for name, value in self.__dict__.items() if name != "optimizer"}
+        """Everything but the optimizer and functions; of callable objects their attributes."""
+        return {name: _saved(value) for name, value in self.__dict__.items() if name != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned."""
-        self.__dict__.update(state_dict)
+        """Takes over what `state_dict` returned; functions and schedules stay those that were given here."""
+        for name, value in state_dict.items():
+            self.__dict__[name] = _loaded(self.__dict__.get(name), value)
+
+
+def _has_state(value: Any) -> bool:
+    """Whether a schedule keeps this object, a schedule or a function, and saves only its state."""
+    return callable(value) or isinstance(value, LRScheduler)
+
+
+def _saved(value: Any) -> Any:
+    if isinstance(value, LRScheduler):
+        return value.state_dict()
+    if callable(value):
+        return None if isinstance(value, types.FunctionType) else dict(getattr(value, "__dict__", {}))
+    return [_saved(each) for each in value] if isinstance(value, list) and any(map(_has_state, value)) else value
+
+
+def _loaded(held: Any, saved: Any) -> Any:
+    """What takes the place of `held` when `saved` is loaded."""
+    if isinstance(held, list) and any(map(_has_state, held)):
+        return [_loaded(*each) for each in zip(held, saved, strict=True)]
+    if isinstance(held, LRScheduler):
+        held.load_state_dict(saved)
+    elif callable(held) and saved:
+        held.__dict__.update(saved)
+    return held if _has_state(held) else saved
 
 
 def _set_lr(group: Group, rate: float) -> None:
     """Gives a group its rate; a tensor keeps its identity, since others may hold it."""
-    held = group["lr"]
-    if isinstance(held, Tensor):
-        held.fill_(rate)
-        if held.device.type != "cpu":
-            _written[id(held)] = weakref.ref(held), held.version.count, float(np.asarray(rate, held.dtype))
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
     else:
         group["lr"] = rate
-
-
-# (tensor, its version, what was written then) by id, of rates on GPUs: so that a schedule need not wait to read them.
-_written: dict[int, tuple[weakref.ref[Tensor], int, float]] = {}
-
-
-def _read(rate: Any) -> Any:
-    known = _written.get(id(rate))
-    if known is not None and isinstance(rate, Tensor) and known[0]() is rate and known[1] == rate.version.count:
-        return known[2]
-    return number(rate)
 
 
 def _per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
@@ -152,7 +165,7 @@ def _per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
 class _FactorLR(LRScheduler):
     """Multiplies the rate of every group by `_factor` on arriving at `last_epoch`."""
 
-    _restart = LRScheduler._restart_from_base
+    _is_relative = True
 
     def get_lr(self) -> list[float]:
         factor = self._factor()
@@ -166,9 +179,7 @@ class StepLR(_FactorLR):
     """The rate times gamma every `step_size` epochs."""
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1) -> None:
-        self.step_size = step_size
-        self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, step_size=step_size, gamma=gamma)
 
     def _factor(self) -> float:
         return 1.0 if self.last_epoch == 0 or self.last_epoch % self.step_size else self.gamma
@@ -180,9 +191,7 @@ class MultiStepLR(_FactorLR):
     def __init__(
         self, optimizer: Optimizer, milestones: Iterable[int], gamma: float = 0.1, last_epoch: int = -1
     ) -> None:
-        self.milestones = Counter(milestones)
-        self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, milestones=Counter(milestones), gamma=gamma)
 
     def _factor(self) -> float:
         return self.gamma ** self.milestones.get(self.last_epoch, 0)
@@ -194,10 +203,9 @@ class ConstantLR(_FactorLR):
     def __init__(
         self, optimizer: Optimizer, factor: float = 1.0 / 3, total_iters: int = 5, last_epoch: int = -1
     ) -> None:
-        _check_factor("ConstantLR", "factor", factor)
-        self.factor = factor
-        self.total_iters = total_iters
-        super().__init__(optimizer, last_epoch)
+        if not 0 <= factor <= 1:
+            raise ArgumentError(f"ConstantLR: factor is between 0 and 1, got {factor}")
+        self._begin(optimizer, last_epoch, factor=factor, total_iters=total_iters)
 
     def _factor(self) -> float:
         if self.last_epoch == 0:
@@ -219,14 +227,12 @@ class LinearLR(_FactorLR):
         total_iters: int = 5,
         last_epoch: int = -1,
     ) -> None:
-        _check_factor("LinearLR", "start_factor", start_factor)
-        _check_factor("LinearLR", "end_factor", end_factor)
-        if start_factor == 0:
-            raise ArgumentError("LinearLR: start_factor is above 0, since the next rate is a multiple of the last")
-        self.start_factor = start_factor
-        self.end_factor = end_factor
-        self.total_iters = total_iters
-        super().__init__(optimizer, last_epoch)
+        if not (0 < start_factor <= 1 and 0 <= end_factor <= 1):
+            raise ArgumentError(
+                f"LinearLR: start_factor is in (0, 1] and end_factor in [0, 1], got {start_factor} and {end_factor}"
+            )
+        factors = {"start_factor": start_factor, "end_factor": end_factor}
+        self._begin(optimizer, last_epoch, total_iters=total_iters, **factors)
 
     def _factor(self) -> float:
         if self.last_epoch == 0:
@@ -241,8 +247,7 @@ class ExponentialLR(_FactorLR):
     """The rate times gamma every epoch."""
 
     def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
-        self.gamma = gamma
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, gamma=gamma)
 
     def _factor(self) -> float:
         return 1.0 if self._is_initial else self.gamma
@@ -252,9 +257,7 @@ class PolynomialLR(_FactorLR):
     """(1 - epoch/total_iters)^power of the base rate, and 0 from `total_iters` on."""
 
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1) -> None:
-        self.total_iters = total_iters
-        self.power = power
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, total_iters=total_iters, power=power)
 
     def _factor(self) -> float:
         if self._is_initial or self.last_epoch > self.total_iters:
@@ -263,37 +266,13 @@ class PolynomialLR(_FactorLR):
         return (left / before) ** self.power
 
 
-def _check_factor(kind: str, name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ArgumentError(f"{kind}: {name} is between 0 and 1, got {value}")
-
-
-def _attributes(function: Callable[..., Any] | None) -> dict[str, Any] | None:
-    """What is saved of a callable object; None for a function."""
-    return None if function is None or isinstance(function, types.FunctionType) else dict(function.__dict__)
-
-
 class _FunctionLR(LRScheduler):
     """Functions are not saved; callable objects are, by their attributes."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
-        self.lr_lambdas: list[Function] = _per_group(type(self).__name__, optimizer, lr_lambda)
-        for function in self.lr_lambdas:
-            if not callable(function):
-                raise DtypeError(f"{type(self).__name__}: lr_lambda is a function, not {type(function).__name__}")
-        super().__init__(optimizer, last_epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer and the functions; of callable objects their attributes."""
-        return {**super().state_dict(), "lr_lambdas": [_attributes(function) for function in self.lr_lambdas]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned; functions stay those that were given here."""
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "lr_lambdas"})
-        for function, attributes in zip(self.lr_lambdas, state_dict["lr_lambdas"], strict=True):
-            if attributes is not None:
-                function.__dict__.update(attributes)
+        functions = _per_group(type(self).__name__, optimizer, lr_lambda)
+        self._begin(optimizer, last_epoch, lr_lambdas=functions)
 
 
 class LambdaLR(_FunctionLR):
@@ -315,12 +294,10 @@ class MultiplicativeLR(_FunctionLR):
 class CosineAnnealingLR(LRScheduler):
     """eta_min + (base - eta_min) * (1 + cos(pi*epoch/T_max))/2: down in T_max epochs, up in the next, and so on."""
 
-    _restart = LRScheduler._restart_from_base
+    _is_relative = True
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0, last_epoch: int = -1) -> None:
-        self.T_max = T_max
-        self.eta_min = eta_min
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, T_max=T_max, eta_min=eta_min)
 
     def get_lr(self) -> list[float]:
         rates, low, epoch = self._rates(), self.eta_min, self.last_epoch
@@ -352,12 +329,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         for name, value in (("T_0", T_0), ("T_mult", T_mult)):
             if not isinstance(value, int) or value < 1:
                 raise ArgumentError(f"CosineAnnealingWarmRestarts: {name} is a positive integer, got {value}")
-        self.T_0 = T_0
         self.T_i = T_0
-        self.T_mult = T_mult
-        self.eta_min = eta_min
         self.T_cur: float = last_epoch
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, T_0=T_0, T_mult=T_mult, eta_min=eta_min)
 
     def get_lr(self) -> list[float]:
         height = 1 + math.cos(math.pi * self.T_cur / self.T_i)
@@ -396,10 +370,9 @@ class _MomentumCycle(LRScheduler):
         if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
             raise ArgumentError(f"{kind}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
         self.use_beta1 = "betas" in optimizer.defaults
-        self.base_momentums = _per_group(f"{kind}: base_momentum", optimizer, base)
-        self.max_momentums = _per_group(f"{kind}: max_momentum", optimizer, largest)
+        lowest, highest = _per_group(kind, optimizer, base), _per_group(kind, optimizer, largest)
         if begin:
-            for low, high, group in zip(self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True):
+            for low, high, group in zip(lowest, highest, optimizer.param_groups, strict=True):
                 self._set_momentum(group, high)
                 group["max_momentum"], group["base_momentum"] = high, low
 
@@ -441,12 +414,15 @@ class OneCycleLR(_MomentumCycle):
         if total_steps is None:
             if epochs is None or steps_per_epoch is None:
                 raise ArgumentError("OneCycleLR: give total_steps, or epochs and steps_per_epoch")
-            total_steps = _check_positive("epochs", epochs) * _check_positive("steps_per_epoch", steps_per_epoch)
-        self.total_steps = _check_positive("total_steps", total_steps)
-        if not (isinstance(pct_start, float) and 0 <= pct_start <= 1):
-            raise ArgumentError(f"OneCycleLR: pct_start is a float between 0 and 1, got {pct_start}")
-        if anneal_strategy not in ("cos", "linear"):
-            raise ArgumentError(f"OneCycleLR: anneal_strategy is 'cos' or 'linear', got {anneal_strategy!r}")
+            total_steps = epochs * steps_per_epoch
+        if not isinstance(total_steps, int) or total_steps <= 0:
+            raise ArgumentError(f"OneCycleLR: the number of steps is a positive integer, got {total_steps}")
+        self.total_steps = total_steps
+        if not 0 <= pct_start <= 1 or anneal_strategy not in ("cos", "linear"):
+            raise ArgumentError(
+                f"OneCycleLR: pct_start is between 0 and 1 and anneal_strategy 'cos' or 'linear', got {pct_start} and "
+                f"{anneal_strategy!r}"
+            )
         self._anneal_func_type = anneal_strategy
         top, last = float(pct_start * total_steps) - 1, total_steps - 1
         # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group
@@ -527,14 +503,11 @@ class CyclicLR(_MomentumCycle):
         down = step_size_up if step_size_down is None else step_size_down
         self.total_size = float(step_size_up) + float(down)
         self.step_ratio = step_size_up / self.total_size
-        self.mode = mode
-        self.gamma = gamma
         self._scale_fn_custom = scale_fn
         self.scale_mode = scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
-        self.cycle_momentum = cycle_momentum
         if cycle_momentum:
             self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
-        super().__init__(optimizer, last_epoch)
+        self._begin(optimizer, last_epoch, mode=mode, gamma=gamma, cycle_momentum=cycle_momentum)
         self.base_lrs = lowest
 
     def scale_fn(self, x: float) -> float:
@@ -551,28 +524,10 @@ class CyclicLR(_MomentumCycle):
         part = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
         scale = self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
         if self.cycle_momentum:
-            for low, high, group in zip(
-                self.base_momentums, self.max_momentums, self.optimizer.param_groups, strict=True
-            ):
-                self._set_momentum(group, high - (high - low) * part * scale)
+            for group in self.optimizer.param_groups:
+                high = group["max_momentum"]
+                self._set_momentum(group, high - (high - group["base_momentum"]) * part * scale)
         return [low + (high - low) * part * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer and scale_fn; of a callable object its attributes."""
-        return {**super().state_dict(), "_scale_fn_custom": _attributes(self._scale_fn_custom)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned; a function stays the one that was given here."""
-        attributes = state_dict["_scale_fn_custom"]
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "_scale_fn_custom"})
-        if attributes is not None and self._scale_fn_custom is not None:
-            self._scale_fn_custom.__dict__.update(attributes)
-
-
-def _check_positive(name: str, value: int) -> int:
-    if not isinstance(value, int) or value <= 0:
-        raise ArgumentError(f"OneCycleLR: {name} is a positive integer, got {value}")
-    return value
 
 
 class ReduceLROnPlateau(LRScheduler):
@@ -600,22 +555,18 @@ class ReduceLROnPlateau(LRScheduler):
     ) -> None:
         if factor >= 1.0:
             raise ArgumentError(f"ReduceLROnPlateau: factor is below 1, got {factor}")
-        if mode not in ("min", "max"):
-            raise ArgumentError(f"ReduceLROnPlateau: mode is 'min' or 'max', got {mode!r}")
-        if threshold_mode not in ("rel", "abs"):
-            raise ArgumentError(f"ReduceLROnPlateau: threshold_mode is 'rel' or 'abs', got {threshold_mode!r}")
+        if mode not in ("min", "max") or threshold_mode not in ("rel", "abs"):
+            raise ArgumentError(
+                f"ReduceLROnPlateau: mode is 'min' or 'max' and threshold_mode 'rel' or 'abs', got {mode!r} and "
+                f"{threshold_mode!r}"
+            )
         self._attach(optimizer)
-        self.factor = factor
         self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
         self.min_lrs = _per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
-        self.patience = patience
-        self.cooldown = cooldown
-        self.eps = eps
+        self.factor, self.patience, self.cooldown, self.eps = factor, patience, cooldown, eps
         self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
-        self.last_epoch = 0
         self.best = math.inf if mode == "min" else -math.inf
-        self.cooldown_counter = 0
-        self.num_bad_epochs = 0
+        self.last_epoch = self.cooldown_counter = self.num_bad_epochs = 0
         self._last_lr = self._rates()
 
     @property
@@ -648,47 +599,28 @@ class ReduceLROnPlateau(LRScheduler):
         return sign * current > sign * limit
 
     def _reduce(self) -> None:
-        groups = self.optimizer.param_groups
-        if len(groups) != len(self.min_lrs):
-            if self.default_min_lr is None:
-                raise ArgumentError(
-                    f"ReduceLROnPlateau: {len(self.min_lrs)} lowest rates for {len(groups)} groups: a group was added, "
-                    "so add to min_lrs"
-                )
-            self.min_lrs = [self.default_min_lr] * len(groups)
-        for group, old, lowest in zip(groups, self._rates(), self.min_lrs, strict=True):
+        lowest_of_all = self.min_lrs if self.default_min_lr is None else self.default_min_lr
+        self.min_lrs = _per_group("ReduceLROnPlateau: min_lrs", self.optimizer, lowest_of_all)  # a group may be new
+        for group, old, lowest in zip(self.optimizer.param_groups, self._rates(), self.min_lrs, strict=True):
             new = max(old * self.factor, lowest)
             if old - new > self.eps:
                 _set_lr(group, new)
 
 
 class _Composed(LRScheduler):
-    _schedulers: Sequence[LRScheduler]
+    _schedulers: list[LRScheduler]
 
     def _take(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None) -> None:
         kind = type(self).__name__
         if not schedulers:
             raise ArgumentError(f"{kind}: there is no schedule")
         for position, each in enumerate(schedulers):
-            if not isinstance(each, LRScheduler):
-                raise DtypeError(f"{kind}: number {position} is {type(each).__name__}, not a schedule")
-            if isinstance(each, ReduceLROnPlateau):
-                raise ArgumentError(f"{kind}: number {position} is ReduceLROnPlateau, whose step wants a metric")
+            if not isinstance(each, LRScheduler) or isinstance(each, ReduceLROnPlateau):
+                raise DtypeError(f"{kind}: number {position} is {type(each).__name__}, not a schedule without a metric")
         self._attach(optimizer or schedulers[0].optimizer)
-        for position, each in enumerate(schedulers):
-            if each.optimizer is not self.optimizer:
-                raise ArgumentError(f"{kind}: number {position}, {type(each).__name__}, is of another optimizer")
-        self._schedulers = schedulers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer; the state dict of each schedule."""
-        return {**super().state_dict(), "_schedulers": [each.state_dict() for each in self._schedulers]}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned."""
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "_schedulers"})
-        for each, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
-            each.load_state_dict(state)
+        if any(each.optimizer is not self.optimizer for each in schedulers):
+            raise ArgumentError(f"{kind}: the schedules are not all of one optimizer")
+        self._schedulers = list(schedulers)
 
 
 class SequentialLR(_Composed):
@@ -715,7 +647,7 @@ class SequentialLR(_Composed):
         first._initial_step()
         self._last_lr = first.get_last_lr()
 
-    def step(self) -> None:  # type: ignore[override]  # as in PyTorch
+    def step(self) -> None:
         """Goes on to the next epoch."""
         self.last_epoch += 1
         position = bisect_right(self._milestones, self.last_epoch)
@@ -742,7 +674,7 @@ class ChainedScheduler(_Composed):
             each._step_count = 0  # what follows is a first step once more
         self.step()
 
-    def step(self) -> None:  # type: ignore[override]  # as in PyTorch
+    def step(self) -> None:
         """Goes on to the next epoch."""
         for each in self._schedulers:
             each.step()

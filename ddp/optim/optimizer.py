@@ -72,10 +72,9 @@ class Optimizer:
         params = [saved] if isinstance(saved, Tensor) else list(saved)
         names = [p[0] for p in params if isinstance(p, tuple)]
         params = [p[1] if isinstance(p, tuple) else p for p in params]
-        if names and len(names) != len(params):
-            raise ArgumentError(f"{kind}: {len(names)} of {len(params)} parameters have names: all or none")
-        if any(("param_names" in group) != bool(names) for group in self.param_groups):
-            raise ArgumentError(f"{kind}: the parameters of one group have names, those of another have not")
+        named = {bool(names), *("param_names" in each for each in self.param_groups)}
+        if len(named) > 1 or len(names) not in (0, len(params)):
+            raise ArgumentError(f"{kind}: some parameters have names, others have not")
         seen = {id(p) for group in self.param_groups for p in group["params"]}
         for p in params:
             if not isinstance(p, Tensor):
@@ -172,8 +171,6 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
         for hook in tuple(self._before):
             changed = hook(self, args, kwargs)
             if changed is not None:
-                if not (isinstance(changed, tuple) and len(changed) == 2):
-                    raise DtypeError(f"{hook!r}: a hook before step returns None or (args, kwargs), not {changed!r}")
                 args, kwargs = changed
         self._stepping = True
         try:
@@ -210,10 +207,19 @@ def number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
 
 
-def check(kind: str, lowest: float = 0.0, **settings: Any) -> None:
-    """Raises: ArgumentError for a setting that is not at least `lowest`, or nan."""
+def settings_of(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The settings among the `locals()` of an optimizer's `__init__`: all but self and params.
+
+    Raises: ArgumentError for a negative number (of all but dampening), nan, betas not in [0, 1), or differentiable.
+    """
+    settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
+    if settings.get("differentiable"):
+        raise ArgumentError(f"{kind}: differentiable=True needs gradients of an update: there are none")
     for name, value in settings.items():
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ArgumentError(f"{kind}: {name} is a number, or a tensor of one element, not of shape {value.shape}")
-        if not number(value) >= lowest:
-            raise ArgumentError(f"{kind}: {name} is at least {lowest:g}, got {value}")
+        if name == "betas" and not all(0 <= beta < 1 for beta in value):
+            raise ArgumentError(f"{kind}: betas are in [0, 1), got {value}")
+        if name not in ("betas", "dampening") and value is not None and not number(value) >= 0:
+            raise ArgumentError(f"{kind}: {name} is at least 0, got {value}")
+    return settings

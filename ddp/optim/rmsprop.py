@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, check
+from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class RMSprop(FormulaOptimizer):
@@ -29,10 +29,7 @@ class RMSprop(FormulaOptimizer):
         maximize: bool = False,
         differentiable: bool = False,
     ) -> None:
-        numbers = {"lr": lr, "momentum": momentum, "alpha": alpha, "eps": eps, "weight_decay": weight_decay}
-        check("RMSprop", **numbers)
-        flags = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "differentiable": differentiable}
-        super().__init__(params, {**numbers, "centered": centered, **flags})
+        super().__init__(params, settings_of(type(self).__name__, locals()))
 
     def states(self, group: Group) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] > 0 else ()

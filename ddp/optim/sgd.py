@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp.errors import ArgumentError
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, check
+from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class SGD(FormulaOptimizer):
@@ -32,12 +32,10 @@ class SGD(FormulaOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        check("SGD", **numbers)
+        settings = settings_of("SGD", locals())
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ArgumentError("SGD: nesterov needs momentum, and no dampening")
-        flags = {"maximize": maximize, "foreach": foreach, "differentiable": differentiable, "fused": fused}
-        super().__init__(params, {**numbers, "dampening": dampening, "nesterov": nesterov, **flags})
+        super().__init__(params, settings)
 
     def states(self, group: Group) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()

@@ -48,20 +48,6 @@ def test_what_needs_a_device_says_so(name: str) -> None:
         call()
 
 
-def test_pinning_is_about_gpus() -> None:
-    x = ddp.ones(2, pin_memory=True)
-    assert not x.is_pinned()
-    assert x.pin_memory() is x
-
-
-def test_an_event_that_was_never_recorded_has_passed() -> None:
-    event = ddp.cuda.Event()
-    assert event.query()
-    event.synchronize()
-    with pytest.raises(DeviceError, match=r"CuPy is not installed|no CUDA device"):
-        event.record()
-
-
 def test_a_default_device_is_of_a_thread_and_a_scope() -> None:
     with ddp.device("cpu") as where:
         assert where is ddp.device("cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -59,49 +58,6 @@ def optimizer_of_ones_own(t: Any) -> Steps:
         yield loss
 
 
-def q_learning(t: Any) -> Steps:
-    net = started(t, lambda: t.nn.Sequential(t.nn.Linear(4, 6), t.nn.ReLU(), t.nn.Linear(6, 3)))
-    behind = copy.deepcopy(net)
-    optimizer = t.optim.AdamW(net.parameters(), lr=1e-2, amsgrad=True)
-    there = t.tensor([True, False, True, True, False])
-    for i in range(5):
-        state, after, rewards = drawn(t, 5, 4, seed=i), drawn(t, 3, 4, seed=i + 9), drawn(t, 5, seed=i + 19)
-        actions = net(state).max(1)[1].view(-1, 1)
-        value = net(state).gather(1, actions)
-        best = t.zeros(5, dtype=t.float64)
-        with t.no_grad():
-            best[there] = behind(after).max(1).values
-        loss = t.nn.functional.smooth_l1_loss(value, (best * 0.9 + rewards).unsqueeze(1))
-        optimizer.zero_grad()
-        loss.backward()
-        t.nn.utils.clip_grad_value_(net.parameters(), 0.1)
-        optimizer.step()
-        with t.no_grad():
-            for old, new in zip(behind.parameters(), net.parameters(), strict=True):
-                old.data.copy_(0.1 * new.data + 0.9 * old.data)
-        yield loss
-        yield best
-
-
-def attention_on_graphs(t: Any) -> Steps:
-    weight, vector = drawn(t, 4, 3).requires_grad_(), drawn(t, 1, 6).requires_grad_()
-    source, to = t.stack([t.tensor([0, 1, 2, 3, 0, 2]), t.tensor([1, 2, 3, 0, 2, 2])], dim=0)
-    x, labels = drawn(t, 4, 4, seed=7), t.tensor([0, 2, 1, 1])
-    for _ in range(5):
-        h = x.mm(weight)
-        e = t.nn.functional.leaky_relu((t.cat([h[source], h[to]], axis=-1) * vector).sum(-1), 0.2)
-        e = (e - e.max().detach()).exp()
-        total = t.zeros(4, dtype=x.dtype).scatter_add_(0, to, e)
-        out = t.zeros(4, 3, dtype=x.dtype).index_add_(0, to, h[source] * (e / (total[to] + 1e-16)).unsqueeze_(-1))
-        loss = -out.log_softmax(dim=1)[range(4), labels].mean()
-        loss.backward()
-        with t.no_grad():
-            for p in (weight, vector):
-                p -= 0.5 * p.grad
-                p.grad.zero_()
-        yield loss
-
-
 def averages_of_weights(t: Any) -> Steps:
     net = started(t, lambda: t.nn.Sequential(t.nn.Conv2d(2, 4, 3), t.nn.BatchNorm2d(4), t.nn.ReLU(inplace=True)))
     head = started(t, lambda: t.nn.Linear(4, 2))
@@ -130,7 +86,7 @@ def averages_of_weights(t: Any) -> Steps:
             yield net(x)
 
 
-PROGRAMS = [optimizer_of_ones_own, q_learning, attention_on_graphs, averages_of_weights]
+PROGRAMS = [optimizer_of_ones_own, averages_of_weights]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

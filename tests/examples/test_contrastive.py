@@ -47,8 +47,8 @@ def gradients(net: Any) -> dict[str, np.ndarray]:
     return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("images", [48, 50, 3])  # 3: on four ranks one has none
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("images", [50, 3])  # 3: on four ranks one has none
 def test_shards_have_the_gradients_of_the_whole_batch(example: Any, size: int, images: int) -> None:
     batch = example.load_digits(0, "float64")[0][:images]
     loss, expected = whole_batch(make_net(example), batch)

@@ -13,7 +13,6 @@ import pytest
 
 import ddp
 from tests.ddp.cuda import emulation, nvrtc
-from tests.gpu import simulated
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -53,21 +52,6 @@ class TestOnTheStandin:
         assert not gpu.synchronizations
         assert ddp.allclose(y, expected)
         assert example.Swish.apply(x[:0], 1.5).shape == (0, 10)
-
-    @pytest.mark.parametrize("gpu", simulated(5), indirect=True)
-    def test_on_a_stream_of_its_own(self, gpu: Any, example: Any) -> None:
-        with gpu.cupy.cuda.Stream(non_blocking=True):
-            x = ddp.arange(100.0, device="cuda") * 0.1
-            y = example.Swish.apply(x, 1.0) + 1
-            assert y[10].item() == pytest.approx(1 + 1 / (1 + 2.718281828**-1))
-
-
-@pytest.mark.skipif(ddp.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = run_job([sys.executable, str(EXAMPLES / "cuda_kernel.py")])
-    assert done.returncode == 1
-    assert "needs a CUDA GPU and CuPy" in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.gpu

@@ -89,9 +89,3 @@ def test_without_a_gpu_it_says_so(run_job: Run, name: str) -> None:
     assert done.returncode == 1
     assert "--device cuda: no CUDA GPU here, or no CuPy" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_graphs_are_of_gpus(run_job: Run) -> None:
-    done = run_job([sys.executable, str(EXAMPLES / "char_gpt.py"), "--graph"])
-    assert done.returncode == 2
-    assert "--graph needs --device cuda" in done.stderr

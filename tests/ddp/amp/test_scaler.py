@@ -70,6 +70,8 @@ def test_state() -> None:
     other.load_state_dict(scaler.state_dict())
     assert other.state_dict() == scaler.state_dict()
     assert other.get_scale() == 8.0
+    assert (other.get_growth_factor(), other.get_backoff_factor(), other.get_growth_interval()) == (4.0, 0.25, 2)
+    assert other.scale(ddp.tensor(60000.0, dtype=ddp.float16)).item() == 480000.0  # beyond its range
     with pytest.raises(ArgumentError):
         other.load_state_dict({})
     for wrong in ({"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"device": "gpu"}, {"device": 1024.0}):
@@ -101,13 +103,3 @@ def test_disabled_it_passes_everything_through() -> None:
     assert (scaler.get_scale(), scaler.is_enabled()) == (1.0, False)
     one, two = GradScaler("cpu", init_scale=2.0).scale([loss, (loss,)])
     assert (one.item(), two[0].item()) == (4.0, 4.0)
-
-
-def test_a_loss_of_float16_is_scaled_beyond_its_range() -> None:
-    loss = ddp.tensor(0.5, dtype=ddp.float16)
-    assert GradScaler("cpu").scale(loss).item() == 32768.0
-
-
-def test_its_settings_can_be_asked() -> None:
-    scaler = GradScaler(**SETTINGS)
-    assert (scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()) == (4.0, 0.25, 2)

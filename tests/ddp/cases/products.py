@@ -156,7 +156,6 @@ def functions() -> Iterator[Case]:
     bilinear = lambda t, *xs: t.nn.functional.bilinear(*xs)  # noqa: E731
     yield Case("matmul", "bilinear", bilinear, several((5, 2), (5, 3), (4, 2, 3), (4,)))
     yield Case("matmul", "bilinear of vectors", bilinear, several((2,), (3,), (4, 2, 3), (4,)))
-    yield Case("matmul", "linear of a vector", lambda t, *xs: t.nn.functional.linear(*xs), several((5, 3), (3,)))
 
 
 CASES = [*products(), *sums(), *functions()]

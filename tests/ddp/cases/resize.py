@@ -34,13 +34,6 @@ def resized() -> Iterator[Case]:
     for mode in ("nearest", "linear"):
         yield case(f"{mode} 1-d", to(scale_factor=1.7, mode=mode), draw(2, 3, 5))
         yield case(f"{mode} 1-d smaller", to(size=3, mode=mode), draw(2, 3, 5))
-    images = draw(2, 2, 3, 4, 3)
-    for mode in ("nearest", "nearest-exact", "trilinear"):
-        yield case(f"{mode} 3-d", to(size=(5, 3, 4), mode=mode), images)
-        yield case(f"{mode} 3-d twice", to(scale_factor=2, mode=mode), images)
-        yield case(f"{mode} 3-d factors", to(scale_factor=(0.7, 1.3, 1), mode=mode), images)
-    yield case("nearest 3-d empty", to(size=2), draw(0, 2, 3, 4, 3))
-    yield case("trilinear corners", to(size=(5, 3, 4), mode="trilinear", align_corners=True), images)
     yield case("linear corners", to(size=9, mode="linear", align_corners=True), draw(2, 3, 5))
 
 

@@ -69,8 +69,6 @@ def test_a_full_disk_is_named_and_leaves_no_half_of_a_line(tmp_path: Path, monke
     [
         ("", 0, []),
         ('{"step": 1}\n{"step": 2}\n{"step": 3}\n', 2, [1]),
-        ('{"step": 1}\n{"step": 2}\n', 3, [1, 2]),
-        ('{"step": 1}\n{"step": 2}\n', 0, []),
         ('{"step": 1}\n{"step": 4}\n{"step": 2}\n', 3, [1, 2]),
         ('{"step": 1}\n{"step": 2', 5, [1]),
         ('{"step": 1}\n{"step": 2}', 5, [1]),
@@ -103,7 +101,6 @@ def test_a_file_of_something_else_is_left_alone(foreign: str, tmp_path: Path) ->
     ("step", "value", "says"),
     [
         (0.5, 0, "expected a step that is a whole number, got 0.5"),
-        (True, 0, "expected a step that is a whole number, got True"),
         (0, np.zeros(2), "JsonLines.log: value: can only convert an array of size 1"),
         (0, object(), "JsonLines.log: value: Object of type object is not JSON serializable"),
     ],
@@ -114,19 +111,10 @@ def test_what_json_cannot_hold(step: Any, value: Any, says: str, tmp_path: Path)
     assert not (tmp_path / "x").exists()
 
 
-def fail_within(lines: JsonLines) -> None:
-    with lines:
-        lines.log(step=0)
-        raise ZeroDivisionError
-
-
 def test_no_file_stays_open(tmp_path: Path) -> None:
     with JsonLines(tmp_path / "x", rank=0) as lines:
         for step in range(3):
             lines.log(step=step)
             lines.close()
     assert [line["step"] for line in read(tmp_path / "x")] == [0, 1, 2]
-    lines = JsonLines(tmp_path / "y", rank=0)
-    with pytest.raises(ZeroDivisionError):
-        fail_within(lines)
     assert lines._number is None

@@ -97,12 +97,9 @@ def test_refusals() -> None:
     three, mixed = [(2, 3)] * 3, (ddp.zeros(2, 3), ddp.zeros(2, 3, dtype=ddp.float64), ddp.zeros(2, 3))
     check_refusals(
         (of((2, 4, 3), (2, 5, 4), (2, 5, 3)), ShapeError, r"query \(2, 4, 3\), key \(2, 5, 4\), value \(2, 5, 3\)"),
-        (of((2, 4, 3), (2, 5, 3), (2, 6, 3)), ShapeError, r"value \(2, 6, 3\)"),
         (of((2, 4, 3), (3, 4, 3), (2, 4, 3)), ShapeError, r"leading axes of query \(2, 4, 3\), key \(3, 4, 3\)"),
         (of((2, 4, 3), (2, 5, 3), (2, 5, 3), (3, 3)), ShapeError, r"attn_mask \(3, 3\) does not broadcast to"),
         (of((1, 4, 2, 3), (1, 3, 2, 3), (1, 3, 2, 3), enable_gqa=True), ShapeError, "4 heads of query are no multiple"),
         (lambda: attend(*mixed), DtypeError, "float32, float64, float32"),
-        (of(*three, attn_mask=ddp.zeros(2, 2, dtype=ddp.int64)), DtypeError, "attn_mask is bool or float32"),
         (of(*three, (2, 2), is_causal=True), ArgumentError, "exclude each other"),
-        (of(*three, dropout_p=1.5), ArgumentError, r"not 1\.5"),
     )

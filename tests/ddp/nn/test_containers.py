@@ -33,9 +33,6 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
     def deleted(x: Any, nn: Any) -> None:
         del x[1]
 
-    def deleted_slice(x: Any, nn: Any) -> None:
-        del x[:2]
-
     def replaced(x: Any, nn: Any) -> None:
         x[-1] = nn.Sigmoid()
 
@@ -52,7 +49,6 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
         "slice": lambda x, nn: x[1:],
         "add": lambda x, nn: x + type(x)(*([[nn.ReLU()]] if isinstance(x, nn.ModuleList) else [nn.ReLU()])),
         "delete": deleted,
-        "delete slice": deleted_slice,
         "replace": replaced,
         "add in place": added,
     }
@@ -60,12 +56,10 @@ def edits() -> dict[str, Callable[[Any, Any], Any]]:
     return {
         **found,
         "Sequential by name": lambda nn, t: nn.Sequential(OrderedDict(a=nn.ReLU(), b=nn.Tanh()))[0:1],
-        "Sequential nested": lambda nn, t: nn.Sequential(nn.Sequential(nn.ReLU(), nn.Tanh()), nn.ReLU()),
         "ModuleList folded": lambda nn, t: nn.ModuleList(
             [nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.ReLU())]
         ),
         "ModuleDict": lambda nn, t: nn.ModuleDict(modules={"a": nn.ReLU(), "b": nn.Linear(1, 1)}),
-        "ModuleDict of itself": lambda nn, t: nn.ModuleDict(nn.ModuleDict({"a": nn.ReLU()})),
         "ParameterList": lambda nn, t: nn.ParameterList([nn.Parameter(t.ones(2, 3)), t.ones(1)]),
         "ParameterList added to": lambda nn, t: nn.ParameterList([t.ones(2)]).append(t.ones(3)).extend([t.ones(4)]),
         "ParameterDict": lambda nn, t: nn.ParameterDict(parameters={"a": t.ones(2), "b": nn.Parameter(t.ones(3))}),
@@ -154,20 +148,12 @@ def test_copies_and_pickles() -> None:
 
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [
-    (lambda: nn.Sequential(nn.ReLU())[1], RangeError, "Sequential of 1 modules has no module 1"),
-    (lambda: nn.ModuleList([nn.ReLU()]).pop(-2), RangeError, "no module -2"),
-    (lambda: nn.ModuleList().insert(1, nn.ReLU()), RangeError, "no module 1"),
+    (lambda: nn.Sequential(nn.ReLU())[1], RangeError, "Sequential of 1 entries has no entry 1"),
     (lambda: nn.ModuleList([3]), DtypeError, "expected a Module, got int"),
-    (lambda: nn.ModuleList([nn.ReLU()]).insert(0, 3), DtypeError, "expected a Module, got int"),
-    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence of modules"),
-    (lambda: nn.Sequential() + [nn.ReLU()], DtypeError, "expected a Sequential"),
+    (lambda: nn.ModuleList().extend(nn.ReLU()), DtypeError, "expected a sequence"),
     (lambda: nn.ModuleDict({"keys": nn.ReLU()}), ArgumentError, "'keys' exists already"),
-    (lambda: nn.ModuleDict({"a.b": nn.ReLU()}), ArgumentError, "holds a dot"),
-    (lambda: nn.ModuleList([nn.ReLU()])(1), NotImplementedError, "ModuleList defines no forward"),
     (lambda: nn.ParameterList([3]), DtypeError, "got int"),
-    (lambda: nn.ParameterList(ddp.ones(2)), DtypeError, "expected a sequence"),
-    (lambda: nn.ParameterList()[0], RangeError, "no parameter 0"),
-    (lambda: nn.ParameterDict({"a": 3}), DtypeError, "got int"),
+    (lambda: nn.ParameterList()[0], RangeError, "no entry 0"),
 ]
 
 

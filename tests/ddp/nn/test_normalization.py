@@ -9,36 +9,27 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional as F
 from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, numbers, twins
 
 LAYERS = [
     ("BatchNorm1d", (3,), {}, (6, 3)),
-    ("BatchNorm1d", (3,), {}, (4, 3, 5)),
     ("BatchNorm1d", (3,), {"affine": False, "momentum": 0.3}, (4, 3, 5)),
-    ("BatchNorm1d", (3,), {"bias": False}, (4, 3)),
     ("BatchNorm1d", (600,), {}, (5, 600)),
     ("BatchNorm2d", (3,), {}, (2, 3, 4, 5)),
     ("BatchNorm2d", (3,), {"momentum": None, "eps": 0.1}, (2, 3, 4, 5)),
     ("BatchNorm2d", (3,), {"track_running_stats": False}, (2, 3, 4, 5)),
     ("BatchNorm2d", (2,), {}, (2, 2, 25, 25)),
-    ("LayerNorm", (4,), {}, (2, 3, 4)),
     ("LayerNorm", ((3, 4),), {"eps": 0.1}, (2, 3, 4)),
-    ("LayerNorm", (4,), {"elementwise_affine": False}, (2, 4)),
     ("LayerNorm", (4,), {"bias": False}, (2, 4)),
     ("LayerNorm", (600,), {}, (3, 600)),
     ("GroupNorm", (2, 4), {}, (3, 4)),
-    ("GroupNorm", (2, 4), {"affine": False}, (3, 4, 5)),
     ("GroupNorm", (4, 4), {"bias": False}, (3, 4, 5, 2)),
-    ("InstanceNorm1d", (3,), {}, (2, 3, 5)),
     ("InstanceNorm1d", (3,), {"affine": True}, (3, 5)),
     ("InstanceNorm2d", (3,), {}, (2, 3, 4, 5)),
     ("InstanceNorm2d", (3,), {"affine": True, "track_running_stats": True}, (2, 3, 4, 5)),
-    ("InstanceNorm2d", (3,), {}, (3, 4, 5)),
-    ("RMSNorm", (4,), {}, (2, 3, 4)),
     ("RMSNorm", ((3, 4),), {"eps": 0.1}, (2, 3, 4)),
-    ("RMSNorm", (4,), {"elementwise_affine": False}, (2, 4)),
     ("RMSNorm", (600,), {}, (3, 600)),
 ]
 
@@ -55,13 +46,12 @@ def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> 
             np.testing.assert_allclose(v.numpy(), w.numpy(), rtol=1e-10, err_msg=n)
 
 
-@pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize(("name", "shape"), [("1d", (0, 3)), ("1d", (2, 3, 0)), ("2d", (0, 3, 2, 2))])
-def test_a_batch_of_nothing_moves_no_running_statistics(name: str, shape: Any, momentum: float | None) -> None:
+def test_a_batch_of_nothing_moves_no_running_statistics(name: str, shape: Any) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     found = []
     for t in (ddp, torch):
-        layer = getattr(t.nn, f"BatchNorm{name}")(shape[1], momentum=momentum)
+        layer = getattr(t.nn, f"BatchNorm{name}")(shape[1], momentum=None)
         x = t.zeros(*shape).requires_grad_()
         y = layer(x)
         y.sum().backward()
@@ -117,13 +107,6 @@ def test_statistics_follow_the_dtype_and_the_state() -> None:
     assert layer.num_batches_tracked.item() == 0
 
 
-def test_evaluation_moves_no_statistics() -> None:
-    layer = nn.BatchNorm1d(2).eval()
-    layer(ddp.ones(3, 2))
-    assert layer.running_mean.tolist() == [0.0, 0.0]
-    assert layer.num_batches_tracked.item() == 0
-
-
 def test_frozen_parts_get_no_gradient() -> None:
     for layer, shape in ((nn.LayerNorm(3), (4, 3)), (nn.BatchNorm1d(3), (4, 3))):
         layer.weight.requires_grad_(False)
@@ -134,20 +117,14 @@ def test_frozen_parts_get_no_gradient() -> None:
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: nn.BatchNorm2d(3)(ddp.ones(2, 3)), ShapeError, r"BatchNorm2d: expected 4-d input, got shape \(2, 3\)"),
-    (lambda: nn.BatchNorm1d(3)(ddp.ones(3)), ShapeError, "expected 2-d or 3-d input"),
     (lambda: nn.BatchNorm1d(3)(ddp.ones(2, 4)), ShapeError, r"has 4 channels, got one of shape \(3,\)"),
     (lambda: nn.BatchNorm1d(3)(ddp.ones(1, 3)), ShapeError, "one value a channel"),
     (lambda: F.batch_norm(ddp.ones(2, 3), None, None), ArgumentError, "running_mean and running_var are needed"),
     (lambda: F.layer_norm(ddp.ones(2, 3), (4,)), ShapeError, r"input \(2, 3\) does not end in normalized_shape \(4,\)"),
-    (lambda: F.layer_norm(ddp.ones(2, 3), (3,), ddp.ones(4)), ShapeError, r"weight or bias \(4,\)"),
     (lambda: F.layer_norm(ddp.ones(2, 3).double(), (3,), ddp.ones(3)), DtypeError, "they need one dtype"),
-    (lambda: F.layer_norm(ddp.ones(2, 3, dtype=ddp.int64), (3,)), DtypeError, "floating"),
     (lambda: F.group_norm(ddp.ones(2, 3), 2), ArgumentError, "2 groups do not divide the 3 channels"),
     (lambda: F.group_norm(ddp.ones(1, 3), 3), ShapeError, "one value a group"),
-    (lambda: nn.GroupNorm(2, 3), ArgumentError, "do not divide"),
     (lambda: F.instance_norm(ddp.ones(2, 3, 1)), ShapeError, "one position"),
-    (lambda: nn.InstanceNorm1d(3, affine=True)(ddp.ones(2, 4, 5)), ShapeError, "4 channels, not 3"),
-    (lambda: F.normalize(ddp.ones(3)), RangeError, "normalize: dimension 1"),
 ]
 
 

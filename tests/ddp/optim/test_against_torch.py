@@ -16,11 +16,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 SHAPES = [(64, 33), (7,), (), (0, 3), (3, 4, 5), (3000,), (16,)]
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
-    ("SGD", {"lr": 0.1, "maximize": True}),
     ("SGD", {"lr": 0.1, "weight_decay": 0.1}),
     ("SGD", {"lr": 0.1, "momentum": 0.9}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1, "maximize": True}),
-    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ("Adam", {}),
     ("Adam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.1}),
@@ -28,14 +26,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Adam", {"lr": 0.01, "decoupled_weight_decay": True, "weight_decay": 0.1}),
     ("AdamW", {}),
     ("AdamW", {"lr": 0.01, "weight_decay": 0.3, "amsgrad": True, "maximize": True}),
-    ("AdamW", {"lr": 0.01, "weight_decay": 0}),
-    ("RMSprop", {}),
     ("RMSprop", {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}),
     ("RMSprop", {"lr": 0.01, "centered": True, "alpha": 0.9}),
     ("RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.5, "maximize": True}),
     ("Adagrad", {}),
     ("Adagrad", {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}),
-    ("Adagrad", {"lr": 0.1, "eps": 1e-3, "maximize": True}),
     ("Adadelta", {}),
     ("Adadelta", {"lr": 0.5, "rho": 0.7, "eps": 1e-4, "weight_decay": 0.1, "maximize": True}),
 ]
@@ -101,9 +96,8 @@ def compare_states(mine: dict[str, Any], expected: dict[str, Any]) -> None:
             np.testing.assert_allclose(found.array, value.numpy(), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("by_numpy", [False, True], ids=["tensors", "arrays"])
 @pytest.mark.parametrize(("name", "options"), CASES, ids=IDS)
-def test_a_state_dict_of_pytorch_goes_on_here(name: str, options: Any, by_numpy: bool) -> None:
+def test_a_state_dict_of_pytorch_goes_on_here(name: str, options: Any) -> None:
     shapes = SHAPES[:1] + SHAPES[2:]
     ours, theirs, _, oracle = pair(name, options, shapes=shapes)
     given = list(gradients(10, shapes))
@@ -115,11 +109,6 @@ def test_a_state_dict_of_pytorch_goes_on_here(name: str, options: Any, by_numpy:
             p.copy_(ddp.tensor(q.detach().numpy()))
     optimizer = getattr(ddp.optim, name)(ours, lr=99.0)
     state = oracle.state_dict()
-    if by_numpy:
-        state["state"] = {
-            number: {key: value.numpy() if isinstance(value, torch.Tensor) else value for key, value in entry.items()}
-            for number, entry in state["state"].items()
-        }
     optimizer.load_state_dict(state)
     for each in given[5:]:
         assign(ours, theirs, each)
