@@ -27,13 +27,6 @@ def _kind(failure: Failure) -> str:
     return re.sub(r"\B(?=[A-Z])", " ", type(failure).__name__).lower()
 
 
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""  # it has been removed
-
-
 class Events(Observer):
     """Appends the events of one job to its file.
 
@@ -63,7 +56,7 @@ class Events(Observer):
             engine=job.engine,
             host=socket.gethostname(),
             pid=os.getpid(),
-            cwd=_working_folder(),
+            cwd=os.getcwd(),
         )
 
     def attempt_started(self, number: int, n: int) -> None:
