@@ -30,18 +30,15 @@ def segment(folder: Path, name: str) -> Path:
 
 
 def test_what_nobody_uses_goes_and_what_bears_another_name_stays(folder: Path) -> None:
+    old = segment(folder, "mpich_shm_1_0")
+    remove_stale_segments(time.time() + 1.0, str(folder))
+    assert old.exists()  # it was there before the job
     start = time.time()
     gone = [segment(folder, name) for name in ("mpich_shm_8825fc3d_0", "sm_segment.host.0.12550001.1")]
     mine = segment(folder, "my_own_data")
     remove_stale_segments(start, str(folder))
     assert not any(path.exists() for path in gone)
     assert mine.exists()
-
-
-def test_what_was_there_before_the_job_stays(folder: Path) -> None:
-    old = segment(folder, "mpich_shm_1_0")
-    remove_stale_segments(time.time() + 1.0, str(folder))
-    assert old.exists()
 
 
 @pytest.mark.parametrize("held", ["open", "mapped"])
