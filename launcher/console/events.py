@@ -22,9 +22,9 @@ from launcher.job import Job
 from launcher.protocol import Message
 
 
-def _kind(failure: Failure) -> str:
+def kind_of(failure: type[Failure]) -> str:
     """`rank failed` for a RankFailed."""
-    return re.sub(r"\B(?=[A-Z])", " ", type(failure).__name__).lower()
+    return re.sub(r"\B(?=[A-Z])", " ", failure.__name__).lower()
 
 
 class Events(Observer):
@@ -77,7 +77,7 @@ class Events(Observer):
         if isinstance(failure, Hung):
             self._emit("hang", ranks=list(failure.ranks), message=str(failure))
             return
-        what: Message = {"kind": _kind(failure), "code": failure.code, "message": str(failure)}
+        what: Message = {"kind": kind_of(type(failure)), "code": failure.code, "message": str(failure)}
         if isinstance(failure, RankFailed | AgentLost):
             what["rank"] = failure.rank
         if isinstance(failure, HeartbeatLost):

@@ -60,19 +60,15 @@ class Raised:
 class Failure:
     """Something that went wrong; `str` of it is the sentence for the user.
 
-    at: when the launcher learned of it, in seconds; message: the sentence, where no field says more
+    at: when the launcher learned of it, in seconds
     """
 
     at: float
-    message: str = ""
 
     @property
     def code(self) -> int:
         """The job's exit code, if this is the root cause."""
         return 1
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,9 +171,13 @@ class EngineEnded(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStarted(Failure):
-    """Ranks that did not come up in time, or not as the ranks that they should be."""
+    """Ranks that did not come up in time, or not as the ranks that they should be. message: the sentence"""
 
+    message: str
     code: int = 1
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,10 +210,14 @@ class NotStopped(Failure):
 class Hung(Failure):
     """Nothing moved for too long.
 
-    ranks: those for which the others wait, as far as known
+    ranks: those for which the others wait, as far as known; message: the sentence
     """
 
     ranks: tuple[int, ...]
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -352,21 +352,16 @@ NO_WAY = "host {} cannot be reached by ssh: {}"
         ("ssh: Could not resolve hostname b.c: Name not known\n", NO_WAY.format("b.c", "Name not known")),
         ("me@b: Permission denied (publickey).\n", NO_WAY.format("b", "Permission denied (publickey)")),
         ("Connection closed by 10.0.0.2 port 22\n", NO_WAY.format("10.0.0.2", "Connection closed")),
-        (
-            "x\nHost key verification failed.\n",
-            "a host cannot be reached by ssh: host key verification failed (ssh to ",
-        ),
-        (
-            "[mpiexec@a] ui (mpiexec/x.c:51): Launch proxy failed.\n",
-            "mpiexec could not start on one of the hosts, and ",
-        ),
+        ("x\nHost key verification failed.\n", "a host cannot be reached by ssh: host key verification failed"),
+        ("[mpiexec@a] ui (mpiexec/x.c:51): Launch proxy failed.\n", "mpiexec could not start on one of the hosts"),
         (f"noise\n{start_error_line(StartError('2 ranks would share 1 GPU'))}\nmore\n", "2 ranks would share 1 GPU"),
         ("ddp-launch refuses: 2 ranks wou", None),
     ],
 )
 def test_what_engines_say_in_one_sentence(engine_output: str, sentence: str | None) -> None:
     found = explain_start_failure(engine_output)
-    assert found == sentence if found is None or sentence is None else found.startswith(sentence)
+    assert (found is None) == (sentence is None)
+    assert (found or "").startswith(sentence or "")
 
 
 def test_the_host_that_ssh_does_not_reach() -> None:

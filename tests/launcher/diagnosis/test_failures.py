@@ -17,12 +17,9 @@ HANG = "time.sleep(60)"
 @pytest.mark.parametrize(
     ("act", "says", "code"),
     [
-        ("sys.exit(3)", "exited with code 3", 3),
-        ("raise SystemExit(4)", "exited with code 4", 4),
         ("os._exit(5)", "exited with code 5", 5),
         ("sys.exit('words')", "exited with code 1", 1),
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL (signal 9); often the kernel, out of memory", 137),
-        ("os.kill(os.getpid(), 11)", "was killed by SIGSEGV (signal 11); invalid memory access in native code", 139),
         ("os.kill(os.getpid(), 15)", "was killed by SIGTERM (signal 15)", 143),
     ],
 )
@@ -132,25 +129,19 @@ def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any, tmp_path: P
         class PeerLeft(Exception):
             __module__ = "collectives.errors"
         import atexit
-        def wait(*names):  # nobody goes on before all are there, and all go on soon after one another
-            while not all(map(os.path.exists, names)):
-                time.sleep(0.01)
-        open(f"rank {rank}", "w").close()
-        wait("rank 0", "rank 1", "rank 2")
         if rank == 1:
-            wait("over 0", "over 2")
+            while not os.path.exists("over"):  # rank 0 has failed first
+                time.sleep(0.01)
             sys.exit(3)
-        atexit.register(lambda: open(f"over {rank}", "w").close())
+        atexit.register(lambda: open("over", "w").close())
         raise PeerLeft("rank 1 has failed")
         """,
-        n=3,
         cwd=tmp_path,
     )
     assert done.returncode == 3
-    assert "rank 0 (pid " in done.stderr.splitlines()[0]
-    assert "rank 2 (pid " in done.stderr.splitlines()[0]
-    assert done.stderr.splitlines()[-1].endswith("exited with code 3")
-    assert done.stderr.count("\n") == 2
+    first, last = done.stderr.splitlines()
+    assert "rank 0 (pid " in first
+    assert last.endswith("exited with code 3")
 
 
 def test_what_a_rank_leaves_behind_ends_with_it(ddp_launch: Any) -> None:

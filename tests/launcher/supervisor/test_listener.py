@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import resource
 import select
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,23 +104,12 @@ def answer(listener: Listener, line: bytes) -> bool:
         return False
 
 
-@pytest.mark.parametrize("line", [rb'{"answer":"\ud800"}', rb'{"answer":null}', b"\xff", b"[" * 4000, b"9" * 5000])
+@pytest.mark.parametrize("line", [rb'{"answer":"\ud800"}', b"\xff", b"[" * 4000, b"9" * 5000])
 def test_whatever_a_stranger_says_others_are_let_in(line: bytes) -> None:
     with open_door() as (listener, agents):
         assert not answer(listener, line + b"\n")
         connect(listener.address, listener.secret, ME)[0].close()
     assert len(agents) == 1
-
-
-def test_where_no_file_can_be_opened_the_launcher_is_not_kept_busy() -> None:
-    listener, before, start = Listener(), resource.getrlimit(resource.RLIMIT_NOFILE), time.monotonic()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        assert [listener.serve(next(listener.filenos())) for _ in range(10)] == [None] * 10
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        listener.close()
-    assert time.monotonic() - start >= 0.1
 
 
 @pytest.mark.mpi
