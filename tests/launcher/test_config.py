@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +101,6 @@ def test_hosts_and_ranks_may_be_lists_or_texts(job_file: Any) -> None:
 
 def test_words() -> None:
     assert words({"a": [True, False], "s": "x y", "f": 1e-5}) == ("--a", "true", "false", "--s", "x y", "--f", "1e-05")
-
-
-def test_reading_toml_waits_until_there_is_some(run_job: Any) -> None:
-    code = "import sys; from launcher import cli; cli.parse(['-n', '2', sys.argv[1]]); print(*sys.modules)"
-    loaded = set(run_job([sys.executable, "-c", code, HERE]).stdout.split())
-    assert "launcher.options" in loaded
-    assert not loaded & {"tomllib", "tomli", "launcher.network", "difflib"}
 
 
 def test_the_job_file_of_the_docs(job_file: Any) -> None:

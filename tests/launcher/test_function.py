@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -189,30 +188,3 @@ def test_as_in_a_notebook(run_job: Any) -> None:
     """
     done = run_job([sys.executable, "-c", textwrap.dedent(cell)], timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-class Unwritable(io.StringIO):
-    """Cannot be written from the moment on at which ranks speak."""
-
-    def write(self, text: str) -> int:
-        raise Particular(1, 2) if text else OSError("nothing to write")
-
-
-def test_a_stream_that_cannot_be_written_ends_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """They are asked, and heard no more."""
-    monkeypatch.setattr(sys, "stdout", Unwritable())
-    with pytest.raises(Particular):
-        launcher.run(speak_and_save, (str(tmp_path),), 1)
-    assert (tmp_path / "saved").exists()
-
-
-def speak_and_save(folder: str) -> None:
-    try:
-        while True:
-            print("a word", flush=True)
-            time.sleep(0.05)
-    except KeyboardInterrupt:
-        for _ in range(10):
-            print("more", flush=True)
-            time.sleep(0.02)
-        Path(folder, "saved").touch()

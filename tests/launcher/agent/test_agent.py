@@ -109,32 +109,6 @@ def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes
     kept.end()
 
 
-def test_time_that_does_not_count(keep: Any) -> None:
-    # What collectives look at, while they wait for their limit.
-    body = """
-    from collectives.time_limit import TimeLimit, suspended_seconds
-    limit = TimeLimit(0.4)
-    print("ready", flush=True)
-    while not limit.passed():
-        time.sleep(0.01)
-    print("over", flush=True)
-    time.sleep(0.2)
-    print(round(suspended_seconds(), 1), flush=True)
-    """
-    kept = keep(body)
-    kept.says("ready")
-    kept.send(pause=True)
-    kept.send(suspend=True)  # two reasons: the second ends later
-    kept.send(pause=False)
-    time.sleep(0.8)
-    kept.send(suspend=False)
-    since = time.monotonic()
-    kept.says("over")
-    assert 0.1 < time.monotonic() - since < 3
-    kept.end()
-    assert 0.7 <= float(kept.out) < 3
-
-
 def test_beats_and_the_memory_of_a_rank_that_was_killed(keep: Any) -> None:
     body = """
     import numpy as np

@@ -43,7 +43,7 @@ def test_more_ranks_than_files_are_refused() -> None:
 @pytest.mark.mpi
 def test_more_ranks_than_the_soft_limit_has_files_which_ranks_find(run_job: Any, script: Callable[[str], str]) -> None:
     path = script("import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))")
-    command = f"ulimit -Hn 400; ulimit -Sn 28; exec {sys.executable} -m launcher -n 24 {path}"
+    command = f"ulimit -Sn 28; ulimit -Hn 400; exec {sys.executable} -m launcher -n 24 {path}"
     done = run_job(["bash", "-c", command], timeout=60)
     assert (done.returncode, done.stderr, done.stdout.count(": 28 400")) == (0, "", 24)
 
