@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import sys
-import time
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,17 +210,3 @@ def test_on_the_ranks_of_mpiexec(run_job: Any, mpiexec: list[str], tmp_path: Pat
     assert done.stdout.count("# all_reduce: 2 ranks on 1 node, backend mpi") == 1
     assert len([line for line in done.stdout.splitlines() if not line.startswith("#") and line]) == 4
     assert json.loads(path.read_text())["ranks"] == 2
-
-
-@pytest.mark.mpi
-def test_ctrl_c(start_job: Any) -> None:
-    job = start_job([*BENCH, "all_reduce", "--budget", "60", "-b", "1M", "-e", "1M"])
-    line = job.process.stdout.readline()
-    assert line.startswith("# all_reduce")
-    time.sleep(0.3)
-    start = time.monotonic()
-    os.killpg(job.process.pid, signal.SIGINT)
-    done = job.wait(20)
-    assert done.returncode == 130
-    assert done.stderr == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
-    assert time.monotonic() - start < 10

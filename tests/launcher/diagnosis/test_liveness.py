@@ -227,19 +227,6 @@ def test_culprits(states: list[RankState], ranks: tuple[int, ...], text: str) ->
     assert diagnose_hang(states)[:2] == (ranks, text)
 
 
-@pytest.mark.parametrize(
-    ("states", "samples"),
-    [
-        ([waits(0), snapshot(1), snapshot(2)], (1, 2)),
-        ([waits(rank) for rank in range(9)], (0,)),
-        ([waits(0), waits(1, call=REDUCE), waits(2)], (0, 1)),
-        ([snapshot(rank) for rank in range(9)], (0, 1, 2)),
-    ],
-)
-def test_whose_stacks_say_most(states: list[RankState], samples: tuple[int, ...]) -> None:
-    assert diagnose_hang(states).samples == samples
-
-
 def test_table() -> None:
     rows = [
         waits(0, call_age=31.2, where="train.py:91 in evaluate", cpu=0.031),

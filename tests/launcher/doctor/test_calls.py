@@ -81,13 +81,3 @@ def test_wrong_use(doctor: Any, args: list[str], words: str) -> None:
     done = doctor(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
-
-
-def test_a_closed_pipe_ends_it(ranks: list[int]) -> None:
-    command = [*DOCTOR, "calls", "--last", "1000", str(ranks[0])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        assert process.wait(timeout=30) == 141
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
