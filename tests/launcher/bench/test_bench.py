@@ -87,31 +87,6 @@ def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) ->
     assert [row.wrong for row in threads("all_gather", "--place", "out").rows] == [2 * 16, 2 * 128]
 
 
-def test_what_an_implementation_lacks_is_named_and_left_out(monkeypatch: Any, capsys: Any) -> None:
-    bind = Ours.bind
-
-    class Baseline(Ours):
-        unsupported = (NotImplementedError,)
-
-        def bind(self, kind: Any, x: Any, out: Any, op: str) -> Any:
-            if out is x:
-                raise NotImplementedError("not in place\nand more")
-            return bind(self, kind, x, out, op)
-
-    def both(comm: Any, settings: Any) -> Any:
-        baseline = Baseline(comm)
-        baseline.name = "baseline"
-        return comm.barrier, [Ours(comm), baseline]
-
-    monkeypatch.setattr(runner, "find", both)
-    outcome = threads("all_reduce")
-    assert {row.place for row in outcome.rows if row.by == "baseline"} == {"out"}
-    assert {row.place for row in outcome.rows if row.by == "ours threads"} == {"out", "in"}
-    assert {row.by for row in outcome.rows if row.ratio is not None} == {"baseline"}
-    assert outcome.unsupported == ("baseline has no all_reduce of float32, place in: not in place",)
-    assert f"# {outcome.unsupported[0]}" in capsys.readouterr().out.splitlines()
-
-
 def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
     done: list[str] = []
     note: Any = done.append
