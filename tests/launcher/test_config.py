@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -31,57 +32,42 @@ def job_file(tmp_path: Path, monkeypatch: Any) -> Any:
     return write
 
 
+# Keys whose values are the fields of a job as they stand.
+PLAIN: dict[str, Any] = {"n": 2, "backend": "mpi", "bind": True, "share_gpu": True, "grace": 1, "start_limit": 2.5}
+PLAIN |= {"heartbeat_timeout": 9, "max_restarts": 3, "min_ranks": 1, "ranks": (0, 1), "debug_rank": 1}
+
+
 def test_every_key(job_file: Any, tmp_path: Path) -> None:
     path = job_file(
-        """
-        [launch]
+        "[launch]\n"
+        + "".join(f"{key} = {json.dumps(value)}\n" for key, value in PLAIN.items())
+        + f"""
         script = "train.py"
         args = ["data", "-v"]
-        n = 2
         hostfile = "hosts"
         engine = "intel"
-        backend = "mpi"
-        bind = true
-        share_gpu = true
-        grace = 1
-        start_limit = 2.5
         timeout = "off"
         hang_timeout = 0
-        heartbeat_timeout = 9
-        max_restarts = 3
-        min_ranks = 1
-        ranks = [0, 1]
-        debug_rank = 1
         log_dir = "logs"
         events = "events.jsonl"
-        trace = "/absolute"
+        trace = "{tmp_path}/elsewhere"
         [args]
         lr = 0.1
         on = true
         off = false
         xs = [1, "a"]
-        """.replace("/absolute", str(tmp_path / "elsewhere"))
+        """
     )
     assert cli.parse(["--config", path, "w"]) == Job(
         script=str(tmp_path / "train.py"),
         args=("--lr", "0.1", "--on", "--xs", "1", "a", "data", "-v", "w"),
-        n=2,
         hosts=(Host("a", 4), Host("b", 2)),
         engine="mpich",
-        backend="mpi",
-        bind=True,
-        share_gpu=True,
-        grace=1,
-        start_limit=2.5,
         hang_timeout=None,
-        heartbeat_timeout=9,
-        max_restarts=3,
-        min_ranks=1,
-        ranks=(0, 1),
-        debug_rank=1,
         log_dir=str(tmp_path / "logs"),
         events=str(tmp_path / "events.jsonl"),
         trace=str(tmp_path / "elsewhere"),
+        **PLAIN,
     )
 
 
