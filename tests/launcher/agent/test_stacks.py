@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.rank import STACKS
+from launcher.agent.stacks import catches
+
 READY = "print('ready', flush=True)\n"
 
 
@@ -61,3 +64,10 @@ class TestOfARank:
         kept.send(stacks=True)
         assert kept.next("stacks") == "it has ended\n"
         kept.end()
+
+
+def test_what_a_process_catches() -> None:
+    status = f"SigIgn:\tffffffffffffffff\nSigCgt:\t{1 << STACKS - 1 | 2:016x}\nCapInh:\t0\n"
+    assert catches(status, STACKS)
+    assert not catches(status, STACKS - 1)
+    assert not catches("", STACKS)

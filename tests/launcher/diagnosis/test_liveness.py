@@ -207,11 +207,6 @@ STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at dat
             (1,),
             f"{DIFFERENT} rank 0 in {GATHER}, rank 1 in {REDUCE}; {BEHIND}; {SAME_ORDER}",
         ),
-        (
-            [waits(0, on="rows"), waits(1, on="columns")],
-            (),
-            f"{DIFFERENT} rank 0 in {GATHER} of rows, rank 1 in {GATHER} of columns; {SAME_ORDER}",
-        ),
         # nobody waits
         (
             [snapshot(0), snapshot(1)],

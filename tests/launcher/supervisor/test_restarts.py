@@ -80,7 +80,7 @@ def test_standard_input_that_has_ended_has_ended_for_the_next_attempt_too(ddp_la
 
 def test_ctrl_c_ends_a_job_while_it_waits_for_its_restart(start_launch: Any) -> None:
     job = start_launch("print('ready', flush=True)\nsys.exit(1)", n=1, options=("--max-restarts", "9"))
-    time.sleep(0.8)  # the first restart comes at once, the second after a second
+    wait_for(job.process.stderr, "restart 2 of 9 in 1 s", 1)
     job.process.send_signal(signal.SIGINT)
     done = job.wait(10)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "ddp-launch: Ctrl-C: the job does not start again")
