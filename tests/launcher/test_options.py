@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from collectives.version import __version__
-from launcher import cli
+from launcher import cli, placement
 from launcher.job import Job
 from launcher.options import parser
 
@@ -38,6 +38,11 @@ OPTIONS = {f"{each.option_strings[0]} {each.metavar or ''}".strip(): each for ea
 )
 def test_command_line(line: str, options: dict[str, object], rest: str) -> None:
     assert cli.read(line.split()) == {**options, "rest": rest.split()}
+
+
+def test_a_rank_for_every_gpu(monkeypatch: Any) -> None:
+    monkeypatch.setattr(placement, "visible_gpus", lambda environ: ["0", "1", "5"])
+    assert cli.parse(["-n", "gpu", __file__]).n == 3
 
 
 def test_every_field_of_a_job_is_an_option() -> None:
