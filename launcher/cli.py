@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -72,43 +73,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = read(sys.argv[1:] if argv is None else argv)
         if "help" in options:
-            return _print(parser().format_help())
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
+            print(parser().format_help(), end="")
+            return 0
         if "version" in options:
             from collectives.version import __version__
 
-            return _print(f"ddp-launch {__version__}\n")
+            print(f"ddp-launch {__version__}")
+            return 0
         job = job_of(options)
         from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
 
         return _run(resolve_size(job, os.environ))
     except UsageError as error:
-        _complain(str(error))
+        with contextlib.suppress(OSError):  # the exit code says it, too
+            print(f"ddp-launch: {error}", file=sys.stderr, flush=True)
         return 2
-
-
-def _print(text: str) -> int:
-    """Prints a text; returns the exit code."""
-    try:
-        # A file name may have bytes that are no text in any encoding.
-        sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
-        sys.stdout.flush()
-        return 0
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python would try once more at its end, and complain
-        if isinstance(error, BrokenPipeError):
-            return 128 + signal.SIGPIPE  # its reader has gone, as with `| head`
-        _complain(f"the output cannot be written: {error.strerror}")
-        return 1
-
-
-def _complain(text: str) -> None:
-    """Prints an error to stderr, if that can be written to; the exit code says it, too."""
-    if sys.stderr is None:
-        return  # closed; print would take stdout instead
-    try:
-        print(f"ddp-launch: {text}", file=sys.stderr)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # else Python would try once more, and end with a code of its own
 
 
 def _run(job: Job) -> int:

@@ -14,18 +14,14 @@ from typing import NamedTuple
 
 from launcher.errors import UsageError
 
-# A name goes to a remote shell: neither an option nor two words is one. IPv6 stands in brackets.
-_HOST = re.compile(
-    r"""(?: (?P<name> [A-Za-z0-9_] [\w.\-]* ) | \[ (?P<address> [0-9A-Fa-f:.]+ (?: %[\w.\-]+ )? ) \] )
-        (?: (?: : | \s+ slots \s*=\s* ) (?P<slots> \d{1,9} ) )?""",
-    re.VERBOSE | re.ASCII,
-)
+# A name goes to a remote shell: neither an option nor two words is one. No engine takes an IPv6 address.
+_HOST = re.compile(r"([A-Za-z0-9_][\w.\-]*)(?:(?::|\s+slots\s*=\s*)(\d{1,9}))?", re.ASCII)
 
 
 class Host(NamedTuple):
     """A machine that ranks run on.
 
-    name: as the remote shell is to be given it; an IPv6 address without brackets
+    name: as the remote shell is to be given it
     slots: how many ranks it takes
     """
 
@@ -64,8 +60,8 @@ def _parse(entries: Iterable[tuple[str, str]]) -> tuple[Host, ...]:
     for text, where in entries:
         match = _HOST.fullmatch(text)
         if match is None:
-            raise UsageError(f"{where}: {text!r} is not understood: host, host:4, [::1]:4 or host slots=4")
-        name, number = match["name"] or match["address"], int(match["slots"] or 1)
+            raise UsageError(f"{where}: {text!r} is not understood: host, host:4 or host slots=4")
+        name, number = match[1], int(match[2] or 1)
         if number < 1:
             raise UsageError(f"{where}: {name} has no slot: leave it out")
         slots[name] = slots.get(name, 0) + number

@@ -14,28 +14,25 @@ from launcher.linux import read_text
 
 TYPE_CHECKING = False  # not of `typing`, for the agent's sake
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from collectives.world import World
 
 #: In an agent's environment: the rules by which it deals, as `rules` writes them.
 PLACEMENT = "DDP_LAUNCH_PLACEMENT"
 THREADS = "OMP_NUM_THREADS"
-#: What NCCL reads: how much it says of itself, and the file that it writes that to.
-NCCL, NCCL_FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
 
 
-def rules(bind: bool, share: bool, nodes: Sequence[int] | None, files: bool = False) -> str:
+def rules(bind: bool, share: bool, nodes: Sequence[int] | None) -> str:
     """The rules by which agents place their ranks.
 
     bind: ranks are bound to cores; share: ranks may share GPUs
     nodes: how many ranks each host has, which are filled in order; None if only the engine knows
-    files: the launcher keeps log files
 
     >>> rules(bind=True, share=False, nodes=(4, 2))
     'bind nodes=4,2'
     """
-    words = [word for word, holds in (("bind", bind), ("share", share), ("files", files)) if holds]
+    words = [word for word, holds in (("bind", bind), ("share", share)) if holds]
     if nodes is not None:
         words.append("nodes=" + ",".join(map(str, nodes)))
     return " ".join(words)
@@ -46,8 +43,7 @@ class Placement:
 
     local_rank, local_size: among the ranks of its host; node: the host's number, None if unknown
     gpus: the GPU that it is given, as `CUDA_VISIBLE_DEVICES` names it; [] where there are none
-    cores: to which it is bound, or None; debug: what its libraries say of themselves goes to a log file
-    threads: its share of the host's cores in numbers
+    cores: to which it is bound, or None; threads: its share of the host's cores in numbers
 
     Raises: StartError if ranks would have to share a GPU and may not.
     """
@@ -60,10 +56,7 @@ class Placement:
         self.threads = max(1, len(allowed) // self.local_size)
         self.cores = None
         if "bind" in words:
-            near = [cores_near(gpu) & allowed for gpu in visible_gpus(environ)] if self.gpus else []
-            self.cores = bind_cores(allowed, near, self.local_rank, self.local_size)
-        # Where the user has not said otherwise, NCCL writes among what the rank prints.
-        self.debug = "files" in words and NCCL in environ and NCCL_FILE not in environ
+            self.cores = split_cores(by_topology(allowed), self.local_rank, self.local_size)
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """The variables that the rank finds; the user's number of threads stays."""
@@ -127,21 +120,6 @@ def assign_gpu(gpus: Sequence[str], local_rank: int, local_size: int, share: boo
             f" (--share-gpu), or hide them ({VISIBLE}=)"
         )
     return [gpus[local_rank % len(gpus)]] if gpus else []
-
-
-def bind_cores(allowed: set[int], near: Sequence[Collection[int]], local_rank: int, local_size: int) -> list[int]:
-    """The cores of one rank: its share of those near its GPU, if they are known for all GPUs, else of all.
-
-    allowed: the cores that the job may use; near: of each GPU, those of them on its NUMA node
-
-    >>> bind_cores({0, 1, 2, 3}, [{0, 1}, {2, 3}, {2, 3}], 1, 3)
-    [2]
-    """
-    cores = [set(near[rank % len(near)]) for rank in range(local_size)] if near else []
-    if not cores or not all(cores):
-        cores = [allowed] * local_size
-    sharers = [rank for rank in range(local_size) if cores[rank] == cores[local_rank]]
-    return split_cores(by_topology(cores[local_rank]), sharers.index(local_rank), len(sharers))
 
 
 def split_cores(cores: Sequence[int], index: int, parts: int) -> list[int]:
@@ -224,38 +202,3 @@ def _names(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
-
-
-BUS = "/sys/bus/pci/devices"
-
-
-def cores_near(gpu: str, driver: str = DRIVER, bus: str = BUS) -> frozenset[int]:
-    """The cores on the NUMA node of a GPU; none where the driver does not say: a slice of one (MIG), some containers.
-
-    gpu: as `CUDA_VISIBLE_DEVICES` names it; a number counts in the order of the bus, as CUDA does where all are alike
-    """
-    try:
-        places = sorted(os.listdir(driver))
-        if gpu.isdigit():
-            place = places[int(gpu)]
-        else:
-            texts = {each: "".join(read_text(f"{driver}/{each}/information").split()) for each in places}
-            place = next(each for each, text in texts.items() if f"GPUUUID:{gpu}" in text)
-        with open(f"{bus}/{place.lower()}/local_cpulist") as file:
-            return frozenset(parse_cpu_list(file.read()))
-    except (OSError, IndexError, StopIteration, ValueError):
-        return frozenset()
-
-
-def parse_cpu_list(text: str) -> list[int]:
-    """The numbers of a list as Linux writes them.
-
-    >>> parse_cpu_list("0-2,8\\n")
-    [0, 1, 2, 8]
-    """
-    found: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first:
-            found += range(int(first), int(last or first) + 1)
-    return found

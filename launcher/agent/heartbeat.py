@@ -1,5 +1,4 @@
-"""Heartbeat: what a rank does now, read from /proc and from its flight record once a second; and its memory, for the
-case that the kernel's out-of-memory killer ends it.
+"""Heartbeat: what a rank does now, read from /proc and from its flight record once a second.
 
 The rank takes no part in this, so a rank that is stopped, holds the GIL or waits forever is described like any other.
 """
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.linux import format_bytes, read, read_text, stat_of
+from launcher.linux import read, stat_of
 from launcher.protocol import Message
 
 TYPE_CHECKING = False
@@ -98,51 +97,3 @@ def descendants_cpu(pid: int) -> float:
         cpu += sum(stat.cpu + stat.waited for stat in map(stat_of, children))
         found += children
     return cpu
-
-
-_CGROUPS = "/sys/fs/cgroup"
-
-
-class MemoryWatch:
-    """What is known of the memory of one rank, noted now and then, so that the last note is from before its end."""
-
-    def __init__(self, pid: int) -> None:
-        # The kernel counts what its out-of-memory killer took, by cgroup (version 2); else on the whole machine.
-        _, _, group = read_text(f"/proc/{pid}/cgroup").partition("0::")
-        events = f"{_CGROUPS}{group.strip()}/memory.events"
-        self._events = events if group and os.path.exists(events) else "/proc/vmstat"
-        self.note()
-
-    def note(self) -> None:
-        """Takes down what must be known from before the end."""
-        self._kills = count_kills(read_text(self._events))
-        self._available = field(read_text("/proc/meminfo"), "MemAvailable")
-
-    def describe(self, peak: int) -> str:
-        """About a rank that SIGKILL has ended. peak: the most memory that it had, in bytes"""
-        return explain(peak, self._available, count_kills(read_text(self._events)) > self._kills)
-
-
-def explain(peak: int, available: int | None, taken: bool) -> str:
-    """What the figures say, in bytes. available: on the machine, shortly before
-
-    taken: the out-of-memory killer has taken a process meanwhile
-
-    >>> explain(2 << 30, 5 << 29, False)
-    'it had 2.0 GiB at most; the machine had 2.5 GiB free'
-    """
-    begin = "the kernel's out-of-memory killer ended it: it had" if taken else "it had"
-    free = f"; the machine had {format_bytes(available)} free" if available is not None else ""
-    return f"{begin} {format_bytes(peak)} at most{free}"
-
-
-def count_kills(text: str) -> int:
-    """How many processes the out-of-memory killer has taken, by memory.events or /proc/vmstat; 0 if it is silent."""
-    _, found, rest = f"\n{text}".partition("\noom_kill ")
-    return int(rest.partition("\n")[0]) if found else 0
-
-
-def field(meminfo: str, name: str) -> int | None:
-    """A line of /proc/meminfo, in bytes."""
-    _, found, rest = f"\n{meminfo}".partition(f"\n{name}:")
-    return int(rest.split(maxsplit=1)[0]) << 10 if found else None

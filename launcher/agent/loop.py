@@ -12,10 +12,10 @@ import time
 
 from launcher import errors
 from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
-from launcher.agent.heartbeat import Heartbeat, MemoryWatch
+from launcher.agent.heartbeat import Heartbeat
 from launcher.agent.stacks import LOOK, Stacks
 from launcher.agent.suspend import ORDERED, PAUSED, Suspension
-from launcher.linux import reap_all, signal_pipe, stat_of, sweep
+from launcher.linux import format_bytes, reap_all, signal_pipe, stat_of, sweep
 from launcher.protocol import Message, ProtocolError, connect, to_bytes, to_text, type_and_value
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
@@ -65,7 +65,6 @@ class Agent:
         self.heartbeat = Heartbeat(pid)
         self.stacks = Stacks(pid, stacks, self.heartbeat)
         self.suspension = Suspension(page)
-        self.memory = MemoryWatch(pid)
         self.reports = Reports()
         self.joined = False  # others may wait for this rank
         self.stdin = b""
@@ -98,7 +97,7 @@ class Agent:
         """Waits until something happens, and deals with it."""
         reading: list[int] = [self.wakeup, self.channel.fileno()]
         if self.channel.backlog < _BACKLOG and self._resting() == 0.0:
-            reading += [self.pipes[name] for name in ("out", "err", "nccl") if name in self.pipes]
+            reading += [self.pipes[name] for name in ("out", "err") if name in self.pipes]
         if "report" in self.pipes:
             reading.append(self.pipes["report"])
         writing = [self.channel.fileno()] if self.channel.backlog else []
@@ -109,7 +108,7 @@ class Agent:
             self.channel.flush()
         if self.pipes.get("in") in writable:
             self._feed()
-        for name in ("report", "out", "err", "nccl"):
+        for name in ("report", "out", "err"):
             if self.pipes.get(name) in readable:
                 self._carry(name)
         if self.wakeup in readable:
@@ -147,7 +146,6 @@ class Agent:
         if self.status is not None:
             self.channel.send({})  # nothing to say, but only what is sent can be acknowledged
             return
-        self.memory.note()
         if self.channel.backlog < _BACKLOG:
             self.channel.send({"heartbeat": self.heartbeat.take()})
 
@@ -285,16 +283,14 @@ class Agent:
         """Reports the rank's end, after all of its output has been sent."""
         if self.status is None or self.reported:
             return
-        if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(
-            ("out", "err", "report", "nccl")
-        ):
+        if time.monotonic() < self.drain_deadline and not self.pipes.keys().isdisjoint(("out", "err", "report")):
             return
         self.reported = True
         self.drain_deadline = _NEVER
         for name in list(self.pipes):
             os.close(self.pipes.pop(name))
         code = os.waitstatus_to_exitcode(self.status)
-        memory = self.memory.describe(self.peak) if code == -signal.SIGKILL and not self.killed else None
+        memory = f"it had {format_bytes(self.peak)} at most" if code == -signal.SIGKILL and not self.killed else None
         self.channel.send({"end": code, "deserted": self.joined, "memory": memory})
 
 

@@ -26,7 +26,7 @@ from launcher import errors
 from launcher.agent import rank
 from launcher.agent.rank import STACKS_NAME, unquote_colons
 from launcher.linux import become_subreaper, die_with_parent, fill_standard_streams, fork, is_above, stat_of
-from launcher.placement import NCCL_FILE, PLACEMENT, Placement
+from launcher.placement import PLACEMENT, Placement
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
 if TYPE_CHECKING:
@@ -59,9 +59,6 @@ def main(args: Sequence[str]) -> NoReturn:
     become_subreaper()
     agent = os.getpid()
     ours, theirs = _pipes()
-    if placement.debug:
-        ours["nccl"], theirs["nccl"] = os.pipe()
-        os.set_blocking(ours["nccl"], False)
     # Memory that the rank and its agent share.
     stacks, page = os.memfd_create(STACKS_NAME), os.memfd_create("ddp-pause")
     os.ftruncate(page, 4096)
@@ -91,9 +88,6 @@ def main(args: Sequence[str]) -> NoReturn:
             },
             **placement.environment(os.environ),
         )
-        if "nccl" in theirs:
-            # By the rank's number, so that a program which it starts finds the same pipe and not a file of its own.
-            os.environ[NCCL_FILE] = f"/proc/{os.getpid()}/fd/{theirs['nccl']}"
         if placement.cores is not None:
             os.sched_setaffinity(0, placement.cores)
         rank.run(unquote_colons(args), stacks, mask)

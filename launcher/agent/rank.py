@@ -81,7 +81,6 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
             sys.excepthook(type(error), error, trace)
     if status & 0xFF and not reported:
         report(leaving=status & 0xFF)
-    _hush()
     # Looked up now: who must know a program's status before it ends has replaced it.
     sys.exit(status)
 
@@ -98,24 +97,13 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
         pdb.Pdb().set_trace(sys._getframe(1))
 
 
-def _hush() -> None:
-    """From here on Python only waits for threads and cleans up: a Ctrl-C in it ends that, and is no error."""
-    shown = sys.unraisablehook
-
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            shown(unraisable)
-
-    sys.unraisablehook = hook
-
-
 def _execute(target: Sequence[str]) -> None:
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if target[0] == "-m":
         # As `python -m`: the working folder comes first, and is there before the module is looked for.
         sys.argv[:] = ["-m", *target[2:]]
-        _begin_path(_working_folder())
+        _begin_path(os.getcwd())
         code = load_module(target[1], main)
     else:
         sys.argv[:] = list(target)
@@ -129,16 +117,9 @@ def _execute(target: Sequence[str]) -> None:
     exec(code, main.__dict__)
 
 
-def _begin_path(folder: str | None) -> None:
+def _begin_path(folder: str) -> None:
     """Puts the folder of the script, or of `-m`, where the agent has put ours, or nothing with PYTHONSAFEPATH."""
-    sys.path[:1] = [] if folder is None or getattr(sys.flags, "safe_path", False) else [folder]
-
-
-def _working_folder() -> str | None:
-    try:
-        return os.getcwd()
-    except OSError:
-        return None  # it has been removed, and Python does without it, too
+    sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [folder]
 
 
 def load_module(name: str, main: ModuleType) -> CodeType:

@@ -143,7 +143,7 @@ class RawMPI(Implementation):
 
     def __init__(self, MPI: Any) -> None:
         self._MPI = MPI
-        self.unsupported: tuple[type[Exception], ...] = (NotImplementedError, KeyError, MPI.Exception)
+        self.unsupported: tuple[type[Exception], ...] = (NotImplementedError, BufferError, KeyError, MPI.Exception)
         self._comm: Any = MPI.COMM_WORLD
 
     def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:

@@ -22,16 +22,9 @@ from launcher.job import Job
 from launcher.protocol import Message
 
 
-def _kind(failure: Failure) -> str:
+def kind_of(failure: type[Failure]) -> str:
     """`rank failed` for a RankFailed."""
-    return re.sub(r"\B(?=[A-Z])", " ", type(failure).__name__).lower()
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""  # it has been removed
+    return re.sub(r"\B(?=[A-Z])", " ", failure.__name__).lower()
 
 
 class Events(Observer):
@@ -63,7 +56,7 @@ class Events(Observer):
             engine=job.engine,
             host=socket.gethostname(),
             pid=os.getpid(),
-            cwd=_working_folder(),
+            cwd=os.getcwd(),
         )
 
     def attempt_started(self, number: int, n: int) -> None:
@@ -84,7 +77,7 @@ class Events(Observer):
         if isinstance(failure, Hung):
             self._emit("hang", ranks=list(failure.ranks), message=str(failure))
             return
-        what: Message = {"kind": _kind(failure), "code": failure.code, "message": str(failure)}
+        what: Message = {"kind": kind_of(type(failure)), "code": failure.code, "message": str(failure)}
         if isinstance(failure, RankFailed | AgentLost):
             what["rank"] = failure.rank
         if isinstance(failure, HeartbeatLost):

@@ -26,7 +26,7 @@ class Logs(Observer):
     """The log files of one run, in a folder of its own below `log_dir`: `2026-11-21_18-20-05_4711`, time and pid.
 
     `rank-0.log` and so on hold stdout and stderr in the order of arrival, in whole lines; of what was repainted only
-    the last state. `rank-0.nccl.log` is NCCL's log where `NCCL_DEBUG` requests one. `launcher.log` is the launcher's.
+    the last state. `launcher.log` is the launcher's.
     A restart's files lie in `attempt-1` and so on below.
 
     folder: where this attempt's files are
@@ -63,9 +63,6 @@ class Logs(Observer):
     def output(self, rank: int, stream: str, data: bytes) -> None:
         if text := self._splitters.setdefault((rank, stream), LineSplitter()).feed(data)[0]:
             self._write(self._path(rank), text)
-
-    def library_log(self, rank: int, name: str, data: bytes) -> None:
-        self._write(self.folder / f"rank-{rank}.{name}.log", data)
 
     def failed(self, failure: Failure) -> None:
         # A traceback arrives in a message of its own, not in what the rank printed.

@@ -60,19 +60,15 @@ class Raised:
 class Failure:
     """Something that went wrong; `str` of it is the sentence for the user.
 
-    at: when the launcher learned of it, in seconds; message: the sentence, where no field says more
+    at: when the launcher learned of it, in seconds
     """
 
     at: float
-    message: str = ""
 
     @property
     def code(self) -> int:
         """The job's exit code, if this is the root cause."""
         return 1
-
-    def __str__(self) -> str:
-        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +78,7 @@ class RankFailed(Failure):
     host: where it ran, "" where that goes without saying
     status: exit code, or minus the signal that killed it
     asked: True if its agent had got a signal from outside, most likely from an engine that ends everything
-    memory: what its agent found out about the kernel's out-of-memory killer, None: nothing
+    memory: how much it had, if it may have been too much
     missed_by: ranks that wait for it in `collectives.init`, to which it did not come
     """
 
@@ -101,22 +97,14 @@ class RankFailed(Failure):
             return f"{who} raised {self.raised}"
         assert self.status is not None
         if self.status < 0:
-            return f"{who} was killed by {self._signal(-self.status)}"
+            memory = f" ({self.memory})" if self.memory else ""
+            return f"{who} was killed by {signal_name(-self.status)}{memory}"
         if self.missed_by:
             wait = "waits" if len(self.missed_by) == 1 else "wait"
             return f"{who} exited with code 0 before collectives.init(), where {name_ranks(self.missed_by)} {wait}"
         if self.status == 0:
             return f"{who} exited with code 0 while others were waiting (os._exit?)"
         return f"{who} exited with code {self.status}"
-
-    def _signal(self, number: int) -> str:
-        if number != signal.SIGKILL or not self.memory:
-            return signal_name(number)
-        # Where the kernel says that it was memory, there is nothing to guess.
-        certain = self.memory.startswith("the kernel")
-        return (
-            f"{signal_name(number, hint=False)}; {self.memory}" if certain else f"{signal_name(number)} ({self.memory})"
-        )
 
     @property
     def code(self) -> int:
@@ -183,9 +171,13 @@ class EngineEnded(Failure):
 
 @dataclass(frozen=True, kw_only=True)
 class NotStarted(Failure):
-    """Ranks that did not come up in time, or not as the ranks that they should be."""
+    """Ranks that did not come up in time, or not as the ranks that they should be. message: the sentence"""
 
+    message: str
     code: int = 1
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,10 +210,14 @@ class NotStopped(Failure):
 class Hung(Failure):
     """Nothing moved for too long.
 
-    ranks: those for which the others wait, as far as known
+    ranks: those for which the others wait, as far as known; message: the sentence
     """
 
     ranks: tuple[int, ...]
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(frozen=True, kw_only=True)

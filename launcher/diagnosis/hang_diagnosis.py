@@ -23,9 +23,7 @@ _STATES = {
     "S": "sleeping",
     "D": "in the kernel (D)",
     "T": "stopped",
-    "t": "traced",
     "Z": "ended",
-    "I": "idle",
 }
 # "all_reduce #416 (train.py:88) sum float32 (512, 10)": what must agree is all but the line and the shape.
 _CALL = re.compile(r"(?P<call>\S+ #\d+) \(.*?:\d+\) ?(?P<how>.*?)(?: ?\([^()]*\))?$")

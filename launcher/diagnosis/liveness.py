@@ -75,7 +75,7 @@ class RankState:
 
     @property
     def stopped(self) -> bool:
-        return self.state in ("T", "t")
+        return self.state == "T"
 
     @property
     def waits(self) -> bool:

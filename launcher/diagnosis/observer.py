@@ -24,9 +24,6 @@ class Observer:
     def output(self, rank: int, stream: str, data: bytes) -> None:
         """What a rank wrote. stream: "out" or "err"; data: any piece of it, not cut into lines"""
 
-    def library_log(self, rank: int, name: str, data: bytes) -> None:
-        """What a library of a rank wrote to a file of its own. name: "nccl"; data: as it came, not cut into lines"""
-
     def heartbeat(self, rank: int, beat: Message, now: float) -> None:
         """An agent's word on how its rank does, once a second. now: monotonic, s"""
 

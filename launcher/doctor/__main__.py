@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,13 +16,13 @@ from launcher.network import parse_hosts, read_hostfile
 _LAST = 10
 _PID = value("a positive whole number", positive)
 #: The options of each command; "" is the check of machines.
-_OPTIONS: dict[str, tuple[str, ...]] = {"": ("hosts", "hostfile", "json"), "calls": ("last", "json"), "sweep": ()}
+_OPTIONS: dict[str, tuple[str, ...]] = {"": ("hosts", "hostfile", "json"), "calls": ("last",), "sweep": ()}
 _USAGE = """ddp-doctor [--hosts A,B | --hostfile FILE] [--json]
-       ddp-doctor calls PID... [--last N] [--json]
+       ddp-doctor calls PID... [--last N]
        ddp-doctor sweep"""
 _DESCRIPTION = """\
 Says whether this machine can train, what is wrong, and what fixes it: Python, threads, MPI, memory, limits, GPUs,
-two ranks that try every collective, and how fast they are. With --hosts or --hostfile the other machines, too.
+two ranks that try every collective, and how fast they are. With --hosts or --hostfile a rank on each of them, too.
 
 calls   prints the last collectives of running processes and where their Python stands; they may hang
 sweep   removes files in /dev/shm that MPI jobs of yours left when they were killed, and that no process holds which
@@ -48,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
             pids = [*map(_PID, words)]
         except ArgumentTypeError as error:
             raise UsageError(f"PID {error}") from None
-        return calls(pids, args.get("last", _LAST), "json" in args)
+        return calls(pids, args.get("last", _LAST))
     if command == "sweep" and not words:
         from launcher.doctor.machine import sweep
 
@@ -61,32 +60,20 @@ def run(argv: Sequence[str]) -> int:
     return checkup(machines, "json" in args)
 
 
-def calls(pids: Sequence[int], last: int, as_json: bool) -> int:
+def calls(pids: Sequence[int], last: int) -> int:
     """Prints the `last` calls of each process, read from outside; returns 1 if one could not be read, else 0."""
     from collectives.errors import RecordError
     from collectives.flight.reader import read, table
 
-    records, errors = [], {}
+    records, errors = [], []
     for pid in dict.fromkeys(pids):
         try:
             records.append(read(pid))
         except RecordError as error:
-            errors[pid] = str(error)
-    now = time.monotonic_ns()
-    if as_json:
-        plain = [
-            {
-                **record._asdict(),
-                "calls": [call._asdict() for call in record.calls[-last:]],
-                "position": record.position and record.position._asdict(),
-            }
-            for record in records
-        ]
-        print(json.dumps({"now": now, "processes": plain, "errors": errors}, indent=1))
-    elif records:
-        print(table(records, now, last))
-    sys.stdout.flush()
-    for text in errors.values():
+            errors.append(str(error))
+    if records:
+        print(table(records, time.monotonic_ns(), last), flush=True)
+    for text in errors:
         print(f"ddp-doctor: {text}", file=sys.stderr)
     return 1 if errors else 0
 
@@ -99,7 +86,7 @@ def _parser() -> ArgumentParser:
     where("--hosts", metavar="A,B", type=parse_hosts, help=machines)
     where("--hostfile", metavar="FILE", help="the same, one machine a line")
     made.add_argument("--last", metavar="N", type=_PID, help=f"calls of each process ({_LAST})")
-    made.add_argument("--json", action="store_true", help="print JSON; its times are of the monotonic clock, in ns")
+    made.add_argument("--json", action="store_true", help="print JSON")
     made.add_argument("--help", "-h", action="store_true", help="print this help")
     return made
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from launcher.doctor import gpu, hosts, machine, mpi, ranks
+from launcher.doctor import gpu, machine, mpi, ranks
 from launcher.doctor.findings import Finding, count, document, lines, verdict, warning
 from launcher.network import Host
 
@@ -30,7 +30,6 @@ def checkup(machines: tuple[Host, ...], as_json: bool) -> int:
         "memory": machine.memory,
         "limits": machine.limits,
         "gpu": gpu.check,
-        "hosts": lambda: hosts.check(machines),
         "ranks": lambda: ranks.check(found, machines),
     }
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -226,26 +225,6 @@ def shared_memory() -> dict[str, Any]:
     return {"unsupported": "", "failure": failure}
 
 
-def host(port: str, addresses: str, *packages: str) -> dict[str, Any]:
-    """On another machine: which packages it has, and whether it can connect back.
-
-    Returns: versions of Python and of packages, "" where there is none; cores; unreachable: why no address answers
-    """
-    from launcher.doctor.machine import version
-
-    failures = []
-    for address in addresses.split(","):
-        try:
-            socket.create_connection((address, int(port)), 3).close()
-        except OSError as failure:
-            failures.append(f"{address}: {failure}")
-        else:
-            failures = []
-            break
-    versions = {"python": ".".join(map(str, sys.version_info[:2])), **{name: version(name) for name in packages}}
-    return {"versions": versions, "cores": len(os.sched_getaffinity(0)), "unreachable": "; ".join(failures)}
-
-
 if __name__ == "__main__":
-    probe = {each.__name__: each for each in (blas, cupy, host, kernels, mpi, nccl, shared_memory)}[sys.argv[1]]
-    print_answer(probe(*sys.argv[2:]))
+    probe = {each.__name__: each for each in (blas, cupy, kernels, mpi, nccl, shared_memory)}[sys.argv[1]]
+    print_answer(probe())

@@ -49,7 +49,7 @@ def trials(broken: Set[str], *, mpiexec: bool, tasks: int, gpus: int, hosts: tup
         found.append(Trial(2, "slurm"))
     if gpus and "gpu" not in broken and (mpiexec or gpus == 1):
         found.append(Trial(min(2, gpus), "nccl"))
-    if len(hosts) > 1 and "hosts" not in broken:
+    if hosts:
         found.append(Trial(len(hosts), "hosts", hosts))
     return found
 
@@ -73,8 +73,7 @@ def check(found: Sequence[Finding], hosts: tuple[Host, ...]) -> Iterator[Finding
 
 def command(trial: Trial) -> list[str]:
     """What follows `python -m launcher`."""
-    names = (f"[{host.name}]" if ":" in host.name else host.name for host in trial.hosts)
-    where = ["--hosts", ",".join(f"{name}:1" for name in names)] if trial.hosts else []
+    where = ["--hosts", ",".join(f"{host.name}:1" for host in trial.hosts)] if trial.hosts else []
     backend = "nccl" if trial.through == "nccl" else "mpi"
     return ["-n", str(trial.n), *where, "-m", "launcher.doctor.trial", backend, str(_LIMIT)]
 

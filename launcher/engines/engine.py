@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import ClassVar, TypeVar
 
 from launcher.engines import mpiexec
-from launcher.errors import UsageError
 from launcher.job import Job
 from launcher.network import Host
 
@@ -92,11 +91,6 @@ class MpiexecEngine(Engine):
     hosts: tuple[Host, ...] = ()
     remote_hosts: tuple[str, ...] = ()
     name: str = "mpiexec"
-
-    def __post_init__(self) -> None:
-        for host in self.hosts:
-            if ":" in host.name:  # which ends a name
-                raise UsageError(f"{self.mpiexec} takes no IPv6 address ({host.name}): give the host a name")
 
 
 REGISTRY: dict[str, type[Engine]] = {}

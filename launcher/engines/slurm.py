@@ -54,7 +54,8 @@ class SlurmEngine(Engine):
         spoken = language(family, srun) if srun is not None else None
         if srun is None or spoken is None:
             if asked:
-                raise UsageError(f"--engine slurm: {no_language(family, srun)}")
+                text = "there is no srun on PATH, or it does not speak PMI-2 (MPICH) or PMIx (Open MPI) with this MPI"
+                raise UsageError(f"--engine slurm: {text} (see srun --mpi=list)")
             return None
         job, cpus = request.job, request.environ.get("SLURM_CPUS_PER_TASK")
         return cls(srun, spoken, job.size, job.hosts, request.remote_hosts, cpus)
@@ -147,26 +148,9 @@ def language(family: str | None, srun: str) -> str | None:
     """What both `srun` and an MPI of this family speak; None: nothing."""
     wanted = _LANGUAGES.get(family or "", ())
     # `srun --mpi=list` names one a line, and after "specific" all versions in one.
-    offered = [line.strip().removeprefix("srun: ") for line in _ask(srun).splitlines()] if wanted else []
+    text = "".join(_run(srun, "--mpi=list")) if wanted else ""
+    offered = [line.strip().removeprefix("srun: ") for line in text.splitlines()]
     return next((each for each in wanted if each in offered), None)
-
-
-def no_language(family: str | None, srun: str | None) -> str:
-    """Why srun and an MPI of this family have no language in common."""
-    if srun is None:
-        return "there is no srun on PATH"
-    if family is None:
-        return "no MPI found (pip install mpich)"
-    if family not in _LANGUAGES:
-        return "Intel MPI is started by its own mpiexec: --engine mpich"
-    text = _ask(srun).strip()
-    if "MPI" not in text:
-        return f"{srun} does not work here: {(text.splitlines() or ['it says nothing'])[0]}"
-    return f"{srun} does not speak {_LANGUAGES[family][0]}, which this MPI needs (see srun --mpi=list)"
-
-
-def _ask(srun: str) -> str:
-    return "".join(_run(srun, "--mpi=list"))
 
 
 def _run(*command: str) -> tuple[str, str]:

@@ -437,9 +437,6 @@ class Attempt:
     def _on_err(self, rank: int, process: RankProcess, text: str) -> None:
         self._observers.output(rank, "err", to_bytes(text))
 
-    def _on_nccl(self, rank: int, process: RankProcess, text: str) -> None:
-        self._observers.library_log(rank, "nccl", to_bytes(text))
-
     def _on_heartbeat(self, rank: int, process: RankProcess, beat: Message) -> None:
         self._observers.heartbeat(rank, beat, self.now)
 

@@ -30,9 +30,7 @@ def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> d
     """What an agent finds in its environment. address: where the launcher listens"""
     # Only NCCL cannot share a GPU, and where another backend was asked for it is out of the question.
     share = job.share_gpu or job.backend in ("mpi", "single")
-    rules = placement.rules(
-        bind=job.bind, share=share, nodes=engines.ranks_per_host(job, engine), files=job.log_dir is not None
-    )
+    rules = placement.rules(bind=job.bind, share=share, nodes=engines.ranks_per_host(job, engine))
     return {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
 
 

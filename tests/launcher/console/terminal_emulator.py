@@ -41,11 +41,7 @@ class Glass:
                 assert code == "m", f"the launcher has no use for {match.group()!r}"
 
     def _put(self, letter: str) -> None:
-        if self._column == self.width:
-            self._column = 0
-            self._row += 1
-            while len(self._rows) <= self._row:
-                self._rows.append([])
+        assert self._column < self.width, "the launcher cuts what it repaints"
         row = self._rows[self._row]
         row.extend(" " * (self._column + 1 - len(row)))
         row[self._column] = letter

@@ -98,12 +98,12 @@ def test_only_these_ranks() -> None:
     assert piped.read() == "3: a\n5: a\nddp-launch: rank 0 failed\n"
 
 
-@pytest.mark.parametrize("environ", [{"TERM": "xterm"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colour_on_a_terminal_only(terminal: Terminal, environ: dict[str, str]) -> None:
-    console = Console(2, terminal.fd, terminal.fd, environ)
-    console.output(1, "out", b"a\n")
-    assert see(terminal, console) == ["1: a"]
-    assert terminal.raw == ("\x1b[33m1: \x1b[0ma\r\n" if environ == {"TERM": "xterm"} else "1: a\r\n")
+def test_colour_on_a_terminal_only(terminal: Terminal) -> None:
+    for environ in ({"TERM": "xterm"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        console = Console(2, terminal.fd, terminal.fd, environ)
+        console.output(1, "out", b"a\n")
+        see(terminal, console)
+    assert terminal.raw == "\x1b[33m1: \x1b[0ma\r\n" + 2 * "1: a\r\n"
 
 
 # -- prompts
@@ -249,16 +249,9 @@ def test_a_full_disk_behind_one_stream_does_not_silence_the_other() -> None:
 
 def test_a_reader_that_has_gone_is_not_reported() -> None:
     reader, writer = os.pipe()
-    other, err = os.pipe()
-    console = Console(2, writer, err, PLAIN)
+    console = Console(2, writer, writer, PLAIN)
     os.close(reader)
-    try:
-        console.output(0, "out", b"lost\n")
-        console.output(0, "err", b"read\n")
-        console.close()
-        assert console.broken
-        assert console.unwritable == ""
-        assert os.read(other, 1000) == b"0: read\n"
-    finally:
-        for fd in (writer, other, err):
-            os.close(fd)
+    console.output(0, "out", b"lost\n")
+    console.close()
+    assert (console.broken, console.unwritable) == (True, "")
+    os.close(writer)

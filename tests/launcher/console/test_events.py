@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.console.events import Events
-from launcher.diagnosis.failures import EngineEnded, Hung, Raised, RankFailed
+from launcher.console.events import Events, kind_of
+from launcher.diagnosis.failures import EngineEnded, Failure, Hung, Raised, RankFailed
 from launcher.errors import UsageError
 from launcher.job import Job
 
@@ -69,6 +69,13 @@ def test_every_event(tmp_path: Path, console: Any) -> None:
         {"event": "job_ended", "attempt": 1, "code": 1, "message": "rank 1 raised ValueError: no"},
     ]  # fmt: skip
     assert console.lines == []
+
+
+def test_every_kind_of_failure_is_in_the_docs_by_its_name() -> None:
+    kinds = {kind_of(each) for each in Failure.__subclasses__()}
+    docs = (Path(__file__).parents[3] / "docs" / "launcher.md").read_text()
+    row = next(line for line in docs.splitlines() if line.startswith("| `failure` |"))
+    assert {f"`{kind}`" for kind in kinds - {"hung"}} <= set(re.findall("`[a-z ]+`", row))
 
 
 def test_a_file_that_fails_is_reported_once(console: Any) -> None:

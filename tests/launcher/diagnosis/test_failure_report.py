@@ -22,7 +22,8 @@ TRACEBACK = "Traceback (most recent call last):\n  ...\nValueError: no\n"
 RAISED = RankFailed(
     at=0.0, rank=1, pid=101, host="node7", raised=Raised(type="ValueError", message="no", traceback=TRACEBACK)
 )
-KILLED = RankFailed(at=0.0, rank=3, pid=103, host="node7", status=-9)
+KILLED = RankFailed(at=0.0, rank=3, pid=103, host="node7", status=-9, memory="it had 2 GiB")
+DIED = "ddp-launch: rank 3{} (pid 103) was killed by SIGKILL (signal 9); often the kernel, out of memory (it had 2 GiB)"
 EXITED = RankFailed(at=0.1, rank=0, pid=100, host="node6", status=3)
 AGENT = AgentLost(at=0.0, rank=3, pid=203, host="node7")
 HUNG = Hung(at=0.0, ranks=(3,), message="nothing has moved for 600 s: rank 3 ...")
@@ -48,8 +49,7 @@ class Buried:
             b"some words",
             False,
             [
-                ("ddp-launch: failed too: rank 0 (pid 100) exited with code 3; rank 3 (pid 103) was killed by SIGKILL "
-                "(signal 9); often the kernel, out of memory"),
+                "ddp-launch: failed too: rank 0 (pid 100) exited with code 3; " + DIED.format("")[12:],
                 TRACEBACK,
                 "ddp-launch: rank 1 (pid 101) raised ValueError: no",
             ],
@@ -59,36 +59,19 @@ class Buried:
             [KILLED, EXITED],
             b"",
             True,
-            [
-                "ddp-launch: failed too: rank 0 on node6 (pid 100) exited with code 3",
-                LINES,
-                ("ddp-launch: rank 3 on node7 (pid 103) was killed by SIGKILL (signal 9); often the kernel, out of "
-                "memory"),
-            ],
+            ["ddp-launch: failed too: rank 0 on node6 (pid 100) exited with code 3", LINES, DIED.format(" on node7")],
             137,
         ),
         ([AGENT], b"", False, [LINES, "ddp-launch: the agent of rank 3 (pid 203) died, and its rank with it"], 1),
         ([HUNG], b"", False, [LINES, "ddp-launch: nothing has moved for 600 s: rank 3 ..."], 1),
         ([Hung(at=0.0, ranks=(2, 3), message="hung")], b"", False, ["ddp-launch: hung"], 1),
-        ([UNBORN], b" \n", False, ["ddp-launch: mpiexec (pid 7) exited with code 9 before rank 1 had started"], 9),
-        (
-            [UNBORN],
-            b"no such host\n",
-            False,
-            ["no such host\n", "ddp-launch: mpiexec (pid 7) exited with code 9 before rank 1 had started"],
-            9,
-        ),
+        ([UNBORN], b" \n", False, [f"ddp-launch: {UNBORN}"], 9),
+        ([UNBORN], b"no such host\n", False, ["no such host\n", f"ddp-launch: {UNBORN}"], 9),
         ([NotStarted(at=0.0, message="late")], b"no\xff", False, ["no\udcff", "ddp-launch: late"], 1),
         # an agent's own last words come through the engine
-        (
-            [EXITED],
-            b"Traceback ...\n",
-            False,
-            ["Traceback ...\n", "ddp-launch: rank 0 (pid 100) exited with code 3"],
-            3,
-        ),
+        ([EXITED], b"Traceback\n", False, ["Traceback\n", "ddp-launch: rank 0 (pid 100) exited with code 3"], 3),
     ],
-)  # fmt: skip
+)
 def test_report(failures: list[Failure], engine_output: bytes, hosts: bool, blocks: list[str], code: int) -> None:
     report = explain(failures, engine_output, Buried(), hosts)
     assert (report.blocks, report.code) == (blocks, code)
@@ -96,29 +79,14 @@ def test_report(failures: list[Failure], engine_output: bytes, hosts: bool, bloc
 
 
 @pytest.mark.parametrize(
-    ("memory", "text"),
-    [
-        (None, "often the kernel, out of memory"),
-        ("it had 2.0 GiB at most", "often the kernel, out of memory (it had 2.0 GiB at most)"),
-        ("the kernel's killer ended it: it had 2 GiB", "the kernel's killer ended it: it had 2 GiB"),
-    ],
-)  # fmt: skip
-def test_what_the_kernel_says_of_memory(memory: str | None, text: str) -> None:
-    assert str(replace(KILLED, host="", memory=memory)) == f"rank 3 (pid 103) was killed by SIGKILL (signal 9); {text}"
-
-
-@pytest.mark.parametrize(
     ("chunks", "lines"),
     [
         ([b"a", b"b\nc", b"d\n"], [b"ab", b"cd"]),
-        ([b"", b"\n", b"x\n"], [b"", b"x"]),
         (NUMBERS, [b"%d" % number for number in range(30, 50)]),
-        ([b"".join(NUMBERS)], [b"%d" % number for number in range(30, 50)]),
         ([b"10%\r", b"20%\r", b"30%\nnext\r\n"], [b"30%", b"next"]),
         ([b"\r10%", b"\r20%", b"\r   \r\nnext\n"], [b"20%", b"next"]),
         ([b"done\n10%\r", b"20%\r"], [b"done", b"20%"]),
         ([b"x" * 3_000, b"y\n"], [b"[...] " + b"x" * 1_999 + b"y"]),
-        ([b"\xff\xfe\n"], [b"\xff\xfe"]),
     ],
 )
 def test_last_lines(chunks: list[bytes], lines: list[bytes]) -> None:

@@ -43,18 +43,14 @@ def follow(first: dict[int, dict[str, Any]], period: float = 1.0, until: int = 1
 @pytest.mark.parametrize(
     ("beats", "rates", "quiet"),
     [
-        ({0: WAITS, 1: DONE}, {}, 99.0),  # one waits, one sleeps
         ({0: WAITS, 1: DONE}, {"r1": 1.0}, 99.0),  # one waits, one spins outside
         ({0: WAITS, 1: NEVER}, {"r1": 1.0}, 99.0),  # ... and has never come to a collective
         ({0: WAITS, 1: WAITS}, {"r0": 1.0, "r1": 1.0}, 99.0),  # a wait may use a core
-        ({0: DONE, 1: DONE}, {"r0": 1.0, "r1": 1.0}, 0.0),  # all compute
         ({0: DONE, 1: DONE}, {"r0": 1.0}, 0.0),  # one computes, and nobody waits for it yet
         ({0: DONE, 1: DONE}, {"r0": 0.03}, 0.0),  # it reads from a disk, which takes little
         ({0: DONE, 1: DONE}, {"r0": 0.003, "r1": 0.003}, 99.0),  # the threads of a rank that sleeps
         ({0: NEVER, 1: NEVER}, {}, 0.0),  # no world
-        ({0: NEVER, 1: NEVER}, {"r0": 1.0}, 0.0),
         ({0: WAITS}, {}, 99.0),  # alone, but waiting
-        ({0: DONE}, {}, 99.0),
         ({0: heartbeat(state="T", calls=4, call=REDUCE, call_state="done"), 1: WAITS}, {}, 99.0),
         ({0: heartbeat(calls=4, call=REDUCE, call_state="failed"), 1: DONE}, {"r0": 1.0}, 0.0),
     ],
@@ -74,7 +70,6 @@ def test_quiet(beats: dict[int, dict[str, Any]], rates: dict[str, float], quiet:
         (lambda motion: motion.output(1, 100.0), 0.0),
         (lambda motion: motion.output(0, 100.0), 99.0),  # a thread of the rank that waits
         (lambda motion: motion.rank_ended(1, 100.0), 0.0),
-        (lambda motion: motion.output(7, 100.0), 99.0),
     ],
 )
 def test_what_moves_while_a_rank_waits(event: Any, quiet: float) -> None:
@@ -108,9 +103,8 @@ def test_in_init_a_rank_waits_and_the_others_may_compute() -> None:
     motion = follow({0: NEVER, 1: NEVER}, until=10)
     motion.joining(0, True, 10.0)
     for second in range(11, 31):
-        motion.heartbeat(
-            0, {**NEVER, "cpu": float(second)}, float(second)
-        )  # waiting takes a core, which counts for nothing
+        # Waiting takes a core, which counts for nothing.
+        motion.heartbeat(0, {**NEVER, "cpu": float(second)}, float(second))
         motion.heartbeat(1, NEVER, float(second))
     assert motion.quiet(30.0) == 20.0
     waits, sleeps = motion.ranks(30.0)
@@ -146,16 +140,8 @@ def test_what_a_rank_has_started_moves_for_it() -> None:
 
 def snapshot(rank: int, call_age: float = 31.4, where_age: float = 0.4, silence: float = 0.5, **more: Any) -> RankState:
     """A rank at time 0, outside of collectives; ages in s."""
-    known = {
-        "host": "here",
-        "state": "S",
-        "calls": 416,
-        "call": REDUCE,
-        "on": "world",
-        "call_state": "done",
-        "cpu": 0.0,
-    }
-    times = {"call_at": -call_age, "where_at": -where_age, "heard_at": -silence, "now": 0.0}
+    known = {"host": "here", "state": "S", "calls": 416, "call": REDUCE, "on": "world", "call_state": "done"}
+    times = {"call_at": -call_age, "where_at": -where_age, "heard_at": -silence, "now": 0.0, "cpu": 0.0}
     ids = {"rank": rank, "pid": 100 + rank, "agent": 200 + rank, "where": "data.py:31 in load"}
     return RankState(**{**ids, **known, **times, **more})
 
@@ -187,13 +173,6 @@ STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at dat
         ),
         # the root is through with the call in which rank 1 is missed
         ([waits(0), snapshot(1), snapshot(2, calls=417, call=GATHER)], (1,), f"rank 1 (pid 101) {STANDS}, {WAIT}"),
-        # numbers of communicators of their own do not compare, but who waits is clear
-        ([waits(0), snapshot(1, calls=500)], (1,), f"rank 1 (pid 101) {STANDS}, {WAIT}"),
-        (
-            [waits(0), *[snapshot(rank) for rank in range(1, 6)]],
-            (1, 2, 3, 4, 5),
-            "; ".join(f"rank {rank} (pid 10{rank}) {STANDS}" for rank in (1, 2, 3)) + f"; and 2 more ranks, {WAIT}",
-        ),
         # stopped, silent, in the kernel
         (
             [waits(0), snapshot(1, state="T", where_age=600.0, cpu=1.0)],
@@ -212,14 +191,12 @@ STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at dat
             (2, 1),
             f"rank 2 (pid 102) is stopped; rank 1 (pid 101) {STANDS}, {WAIT}",
         ),
-        ([snapshot(0), snapshot(1, state="T", where=None)], (1,), "rank 1 (pid 101) is stopped"),
         # all wait
         (
             [waits(0), waits(1, call=GATHER.replace(":91", ":95").replace("64", "7"))],
             (),
             f"all ranks wait in {GATHER}: none is behind, which speaks for the network or the MPI",
         ),
-        ([waits(0)], (0,), f"rank 0 (pid 100) waits in {GATHER}"),
         (
             [waits(0), waits(1, call=ALL_GATHER), waits(2)],
             (),
@@ -230,16 +207,11 @@ STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at dat
             (1,),
             f"{DIFFERENT} rank 0 in {GATHER}, rank 1 in {REDUCE}; {BEHIND}; {SAME_ORDER}",
         ),
-        (
-            [waits(0, on="rows"), waits(1, on="columns")],
-            (),
-            f"{DIFFERENT} rank 0 in {GATHER} of rows, rank 1 in {GATHER} of columns; {SAME_ORDER}",
-        ),
         # nobody waits
         (
             [snapshot(0), snapshot(1)],
             (),
-            f"no rank computes, and none waits in a collective: rank 0 (pid 100) {STANDS}; rank 1 (pid 101) {STANDS}",
+            f"{NONE} rank 0 (pid 100) {STANDS}; rank 1 (pid 101) {STANDS}",
         ),
         ([snapshot(0), snapshot(1, calls=415)], (1,), f"rank 1 (pid 101) {STANDS}, and no rank computes"),
         # several hosts
@@ -248,19 +220,6 @@ STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at dat
 )
 def test_culprits(states: list[RankState], ranks: tuple[int, ...], text: str) -> None:
     assert diagnose_hang(states)[:2] == (ranks, text)
-
-
-@pytest.mark.parametrize(
-    ("states", "samples"),
-    [
-        ([waits(0), snapshot(1), snapshot(2)], (1, 2)),
-        ([waits(rank) for rank in range(9)], (0,)),
-        ([waits(0), waits(1, call=REDUCE), waits(2)], (0, 1)),
-        ([snapshot(rank) for rank in range(9)], (0, 1, 2)),
-    ],
-)
-def test_whose_stacks_say_most(states: list[RankState], samples: tuple[int, ...]) -> None:
-    assert diagnose_hang(states).samples == samples
 
 
 def test_table() -> None:

@@ -31,11 +31,9 @@ def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankF
 
 
 _RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
-_ECHO = RankFailed(
-    at=0.0, rank=0, pid=100, raised=Raised(type="collectives.errors.PeerLeft", message="rank 1", traceback="")
-)
-_ECHO_OF_DDP = RankFailed(
-    at=0.0, rank=0, pid=100, raised=Raised(type="ddp.errors.PeerError", message="rank 1", traceback="")
+_ECHO, _ECHO_OF_DDP = (
+    RankFailed(at=0.0, rank=0, pid=100, raised=Raised(type=kind, message="rank 1", traceback=""))
+    for kind in ("collectives.errors.PeerLeft", "ddp.errors.PeerError")
 )
 _KILLED = EngineEnded(at=0.1, pid=7, status=-9)
 _LOST = EngineLost(at=0.1, name="hydra_pmi_proxy", pid=8)
@@ -52,7 +50,6 @@ _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
         ([rank_failed(0, 0, 3), _RAISED, _KILLED], b"", 0),  # an exit code is the rank's own
         ([rank_failed(0, 0, -15, True), _AGENT, _KILLED], b"", 2),
         ([rank_failed(0, 0, 15), rank_failed(0.1, 1, 15), _LOST], b"", 2),  # its MPI ended it, without an engine
-        ([rank_failed(-1.0, 0, 15), _LOST], b"", 0),
         ([rank_failed(0, 0, -9), _LOST], b"", 0),
         ([rank_failed(0, 0, -9), _KILLED], b"", 0),  # nobody had asked its agent to end
         ([_ECHO, rank_failed(0.1, 1, 3)], b"", 1),
@@ -66,7 +63,6 @@ _UNBORN = EngineEnded(at=2.0, pid=7, status=9, missing=(1,))
         ([rank_failed(0, 0, 15), _LOST, _REAPER], b"", 2),
         ([rank_failed(0, 0, -15, True), EngineEnded(at=5.0, pid=7, status=-9)], b"", 0),  # much later: another story
         ([rank_failed(0, 0, -15, True), _UNBORN], b"", 1),
-        ([_AGENT, _UNBORN], b"", 1),
         ([Hung(at=0.0, ranks=(1,), message=""), rank_failed(0.1, 1, 3), _KILLED], b"", 0),
         ([TimeLimit(at=0.0, seconds=1.0), _RAISED, _KILLED], b"", 0),
     ],
@@ -80,11 +76,7 @@ def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> 
     [
         (_RAISED, "rank 1 (pid 101) raised ValueError: no", 1),
         (rank_failed(0, 2, 3), "rank 2 (pid 102) exited with code 3", 3),
-        (
-            rank_failed(0, 2, -9),
-            "rank 2 (pid 102) was killed by SIGKILL (signal 9); often the kernel, out of memory",
-            137,
-        ),
+        (rank_failed(0, 2, -7), "rank 2 (pid 102) was killed by SIGBUS (signal 7); often a full /dev/shm", 135),
         (rank_failed(0, 2, -40), "rank 2 (pid 102) was killed by signal 40", 168),
         (_AGENT, "the agent of rank 0 (pid 200) died, and its rank with it", 1),
         (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
@@ -94,7 +86,6 @@ def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> 
         (Hung(at=0, ranks=(1,), message="rank 1 is stopped"), "rank 1 is stopped", 1),
         (TimeLimit(at=0, seconds=3600.0), "the job took longer than 3600 s", 124),
         (replace(_RAISED, host="node7"), "rank 1 on node7 (pid 101) raised ValueError: no", 1),
-        (replace(_AGENT, host="node7"), "the agent of rank 0 on node7 (pid 200) died, and its rank with it", 1),
     ],
 )
 def test_sentences_and_codes(failure: Failure, text: str, code: int) -> None:
@@ -117,12 +108,6 @@ def raised(rank: int, kind: str, message: str) -> RankFailed:
 @pytest.mark.parametrize(
     ("kind", "first", "second", "line"),
     [
-        (
-            "collectives.errors.MismatchError",
-            "rank 0: differ\n  0 a\n  1 b",
-            "rank 1: differ\n  0 a\n  1 b",
-            "raised the same",
-        ),
         ("collectives.errors.CollectiveTimeout", "rank 0: late:\n  2.0 s", "rank 1: late:\n  2.1 s", "raised the same"),
         ("collectives.errors.CollectiveTimeout", "rank 0: late", "rank 1: later", "raised collectives.errors"),
         ("ValueError", "x\ny", "x\ny", "raised the same"),
@@ -142,10 +127,8 @@ LATE = "{} ended before all had saved (more time: --grace): start the same comma
 @pytest.mark.parametrize(
     ("ends", "steps", "stop", "text"),
     [
-        ([0, 0], [], None, ""),
         ([-15, -15], [], None, ""),
         ([STOPPED, STOPPED], [120, 120], Stop(120), AS_ASKED.format(" at step 120")),
-        ([STOPPED, STOPPED], [], Stop(None), AS_ASKED.format("")),
         ([STOPPED, STOPPED], [7, 8], Stop(None), AS_ASKED.format("")),  # they do not agree
         ([0, STOPPED], [5], Stop(5), AS_ASKED.format(" at step 5")),  # rank 0 had nothing left to do
         ([STOPPED, -9], [5], Stop(5, (1,)), LATE.format("rank 1 was")),

@@ -60,12 +60,7 @@ def test_a_machine_that_is_broken(run_job: Any, broken: dict[str, str], mpiexec:
         "mpi4py cannot load an MPI: the process died of SIGABRT",
     ]
     assert all("pip install" in fix for fix in errors.values())
-    assert {
-        "check": "ranks",
-        "level": "note",
-        "text": "none were started: fix the errors above first",
-        "fix": "",
-    } in report["findings"]
+    assert "none were started: fix the errors above first" in [each["text"] for each in report["findings"]]
     (threads,) = [each for each in report["findings"] if each["text"].startswith("OMP_NUM_THREADS=99999")]
     assert (threads["level"], threads["fix"]) == ("warning", "unset OMP_NUM_THREADS")
 

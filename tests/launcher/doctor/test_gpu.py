@@ -29,11 +29,7 @@ WRONG = Answer({**CUPY, "failure": "a sum on the GPU is 3 instead of 999000"}, "
     ("facts", "expected"),
     [
         (Gpus(), ["note no NVIDIA GPU is seen here: ranks train on the CPU"]),
-        (Gpus(cupys=("cupy-cuda12x",), cupy=DIED), ["note no NVIDIA GPU is seen here: ranks train on the CPU"]),
-        (
-            Gpus(failure="Driver/library version mismatch"),
-            ["warning version mismatch: ranks train on the CPU -> sudo reboot"],
-        ),
+        (Gpus(failure="version mismatch"), ["warning version mismatch: ranks train on the CPU -> sudo reboot"]),
         (BOX, [ONE, COMPUTES, HAS_NCCL]),
         (BOX._replace(cards=()), [COMPUTES, HAS_NCCL]),  # a container without nvidia-smi
         (BARE, [ONE, "warning CuPy is not installed -> cupy-cuda12x nvidia-nccl-cu12 pynccl"]),

@@ -19,22 +19,11 @@ PACKAGES = {"numpy": "2.4.6", "ml_dtypes": "0.6.0", "mpi4py": "4.1.2", "threadpo
 BLAS = {"name": "scipy-openblas", "version": "0.3.31", "threads": 2, "right": True}
 SHARES = {"unsupported": "", "failure": ""}
 NO_NUMPY = Answer(None, "ModuleNotFoundError: No module named 'numpy'")
+SHM_OF = {"shm": 8 * GIB, "shm_free": 8 * GIB, "stale": (0, 0)}
 GOOD: dict[str, dict[str, Any]] = {
-    "python": {
-        "python": (3, 11, 7),
-        "system": "Linux x86_64",
-        "packages": PACKAGES,
-        "kernels": Answer(None, NO_NUMPY.reason),
-    },
+    "python": {"python": (3, 11, 7), "system": "Linux x86_64", "packages": PACKAGES, "kernels": NO_NUMPY},
     "threads": {"cores": 8, "machine": 8, "quota": None, "chosen": {}},
-    "memory": {
-        "total": 16 * GIB,
-        "available": 8 * GIB,
-        "limit": None,
-        "shm": 8 * GIB,
-        "shm_free": 8 * GIB,
-        "stale": (0, 0),
-    },
+    "memory": {"total": 16 * GIB, "available": 8 * GIB, "limit": None, **SHM_OF},
     "limits": {"files": 1024, "folder": "/tmp", "free": GIB},
     "blas": {"answer": Answer(BLAS, "")},
     "sharing": {"answer": Answer(SHARES, "")},
@@ -66,21 +55,17 @@ def sharing(**change: str) -> dict[str, Answer]:
         ("threads", {}, [CORES, UNSET]),
         ("threads", {"cores": 1}, ["ok 1 core of this machine's 8", UNSET]),
         ("threads", {"quota": 2.0}, ["warning control group allows 2 at a time -> OMP_NUM_THREADS=1", UNSET]),
-        ("threads", {"quota": 16.0}, [CORES, UNSET]),
         ("threads", {"chosen": {"OMP_NUM_THREADS": "4,2"}}, [CORES, "ok OMP_NUM_THREADS=4,2 in every rank"]),
         ("threads", {"chosen": {"OMP_NUM_THREADS": "9"}}, [CORES, "warning =9, with 8 cores -> unset OMP_NUM"]),
         ("threads", {"chosen": {"MKL_NUM_THREADS": "many"}}, [CORES, "warning =many is no number -> unset MKL_NUM"]),
         ("memory", {}, [MEMORY, SHM]),
         ("memory", {"available": 200 * MIB}, ["warning 200 MiB of memory free, of 16.0 GiB -> ps ", SHM]),
         ("memory", {"limit": 2 * GIB}, ["ok 2.0 GiB of memory free, that the control group leaves", SHM]),
-        ("memory", {"limit": 12 * GIB}, [MEMORY, SHM]),
         ("memory", {"shm": None}, [MEMORY, "warning /dev/shm is not there -> sudo mount -t tmpfs"]),
         ("memory", {"shm": 64 * MIB}, [MEMORY, "warning /dev/shm has 64 MiB -> remount"]),
         ("memory", {"shm_free": MIB}, [MEMORY, "warning /dev/shm is full (1 MiB free of 8.0 GiB) -> ls "]),
         ("memory", {"stale": (1, MIB)}, [MEMORY, SHM, "note 1 file (1 MiB) of killed MPI jobs -> ddp-doctor sweep"]),
-        ("memory", {"stale": (9, 3 * GIB)}, [MEMORY, SHM, "warning 9 files (3.0 GiB) -> ddp-doctor sweep"]),
         ("limits", {}, [FILES, TMP]),
-        ("limits", {"files": -1}, ["ok any number of files open", TMP]),
         ("limits", {"files": 64}, ["warning only 64 files open -> ulimit -n 4096", TMP]),
         ("limits", {"free": None}, [FILES, "error no temporary file can be made in /tmp -> export TMPDIR="]),
         ("limits", {"free": MIB}, [FILES, "warning /tmp has 1 MiB free -> export TMPDIR="]),
@@ -88,12 +73,10 @@ def sharing(**change: str) -> dict[str, Answer]:
         ("blas", blas(name="none", version=""), ["warning not optimized -> --only-binary"]),
         ("blas", blas(right=False), ["error wrong numbers -> --force-reinstall numpy"]),
         ("blas", {"answer": Answer(None, "ImportError: no")}, ["error ImportError: no -> --force-reinstall"]),
-        ("blas", {"answer": NO_NUMPY}, []),  # which `python` names
         ("sharing", {}, ["ok ranks can share memory"]),
         ("sharing", sharing(unsupported="no order of stores on aarch64"), ["note aarch64"]),
         ("sharing", sharing(failure="[Errno 13] Permission denied"), ["warning Errno 13 -> hidepid=0"]),
-        ("sharing", {"answer": Answer(None, "died")}, ["warning (died)"]),
-        ("sharing", {"answer": NO_NUMPY}, []),
+        ("sharing", {"answer": NO_NUMPY}, []),  # which `python` names
     ],
 )
 def test_facts_are_judged(check: str, change: dict[str, Any], expected: list[str], assert_found: Any) -> None:
@@ -111,7 +94,6 @@ def test_packages_are_those_of_the_installation() -> None:
     [
         ("", {}, None, None),
         ("0::/a/b", {"a/memory.max": "1000", "a/memory.current": "10", "a/b/memory.current": "9"}, None, 991),
-        ("0::/a", {"a/memory.max": "50", "a/memory.current": "90"}, None, 0),
         ("0::/a", {"a/memory.max": "max", "a/memory.current": "90", "cpu.max": "150000 100000"}, 1.5, None),
         ("4:memory:/a\n0::/a", {"cpu.max": "800000 100000", "a/cpu.max": "max 100000"}, 8.0, None),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from launcher.supervisor.environment import host_of_rank_0, meeting
 from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH
 
-LIMIT = 100.0  # s; importing torch takes its time
 SHOW = 'print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])\n'
 
 
@@ -47,29 +45,9 @@ def test_the_host_of_rank_0(
 
 @pytest.mark.mpi
 def test_ranks_agree_and_every_start_has_another_port(run_job: Any, script: Callable[[str], str]) -> None:
-    path = script(SHOW + "sys.exit(os.environ['DDP_ATTEMPT'] != '2')")
-    done = run_job([*LAUNCH, "-n", "2", "--max-restarts", "2", path], LIMIT)
+    path = script(SHOW + "sys.exit(os.environ['DDP_ATTEMPT'] != '1')")
+    done = run_job([*LAUNCH, "-n", "2", "--max-restarts", "1", path], 60)
     assert done.returncode == 0, done.stderr
     places = [line[3:].split() for line in done.stdout.splitlines()]
     assert {host for host, _ in places} == {"127.0.0.1"}
     assert len({port for _, port in places}) > 1
-
-
-@pytest.mark.mpi
-@pytest.mark.timeout(120)
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_torch_ranks_meet(run_job: Any, script: Callable[[str], str]) -> None:
-    path = script(
-        """
-        import torch
-        import torch.distributed
-        torch.distributed.init_process_group("gloo")
-        x = torch.full((3,), rank + 1.0)
-        torch.distributed.all_reduce(x)
-        print(x.tolist())
-        torch.distributed.destroy_process_group()
-        """
-    )
-    done = run_job([*LAUNCH, "-n", "2", path], LIMIT)
-    assert sorted(done.stdout.splitlines()) == ["0: [3.0, 3.0, 3.0]", "1: [3.0, 3.0, 3.0]"], done.stderr
-    assert done.returncode == 0

@@ -30,13 +30,11 @@ def test_pauses_grow_and_end_somewhere() -> None:
 @pytest.mark.parametrize(
     ("n", "gone", "lost"),
     [
-        (5, (), []),
         (5, (2,), []),
         (5, (2, 3), [B]),
         (5, (0, 2, 3, 4), [B, C]),
         (5, (0, 1, 2, 3, 4), []),
         (3, (2,), [B]),  # of B one slot is used, of C none
-        (3, (0, 1, 2), []),
     ],
 )
 def test_a_host_is_lost_when_nothing_is_heard_from_any_of_its_ranks(
@@ -63,7 +61,7 @@ print(f"attempt {attempt}", flush=True)
 @pytest.mark.mpi
 def test_a_job_that_fails_starts_again_and_the_last_failure_counts(ddp_launch: Any) -> None:
     done = ddp_launch(
-        FAILS + "if rank == 1:\n    time.sleep(1)\n    sys.exit(3 + attempt)\ntime.sleep(9)",
+        FAILS + "if rank == 1:\n    time.sleep(0.5)\n    sys.exit(3 + attempt)\ntime.sleep(9)",
         options=("--max-restarts", "1"),
     )
     assert done.returncode == 4
@@ -80,17 +78,9 @@ def test_standard_input_that_has_ended_has_ended_for_the_next_attempt_too(ddp_la
     assert (done.returncode, done.stdout) == (0, "attempt 0\nnothing\nattempt 1\nnothing\n")
 
 
-def test_a_restart_without_a_folder_for_temporary_files_ends_the_job(ddp_launch: Any, tmp_path: Path) -> None:
-    (scratch := tmp_path / "scratch").mkdir()
-    body = f"import shutil\nshutil.rmtree({str(scratch)!r})\nsys.exit(1)"
-    done = ddp_launch(body, n=1, options=("--max-restarts", "1"), env={"TMPDIR": str(scratch)})
-    says = f"ddp-launch: the folder for temporary files {scratch} cannot be used: No such file or directory"
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, says)
-
-
 def test_ctrl_c_ends_a_job_while_it_waits_for_its_restart(start_launch: Any) -> None:
     job = start_launch("print('ready', flush=True)\nsys.exit(1)", n=1, options=("--max-restarts", "9"))
-    time.sleep(0.8)  # the first restart comes at once, the second after a second
+    wait_for(job.process.stderr, "restart 2 of 9 in 1 s", 1)
     job.process.send_signal(signal.SIGINT)
     done = job.wait(10)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "ddp-launch: Ctrl-C: the job does not start again")
@@ -98,23 +88,10 @@ def test_ctrl_c_ends_a_job_while_it_waits_for_its_restart(start_launch: Any) -> 
 
 def test_a_time_limit_ends_a_job_while_it_waits_for_its_restart(ddp_launch: Any) -> None:
     start = time.monotonic()
-    # Restarts after 0, 1, 2, 4 s, of which the last would come too late.
-    done = ddp_launch("print('ready')\nsys.exit(1)", n=1, options=("--max-restarts", "9", "--timeout", "4"))
-    assert 3.9 < time.monotonic() - start < 6.5
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (124, "ddp-launch: the job took longer than 4 s")
-
-
-def test_a_job_that_is_stopped_while_it_waits_for_its_restart(start_launch: Any) -> None:
-    options = ("--max-restarts", "3", "--timeout", "6")
-    job = start_launch("print('ready', flush=True)\nsys.exit(os.environ['DDP_ATTEMPT'] < '2')", n=1, options=options)
-    time.sleep(0.8)  # the first restart comes at once, the second after a second
-    job.process.send_signal(signal.SIGTSTP)
-    time.sleep(0.3)
-    assert Path(f"/proc/{job.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    time.sleep(5.2)  # this time does not count
-    job.process.send_signal(signal.SIGCONT)
-    done = job.wait(10)
-    assert (done.returncode, done.stderr.count("restart")) == (0, 2), done.stderr
+    # Restarts after 0, 1, 2, 4, 8 s, of which one would come too late.
+    done = ddp_launch("print('ready')\nsys.exit(1)", n=1, options=("--max-restarts", "9", "--timeout", "3"))
+    assert 2.9 < time.monotonic() - start < 15
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (124, "ddp-launch: the job took longer than 3 s")
 
 
 SSH = """#!/bin/sh

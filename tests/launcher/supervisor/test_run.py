@@ -7,13 +7,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-from launcher.agent.rank import load_module
-from launcher.errors import StartError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 LAUNCH = [sys.executable, "-m", "launcher"]
@@ -28,12 +24,12 @@ def test_the_contract_with_a_rank(ddp_launch: Any) -> None:
         parent = int(os.environ["DDP_AGENT"]) == os.getppid()
         print(json.dumps([*(os.environ[name] for name in names), parent, secrets, sys.argv[1:]]))
         """,
-        *["a b", "", ":", "-n", "é", "x\ny"],
+        *["a b", "", ":", "::", "-n", "é", "x\ny"],
     )
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line[:3]: json.loads(line[3:]) for line in done.stdout.splitlines()}
-    args = ["a b", "", ":", "-n", "é", "x\ny"]
+    args = ["a b", "", ":", "::", "-n", "é", "x\ny"]
     assert rows == {f"{rank}: ": [str(rank), "2", str(rank), "2", threads, True, [], args] for rank in range(2)}
 
 
@@ -94,46 +90,26 @@ def test_modules_and_packages(run_job: Any, tmp_path: Path) -> None:
     assert done.stdout == f"__main__ package package.__main__ ['--x'] {main}\n", done.stderr
 
 
-@pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for package, text in (("hollow", ""), ("needy", "import lacking")):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text(text)
-    (tmp_path / "single.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("no_such.module", r".*No module named 'no_such'\)"),
-        ("single.module", r".* while trying to find 'single.module'\)"),
-        ("hollow", "No module named hollow.__main__; 'hollow' is a package and cannot be directly executed"),
-        ("hollow.no", "No module named hollow.no"),
-        ("sys", "No code object available for sys"),
-    ],
-)
-def test_modules_that_cannot_be_run(packages: None, name: str, says: str) -> None:
-    with pytest.raises(StartError, match=f"^{says}$"):
-        load_module(name, ModuleType("__main__"))
-
-
 @pytest.mark.parametrize(
     ("name", "code", "says"),
     [
-        ("no_such_module", 2, "No module named no_such_module"),
+        ("no_such.module", 2, "'no_such')"),
+        ("hollow", 2, "No module named hollow.__main__; 'hollow' is a package and cannot be directly executed"),
         # What the user's own code imports is another matter.
         ("needy.module", 1, "raised ModuleNotFoundError: No module named 'lacking'"),
     ],
 )
 def test_a_module_that_cannot_be_run_is_wrong_use(
-    run_job: Any, packages: None, tmp_path: Path, name: str, code: int, says: str
+    run_job: Any, tmp_path: Path, name: str, code: int, says: str
 ) -> None:
+    for package, text in (("hollow", ""), ("needy", "import lacking")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
     done = run_job([*LAUNCH, "-n", "2", "--max-restarts", str(2 * (code == 2)), "-m", name], cwd=tmp_path)
     assert done.returncode == code
     assert done.stderr.splitlines()[-1].endswith(says)
     if code == 2:
-        assert done.stderr == f"ddp-launch: {says}\n"  # one sentence, however many ranks say it
+        assert done.stderr.count("\n") == 1  # one sentence, however many ranks say it
 
 
 def test_stdin_goes_to_rank_0(start_job: Any, script: Any) -> None:

@@ -41,24 +41,15 @@ def end(job: Any, within: float) -> tuple[int, str, str]:
     ("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM (signal 15)", 143)]
 )
 def test_a_signal_ends_the_job_with_one_line(start_launch: Any, number: int, name: str, code: int) -> None:
-    body = "import atexit; atexit.register(print, 'at exit')" + READY + SLEEP
+    body = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.5)" + READY + SLEEP
     job = start_launch(body, options=("--max-restarts", "1"))  # which the user's end of a job is no reason for
-    job.process.send_signal(number)
-    status, out, err = end(job, 3)
+    for _ in range(2):  # as from `timeout`, which signals the launcher and then its group
+        job.process.send_signal(number)
+    status, out, err = end(job, 4)
     assert status == code
     assert err == f"ddp-launch: {name}: ending the job (once more kills it at once)\n"
     # Python turns SIGINT into an orderly exit, SIGTERM just ends it.
     assert out.count("at exit") == (2 if number == signal.SIGINT else 0)
-
-
-def test_a_signal_that_comes_twice_at_once_is_one(start_launch: Any) -> None:
-    """As from `timeout`, which signals the launcher and then its group."""
-    slow = "import atexit; atexit.register(print, 'at exit'); atexit.register(time.sleep, 0.5)"
-    job = start_launch(slow + READY + SLEEP)
-    job.process.send_signal(signal.SIGINT)
-    job.process.send_signal(signal.SIGINT)
-    status, out, err = end(job, 4)
-    assert (status, err.count("\n"), out.count("at exit")) == (130, 1, 2)
 
 
 def test_the_second_signal_kills_at_once(start_launch: Any) -> None:
@@ -133,7 +124,7 @@ import numpy as np, collectives
 comm = collectives.init(timeout=5)
 go_on = np.ones(1)
 print("ready", flush=True)
-end = time.monotonic() + 4
+end = time.monotonic() + 2
 while go_on[0]:
     go_on[0] = time.monotonic() < end
     comm.broadcast(go_on, 0)
@@ -143,7 +134,7 @@ print("done")
 
 
 def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
-    job = start_launch(MEET, options=("--hang-timeout", "6", "--timeout", "10"))
+    job = start_launch(MEET, options=("--hang-timeout", "5", "--timeout", "8"))
     job.process.send_signal(signal.SIGTSTP)
     until = time.monotonic() + 10
     states: list[str] = []
@@ -151,7 +142,7 @@ def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
         assert time.monotonic() < until, states
         time.sleep(0.05)
         states = [stat_of(pid).state for pid in job.pids()]
-    time.sleep(10.5)  # more than --timeout
+    time.sleep(8.2)  # more than --timeout
     job.process.send_signal(signal.SIGCONT)
     status, out, err = end(job, 20)
     assert (status, out.count("done"), err) == (0, 2, "")
@@ -159,9 +150,9 @@ def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
 
 def test_the_time_for_which_the_launcher_is_stopped_does_not_count(start_launch: Any, tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
-    job = start_launch(READY + "time.sleep(4.5)\nprint('done')\n", options=("--events", str(events)))
+    job = start_launch(READY + "time.sleep(3.2)\nprint('done')\n", options=("--events", str(events)))
     job.process.send_signal(signal.SIGSTOP)
-    time.sleep(3.5)
+    time.sleep(2.7)
     job.process.send_signal(signal.SIGCONT)
     assert end(job, 8)[0] == 0
     assert '"event":"continued"' in events.read_text()

@@ -23,7 +23,6 @@ comm.all_reduce(np.ones(1))
     ("leaves", "code", "says"),
     [
         ("raise ValueError('boom')", 1, r"rank 1 \(pid \d+\) raised ValueError: boom"),
-        ("sys.exit(3)", 3, r"rank 1 \(pid \d+\) exited with code 3"),
         ("sys.exit(0)", 1, r".*rank 1 has left \(exit status 0\) while rank 0 waits in all_reduce #1 \(job.py:11\).*"),
         # past all exit handlers
         ("os._exit(0)", 1, r"rank 1 \(pid \d+\) exited with code 0 while others were waiting \(os._exit\?\)"),
@@ -42,7 +41,7 @@ def test_a_rank_that_ends_before_init_is_named_at_once(ddp_launch: Any, first: i
     # Whoever comes first: rank 1 ends while rank 0 waits, or has ended when it begins to.
     done = ddp_launch(
         f"""
-        if rank != {first}: time.sleep(1)
+        if rank != {first}: time.sleep(0.5)
         if rank == 1: sys.exit(0)
         import collectives
         collectives.init()
@@ -67,7 +66,6 @@ print("joined")
 @pytest.mark.parametrize(
     ("stops", "says"),
     [
-        ("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 \(pid \d+\) is stopped, while rank 0 waits"),
         ("time.sleep(60)", r"rank 1 \(pid \d+\) sleeps, while rank 0 waits"),
         (
             # mpiexec, or the proxy through which it starts the ranks: the agent's parent.
