@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, CaptureError, DeviceError, DtypeError
+from ddp.errors import ArgumentError, CaptureError
 
 STEPS = 8
 
@@ -101,23 +101,3 @@ def test_a_stream_that_is_not_joined_breaks_the_capture(gpu: Any) -> None:
     with pytest.raises(CaptureError, match="unjoined"):
         captured(fork)
     assert not cupy.capturing
-
-
-def test_without_a_gpu_there_is_nothing_to_capture() -> None:
-    if ddp.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert not ddp.cuda.is_current_stream_capturing()
-    for make in (ddp.cuda.CUDAGraph, ddp.cuda.graph_pool_handle, lambda: ddp.cuda.graphed_step(len)):
-        with pytest.raises(DeviceError):
-            make()
-
-
-def test_what_is_no_graph_no_stream_and_no_pool(gpu: Any) -> None:
-    graph: Any = ddp.cuda.graph
-    with pytest.raises(DtypeError, match="CUDAGraph, got int"):
-        graph(3)
-    with pytest.raises(DtypeError, match="Stream, got int"):
-        graph(ddp.cuda.CUDAGraph(), stream=3)
-    with pytest.raises(DtypeError, match=r"pool.*got int"), graph(ddp.cuda.CUDAGraph(), pool=3):
-        pass
-    assert not ddp.cuda.is_current_stream_capturing()

@@ -112,15 +112,6 @@ def test_what_a_consumer_may_ask_for(gpu: Any) -> None:
         ddp.from_dlpack(x.detach(), device="cpu", copy=False)
 
 
-def test_who_has_no_interface(gpu: Any) -> None:
-    x = ddp.ones(3, device="cuda")
-    assert hasattr(x, "__cuda_array_interface__")
-    assert not hasattr(x.bfloat16(), "__cuda_array_interface__"), "it has no name for bfloat16"
-    assert not hasattr(ddp.ones(3), "__cuda_array_interface__")
-    assert not hasattr(ddp.ones(3, device="cuda", requires_grad=True), "__cuda_array_interface__")
-    assert hasattr(x, "__dlpack__")
-
-
 def test_views_empty_ones_and_read_only_ones(gpu: Any) -> None:
     array = gpu.cupy.arange(12, dtype="f4").reshape(3, 4)
     x = ddp.as_tensor(Theirs(array.T, 1))
@@ -135,3 +126,12 @@ def test_views_empty_ones_and_read_only_ones(gpu: Any) -> None:
         ddp.as_tensor(Theirs(array, None))
     with pytest.raises(DtypeError, match="fill in what is masked"):
         ddp.as_tensor(Theirs(array, 1, mask=object()))
+
+
+def test_who_has_no_interface(gpu: Any) -> None:
+    x = ddp.ones(3, device="cuda")
+    assert hasattr(x, "__cuda_array_interface__")
+    assert not hasattr(x.bfloat16(), "__cuda_array_interface__"), "it has no name for bfloat16"
+    assert not hasattr(ddp.ones(3), "__cuda_array_interface__")
+    assert not hasattr(ddp.ones(3, device="cuda", requires_grad=True), "__cuda_array_interface__")
+    assert hasattr(x, "__dlpack__")

@@ -34,12 +34,3 @@ def test_the_loss_is_that_of_float32_and_the_logits_stay(gpu: Any, dtype: Any, o
     (loss, slope), (expected, expected_slope) = results
     assert loss == pytest.approx(expected, rel=1e-6)
     assert_allclose(slope, expected_slope, rtol=1e-2, atol=1e-4)
-
-
-def test_a_weight_of_the_classes_is_float32_beside_it(gpu: Any) -> None:
-    weight = ddp.rand(50, device="cuda")
-    logits, target = ddp.randn(6, 50, device="cuda").bfloat16(), ddp.arange(6, device="cuda")
-    with ddp.amp.autocast("cuda", ddp.bfloat16):
-        loss = F.cross_entropy(logits, target, weight)
-    assert loss.dtype == ddp.float32
-    assert float(loss) == pytest.approx(float(F.cross_entropy(logits.float(), target, weight)), rel=1e-6)

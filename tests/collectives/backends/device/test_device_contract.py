@@ -15,7 +15,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
-from collectives.backends.device import device_transport
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
@@ -40,9 +39,8 @@ class Ranks:
 @pytest.fixture(
     params=[(transport, size) for transport in TRANSPORTS for size in (1, 2, 3)], ids=lambda p: f"{p[0]}-{p[1]}"
 )
-def ranks(request: pytest.FixtureRequest, rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> Ranks:
+def ranks(request: pytest.FixtureRequest, rig: Callable[..., Rig]) -> Ranks:
     transport, size = request.param
-    monkeypatch.setattr(device_transport, "CHUNK", 64)  # bytes: several chunks, of different numbers of elements
     return Ranks(rig(size, TRANSPORTS[transport], seed=size), exact=not isinstance(TRANSPORTS[transport], FakeLibrary))
 
 

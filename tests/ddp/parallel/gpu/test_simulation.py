@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from collectives.backends.device.device_communicator import DeviceWork, StreamHandoff
+from collectives.backends.device.device_communicator import DeviceArrays, DeviceWork
 from collectives.engine.call import Work
 from ddp.errors import ParallelError
 from ddp.parallel import comm_hooks
@@ -112,7 +112,7 @@ def skip_wait_in(caller: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def forget_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamHandoff, "begin", lambda self, stream: setattr(self, "_comm", stream))
+    monkeypatch.setattr(DeviceArrays, "begin", lambda self, stream: setattr(self, "_stream", stream))
 
 
 def forget(edge: str) -> Callable[[pytest.MonkeyPatch], None]:
