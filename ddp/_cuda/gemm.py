@@ -67,12 +67,6 @@ def gemm(
     return plan(xp, a, b, out, accumulate, vector, aux)
 
 
-def forget() -> None:
-    """Drops plans and scratch memory: another library is in the place of the one that made them."""
-    _plans.clear()
-    _shared.clear()
-
-
 def _plan(
     xp: Any,
     a: Array,

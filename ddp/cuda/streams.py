@@ -62,17 +62,10 @@ class Stream:
         """CUDA's handle, for other libraries."""
         return int(self._lane.stream.ptr)
 
-    stream_id = cuda_stream
-
     @property
     def priority(self) -> int:
         """Negative if its work goes first."""
         return int(self._lane.stream.priority)
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """The lowest priority and the highest: (0, -5) on what has streams with priorities."""
-        return 0, -5
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
@@ -107,17 +100,6 @@ class Stream:
 
     def __hash__(self) -> int:
         return hash(self._lane)
-
-    def __enter__(self) -> Stream:
-        if not hasattr(self, "_entered"):
-            self._entered: list[stream] = []
-        scope = stream(self)
-        scope.__enter__()
-        self._entered.append(scope)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._entered.pop().__exit__(*exc)
 
     def __repr__(self) -> str:
         return f"<ddp.cuda.{type(self).__name__} device={self.device} cuda_stream={self.cuda_stream:#x}>"
@@ -287,10 +269,6 @@ class Event:
             if not each.query():
                 raise ArgumentError(f"elapsed_time: {name} has not passed yet; synchronize() it first")
         return float(_needed().cuda.get_elapsed_time(self._event, end_event._event))
-
-    def ipc_handle(self) -> bytes:
-        """Not supported. Raises: ArgumentError."""
-        raise ArgumentError("ipc_handle: interprocess events are not supported; processes meet by collectives")
 
     def __repr__(self) -> str:
         return f"<ddp.cuda.Event {'uninitialized' if self._event is None else hex(self.cuda_event)}>"

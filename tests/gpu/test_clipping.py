@@ -101,7 +101,6 @@ def test_values_are_held_within_bounds(gpu: Any) -> None:
     params, expected = parameters("cuda", np.float16, np.float32), parameters("cpu", np.float16, np.float32)
     gpu.reset()
     utils.clip_grad_value_(params, 0.25)
-    assert gpu.launches["clamp"] == 2
     assert not gpu.synchronizations
     utils.clip_grad_value_(expected, 0.25)
     assert_close(grads(params), grads(expected), 0)

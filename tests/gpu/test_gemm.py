@@ -154,7 +154,7 @@ def test_a_product_without_an_algorithm_is_left_to_our_kernel(gpu: Any, xp: Any)
     x = xp.ones((2, 2), "f4")
     assert gemm.gemm(xp, x, x, xp.empty((2, 2), "f4"), False, "RELU") is None
     gpu.cublaslt.MatmulAlgoGetHeuristic = lambda *_: cublaslt.NOT_SUPPORTED
-    gemm.forget()
+    cublaslt_fake.forget()
     library = cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")
     cublaslt._found[0] = library
     with pytest.warns(RuntimeWarning, match="a slow kernel multiplies instead: .*NOT_SUPPORTED"):

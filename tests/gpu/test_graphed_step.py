@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -265,18 +264,6 @@ def test_a_failed_capture_changes_nothing(gpu: Any) -> None:
     look = False
     graphed(*data[4])
     assert graphed.captures == 1
-
-
-def test_fallback_to_eager(gpu: Any) -> None:
-    step = ddp.cuda.graphed_step(lambda x: x * x.sum().item(), warmup=1, fallback="eager")
-    x = ddp.ones(3, device="cuda")
-    step(x)
-    with pytest.warns(UserWarning, match="runs eagerly from now on.*`item`"):
-        assert step(x).tolist() == [3, 3, 3]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert step(x).tolist() == [3, 3, 3]
-    assert step.captures == step.replays == 0
 
 
 def test_a_buffer_that_is_replaced_is_named(gpu: Any) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DtypeError, GraphError
+from ddp.errors import DtypeError
 from tests.gpu import simulated
 
 BOTH = pytest.mark.parametrize("gpu", ["eager", *simulated(8)], indirect=True)
@@ -87,29 +86,6 @@ def test_from_dlpack_and_back(gpu: Any) -> None:
         assert y.data_ptr() == x.data_ptr()
         assert y.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
         assert ddp.from_dlpack(x, device="cpu").tolist() == y.tolist()
-
-
-def test_what_a_consumer_may_ask_for(gpu: Any) -> None:
-    x = ddp.tensor([1.0, 2.0], device="cuda")
-    with pytest.raises(BufferError, match=r"cuda:0 has no memory on \(2, 1\)"):
-        x.__dlpack__(dl_device=(2, 1))
-    with pytest.raises(BufferError, match=r"cuda:0 has no memory on \(1, 0\)"):
-        x.__dlpack__(dl_device=(1, 0), copy=False)
-    assert x.__dlpack__(copy=True).array.data.ptr != x.data_ptr()
-    assert x.__dlpack__(dl_device=(2, 0)).array.data.ptr == x.data_ptr()
-
-    class ForTheCpu:
-        def __dlpack_device__(self) -> Any:
-            return 1, 0
-
-        def __dlpack__(self, **options: Any) -> Any:
-            return x.__dlpack__(dl_device=(1, 0), stream=None)
-
-    assert np.from_dlpack(ForTheCpu()).tolist() == [1.0, 2.0]
-    with pytest.raises(GraphError, match="detach"):
-        x.requires_grad_().__dlpack__()
-    with pytest.raises(ArgumentError, match="cuda:0 cannot become a tensor on cpu without a copy"):
-        ddp.from_dlpack(x.detach(), device="cpu", copy=False)
 
 
 def test_views_empty_ones_and_read_only_ones(gpu: Any) -> None:

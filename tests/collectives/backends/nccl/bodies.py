@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import sys
 import threading
@@ -18,7 +19,6 @@ from collectives.backends.nccl.library import DTYPES, Nccl, NcclConfig
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import (
-    BackendError,
     CollectivesError,
     CollectiveTimeout,
     CommunicatorClosed,
@@ -60,48 +60,37 @@ def values(rank: int, count: int, dtype: Any) -> Array:
     return ((np.arange(count) + rank) % 5 + 1).astype(dtype)
 
 
-def reductions(r: Rank) -> None:
-    comm = r.connect()
-    combine: dict[ReduceOp, Callable[[Array], Array]] = {
-        ReduceOp.SUM: lambda all: all.sum(0),
-        ReduceOp.PROD: lambda all: all.prod(0),
-        ReduceOp.MAX: lambda all: all.max(0),
-        ReduceOp.MIN: lambda all: all.min(0),
-        ReduceOp.MEAN: lambda all: all.sum(0) / r.size,
-    }
-    for dtype in DTYPES:
-        for op, expected in combine.items():
-            for count in (0, 1, 7):
-                x, out = values(r.rank, count, dtype), np.zeros(count, dtype)
-                total = expected(np.stack([values(each, count, np.float64) for each in range(r.size)])).astype(dtype)
-                comm.all_reduce(at(x), at(out), count, dtype, op, STREAM)
-                r.wait()
-                np.testing.assert_array_equal(out, total, err_msg=f"all_reduce {op} {dtype}")
-                root, out = r.size - 1, np.zeros(count, dtype)
-                comm.reduce(at(x), at(out) if r.rank == root else 0, count, dtype, op, root, STREAM)
-                r.wait()
-                np.testing.assert_array_equal(out, total if r.rank == root else 0 * out)
-                x = values(r.rank, r.size * count, dtype)
-                whole = np.stack([values(each, r.size * count, np.float64) for each in range(r.size)])
-                total = expected(whole).astype(dtype)[r.rank * count :][:count]
-                comm.reduce_scatter(at(x), at(out), count, dtype, op, STREAM)
-                r.wait()
-                np.testing.assert_array_equal(out, total)
-    r.close(comm)
+#: What each op makes of all ranks' numbers, which are along axis 0.
+COMBINED: dict[ReduceOp, Callable[[Array], Array]] = {
+    ReduceOp.SUM: lambda all: all.sum(0),
+    ReduceOp.PROD: lambda all: all.prod(0),
+    ReduceOp.MAX: lambda all: all.max(0),
+    ReduceOp.MIN: lambda all: all.min(0),
+    ReduceOp.MEAN: lambda all: all.mean(0),
+}
 
 
-def movements(r: Rank) -> None:
-    comm = r.connect()
-    for dtype in DTYPES:
-        for root in range(r.size):
-            x, out = values(root + 10, 5, dtype), np.zeros(5, dtype)
-            comm.broadcast(at(x) if r.rank == root else 0, at(out), 5, dtype, root, STREAM)
-            r.wait()
-            np.testing.assert_array_equal(out, x)
-        out = np.zeros((r.size, 3), dtype)
-        comm.all_gather(at(values(r.rank, 3, dtype)), at(out), 3, dtype, STREAM)
+def collectives(r: Rank) -> None:
+    """Every collective of every dtype, with every op."""
+    comm, root = NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=NcclConfig(max_ctas=3)), 0
+    assert r.stub.most_ctas() == 3, "a configuration reaches NCCL"
+    for dtype, op in itertools.product(DTYPES, COMBINED):
+        count = 7 * r.size
+        everyones = np.stack([values(each, count, np.float64) for each in range(r.size)])
+        total, x = COMBINED[op](everyones).astype(dtype), everyones[r.rank].astype(dtype)
+        whole, part, rooted = np.zeros(count, dtype), np.zeros(7, dtype), np.zeros(count, dtype)
+        gathered, sent = np.zeros((r.size, count), dtype), everyones[root].astype(dtype)
+        comm.all_reduce(at(x), at(whole), count, dtype, op, STREAM)
+        comm.reduce(at(x), at(rooted) if r.rank == root else 0, count, dtype, op, root, STREAM)
+        comm.reduce_scatter(at(x), at(part), 7, dtype, op, STREAM)
+        comm.all_gather(at(x), at(gathered), count, dtype, STREAM)
+        comm.broadcast(at(sent) if r.rank == root else 0, at(x), count, dtype, root, STREAM)
         r.wait()
-        np.testing.assert_array_equal(out, np.stack([values(each, 3, dtype) for each in range(r.size)]))
+        np.testing.assert_array_equal(whole, total, err_msg=f"{op} {dtype}")
+        np.testing.assert_array_equal(rooted, total if r.rank == root else 0 * total)
+        np.testing.assert_array_equal(part, total[r.rank * 7 :][:7])
+        np.testing.assert_array_equal(gathered, everyones.astype(dtype))
+        np.testing.assert_array_equal(x, sent)
     r.close(comm)
 
 
@@ -129,26 +118,6 @@ def ring(r: Rank) -> None:
     assert total[0] == r.size
     for source, got in enumerate(received):
         np.testing.assert_array_equal(got, np.full(r.rank, 10 * source + r.rank))
-    if r.size > 1:  # outside a group, one way
-        one = np.array([3.5])
-        if r.rank == 0:
-            comm.send(at(one), 1, one.dtype, 1, STREAM)
-        elif r.rank == 1:
-            one[:] = 0
-            comm.recv(at(one), 1, one.dtype, 0, STREAM)
-        r.wait()
-        assert one[0] == 3.5
-    r.close(comm)
-
-
-def configured(r: Rank) -> None:
-    """What is configured reaches NCCL; what the library is too old for is named before the ranks meet."""
-    if r.nccl.version < (2, 26):
-        with raises(BackendError, r"traffic_class needs NCCL 2\.26 or newer, and this is 2\.\d+\.3"):
-            config = NcclConfig(traffic_class=3)
-            NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=config)
-    comm = NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=NcclConfig(max_ctas=3))
-    assert r.stub.most_ctas() == 3
     r.close(comm)
 
 

@@ -16,7 +16,7 @@ from ddp.parallel.comm_hooks.hook_exchange import HookStream
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.ddp.parallel.gpu.conftest import Rig
-from tests.ddp.parallel.gpu.training import Between, assert_numbers_of_the_cpu, train, train_layers, train_unevenly
+from tests.ddp.parallel.gpu.training import Between, assert_numbers_of_the_cpu, train, train_layers
 
 
 def simulate(rig: Callable[..., Rig], nccl: Any, seed: int, program: Any = train, **options: Any) -> None:
@@ -81,11 +81,6 @@ def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
     rig: Callable[..., Rig], nccl: Any, way: str, count: Callable[[int, int], int]
 ) -> None:
     seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 2, 100))
-
-
-@TRANSPORTS
-def test_uneven_numbers_of_steps(rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, train_unevenly), count(2, 100))
 
 
 @TRANSPORTS
