@@ -40,7 +40,6 @@ SHAPES: list[Any] = [
     *[((3,), (3,)), ((3,), (3, 4)), ((2, 3), (3,)), ((5, 2, 3), (3,)), ((3,), (5, 3, 4)), ((5, 2, 3), (3, 4))],
     *[((2, 3), (5, 3, 4)), ((5, 2, 3), (5, 3, 4)), ((5, 1, 2, 3), (4, 3, 2)), ((6, 5, 2, 3), (6, 5, 3, 4))],
     *[((6, 1, 2, 3), (6, 5, 3, 4)), ((33, 1, 2, 3), (1, 34, 3, 4))],
-    *[((0, 3), (3, 4)), ((2, 0), (0, 4)), ((2, 3), (3, 0)), ((0, 2, 3), (3, 4))],
 ]
 
 
@@ -139,14 +138,6 @@ def test_a_plan_is_for_addresses_as_well_aligned(xp: Any) -> None:
         close(gemm.gemm(xp, a, b), expected, "f4")
         gemm.gemm(xp, a, b, out, False, "BIAS", vector)
         close(out, expected + vector.get(), "f4")
-    stacks = xp.asarray(numbers((5, 64), "f4"))
-    for at in (0, 1, 2, 4, 6, 12):  # one by one, each of them elsewhere
-        x = stacks[:, at : at + 40].reshape(5, 2, 5, 4).swapaxes(0, 1)[:, ::2]
-        close(
-            gemm.gemm(xp, x, xp.broadcast_to(room[0, :12].reshape(4, 3), (2, 3, 4, 3))),
-            x.get() @ room[0, :12].get().reshape(4, 3),
-            "f4",
-        )
 
 
 def test_a_product_without_an_algorithm_is_left_to_our_kernel(gpu: Any, xp: Any) -> None:

@@ -75,17 +75,6 @@ def test_in_any_order_that_cuda_allows(gpu: Any) -> None:
     same(make, batches(STEPS))
 
 
-def test_cnn_with_batch_norm(gpu: Any) -> None:
-    def make() -> Made:
-        ddp.manual_seed(3)
-        model = nn.Sequential(
-            nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 4)
-        ).to("cuda")
-        return model, stepping(model, ddp.optim.SGD(model.parameters(), lr=0.1))
-
-    same(make, batches(STEPS, shape=(2, 4, 4)))
-
-
 def test_a_schedule_captures_nothing_anew(gpu: Any) -> None:
     schedulers: list[Any] = []
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 
 import ddp
-from ddp.errors import DtypeError
 from tests.gpu import simulated
 
 BOTH = pytest.mark.parametrize("gpu", ["eager", *simulated(8)], indirect=True)
@@ -86,22 +84,6 @@ def test_from_dlpack_and_back(gpu: Any) -> None:
         assert y.data_ptr() == x.data_ptr()
         assert y.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
         assert ddp.from_dlpack(x, device="cpu").tolist() == y.tolist()
-
-
-def test_views_empty_ones_and_read_only_ones(gpu: Any) -> None:
-    array = gpu.cupy.arange(12, dtype="f4").reshape(3, 4)
-    x = ddp.as_tensor(Theirs(array.T, 1))
-    assert x.stride() == (1, 4)
-    x[0, 1] = 99
-    assert array[1, 0].item() == 99.0
-    assert ddp.as_tensor(Theirs(array[:0], 1)).shape == (0, 4)
-    with pytest.warns(UserWarning, match="the memory of this Theirs is read-only"):
-        ddp.as_tensor(Theirs(array, 1, data=(array.data.ptr, True)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ddp.as_tensor(Theirs(array, None))
-    with pytest.raises(DtypeError, match="fill in what is masked"):
-        ddp.as_tensor(Theirs(array, 1, mask=object()))
 
 
 def test_who_has_no_interface(gpu: Any) -> None:

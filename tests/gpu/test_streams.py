@@ -37,11 +37,6 @@ class TestStreams:
             assert ddp.cuda.current_stream() == s
         assert ddp.cuda.current_stream() == default
 
-    def test_it_is_restored_after_an_error(self, gpu: Any) -> None:
-        with pytest.raises(ZeroDivisionError), ddp.cuda.stream(ddp.cuda.Stream()):
-            raise ZeroDivisionError
-        assert ddp.cuda.current_stream() == ddp.cuda.default_stream()
-
     def test_set_stream(self, gpu: Any) -> None:
         s = ddp.cuda.Stream(1)
         ddp.cuda.set_stream(s)
@@ -65,31 +60,8 @@ class TestStreams:
         with ddp.cuda.stream(gpu.cupy.cuda.Stream(non_blocking=True)):  # type: ignore[arg-type]  # CuPy's own
             assert ddp.cuda.current_stream() != ddp.cuda.default_stream()
 
-    @in_any_order
-    def test_work_of_two_streams_in_order(self, gpu: Any) -> None:
-        s = ddp.cuda.Stream()
-        x = ddp.arange(64, device="cuda").float()
-        y = x * 2
-        s.wait_stream(ddp.cuda.current_stream())
-        with ddp.cuda.stream(s):
-            z = y + 1
-        ddp.cuda.current_stream().wait_stream(s)
-        assert arrived(z * 1) == [2.0 * i + 1 for i in range(64)]
-
 
 class TestEvents:
-    def test_a_life(self, gpu: Any) -> None:
-        event = ddp.cuda.Event()
-        assert event.query()
-        assert event.device is None
-        assert event.cuda_event == 0
-        event.wait()
-        event.synchronize()
-        event.record()
-        assert event.device == ddp.device("cuda:0")
-        assert event.query()
-        assert ddp.cuda.current_stream().record_event().query()
-
     def test_time(self, gpu: Any) -> None:
         start, end = ddp.cuda.Event(enable_timing=True), ddp.cuda.Event(enable_timing=True)
         with pytest.raises(ArgumentError, match="this event was not recorded"):
@@ -180,23 +152,6 @@ class TestBackward:
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
-class TestLifetimes:
-    @in_any_order
-    def test_record_stream(self, gpu: Any) -> None:
-        """The tensor dies while another stream still reads it, and its own stream makes others."""
-        s = ddp.cuda.Stream()
-        x = ddp.arange(128, device="cuda").float() + 1
-        x.record_stream(s)
-        s.wait_stream(ddp.cuda.current_stream())
-        with ddp.cuda.stream(s):
-            y = x * 2
-        del x
-        for i in range(4):
-            ddp.full((128,), float(i), device="cuda") + 1
-        ddp.cuda.synchronize()
-        assert y.tolist() == [2.0 * (i + 1) for i in range(128)]
-
-
 class TestFaults:
     @pytest.fixture
     def broken(self, gpu: Any) -> Any:
@@ -211,8 +166,6 @@ class TestFaults:
             ("item", lambda x: x[0].item()),
             ("tolist", lambda x: x.tolist()),
             ("copy to the CPU", lambda x: x.cpu()),
-            ("copy to the CPU", lambda x: x.numpy(force=True)),
-            ("copy to the CPU", lambda x: repr(x)),
             ("item", lambda x: bool(x[0])),
             ("synchronize", lambda x: ddp.cuda.synchronize()),
             ("Stream.synchronize", lambda x: ddp.cuda.current_stream().synchronize()),

@@ -25,7 +25,7 @@ class DeviceTransport(ABC):
     name: as the log calls it; capturable: its collectives can be part of a graph; stream: where they are enqueued
     averages: MEAN of floats and complex numbers is done by the transport; else its caller divides a SUM
     timeout: s; until the event behind a collective has to pass, None where nothing on the stream waits for other ranks
-    staged: host memory that the last collective still reads
+    staged: host memory of the collective, which has to live as long as its other buffers
     """
 
     name: str
@@ -133,14 +133,13 @@ class HostStagedTransport(DeviceTransport):
 
     def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *how: Any) -> Steps[None]:
         """Copies `source` down, has the host transfer it, and copies what came up; either array may be None."""
-        sent, received = self._pinned(source), self._pinned(target)
+        sent, received = self.staged = self._pinned(source), self._pinned(target)
         if sent is not None:
             self._cuda.copy_down(sent, source, self.stream)
             yield functools.partial(self._cuda.passed, self._cuda.mark(self.stream))
         yield transfer(sent, received, *how)
         if received is not None:
             self._cuda.copy_up(target, received, self.stream)
-            self.staged = received
 
     def _pinned(self, like: Any) -> Array | None:
         """Host memory for a device array, from CuPy's pool."""

@@ -21,6 +21,7 @@ DTYPES = (
     *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
     *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64),
 )
+FEW = (np.float32, np.int16)  # what is tried with every reduction
 FLOATING = (np.float32, np.float16, ml_dtypes.bfloat16, np.complex64)
 
 
@@ -59,6 +60,8 @@ def reductions(comm: Any, cupy: Any) -> None:
                 comm.all_reduce(x, op)
             continue
         same(comm.all_reduce(x, op), expected, close)
+        if dtype not in FEW:
+            continue
         same(comm.reduce(x, op, comm.size - 1), comm.reduce(host, op, comm.size - 1), close)
         same(comm.reduce_scatter(x, op), comm.reduce_scatter(host, op), close)
         uneven = [0] * (comm.size - 1) + [7]

@@ -192,13 +192,6 @@ def test_what_nccl_would_refuse_is_refused_at_once(wrong: dict[str, Any]) -> Non
         NcclConfig(**wrong)
 
 
-def test_whoever_loaded_the_library_keeps_his_declarations(stub: Callable[..., Path]) -> None:
-    dll = ctypes.CDLL(str(stub()))
-    dll.ncclAllReduce.argtypes = (c_int,)
-    Nccl(dll)
-    assert dll.ncclAllReduce.argtypes == (c_int,)
-
-
 def test_what_a_library_lacks_is_named(stub: Callable[..., Path]) -> None:
     nccl = Nccl(ctypes.CDLL(str(stub(18))), "the stub")
     with pytest.raises(BackendError, match=r"<NCCL 2\.18\.3 of the stub> has no ncclNew: it is too old"):

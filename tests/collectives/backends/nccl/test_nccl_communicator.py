@@ -6,16 +6,12 @@ import pytest
 
 from tests.collectives.backends.nccl.conftest import Crew
 
-CALLS = ("collectives", "ring", "wrong_arguments")
 
-
-@pytest.mark.parametrize(("size", "minor"), [(1, 32), (3, 18)])
-def test_calls(crew: Crew, size: int, minor: int) -> None:
-    crew(size, *CALLS, minor=minor)
-
-
-def test_calls_on_a_communicator_that_the_environment_made_blocking(crew: Crew) -> None:
-    crew(2, *CALLS, NCCL_COMM_BLOCKING="1")
+@pytest.mark.parametrize("blocking", ["0", "1"])
+@pytest.mark.parametrize("minor", [18, 32])
+def test_wrong_arguments_are_named_and_groups_ended(crew: Crew, minor: int, blocking: str) -> None:
+    """What every collective computes is tested on arrays, over the same library: `backends/device/test_stub.py`."""
+    crew(2, "wrong_arguments", minor=minor, NCCL_COMM_BLOCKING=blocking)
 
 
 def test_counts_beyond_31_bits_arrive_whole(crew: Crew) -> None:
