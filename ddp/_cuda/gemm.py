@@ -50,7 +50,8 @@ def gemm(
 
     epilogue: a name of `cublaslt.EPILOGUES`, for matrices with `out`; vector: a bias of out.shape[1] elements, or where
     the bias gradient goes; aux: what the epilogue writes for its backward, or reads there, with rows of `aux_lead`
-    elements (bits for ReLU). Returns None, and nothing was done, if there are no elements, or cuBLASLt lacks the dtype or the epilogue.
+    elements (bits for ReLU). Returns None, and nothing was done, if there are no elements, or cuBLASLt lacks the dtype
+    or the epilogue.
     """
     key = (
         *(a.shape, a.strides, a.dtype, ALIGNMENTS[a.data.ptr & 255], b.shape, b.strides, b.dtype),

@@ -271,7 +271,8 @@ def _reach(array: Array) -> tuple[int, int]:
 def _address_range(address: int) -> int:
     """Where the allocation begins that an address of the current device lies in: a pool cuts these into pieces."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    code = ctypes.CDLL("libcuda.so.1").cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    driver = ctypes.CDLL("libcuda.so.1")
+    code = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     if code:
         raise SharingError(f"CUDA knows no allocation at {address:#x}: cuMemGetAddressRange answered {code}")
     return base.value
