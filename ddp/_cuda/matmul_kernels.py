@@ -202,6 +202,7 @@ def _slope(xp: Any, g: Array, made: Activated) -> Array:
     """g times the slope of the activation."""
     if made.activation == "relu":
         return where_or_zero(xp, made.out > 0, g)
+    assert made.kept is not None
     run = gelu.upcast if g.dtype is BFLOAT16 else gelu
     _, residual = run.forward(xp, made.kept[:, : g.shape[1]], tanh=True, slope=True)  # kept may have longer rows
     dx: Array = run.backward(xp, g, (True,), (), residual)[0]
