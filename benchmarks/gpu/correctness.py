@@ -20,7 +20,7 @@ from benchmarks.harness import ROOT
 
 #: Where tests are marked `gpu`: collecting all others takes longer than many of these run.
 PATHS = (
-    *("tests/gpu", "tests/ddp/test_gpu.py", "tests/ddp/data/test_collate.py", "tests/ddp/parallel/gpu/test_real.py"),
+    *("tests/gpu", "tests/ddp/test_gpu.py", "tests/ddp/data/test_collate.py"),
     *("tests/collectives/backends/device/test_real.py", "tests/examples/test_cuda_kernel.py"),
 )
 GRACE = 20.0  # s that the tests have to report, when they are interrupted

@@ -6,6 +6,7 @@ through `matmul_kernels.product`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ddp._cuda import matmul_kernels
@@ -51,3 +52,10 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
         out[step:] = getattr(xp, name)(out[step:], out[:-step])
         step *= 2
     return out
+
+
+def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
+    # CuPy's clip computes bfloat16 in float32, and leaves it there.
+    for g in gradients:
+        xp.minimum(g, bound, out=g)
+        xp.maximum(g, -bound, out=g)

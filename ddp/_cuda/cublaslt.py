@@ -179,16 +179,13 @@ def wheels() -> list[Path]:
 
 
 def candidates(xp: Any) -> Iterator[str]:
-    """Where the library may be: by its name, which finds the one that CuPy's libcublas has loaded; a wheel; CUDA's own.
+    """Where the library may be: by its name, which finds the one that CuPy's libcublas has loaded; a wheel.
 
     CuPy loads libcublas when it is imported, and that needs libcublasLt.
     """
     name = f"libcublasLt.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
     yield name
     yield from [str(path) for path in wheels() if path.name == name]
-    home = xp.cuda.get_cuda_path()
-    if home is not None:
-        yield from [str(path) for path in sorted(Path(home).glob(f"lib*/{name}"))]
 
 
 def load(xp: Any) -> LtLibrary:

@@ -67,7 +67,7 @@ class AttentionGraph:
         """Runs it on arrays by number; False: cuDNN cannot. key: (2,) of int64, the seed and offset of dropout."""
         if key is not None:  # in device memory: a replayed CUDA graph reads what is there then
             arrays = {**arrays, SEED: key.data.ptr, OFFSET: key.data.ptr + key.itemsize}
-        return cudnn_graph.run_graph(xp, self._key, self.specs[Q].dtype, self._build, arrays, begun=DO in self.specs)
+        return cudnn_graph.run_graph(xp, self._key, self.specs[Q].dtype, self._build, arrays)
 
 
 def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
@@ -130,7 +130,7 @@ def _cudnn_forward(
     if q.dtype.itemsize != 2 or not q.dtype == k.dtype == v.dtype or how.p >= 1:
         return None
     seen = _four_axes(q, k, v)
-    if seen is None or cudnn_graph.library(xp) is None:
+    if seen is None or not cudnn_graph.settings.enabled or cudnn_graph.library(xp) is None:
         return None
     queries, keys, values = (_readable(xp, x) for x in seen)
     out = _like(xp, queries, values.shape[-1])

@@ -252,16 +252,12 @@ def module() -> Any:
     return None if isinstance(_loaded[0], str) else _loaded[0]
 
 
-def library(xp: Any, begun: bool = False) -> CudnnLibrary | None:
-    """This thread's cuDNN on the current device; None where there is none, or it is off.
+def library(xp: Any) -> CudnnLibrary | None:
+    """This thread's cuDNN on the current device; None where there is none.
 
-    begun: it is asked for what only it can end, as a backward whose forward it dropped elements in
+    Whether it is enabled is asked before a forward: what cuDNN began it ends.
     """
-    if not settings.enabled and not begun:
-        return None
     cudnn = module()
-    if getattr(xp, "cuda", None) is None:  # NumPy, in tests that emulate kernels
-        return None
     if cudnn is None:
         warn_once(_loaded[0])
         return None
@@ -279,12 +275,12 @@ def _switches() -> tuple[bool, ...]:
     return settings.enabled, settings.benchmark, settings.deterministic, settings.allow_tf32
 
 
-def run_graph(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array], begun: bool = False) -> bool:
+def run_graph(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> bool:
     """Runs the graph that `build` describes on `arrays`, by the numbers of its tensors; False: cuDNN cannot.
 
-    key: what makes this graph another one than others; io: the dtype of what it reads and writes; begun: as `library`
+    key: what makes this graph another one than others; io: the dtype of what it reads and writes
     """
-    mine = library(xp, begun)
+    mine = library(xp)
     if (capture := now()) is not None and all(look is not _switches for look, _ in capture.fixed):
         capture.fix(_switches)
     plan = None if mine is None else mine.plan(key, io, build, arrays)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp._cuda.raw_kernel import PHILOX, KernelSource
+from ddp._cuda.raw_kernel import PHILOX, KernelSource, wide
 from ddp.ops.attention import dropout_seed
 from ddp.ops.memory_formats import as_format, order_of, prefers_channels_last
 from ddp.ops.op import Array, Gradients, Needs, Saved
@@ -35,20 +34,17 @@ def error_function(name: str) -> Callable[[Any, Array], Array]:
 
 
 # Dropout in one launch each way: what is dropped follows from a key and an element's number, and is never stored.
-# Four neighbours take one draw of Philox. shared: elements that share a draw (whole channels), 0 for none.
+# Four neighbours take one draw of Philox.
 DROPOUT = KernelSource(
     "dropping",
     PHILOX
     + """
-extern "C" __global__ void drop(
-    const T* x, T* out, const Index* key, Index n, Index shared, double p, double scale
-) {
+extern "C" __global__ void drop(const T* x, T* out, const Index* key, Index n, double p, double scale) {
     A least = A(p), kept = A(scale);
     FOR_EACH(group, (n + 3) / 4) {
-        Philox drawn(key, shared ? 4 * group / shared : group);
+        Philox drawn(key, group);
         for (Index i = 0, e = 4 * group; i < 4 && e < n; i++, e++) {
-            if (shared && i && e % shared == 0) drawn = Philox(key, e / shared);
-            out[e] = T(A(x[e]) * (drawn.uniform(shared ? 0 : i) >= least ? kept : A(0)));
+            out[e] = T(A(x[e]) * (drawn.uniform(i) >= least ? kept : A(0)));
         }
     }
 }
@@ -61,19 +57,20 @@ def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order:
 
     key: (2,) of int64 in device memory; order: the axes in the order in which elements are numbered
     """
+    if shape != x.shape:  # whole channels
+        axes = tuple(range(len(shape)))
+        kept = drop(xp, xp.ones(shape, wide(x.dtype)), key, p, shape, axes)
+        return as_format(xp, (x * kept).astype(x.dtype, copy=False), prefers_channels_last(x))
     turned = x.transpose(order)
     source = xp.ascontiguousarray(turned).reshape(turned.shape)  # of no axes it makes one
     out = xp.ndarray(turned.shape, x.dtype)
-    shared = 0 if shape == x.shape or not x.size else x.size // math.prod(shape)
     scale = 1 / (1 - p) if p < 1 else 0.0
-    DROPOUT.over(xp, "drop", x.dtype, -(-x.size // 4), source, out, key, x.size, shared, float(p), scale)
-    out = out.transpose(sorted(range(x.ndim), key=order.__getitem__))
-    return as_format(xp, out, True) if prefers_channels_last(x) else out
+    DROPOUT.over(xp, "drop", x.dtype, -(-x.size // 4), source, out, key, x.size, float(p), scale)
+    return out.transpose(sorted(range(x.ndim), key=order.__getitem__))
 
 
 def dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
-    key = dropout_seed(xp, generator)
-    order = order_of(x) if shape == x.shape else tuple(range(x.ndim))
+    key, order = dropout_seed(xp, generator), order_of(x)
     return drop(xp, x, key, p, shape, order), (key, p, shape, order)
 
 

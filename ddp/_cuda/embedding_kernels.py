@@ -47,7 +47,7 @@ __device__ inline void sort(Key* keys, unsigned count) {
 }
 
 extern "C" __global__ void add_in_order(
-    const T* g, const Index* where, const int* counts, T* out, Index n, Index length, Index width, Index lanes,
+    const T* g, const Index* where, T* out, Index n, Index length, Index width, Index lanes,
     Index tiles, Index shift, Index room, Index skipped, Index onto
 ) {
     __shared__ Key keys[ROOM];
@@ -81,12 +81,11 @@ extern "C" __global__ void add_in_order(
                 if (e && (unsigned)(keys[e - 1] >> 32) == which) continue;
                 while (stop < found && (unsigned)(keys[stop] >> 32) == which) stop++;
                 Index row = ((Index)which << shift) + bucket;
-                A part = counts ? 1 / A(counts[row]) : A(1);
                 for (Index k = begin; k < width; k += tiles * lanes) {
                     A sum = 0;
 #pragma unroll 4
                     for (unsigned i = e; i < stop; i++) sum += A(g[(Index)(unsigned)keys[i] * width + k]);
-                    out[row * width + k] = T(A(out[row * width + k]) + sum * part);
+                    out[row * width + k] = T(A(out[row * width + k]) + sum);
                 }
             }
             __syncthreads();
@@ -109,24 +108,18 @@ def takes(g: Array, size: int) -> bool:
     return EMBEDDING.takes(g.dtype) and size < 1 << 31
 
 
-def add_rows_in_order(
-    xp: Any, where: Array, g: Array, out: Array, onto: bool, skipped: int | None = None, by_frequency: bool = False
-) -> None:
+def add_rows_in_order(xp: Any, where: Array, g: Array, out: Array, onto: bool, skipped: int | None = None) -> None:
     """Writes to `out` (V, D) what rows of `g` (N, D) there are for each of its rows; adds it, with `onto`.
 
-    out: in one piece; skipped: a row that gets nothing; by_frequency: a sum is divided by how many it is of
+    out: in one piece; skipped: a row that gets nothing
     """
     (n, width), length, where = g.shape, len(out), xp.ascontiguousarray(where, "int64")
-    counts = None
-    if by_frequency:
-        counts = xp.zeros(length, "int32")
-        xp.add.at(counts, where, 1)
     lanes = min(_LANES, 1 << max(0, width - 1).bit_length())  # threads that share a row, and how often they take turns
     tiles = max(1, -(-width // (_CYCLES * lanes)))
     shift = max(1, min(max(1, _BLOCKS // tiles), length)).bit_length() - 1
     numbers = n, length, width, lanes, tiles, shift, ROOM, -1 if skipped is None else skipped, onto
     blocks = (1 << shift) * tiles if out.size else 0
-    EMBEDDING.rows(xp, "add_in_order", g.dtype, blocks, xp.ascontiguousarray(g), where, counts, out, *numbers)
+    EMBEDDING.rows(xp, "add_in_order", g.dtype, blocks, xp.ascontiguousarray(g), where, out, *numbers)
 
 
 # Rows added up where an index says, by CuPy's atomic additions: their order, and the last digits, vary by the run.
@@ -164,12 +157,12 @@ def embedding_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
 ) -> Gradients:
     shape, index, padding, by_frequency = residual
-    if not takes(g, index.size):
+    if by_frequency or not takes(g, index.size):
         return indexing.embedding.backward(xp, g, needs, saved, residual)
     dw, onto = outs[0], isinstance(outs[0], AccumulateInto)
     if onto:
         dw = dw.array
     if dw is None or dw.dtype != g.dtype or not dw.flags.c_contiguous:
         dw, onto = xp.empty(shape, g.dtype), False
-    add_rows_in_order(xp, index.reshape(-1), g.reshape(index.size, shape[1]), dw, onto, padding, by_frequency)
+    add_rows_in_order(xp, index.reshape(-1), g.reshape(index.size, shape[1]), dw, onto, padding)
     return (dw,)

@@ -50,7 +50,8 @@ def gemm(
 
     epilogue: a name of `cublaslt.EPILOGUES`, for matrices with `out`; vector: a bias of out.shape[1] elements, or where
     the bias gradient goes; aux: what the epilogue writes for its backward, or reads there, with rows of `aux_lead`
-    elements (bits for ReLU). Returns None, and nothing was done, if cuBLASLt lacks the dtype or the epilogue.
+    elements (bits for ReLU). Returns None, and nothing was done, if there are no elements, or cuBLASLt lacks the dtype
+    or the epilogue.
     """
     key = (
         *(a.shape, a.strides, a.dtype, ALIGNMENTS[a.data.ptr & 255], b.shape, b.strides, b.dtype),
@@ -65,12 +66,6 @@ def gemm(
                 _plans.pop(old, None)
         plan = _plans[key] = _plan(xp, a, b, out, accumulate, epilogue, vector, aux_lead)
     return plan(xp, a, b, out, accumulate, vector, aux)
-
-
-def forget() -> None:
-    """Drops plans and scratch memory: another library is in the place of the one that made them."""
-    _plans.clear()
-    _shared.clear()
 
 
 def _plan(
@@ -95,9 +90,7 @@ def _plan(
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape, fused = (*lead, m, n), epilogue != "DEFAULT"
     assert out is None or out.shape == shape, (out.shape, shape)
-    if 0 in (*shape, k):
-        return _unsupported if fused else _of_nothing
-    if max(m, n, k, prod(lead)) > MOST:
+    if 0 in (*shape, k) or max(m, n, k, prod(lead)) > MOST:
         return _unsupported
     of_a, of_b = matrix_layout(a), matrix_layout(b)
     of_out = MatrixLayout(False, n) if out is None else matrix_layout(out)
@@ -147,12 +140,6 @@ def _of_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool
         return None
     shape = (*made.shape[:-2], *(made.shape[-2:-1] if a.ndim > 1 else ()), *(made.shape[-1:] if b.ndim > 1 else ()))
     return _assign(made.reshape(shape), out, accumulate)
-
-
-def _of_nothing(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array:
-    """A product without elements, or a sum of none."""
-    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    return _assign(xp.zeros((*lead, a.shape[-2], b.shape[-1]), a.dtype), out, accumulate)
 
 
 def _into_copy(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:

@@ -1,6 +1,6 @@
-"""Gradients held within bounds, and unscaled: one launch for all of them, and nothing that the host would wait for.
+"""Gradients clipped by their norm, and unscaled: one launch for all of them, and nothing that the host would wait for.
 
-The norm of all gradients is one launch, whose blocks leave a sum each, and CuPy's sum of these.
+The 2-norm of all gradients is one launch, whose blocks leave a sum each, and CuPy's sum of these.
 """
 
 from __future__ import annotations
@@ -21,30 +21,14 @@ GRADIENTS = KernelSource(
     "clipping",
     array_table.TABLE_SOURCE
     + """
-enum { ONE = 1, TWO, LARGEST, ANY };  // norms
-
-static __device__ A larger(A a, A b) { return a > b || a != a ? a : b; }  // a nan stays
-
-static __device__ A size_of(A x, Index kind, A order) {
-    if (kind == TWO) return x * x;
-    x = x < 0 ? -x : x;
-    return kind == ANY ? pow(x, order) : x;
-}
-
-// Of each block: the sum of |x|^order, or the largest |x|.
-extern "C" __global__ void norm_parts(
-    const Index* rows, const Index* chunks, Index count, Index chunk, A* parts, Index kind, double order
-) {
+// Of each block: the sum of squares.
+extern "C" __global__ void norm_parts(const Index* rows, const Index* chunks, Index count, Index chunk, A* parts) {
     A own = 0;
     for (Index c = blockIdx.x; c < count; c += gridDim.x) {
         const Index* row = rows + chunks[c] * ROW;
-        if (kind == LARGEST) {
-            each(row, Part(row, c, chunk), [&](A x) { own = larger(x < 0 ? -x : x, own); });
-        } else {
-            each(row, Part(row, c, chunk), [&](A x) { own += size_of(x, kind, A(order)); });
-        }
+        each(row, Part(row, c, chunk), [&](A x) { own += x * x; });
     }
-    own = kind == LARGEST ? Block::max(own) : Block::sum(own);
+    own = Block::sum(own);
     if (threadIdx.x == 0) parts[blockIdx.x] = own;
 }
 
@@ -58,15 +42,6 @@ extern "C" __global__ void shrink(
     for (Index c = blockIdx.x; c < count; c += gridDim.x) {
         const Index* row = rows + chunks[c] * ROW;
         replace(row, Part(row, c, chunk), [=](A x) { return x * factor; });
-    }
-}
-
-// x = min(max(x, -bound), bound)
-extern "C" __global__ void clamp(const Index* rows, const Index* chunks, Index count, Index chunk, double bound) {
-    A most = A(bound);
-    for (Index c = blockIdx.x; c < count; c += gridDim.x) {
-        const Index* row = rows + chunks[c] * ROW;
-        replace(row, Part(row, c, chunk), [=](A x) { return x < -most ? -most : x > most ? most : x; });
     }
 }
 
@@ -112,15 +87,20 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     """The norm of all gradients as one vector: 0-d, float32, or float64 if one of them is. root: else without it"""
     dtypes = {g.dtype for g in gradients}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64 if _DOUBLE in dtypes else np.float32)
+    if order != 2:
+        sizes = [xp.abs(g.astype(wide(dtype), copy=False)) for g in gradients if g.size]
+        if order == math.inf:
+            return xp.stack([x.max() for x in sizes] or [xp.zeros((), wide(dtype))]).max()
+        total = xp.stack([(x**order).sum() for x in sizes] or [xp.zeros((), wide(dtype))]).sum()
+        return total ** (1 / order) if root else total
     # Copies live until the launch.
     dense = [_dense(xp, g if g.dtype == dtype else g.astype(dtype)) for g in gradients]
     table = _tables.of(xp, dtype, dense)
     # A block that the emulation leaves out adds nothing.
     parts = xp.zeros(max(1, min(table.count, _BLOCKS)), wide(dtype))
-    kind = {1.0: 1, 2.0: 2, math.inf: 3}.get(order, 4)
-    GRADIENTS.rows(xp, "norm_parts", dtype, min(table.count, _BLOCKS), *table.arguments, parts, kind, float(order))
-    total = parts.max() if kind == 3 else parts.sum()
-    return total if not root or kind in (1, 3) else xp.sqrt(total) if kind == 2 else total ** (1 / order)
+    GRADIENTS.rows(xp, "norm_parts", dtype, min(table.count, _BLOCKS), *table.arguments, parts)
+    total = parts.sum()
+    return xp.sqrt(total) if root else total
 
 
 def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, largest: float) -> None:
@@ -128,11 +108,6 @@ def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, largest: fl
     total = xp.asarray(total, total.dtype if total.dtype in (_SINGLE, _DOUBLE) else _SINGLE)
     norms = (total, None) if total.dtype == _SINGLE else (None, total)
     _replace(xp, "shrink", gradients, *norms, float(largest))
-
-
-def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
-    """Holds the gradients within [-bound, bound]."""
-    _replace(xp, "clamp", gradients, float(bound))
 
 
 def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found: Array) -> None:

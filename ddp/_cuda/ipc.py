@@ -109,7 +109,7 @@ class IpcMemory(NamedTuple):
     handle: bytes
     offset: int
     nbytes: int
-    uuid: bytes = b""
+    uuid: bytes
 
 
 def export_array(
@@ -242,7 +242,7 @@ def _opened(xp: Any, index: int, handle: bytes, pid: int) -> _Opened:
 
 @functools.cache  # CUDA takes a millisecond
 def _uuid(xp: Any, index: int) -> bytes:
-    """What names a device in every process; b"" where it has no such name."""
+    """What names a device in every process."""
     return bytes(xp.cuda.runtime.getDeviceProperties(index).get("uuid", b""))
 
 
@@ -250,10 +250,8 @@ def _find(xp: Any, uuid: bytes, where: device, pid: int) -> int:
     """The number here of another process's device. Raises: SharingError if this process does not have it."""
     index = where.index or 0
     count = xp.cuda.runtime.getDeviceCount()
-    if not uuid and index < count:
-        return index
     for each in sorted(range(count), key=lambda n: n != index):
-        if uuid and _uuid(xp, each) == uuid:
+        if _uuid(xp, each) == uuid:
             return each
     raise SharingError(
         f"a tensor on {where} of process {pid} cannot come here: this process does not have that GPU among its {count} "
@@ -273,14 +271,11 @@ def _reach(array: Array) -> tuple[int, int]:
 def _address_range(address: int) -> int:
     """Where the allocation begins that an address of the current device lies in: a pool cuts these into pieces."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    code = _driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    driver = ctypes.CDLL("libcuda.so.1")
+    code = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     if code:
         raise SharingError(f"CUDA knows no allocation at {address:#x}: cuMemGetAddressRange answered {code}")
     return base.value
-
-
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 address_range: Callable[[int], int] = _address_range

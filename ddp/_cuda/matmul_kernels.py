@@ -18,7 +18,7 @@ from ddp._cuda.raw_kernel import FLOATING, KernelSource, flat
 from ddp._engine.leaves import AccumulateInto
 from ddp.errors import DtypeError
 from ddp.ops.activation import gelu
-from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Saved, total
+from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Saved, total, where_or_zero
 
 # One thread an element of the result: for integers, of which there are few, and right before it is fast.
 PRODUCT = KernelSource(
@@ -38,25 +38,6 @@ extern "C" __global__ void product(
 }
 """,
     (*FLOATING, "int64"),
-)
-
-# The slopes at what a fused product left: rows of `lead` elements before GELU, or the results of ReLU.
-SLOPES = KernelSource(
-    "slopes",
-    """
-extern "C" __global__ void gelu_slope(const T* gs, const T* before, T* dxs, Index rows, Index n, Index lead) {
-    const A k = A(0.79788456080286536);
-    FOR_EACH(i, rows * n) {
-        A x = A(before[i / n * lead + i % n]), y = x * x;
-        A t = tanh(k * x * (1 + A(0.044715) * y)), c = A(0.5) * (1 + t);
-        dxs[i] = T(A(gs[i]) * (c + A(0.5) * x * (1 - t * t) * k * (1 + A(3 * 0.044715) * y)));
-    }
-}
-
-extern "C" __global__ void relu_slope(const T* gs, const T* zs, T* dxs, Index n) {
-    FOR_EACH(i, n) dxs[i] = A(zs[i]) > A(0) ? gs[i] : T(A(0));
-}
-""",
 )
 
 
@@ -219,12 +200,12 @@ def _activated(xp: Any, x: Array, w: Array, b: Array | None, activation: str, ke
 
 def _slope(xp: Any, g: Array, made: Activated) -> Array:
     """g times the slope of the activation."""
-    dx = xp.ndarray(g.shape, g.dtype)
-    g = flat(xp, g)
     if made.activation == "relu":
-        SLOPES.over(xp, "relu_slope", g.dtype, g.size, g, made.out, dx, g.size)
-    else:
-        SLOPES.over(xp, "gelu_slope", g.dtype, g.size, g, made.kept, dx, *g.shape, made.lead)
+        return where_or_zero(xp, made.out > 0, g)
+    assert made.kept is not None
+    run = gelu.upcast if g.dtype is BFLOAT16 else gelu
+    _, residual = run.forward(xp, made.kept[:, : g.shape[1]], tanh=True, slope=True)  # kept may have longer rows
+    dx: Array = run.backward(xp, g, (True,), (), residual)[0]
     return dx
 
 

@@ -36,23 +36,15 @@ def human(nbytes: int) -> str:
 def out_of_memory(
     device: int, *, requested: int, allocated: int, reserved: int, free: int, total: int, limit: int | None = None
 ) -> OutOfMemoryError:
-    """The error for a full device: who holds how much, and what helps. All sizes in bytes."""
+    """The error for a full device: who holds how much. All sizes in bytes."""
     cached, others = max(reserved - allocated, 0), max(total - free - reserved, 0)
-    if limit is not None and free >= requested:
-        advice = "a higher limit"
-    elif free + cached >= requested:
-        advice = "batches of one size, or ddp.cuda.memory.use('async') at the start: enough is free, but in pieces"
-    elif others > allocated:
-        advice = "ending the other processes on this GPU (nvidia-smi names them)"
-    else:
-        advice = (
-            "a smaller batch, autocast, autograd.checkpoint, ddp.parallel.ZeroOptimizer, or no_grad() where possible"
-        )
     limited = "" if limit is None else f" This process is limited to {human(limit)} (set_per_process_memory_fraction)."
     error = OutOfMemoryError(
         f"cuda:{device} has no memory for another {human(requested)}: of {human(total)}, tensors of this process hold "
         f"{human(allocated)}, its pool keeps {human(cached)} that no tensor holds, {human(others)} are "
-        f"other processes' and CUDA's own, and {human(free)} are free.{limited} What helps: {advice}."
+        f"other processes' and CUDA's own, and {human(free)} are free.{limited} What helps: a smaller batch, autocast, "
+        "autograd.checkpoint, ddp.parallel.ZeroOptimizer, no_grad() where possible; where enough is free, but in "
+        "pieces, batches of one size or ddp.cuda.memory.use('async') at the start."
     )
     error.device, error.requested, error.allocated, error.reserved = f"cuda:{device}", requested, allocated, reserved
     error.free, error.total, error.limit = free, total, limit
@@ -79,7 +71,7 @@ class PrivatePool:
     """A pool of a CUDA graph: its free blocks are not reused elsewhere, and go back to CUDA when it is dropped."""
 
     def __init__(self, pool: Any) -> None:
-        self.malloc, self.used_bytes = pool.malloc, pool.used_bytes
+        self.malloc = pool.malloc
 
 
 class Allocator:
@@ -94,8 +86,8 @@ class Allocator:
         self.counts: dict[int, DeviceCounts] = {}
         self.counted = malloc is None
         self._pool = self._counted_pool() if self.counted else pool
-        self._private: weakref.WeakSet[PrivatePool] = weakref.WeakSet()
-        self._dropped: list[Any] = []  # CuPy's pools of private ones that were dropped, while arrays lie in them
+        # CuPy's pools of graphs; one whose graph was dropped stays while arrays lie in it.
+        self._private: list[tuple[weakref.ref[PrivatePool], Any]] = []
         self._inner: Malloc = self._pool.malloc if malloc is None else malloc
         # CuPy refuses by a limit of its own before it asks for memory.
         direct = self.counted and not os.environ.get("CUPY_GPU_MEMORY_LIMIT")
@@ -117,30 +109,32 @@ class Allocator:
     def private_pool(self) -> PrivatePool:
         """A pool for a graph, on cudaMalloc; it is counted with the others."""
         self._free_dropped()
-        pool = PrivatePool(cupys := self._counted_pool())
-        weakref.finalize(pool, self._free_dropped, cupys).atexit = False
-        self._private.add(pool)
+        cupys = self._counted_pool()
+        pool = PrivatePool(cupys)
+        weakref.finalize(pool, self._free_dropped).atexit = False
+        self._private.append((weakref.ref(pool), cupys))
         return pool
 
-    def _free_dropped(self, *pools: Any) -> None:
+    def _free_dropped(self) -> None:
         """Gives free blocks of private pools that were dropped, now or earlier, back to CUDA."""
-        self._dropped += pools
-        for pool in list(self._dropped):
+        for each in list(self._private):
+            if each[0]() is not None:
+                continue
             held = 0
             for device in list(self.counts):
                 with self.cupy.cuda.Device(device):
-                    pool.free_all_blocks()
-                    held += pool.used_bytes()
+                    each[1].free_all_blocks()
+                    held += each[1].used_bytes()
             # Dropped with its pool, a block of which an array holds a part would never be freed.
-            if not held and pool in self._dropped:
-                self._dropped.remove(pool)
+            if not held and each in self._private:
+                self._private.remove(each)
 
     def held(self, device: int) -> tuple[int, int]:
         """Bytes that arrays hold on a device, and bytes that CUDA gave for them."""
         with self.cupy.cuda.Device(device):
             own = 0 if self._pool is None else int(self._pool.used_bytes())
             reserved = 0 if self.counted or self._pool is None else int(self._pool.total_bytes())
-            own += sum(pool.used_bytes() for pool in [*self._private, *self._dropped])
+            own += sum(pool.used_bytes() for _, pool in list(self._private))
             return own, reserved + self.of(device).reserved
 
     def release(self, stream: Any = None) -> None:

@@ -67,8 +67,6 @@ struct Block {
         return result;
     }
     static __device__ A sum(A value) { return reduce(value, [](A a, A b) { return a + b; }); }
-    // A nan stays, as it does in a sum.
-    static __device__ A max(A value) { return reduce(value, [](A a, A b) { return a > b || a != a ? a : b; }); }
 };
 """
 

@@ -105,6 +105,6 @@ special.compute_erfc.attach_device_form(elementwise_kernels.error_function("erfc
 special.compute_erfinv.attach_device_form(elementwise_kernels.error_function("erfinv"))
 gradients.total_norm.attach_device_form(gradient_kernels.total_norm)
 gradients.scale_to_norm.attach_device_form(gradient_kernels.scale_to_norm)
-gradients.clamp_values.attach_device_form(gradient_kernels.clamp_values)
+gradients.clamp_values.attach_device_form(array_forms.clamp_values)
 gradients.unscale.attach_device_form(gradient_kernels.unscale)
 gradients.update_scale.attach_device_form(gradient_kernels.update_scale)

@@ -115,7 +115,7 @@ def get_device_capability(device: Where = None) -> tuple[int, int]:
 
 
 def get_device_properties(device: Where = None) -> SimpleNamespace:
-    """What the device is: name, major, minor, total_memory (bytes), multi_processor_count, warp_size and more.
+    """What the device is: name, major, minor, total_memory (bytes), multi_processor_count, warp_size, two cache sizes.
 
     Raises: DeviceError without a GPU.
     """
@@ -130,20 +130,8 @@ def _properties(xp: Any, index: int) -> SimpleNamespace:
         "total_memory": "totalGlobalMem",
         "multi_processor_count": "multiProcessorCount",
         "warp_size": "warpSize",
-        "max_threads_per_multi_processor": "maxThreadsPerMultiProcessor",
-        "regs_per_multiprocessor": "regsPerMultiprocessor",
         "shared_memory_per_block": "sharedMemPerBlock",
-        "shared_memory_per_block_optin": "sharedMemPerBlockOptin",
-        "shared_memory_per_multiprocessor": "sharedMemPerMultiprocessor",
         "L2_cache_size": "l2CacheSize",
-        "is_integrated": "integrated",
-        "is_multi_gpu_board": "isMultiGpuBoard",
-        "clock_rate": "clockRate",
-        "memory_clock_rate": "memoryClockRate",
-        "memory_bus_width": "memoryBusWidth",
-        "pci_bus_id": "pciBusID",
-        "pci_device_id": "pciDeviceID",
-        "pci_domain_id": "pciDomainID",
     }
     return SimpleNamespace(
         name=name.decode() if isinstance(name, bytes) else str(name),

@@ -8,8 +8,6 @@ depends on is compared before each launch, and where it has changed the step is 
 from __future__ import annotations
 
 import functools
-import math
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -33,8 +31,6 @@ def graphed_step(
     warmup: int = 3,
     keep: int = 8,
     modules: Iterable[Any] = (),
-    fallback: str | None = None,
-    capture_error_mode: str = "thread_local",
 ) -> Any:
     """`fn`, a step such as forward, backward and update, as a CUDA graph: `step = graphed_step(step)`, or a decorator.
 
@@ -50,8 +46,7 @@ def graphed_step(
     communicators and workspaces. They are steps like any other. Then one call captures, and it and all later ones
     launch the graph. keep: how many graphs are kept, for as many kinds of inputs; the one unused for longest goes.
     modules: those whose mode and parameters the step depends on, beside the ones that are found in what `fn` closes
-    over, its globals and its object. fallback: "eager": what cannot be captured is run without a graph, and said once;
-    None: it raises
+    over, its globals and its object.
 
     Called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory of the
     graph, from pinned memory without waiting, which must not be written to before the stream is past it; `fn` sees
@@ -70,9 +65,8 @@ def graphed_step(
     copies from pageable memory. Nothing of that step has happened then, and the next call may be made.
     """
     if fn is None:
-        options: dict[str, Any] = {"warmup": warmup, "keep": keep, "modules": tuple(modules), "fallback": fallback}
-        return lambda fn: graphed_step(fn, capture_error_mode=capture_error_mode, **options)
-    return GraphedStep(fn, warmup, keep, tuple(modules), fallback, capture_error_mode)
+        return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))
+    return GraphedStep(fn, warmup, keep, tuple(modules))
 
 
 class GraphedStep:
@@ -81,19 +75,14 @@ class GraphedStep:
     captures: how many graphs were made; replays: how many launches of one; eager: how many calls ran without
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], warmup: int, keep: int, modules: Sequence[Any], fallback: str | None, mode: str
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], warmup: int, keep: int, modules: Sequence[Any]) -> None:
         if not callable(fn):
             raise ArgumentError(f"graphed_step: expected a function, got {type(fn).__name__}; options go by name")
         if warmup < 1 or keep < 1:
             raise ArgumentError(f"graphed_step: warmup and keep are at least 1, got {warmup} and {keep}")
-        if fallback not in (None, "eager"):
-            raise ArgumentError(f"graphed_step: fallback is None or 'eager', not {fallback!r}")
         functools.update_wrapper(self, fn)
         self.captures = self.replays = self.eager = 0
-        self._fn, self._warmup, self._keep, self._fallback, self._mode = fn, warmup, keep, fallback, mode
-        self._modules = modules
+        self._fn, self._warmup, self._keep, self._modules = fn, warmup, keep, modules
         self._xp = device("cuda").xp
         self._stream = self._xp.cuda.Stream(non_blocking=True)
         self._device = self._xp.cuda.Device().id
@@ -103,8 +92,7 @@ class GraphedStep:
     def reset(self) -> None:
         """Lets go of all graphs; the next calls warm up anew."""
         self._graphs: list[CapturedStep] = []  # the one unused for longest first
-        # Eager calls still to make, by kind of call; inf: it cannot be captured.
-        self._warmups: dict[Hashable, float] = {}
+        self._warmups: dict[Hashable, int] = {}  # eager calls still to make, by kind of call
         self._pool: Any = None
         self._state: StepState | None = None
 
@@ -119,16 +107,9 @@ class GraphedStep:
                 self._state = StepState(self._fn, self._modules)
             state = self._state.now()
             found = next((each for each in self._graphs if each.key == (key, state) and each.fits()), None)
-            try:
-                graph = self._capture(key, args, kwargs, tensors) if found is None else found
-            except CaptureError as error:
-                if self._fallback is None:
-                    raise
-                warnings.warn(f"graphed_step runs eagerly from now on: {error}", stacklevel=2)
-                warmups = math.inf
-            else:
-                self._use(graph)
-                return graph.replay(tensors)
+            graph = self._capture(key, args, kwargs, tensors) if found is None else found
+            self._use(graph)
+            return graph.replay(tensors)
         self._check_device(tensors)
         self._warmups[key] = warmups - 1
         self.eager += 1
@@ -137,13 +118,7 @@ class GraphedStep:
     def _use(self, graph: CapturedStep) -> None:
         """Makes a graph the last one used, and drops the first ones beyond as many as are kept."""
         self.replays += 1
-        self._graphs = [each for each in self._graphs if each is not graph] + [graph]
-        dropped = self._graphs[: -self._keep]
-        self._graphs = self._graphs[-self._keep :]
-        kept = {each.key[0] for each in self._graphs}
-        for each in dropped:
-            if each.key[0] not in kept:
-                self._warmups.pop(each.key[0], None)
+        self._graphs = [*[each for each in self._graphs if each is not graph], graph][-self._keep :]
 
     def _check_device(self, tensors: Sequence[TensorBase]) -> None:
         for each in tensors:
@@ -198,7 +173,7 @@ class GraphedStep:
             self._pool = capture.private_pool(self._xp)
         try:
             on = self._xp.cuda.Device(self._device)
-            with on, graph(cuda_graph, self._pool, self._stream, self._mode), self._note_leaves(), _refuse_cpu():
+            with on, graph(cuda_graph, self._pool, self._stream), self._note_leaves(), _refuse_cpu():
                 args, kwargs = replace_tensors((args, kwargs), inputs)
                 outputs = self._fn(*args, **kwargs)
                 found = tensors_of(outputs, [])
@@ -365,7 +340,6 @@ def _named(error: BaseException) -> BaseException:
     reason = f": {first}"
     if not isinstance(first, CaptureError | NotImplementedError):
         reason = (
-            f", as the host would have to wait for the device ({first}). Return the tensor, and read it after the "
-            "call; or pass fallback='eager'"
+            f", as the host would have to wait for the device ({first}). Return the tensor, and read it after the call"
         )
     return CaptureError(f"graphed_step: `{op}` at {line} cannot be part of a CUDA graph{reason}")

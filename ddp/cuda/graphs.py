@@ -47,15 +47,9 @@ class CUDAGraph:
     def _reset(self) -> None:
         self._graph: Any = None
         self._pool: Any = None
-        self._allocating: Any = None
         self._stream: Any = None
         self._inside: Any = None
-        self._told = Capture()
-
-    @property
-    def told(self) -> Capture:
-        """What the captured code has told of itself: what to do around every launch."""
-        return self._told
+        self.told = Capture()  # what the captured code tells of itself: what to do around every launch
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "thread_local") -> None:
         """From now on, what this thread launches on the current stream is recorded, and does not run.
@@ -81,11 +75,11 @@ class CUDAGraph:
             _ = each.rng
         self._pool = capture.private_pool(self._xp) if pool is None else pool
         self._stream = stream
-        self._told = Capture()
-        self._told.fix(lambda: _precision.matmul.tf32)
+        self.told = Capture()
+        self.told.fix(lambda: _precision.matmul.tf32)
         stream.begin_capture(MODES[capture_error_mode])
         self._inside = contextlib.ExitStack()
-        self._inside.enter_context(capture.inside(self._told))
+        self._inside.enter_context(capture.inside(self.told))
         self._inside.enter_context(self._xp.cuda.using_allocator(self._pool.malloc))
 
     def capture_end(self) -> None:
@@ -104,8 +98,8 @@ class CUDAGraph:
                 f"the capture was broken: {error}. A stream that took part must have been joined by an event, and "
                 "nothing may have asked a captured event or stream whether it is done"
             ) from error
-        self._told.keep(self._pool)
-        self._told.undos.clear()
+        self.told.keep(self._pool)
+        self.told.undos.clear()
 
     def abandon(self) -> None:
         """Ends a capture that came to nothing; the stream is as it was before."""
@@ -116,7 +110,7 @@ class CUDAGraph:
         self._undo()
 
     def _undo(self) -> None:
-        undos = self._told.undos
+        undos = self.told.undos
         self._reset()
         while undos:
             undos.pop()()
@@ -125,10 +119,10 @@ class CUDAGraph:
         """Launches the graph on the current stream. Raises: CaptureError if nothing was captured."""
         if self._graph is None:
             raise CaptureError("replay: nothing has been captured")
-        for run in self._told.befores:
+        for run in self.told.befores:
             run()
         self._graph.launch()
-        for run in self._told.afters:
+        for run in self.told.afters:
             run()
 
     def reset(self) -> None:

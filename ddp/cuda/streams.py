@@ -45,8 +45,6 @@ class Stream:
     def __init__(self, device: Where = None, priority: int = 0, **options: Any) -> None:
         if options:
             raise ArgumentError(f"Stream: unknown options {', '.join(sorted(options))}; it takes device and priority")
-        if not isinstance(priority, int):
-            raise DtypeError(f"Stream: priority is an integer, got {type(priority).__name__}")
         xp, index = _needed(), _index(device)
         with xp.cuda.Device(index):
             stream = xp.cuda.Stream(non_blocking=True, priority=priority or None)
@@ -62,17 +60,10 @@ class Stream:
         """CUDA's handle, for other libraries."""
         return int(self._lane.stream.ptr)
 
-    stream_id = cuda_stream
-
     @property
     def priority(self) -> int:
         """Negative if its work goes first."""
         return int(self._lane.stream.priority)
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """The lowest priority and the highest: (0, -5) on what has streams with priorities."""
-        return 0, -5
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
@@ -108,17 +99,6 @@ class Stream:
     def __hash__(self) -> int:
         return hash(self._lane)
 
-    def __enter__(self) -> Stream:
-        if not hasattr(self, "_entered"):
-            self._entered: list[stream] = []
-        scope = stream(self)
-        scope.__enter__()
-        self._entered.append(scope)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._entered.pop().__exit__(*exc)
-
     def __repr__(self) -> str:
         return f"<ddp.cuda.{type(self).__name__} device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
@@ -130,8 +110,6 @@ class ExternalStream(Stream):
     """
 
     def __init__(self, stream_ptr: int, device: Where = None) -> None:
-        if not isinstance(stream_ptr, int):
-            raise DtypeError(f"ExternalStream: expected CUDA's handle as an integer, got {type(stream_ptr).__name__}")
         xp, index = _needed(), _index(device)
         self._lane = DeviceStream(xp, index, _foreign(xp, stream_ptr, index))
 
@@ -224,12 +202,10 @@ class Event:
     """A point in a stream's work: has it passed, wait for it, and how long was it between two.
 
     enable_timing: so that `elapsed_time` can be asked; blocking: whoever waits sleeps instead of spinning.
-    Raises: ArgumentError for interprocess events; DeviceError without a GPU, when it is first used.
+    Raises: DeviceError without a GPU, when it is first used.
     """
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
-        if interprocess:
-            raise ArgumentError("Event: interprocess events are not supported; processes meet by collectives")
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
         self.enable_timing, self.blocking = bool(enable_timing), bool(blocking)
         self._event: Any = None
         self._lane: DeviceStream | None = None  # of the last record
@@ -287,10 +263,6 @@ class Event:
             if not each.query():
                 raise ArgumentError(f"elapsed_time: {name} has not passed yet; synchronize() it first")
         return float(_needed().cuda.get_elapsed_time(self._event, end_event._event))
-
-    def ipc_handle(self) -> bytes:
-        """Not supported. Raises: ArgumentError."""
-        raise ArgumentError("ipc_handle: interprocess events are not supported; processes meet by collectives")
 
     def __repr__(self) -> str:
         return f"<ddp.cuda.Event {'uninitialized' if self._event is None else hex(self.cuda_event)}>"

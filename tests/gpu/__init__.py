@@ -6,7 +6,7 @@ simply works: two devices, streams, events, a memory pool, pinned memory, raw ke
 one call, names that CuPy does not have (`names.txt`, which a test holds against the real one where it is installed).
 
     gpu.cupy              the module; gpu.machine: its streams (`tests.collectives.backends.device.machine.Machine`)
-    gpu.synchronizations  Counter of the times that the host waited, by kind; gpu.waits: the same with the line of ours
+    gpu.synchronizations  Counter of the times that the host waited, by kind; gpu.waits: the kinds in their order
     gpu.launches          Counter of kernels and copies by name; gpu.copies_up: host arrays sent (they do not wait)
     gpu.mallocs, gpu.frees   of device memory beneath the pool
     gpu.log               (stream, what) in order; gpu.reset() forgets all counts

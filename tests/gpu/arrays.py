@@ -94,9 +94,6 @@ class Array:
             cupy.finish(stream.ptr)
         return out
 
-    def __reduce__(self) -> Any:
-        return self._cupy.array, (self._down("pickle"),)
-
     def set(self, arr: Any, stream: Any = None) -> None:
         cupy = self._cupy
         assert isinstance(arr, np.ndarray), f"Only numpy.ndarray can be set to cupy.ndarray, not {type(arr)}"
@@ -172,9 +169,6 @@ class Array:
             raise TypeError("iteration over a 0-d array")
         return iter([self[i] for i in range(len(self))])
 
-    def __contains__(self, x: Any) -> bool:
-        raise TypeError("argument of type 'cupy.ndarray' is not iterable")
-
     def __getitem__(self, index: Any) -> Any:
         return self._cupy._getitem(self, index)
 
@@ -191,27 +185,12 @@ class Array:
     def mT(self) -> Any:
         return self._view(self._host.mT)
 
-    @property
-    def real(self) -> Any:
-        return self._view(self._host.real) if self.dtype.kind == "c" else self
-
-    @property
-    def imag(self) -> Any:
-        return self._view(self._host.imag) if self.dtype.kind == "c" else self._cupy.zeros_like(self)
-
-    @property
-    def flat(self) -> Any:
-        return iter(self.ravel())
-
     def view(self, dtype: Any = None, *args: Any) -> Any:
         return self._view(self._host.view(self.dtype if dtype is None else dtype))
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
         shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         return self._cupy._viewed("reshape", lambda x: x.reshape(shape, order=order), self)
-
-    def ravel(self, order: str = "C") -> Any:
-        return self._cupy._viewed("ravel", lambda x: x.ravel(order), self)
 
     def transpose(self, *axes: Any) -> Any:
         return self._view(self._host.transpose(*axes))
@@ -221,12 +200,6 @@ class Array:
 
     def squeeze(self, axis: Any = None) -> Any:
         return self._view(self._host.squeeze(axis))
-
-    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-        return self._cupy.diagonal(self, offset, axis1, axis2)
-
-    def flatten(self, order: str = "C") -> Any:
-        return self._cupy._compute("copy", lambda x: x.flatten(order), (self,))
 
     def copy(self, order: str = "C") -> Any:
         return self._cupy._compute("copy", lambda x: x.copy(order), (self,))
@@ -247,30 +220,11 @@ class Array:
 
     def fill(self, value: Any) -> None:
         cupy = self._cupy
-        if isinstance(value, np.ndarray | Array) and value.size != 1:
-            raise ValueError("Invalid argument. fill() requires a scalar.")
         target = self._host
         source = cupy._host_of(value)
         cupy._launch(
             "fill", lambda: target.fill(source if not isinstance(source, np.ndarray) else source.item()), [self]
         )
-
-    def sort(self, axis: int = -1, kind: Any = None) -> None:
-        target = self._host
-        self._cupy._launch("sort", lambda: target.sort(axis, kind="stable"), [self])
-
-    def partition(self, kth: Any, axis: int = -1) -> None:
-        target = self._host
-        self._cupy._launch("partition", lambda: target.partition(kth, axis), [self])
-
-    def scatter_add(self, index: Any, value: Any) -> None:
-        self._cupy.add.at(self, index, value)
-
-    def __matmul__(self, other: Any) -> Any:
-        return self._cupy.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> Any:
-        return self._cupy.matmul(other, self)
 
 
 class Capsule:
@@ -328,7 +282,6 @@ for _name, _symbol in {
     setattr(Array, f"__{_name}__", _forward(_symbol)[0])
 for _name, _symbol in {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}.items():
     setattr(Array, f"__{_name}__", lambda self, s=_symbol: getattr(self._cupy, s)(self))
-Array.__divmod__ = lambda self, other: self._cupy.divmod(self, other)  # type: ignore[attr-defined]
 # What waits for a number.
 for _name, _convert in {
     **{name: getattr(np.ndarray, name) for name in ("item", "tolist", "tobytes")},

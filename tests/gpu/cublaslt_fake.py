@@ -271,4 +271,10 @@ def install(gpu: Any, monkeypatch: Any) -> None:
     """Gives the stand-in of CuPy a cuBLASLt: `gpu.cublaslt`."""
     gpu.cublaslt = Fake(gpu.launch, lambda: gpu.cupy.local.device)
     monkeypatch.setattr(cublaslt, "_found", [cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")])
-    gemm.forget()
+    forget()
+
+
+def forget() -> None:
+    """Drops plans and scratch memory of another library."""
+    gemm._plans.clear()
+    gemm._shared.clear()

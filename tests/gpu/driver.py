@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WAITS = "host waits"  # in the machine's log
 _TICK = 1e-5  # s that one piece of simulated work takes, whichever stream it is on
-_SUCCESS, _NOT_READY, _INVALID = 0, 600, 1
+_SUCCESS, _NOT_READY = 0, 600
 
 
 def driver(cupy: Cupy) -> dict[str, Any]:
@@ -26,18 +26,6 @@ def driver(cupy: Cupy) -> dict[str, Any]:
     class Device:
         def __init__(self, device: Any = None) -> None:
             self.id = cupy.local.device if device is None else int(device)
-
-        def __int__(self) -> int:
-            return self.id
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Device) and other.id == self.id
-
-        def __hash__(self) -> int:
-            return hash(self.id)
-
-        def __repr__(self) -> str:
-            return f"<CUDA Device {self.id}>"
 
         def use(self) -> None:
             if self.id >= cupy.devices:
@@ -121,12 +109,6 @@ def driver(cupy: Cupy) -> dict[str, Any]:
             self.priority = priority or 0
             self.ptr = machine.queue(name or cupy.naming(self.device))
             cupy.owners[self.ptr] = self.device
-
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, Stream) and other.ptr == self.ptr
-
-        def __hash__(self) -> int:
-            return hash(self.ptr)
 
         def record(self, event: Any = None) -> Any:
             event = Event() if event is None else event
@@ -228,28 +210,12 @@ def runtime(cupy: Cupy) -> ModuleType:
 
     def copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
         way = {to_host: "copy down", to_device: "copy up", within: "copy"}[kind]
-        move = lambda: ctypes.memmove(target, source, nbytes) and None  # noqa: E731
-        if kind == to_host and target not in cupy.pinned:
-            cupy.refuse_capture("a copy to pageable memory")
-            cupy.record.wait("pageable copy down")
-            cupy.put(stream, way, move)
-            cupy.finish(stream)
-            return
+        host = target if kind == to_host else source
+        assert kind == within or host in cupy.pinned, "a copy of pageable memory would wait"
         cupy.record.launches[way] += 1
-        if kind == to_device and source not in cupy.pinned:
-            cupy.refuse_capture("a copy from pageable memory")
-            cupy.record.copies_up += 1
-            staged = ctypes.string_at(source, nbytes)  # CUDA reads pageable memory before it returns
-            move = lambda: ctypes.memmove(target, staged, nbytes) and None  # noqa: E731
-        cupy.put(stream, way, move)
+        cupy.put(stream, way, lambda: ctypes.memmove(target, source, nbytes) and None)
 
     def register(address: int, nbytes: int, flags: int = 0) -> None:
-        if nbytes <= 0 or flags & ~0xF:
-            raise CUDARuntimeError(_INVALID, "cudaErrorInvalidValue: invalid argument")
-        if any(low < address + nbytes and address < high for low, high in cupy.pinned.ranges()):
-            raise CUDARuntimeError(
-                712, "cudaErrorHostMemoryAlreadyRegistered: part or all of the requested memory range is already mapped"
-            )
         cupy.pinned.add(address, nbytes)
 
     def properties(device: int) -> dict[str, Any]:

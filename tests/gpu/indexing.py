@@ -1,4 +1,4 @@
-"""Reading and writing by index as CuPy does it: a mask waits, and what is out of range begins anew at the other end."""
+"""Reading and writing by index as CuPy does it: a mask waits. What is out of range is an error here, and not there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Indexing(Working):
         if not advanced:
             whole = parts if any(each is Ellipsis for each in parts) else (*parts, ...)
             return x._view(x._host[whole])
-        return self._compute("getitem", _taken, (x, *parts), waits=masks)
+        return self._compute("getitem", lambda x, *index: x[index], (x, *parts), waits=masks)
 
     def _setitem(self, x: Any, index: Any, value: Any) -> None:
         parts, advanced, masks = self._index(index)
@@ -57,37 +57,4 @@ class Indexing(Working):
             np.broadcast_to(
                 np.empty(np.shape(source)), self._dummy(target)[self._dummy(hosts)].shape
             ) if not masks else None
-        self._launch("setitem" if advanced else "copy", lambda: _put(target, hosts, source), held)
-
-
-def _taken(x: Any, *index: Any) -> Any:
-    try:
-        return x[index]
-    except IndexError:
-        return x[_wrapped_around(x.shape, index)]
-
-
-def _put(x: Any, index: tuple[Any, ...], value: Any) -> None:
-    try:
-        x[index] = value
-    except IndexError:
-        x[_wrapped_around(x.shape, index)] = value
-
-
-def _wrapped_around(shape: tuple[int, ...], index: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What CuPy does with an index out of range: it begins anew at the other end, and says nothing."""
-    used = sum(each.ndim if is_mask(each) else 1 for each in index if each is not None and each is not Ellipsis)
-    parts, axis = [], 0
-    for each in index:
-        if each is Ellipsis:
-            axis += len(shape) - used
-        elif each is not None:
-            if isinstance(each, np.ndarray) and each.dtype.kind in "iu":
-                each = each % max(shape[axis], 1)
-            axis += each.ndim if is_mask(each) else 1
-        parts.append(each)
-    return tuple(parts)
-
-
-def is_mask(x: Any) -> bool:
-    return isinstance(x, np.ndarray) and x.dtype.kind == "b"
+        self._launch("setitem" if advanced else "copy", lambda: target.__setitem__(hosts, source), held)

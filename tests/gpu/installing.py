@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp import _device
-from ddp._cuda import device_checks, gemm, memory_pool, stream_order
+from ddp._cuda import device_checks, memory_pool, stream_order
 from ddp._cuda.raw_kernel import KERNEL_SOURCES as SOURCES
 from ddp._engine import stream_sync
 from tests.collectives.backends.device.machine import Machine
@@ -113,7 +113,7 @@ def forget() -> None:
 MADE: list[Gpu] = []
 
 #: More to call when the module goes: what else keeps something of it.
-FORGETTING: list[Callable[[], None]] = [gemm.forget]
+FORGETTING: list[Callable[[], None]] = [cublaslt_fake.forget]
 
 #: What puts the stand-in of a library in its place.
 LIBRARIES: list[Callable[[Gpu, pytest.MonkeyPatch], None]] = [

@@ -1,4 +1,4 @@
-"""New arrays: from shapes, from the host, from a peer, from other libraries; and what copies or joins them."""
+"""New arrays: from shapes, from the host, from other libraries; and what copies or joins them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.gpu.arrays import Array, Capsule
-from tests.gpu.working import Working, flattened
+from tests.gpu.working import Working
 
 
 class Making(Working):
@@ -51,8 +51,6 @@ class Making(Working):
     def _array(self, obj: Any, dtype: Any, copy: bool, order: str, blocking: bool) -> Any:
         kind = None if dtype is None else np.dtype(dtype)
         if isinstance(obj, Array):
-            if obj._memptr.device_id != self.local.device:
-                return self._from_peer(obj, kind)
             flags = obj._host.flags
             fits = order in "KA" or (flags.c_contiguous if order == "C" else flags.f_contiguous)
             if not copy and fits and kind in (None, obj.dtype):
@@ -60,8 +58,6 @@ class Making(Working):
             return self._compute("copy", lambda x: np.array(x, kind, order=order), (obj,))
         if hasattr(obj, "__cuda_array_interface__"):
             return self._array(self._from_interface(obj), dtype, copy, order, blocking)
-        if isinstance(obj, list | tuple) and any(isinstance(each, Array) for each in flattened(obj)):
-            return self.stack([self._array(each, dtype, False, order, blocking) for each in obj])
         host = np.array(obj, kind, order=order)
         as_it_lies = isinstance(obj, np.ndarray) and (host.dtype, host.strides) == (obj.dtype, obj.strides)
         if as_it_lies and obj.ndim and obj.size and obj.__array_interface__["data"][0] in self.pinned:
@@ -77,13 +73,6 @@ class Making(Working):
         if blocking:
             self.wait("asarray(blocking=True)")
         return made
-
-    def _from_peer(self, x: Any, dtype: Any) -> Any:
-        made = self.ndarray(x.shape, x.dtype)
-        target, source = made._host, x._host
-        self.record.launches["copy from peer"] += 1
-        self.put(self.current().ptr, "copy from peer", lambda: np.copyto(target, source))
-        return made if dtype is None else made.astype(dtype, copy=False)
 
     def _from_interface(self, obj: Any) -> Any:
         told = obj.__cuda_array_interface__
@@ -114,9 +103,6 @@ class Making(Working):
         assert isinstance(capsule, Capsule), "the stand-in reads DLPack capsules of its own only"
         return capsule.array._view(capsule.array._host)
 
-    def asnumpy(self, a: Any, stream: Any = None, order: str = "C", out: Any = None, *, blocking: bool = True) -> Any:
-        return a.get(stream, order, out, blocking) if isinstance(a, Array) else np.asarray(a)
-
     def may_share_memory(self, a: Any, b: Any, max_work: Any = None) -> bool:
         return np.may_share_memory(a._host, b._host)
 
@@ -133,8 +119,6 @@ class Making(Working):
         self._launch("copyto", lambda: np.copyto(target, source, casting, mask), held)
 
     def where(self, condition: Any, x: Any = None, y: Any = None) -> Any:
-        if x is None and y is None:
-            return self.nonzero(condition)
         return self._compute("where", np.where, (condition, x, y))
 
     def repeat(self, a: Any, repeats: Any, axis: Any = None) -> Any:
@@ -155,6 +139,3 @@ class Making(Working):
 
     def get_default_memory_pool(self) -> Any:
         return self.pool
-
-    def is_available(self) -> bool:
-        return True

@@ -105,10 +105,6 @@ class MemoryPointer:
 
     __radd__ = __add__
 
-    @property
-    def device(self) -> Any:
-        return self.mem.cupy.cuda.Device(self.device_id)
-
     def _copy(self, source: Any, nbytes: int, kind: int, stream: Any) -> None:
         cupy = self.mem.cupy
         pointer = (cupy.current() if stream is None else stream).ptr

@@ -1,12 +1,8 @@
-"""What a test wants to know of a GPU: what was launched, when the host waited and where, what memory was asked for."""
+"""What a test wants to know of a GPU: what was launched, when the host waited, what memory was asked for."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
-
-ROOT = str(Path(__file__).parent.parent.parent)
 
 
 class Record:
@@ -18,7 +14,7 @@ class Record:
     def reset(self) -> None:
         """Forgets all that was counted."""
         self.synchronizations: Counter[str] = Counter()
-        self.waits: list[tuple[str, str]] = []  # what waited, and our lines that led there
+        self.waits: list[str] = []  # what waited
         self.launches: Counter[str] = Counter()
         self.copies_up = 0
         self.mallocs = 0
@@ -27,20 +23,4 @@ class Record:
     def wait(self, kind: str) -> None:
         """The host waits for the device."""
         self.synchronizations[kind] += 1
-        self.waits.append((kind, here()))
-
-
-def here() -> str:
-    """The innermost lines of ours, the last one first."""
-    found: list[str] = []
-    frame = sys._getframe(1)
-    while frame is not None and len(found) < 5:
-        name = frame.f_code.co_filename
-        if (
-            name.startswith(ROOT)
-            and ("/tests/gpu/" not in name or "/test_" in name)
-            and not name.endswith("/device_guard.py")
-        ):
-            found.append(f"{name[len(ROOT) + 1 :]}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
-    return " < ".join(found)
+        self.waits.append(kind)

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.collectives.backends.device.machine import Machine
-from tests.gpu import capturing, driver, kernels, memory, profiling, randoms
+from tests.gpu import capturing, driver, kernels, memory, randoms
 from tests.gpu.arrays import Array
 from tests.gpu.indexing import Indexing
 from tests.gpu.kinds import names
@@ -67,7 +67,7 @@ class Cupy(ModuleType, Indexing, Making):
         vars(cuda).update(memory.pool_classes(self) | driver.driver(self))
         self.pool = cuda.MemoryPool()
         self._allocator = self.pool.malloc
-        cuda.runtime, cuda.nvtx = driver.runtime(self), profiling.Nvtx()
+        cuda.runtime = driver.runtime(self)
         cuda.memory = types.ModuleType("cupy.cuda.memory")
         cuda.memory.OutOfMemoryError = memory.OutOfMemoryError  # type: ignore[attr-defined]
         cuda.set_allocator = self._set_allocator

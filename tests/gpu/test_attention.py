@@ -96,36 +96,6 @@ def test_where_backward_cannot_be_planned_forward_is_not_taken(cudnn: Any) -> No
     assert cudnn.ran == ["sdpa"], "no backward will follow"
 
 
-def test_what_cudnn_began_it_ends_though_it_was_turned_off(cudnn: Any) -> None:
-    x = ddp.from_numpy(draw(2, 4, 6, 8, seed=3)).bfloat16().to("cuda").requires_grad_()
-    y = attend(x, x, x)
-    ddp.backends.cudnn.enabled = False
-    y.sum().backward()
-    ddp.backends.cudnn.enabled = True
-    assert cudnn.ran == ["sdpa", "sdpa_backward"]
-
-
-@pytest.mark.parametrize("depth", [6, 8])
-def test_widths_that_cudnn_does_not_take(depth: int, cudnn: Any) -> None:
-    got, expected = (projected(device, ddp.float16, depth=depth) for device in ("cuda", "cpu"))
-    for one, other in zip(got, expected, strict=True):
-        close(one, other, ddp.float16)
-    assert bool(cudnn.ran) is (depth == 8)
-
-
-def test_rows_that_see_nothing_are_zero(path: Any) -> None:
-    q, k, v = (ddp.from_numpy(draw(1, 2, 4, 8, seed=s)).bfloat16().to("cuda").requires_grad_() for s in range(3))
-    mask = ddp.tensor([[True] * 4, [False] * 4, [True, False, False, True], [False] * 4], device="cuda")
-    y = attend(q, k, v, mask)
-    assert (y.detach().cpu().float().numpy()[0, :, [1, 3]] == 0).all()
-    y.sum().backward()
-    for x in (q, k, v):
-        assert x.grad is not None
-        assert np.isfinite(x.grad.cpu().float().numpy()).all()
-    assert q.grad is not None
-    assert (q.grad.cpu().float().numpy()[0, :, [1, 3]] == 0).all()
-
-
 def test_no_host_waits_and_nothing_is_upcast(cudnn: Any, gpu: Any) -> None:
     x = ddp.from_numpy(draw(2, 6, 3 * 32, seed=3)).bfloat16().to("cuda").requires_grad_()
     ddp.manual_seed(0)

@@ -24,25 +24,16 @@ def table() -> Any:
 
 WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "index": (lambda: table()[on_gpu(0, 4)], RangeError, r"x\[index\]: index 4 is out of range for 4 elements"),
-    "index below": (lambda: table()[:, on_gpu(-4)], RangeError, r"x\[index\]: index -4 is out of range for 3 elements"),
     "gather": (lambda: table().gather(1, on_gpu([0, 3])), RangeError, "gather: index 3 is out of range for 3 elements"),
     "take": (lambda: table().take(on_gpu(12)), RangeError, "take: index 12"),
     "index_select": (lambda: table().index_select(0, on_gpu(-1)), RangeError, "index_select: index -1"),
-    "scatter": (lambda: table().scatter(0, on_gpu([4, 0]), 1.0), RangeError, "scatter: index 4"),
     "embedding": (lambda: F.embedding(on_gpu(7), table()), RangeError, "input 7 is not one of the 4 rows 0 to 3"),
     "cross entropy": (
         lambda: F.cross_entropy(table(), on_gpu(0, 1, 2, 3)),
         RangeError,
         "cross_entropy: target 3 is not one of the 3 classes 0 to 2",
     ),
-    "nll": (lambda: F.nll_loss(table(), on_gpu(0, -1, 2, 1)), RangeError, "nll_loss: target -1"),
-    "probabilities": (lambda: F.binary_cross_entropy(table(), table()), ArgumentError, "between 0 and 1"),
     "bernoulli": (lambda: table().bernoulli(), ArgumentError, r"bernoulli: a probability is outside \[0, 1\]"),
-    "bernoulli_": (
-        lambda: table().bernoulli_(table()),
-        ArgumentError,
-        r"bernoulli_: a probability is outside \[0, 1\]",
-    ),
     "normal": (lambda: ddp.normal(table(), -table()), ArgumentError, "normal: std is negative"),
     "one_hot": (lambda: F.one_hot(on_gpu(0, 3), 3), RangeError, "one_hot: class 3 is not one of the 3 classes 0 to 2"),
     "variance": (lambda: F.gaussian_nll_loss(table(), table(), -table()), ArgumentError, "var has a negative entry"),
@@ -66,24 +57,8 @@ def test_it_is_told_when_the_host_waits(name: str, gpu: Any) -> None:
     assert table().sum().item() == 66.0  # and told once, of a device that goes on
 
 
-@pytest.mark.parametrize(
-    "wait", [ddp.cuda.synchronize, lambda: table().cpu(), lambda: table().tolist(), lambda: print(table())]
-)
-def test_whoever_waits(wait: Callable[[], Any], gpu: Any) -> None:
-    table()[on_gpu(9)]
-    with pytest.raises(RangeError, match="index 9"):
-        wait()
-
-
 def test_the_op_itself_where_every_op_waits(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     x = table()
     with pytest.raises(RangeError, match=r"index 9 is out of range for 4 elements\.$"):
         x[on_gpu(9)]
-
-
-def test_what_is_in_range_counts_from_the_end(gpu: Any) -> None:
-    x = table()
-    x.requires_grad_()
-    x[on_gpu(-1, 0, -1)].sum().backward()
-    assert x.grad.tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0], [2, 2, 2]]

@@ -57,7 +57,7 @@ def trained(kind: str, settings: dict[str, Any], device: str, captured: bool) ->
         else:
             step.run()
         step.schedule.step()
-        if number == 4:
+        if number in (1, 4):  # just before the capture, and between replays
             step.optimizer.load_state_dict(step.optimizer.state_dict())
     return step.p, step.optimizer
 
@@ -98,25 +98,3 @@ def test_what_begins_in_a_capture_is_refused(gpu: Any) -> None:
         step.run()
     with pytest.raises(CaptureError, match="scale a loss before"), ddp.cuda.graph(ddp.cuda.CUDAGraph()):
         GradScaler().scale(step.g.sum())
-
-
-def test_a_state_that_was_loaded_just_before(gpu: Any) -> None:
-    found = []
-    for device in ("cuda", "cpu"):
-        step = Step(device, "AdamW", {"lr": 0.1})
-        step.feed(0)
-        step.run()
-        state = step.optimizer.state_dict()
-        step.run()
-        step.optimizer.load_state_dict(state)
-        run = step.run
-        if device == "cuda":
-            graph = ddp.cuda.CUDAGraph()
-            with ddp.cuda.graph(graph):
-                step.run()
-            run = graph.replay
-        run()
-        run()
-        found.append((step.p.detach().cpu().numpy(), step.optimizer.state[step.p]["step"].item()))
-    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
-    assert found[0][1] == found[1][1]

@@ -130,34 +130,12 @@ def test_the_library_takes_every_attribute_in_the_size_of_our_table(real: cublas
     real.check(f"{kind}Destroy", made)
 
 
-def test_without_a_gpu_the_library_says_so(real: cublaslt.LtLibrary) -> None:
-    if Path("/dev/nvidia0").exists():
-        pytest.skip("there is a GPU")
-    with pytest.raises(DeviceError, match=r"cublasLtCreate: CUBLAS_STATUS_\w+ \(\d+\) of <cuBLASLt 1"):
-        real.handle(0)
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_a_missing_library_is_named_with_all_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublaslt, "wheels", lambda: [Path(f"/w/{n}/lib/libcublasLt.so.{n}") for n in (76, 77)])
-    (tmp_path / "lib64").mkdir()
-    (tmp_path / "lib64" / "libcublasLt.so.77").write_text("no library")
-    return tmp_path
-
-
-def test_a_missing_library_is_named_with_all_that_was_tried(home: Path) -> None:
-    runtime = SimpleNamespace(runtimeGetVersion=lambda: 77000)
-    xp = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, get_cuda_path=lambda: str(home)))
-    places = ["libcublasLt.so.77", "/w/77/lib/libcublasLt.so.77", str(home / "lib64" / "libcublasLt.so.77")]
-    assert list(cublaslt.candidates(xp)) == places
-    with pytest.raises(DeviceError, match=r"need cuBLASLt: pip install 'ddp-runtime\[cuda77\]'. Tried ") as caught:
+    xp = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(runtimeGetVersion=lambda: 77000)))
+    assert list(cublaslt.candidates(xp)) == ["libcublasLt.so.77", "/w/77/lib/libcublasLt.so.77"]
+    with pytest.raises(DeviceError, match=r"need cuBLASLt: pip install 'ddp-runtime\[cuda77\]'. Tried .*/w/77/lib"):
         cublaslt.load(xp)
-    assert all(f"{each}: " in str(caught.value) for each in places)
-
-
-def test_a_library_that_is_not_cublaslt() -> None:
-    with pytest.raises(DeviceError, match="libm is not the cuBLASLt of CUDA 12 or newer: it has no cublasLtCreate"):
-        cublaslt.LtLibrary(ctypes.CDLL("libm.so.6"), "libm")
 
 
 def test_a_failed_call_is_named(gpu: Any) -> None:

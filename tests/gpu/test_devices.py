@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DeviceError, DtypeError
-from tests.ddp.on_devices import At
-from tests.ddp.test_ops import CASES
-
-# Where indices, masks and numbers are prepared before the op itself.
-AWAY = ("pick", "index", "index_add", "setitem", "gather", "masked_fill", "where", "embedding", "binary_cross_entropy")
+from ddp.errors import ArgumentError, DeviceError
 
 
 def test_questions(gpu: Any) -> None:
@@ -79,48 +73,10 @@ def test_a_device_that_is_not_there(gpu: Any, where: Any) -> None:
             use(where)
 
 
-def test_wrong_devices(gpu: Any) -> None:
-    with pytest.raises(DeviceError, match="expected a CUDA device, got cpu"):
-        ddp.cuda.set_device("cpu")
-    with pytest.raises(DtypeError, match="got float"):
-        ddp.cuda.set_device(1.5)  # type: ignore[arg-type]
-    with pytest.raises(DeviceError, match="got cpu"):
-        ddp.ones(1).cuda("cpu")
-    with pytest.raises(DeviceError, match="are one device"):
-        ddp.cuda.can_device_access_peer(1, 1)
-    with pytest.raises(ArgumentError, match="tpu"):
-        ddp.cuda.set_device("tpu")
-    for wrong in (1.0, True, ("cuda", 1)):
-        with pytest.raises(DtypeError, match=r"a name or a ddp.device, got"):
-            ddp.ones(1, device=wrong)  # type: ignore[arg-type]
-    with pytest.raises(DtypeError, match=r"'gpu'.: no device .'cpu', 'cuda', 'cuda:1'., and no dtype"):
-        ddp.ones(1).to("gpu")
-
-
-def test_moving(gpu: Any) -> None:
-    x = ddp.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    there = x.cuda(1)
-    assert there.device == ddp.device("cuda:1")
-    assert there.get_device() == 1
-    assert there.cuda(1) is there
-    other = there.to("cuda:0")
-    assert other.tolist() == x.tolist()
-    back = other.t().cpu()
-    (back * back).sum().backward()
-    assert x.grad is not None
-    assert x.grad.is_cpu
-    assert x.grad.tolist() == [[2.0, 4.0], [6.0, 8.0]]
-
-
 MIXED = [
-    ("add", lambda a, b: a + b),
     ("mul", lambda a, b: a * b),
-    ("matmul", lambda a, b: a @ b),
-    ("less", lambda a, b: a < b),
     ("cat", lambda a, b: ddp.cat([a, b])),
-    ("stack", lambda a, b: ddp.stack([a, b])),
     ("where", lambda a, b: ddp.where(a > 0, a, b)),
-    ("mse_loss", lambda a, b: ddp.nn.functional.mse_loss(a, b)),
     ("linear", lambda a, b: ddp.nn.functional.linear(a, b)),
     ("add_", lambda a, b: a.detach().clone().add_(b.detach())),
     ("backward", lambda a, b: (a * 2).backward(b)),
@@ -136,17 +92,10 @@ def test_tensors_of_two_devices_do_not_meet(gpu: Any, name: str, call: Any, pair
     assert all(where in str(raised.value) for where in pair)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x, s: x + s,
-        lambda x, s: s - x,
-        lambda x, s: x * s,
-        lambda x, s: s / x,
-        lambda x, s: ddp.where(x > 1, x, s),
-        lambda x, s: ddp.maximum(x, s),
-    ],
-)
+NUMBERS = [lambda x, s: s - x, lambda x, s: s / x, lambda x, s: ddp.where(x > 1, x, s), ddp.maximum]
+
+
+@pytest.mark.parametrize("call", NUMBERS)
 def test_a_number_on_the_cpu_is_a_number(gpu: Any, call: Any) -> None:
     def results(device: str) -> list[Any]:
         x = ddp.tensor([[1.0, 2.0]], device=device, requires_grad=True)
@@ -160,19 +109,6 @@ def test_a_number_on_the_cpu_is_a_number(gpu: Any, call: Any) -> None:
         return [y.tolist(), x.grad.tolist(), s.grad.tolist()]
 
     assert results("cuda:0") == results("cuda:1") == results("cpu")
-
-
-def test_every_op_looks_after_its_device(gpu: Any) -> None:
-    """A sample of the table that all ops have a case in: no array is met on another device than its own."""
-    cases = [case for case in random.Random(5).sample(CASES, len(CASES)) if case.op in AWAY]
-    for case in {case.op: case for case in cases}.values():
-        xs = [ddp.from_numpy(each.astype("f4") if each.dtype == np.float64 else each.copy()) for each in case.inputs]
-        xs = [x.to("cuda:1").requires_grad_(x.is_floating_point()) for x in xs]
-        y = case.fn(At("cuda:1"), *xs)
-        assert y.device == ddp.device("cuda:1"), case.op
-        if y.requires_grad:
-            y.backward(ddp.ones(*y.shape, device="cuda:1"))
-        assert ddp.cuda.current_device() == 0
 
 
 def test_a_forked_child_is_told_that_cuda_is_none_of_its(gpu: Any) -> None:
@@ -196,17 +132,7 @@ def test_where_random_numbers_are(gpu: Any) -> None:
     drawn = [ddp.rand(3, device=device).tolist() for device in ("cuda:0", "cuda:1")]
     ddp.cuda.set_rng_state_all(before)
     assert [ddp.rand(3, device=device).tolist() for device in ("cuda:0", "cuda:1")] == drawn
-    ddp.cuda.set_rng_state(before[1], "cuda:1")
-    assert ddp.rand(3, device="cuda:1").tolist() == drawn[1]
     ddp.cuda.manual_seed(3)
     assert ddp.cuda.initial_seed() == 3
-    ddp.cuda.seed()
-    assert ddp.cuda.initial_seed() != 3
-    generator = ddp.Generator("cuda")  # that nobody has drawn from
-    state = generator.get_state()
-    first = ddp.rand(3, device="cuda", generator=generator).tolist()
-    generator.set_state(state)
-    assert ddp.rand(3, device="cuda", generator=generator).tolist() == first
     with pytest.raises(ArgumentError, match=r"expected a state of .* bytes, got 3"):
-        generator.set_state(ddp.zeros(3, dtype=ddp.uint8))
-    assert ddp.cuda.is_bf16_supported()
+        ddp.Generator("cuda").set_state(ddp.zeros(3, dtype=ddp.uint8))

@@ -42,18 +42,3 @@ def test_draws_of_several_streams_follow_each_other(gpu: Any, own: bool) -> None
         with ddp.cuda.stream(side):
             found.append(draw(source))
     assert read(found) == expected(5)
-
-
-@in_any_order
-def test_a_snapshot_is_of_its_place_in_the_program(gpu: Any) -> None:
-    source, s = ddp.Generator("cuda").manual_seed(3), ddp.cuda.Stream()
-    draw(source)
-    with ddp.cuda.stream(s):
-        draw(source)
-    there = source.snapshot()
-    with ddp.cuda.stream(s):
-        found = [draw(source)]
-        source.restore(there)
-        found.append(draw(source))
-    third = expected(3)[2]
-    assert read(found) == [third, third]

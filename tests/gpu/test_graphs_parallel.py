@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,27 +14,11 @@ from ddp.errors import CaptureError, ParallelError
 from ddp.parallel import DataParallel, comm_hooks
 from ddp.parallel.control import STOP
 from ddp.parallel.zero.zero_optimizer import ZeroOptimizer
-from tests.collectives.backends.device import conftest as below
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
-from tests.gpu.installing import Gpu
+from tests.ddp.parallel.gpu.conftest import Rig, rig
 
-STEPS, SIZE = 9, 2
-
-
-class Rig(below.Rig):
-    """Ranks that are threads, each on a device of one stand-in."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int, seed: int) -> None:
-        super().__init__(monkeypatch, size, FakeLibrary(), seed)
-        made = Gpu(monkeypatch, seed, devices=size)
-        self.gpu, self.machine, self.cupy = made, made.machine, made.cupy  # type: ignore[assignment]
-        self.hub.machine, self.hub.captures = made.machine, made.cupy.captures
-
-
-@pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
-    with below.ending(lambda size=SIZE, seed=0: Rig(monkeypatch, size, seed)) as make:
-        yield make
+__all__ = ["rig"]
+STEPS = 9
 
 
 class Net(nn.Module):
@@ -88,10 +72,10 @@ def run(comm: Any, graphed: bool, **options: Any) -> list[Any]:
     return [losses, *held(model)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_replays_are_eager_steps_to_the_bit(rig: Callable[..., Rig], seed: int) -> None:
-    eager = rig(seed=seed).run(lambda comm, cupy: run(comm, False))
-    graphed = rig(seed=seed).run(lambda comm, cupy: run(comm, True))
+    eager = rig(2, FakeLibrary(), seed).run(lambda comm, cupy: run(comm, False))
+    graphed = rig(2, FakeLibrary(), seed).run(lambda comm, cupy: run(comm, True))
     for a, b in zip(eager, graphed, strict=True):
         for x, y in zip(a, b, strict=True):
             np.testing.assert_array_equal(x, y)
@@ -101,7 +85,9 @@ def test_replays_are_eager_steps_to_the_bit(rig: Callable[..., Rig], seed: int) 
 
 @pytest.mark.parametrize("hook", [lambda: comm_hooks.bf16, lambda: comm_hooks.TopK(0.2)], ids=["bf16", "top k"])
 def test_hooks_are_captured(rig: Callable[..., Rig], hook: Callable[[], Any]) -> None:
-    eager, graphed = (rig().run(lambda comm, cupy, g=g: run(comm, g, comm_hook=hook())) for g in (False, True))
+    eager, graphed = (
+        rig(2, FakeLibrary()).run(lambda comm, cupy, g=g: run(comm, g, comm_hook=hook())) for g in (False, True)
+    )
     for a, b in zip(eager, graphed, strict=True):
         for x, y in zip(a, b, strict=True):
             np.testing.assert_array_equal(x, y)
@@ -133,7 +119,7 @@ def test_what_is_not_captured_yet_says_so(rig: Callable[..., Rig], named: str) -
             graphed(*data[1])
         return str(caught.value)
 
-    for said in rig().run(rank):
+    for said in rig(2, FakeLibrary()).run(rank):
         assert named in said
         assert "test_graphs_parallel.py" in said
 
@@ -151,7 +137,7 @@ def test_requests_arrive_a_step_later(rig: Callable[..., Rig]) -> None:
                 heard = number
         return heard
 
-    assert rig().run(rank) == [6, 6]
+    assert rig(2, FakeLibrary()).run(rank) == [6, 6]
 
 
 def test_a_launch_has_a_time_limit_and_one_entry_in_the_record(rig: Callable[..., Rig]) -> None:
@@ -168,7 +154,7 @@ def test_a_launch_has_a_time_limit_and_one_entry_in_the_record(rig: Callable[...
         assert all(call.recorder is not None and call.done for call in watched)
         return [str(call) for call in watched]
 
-    for said in rig().run(rank):
+    for said in rig(2, FakeLibrary()).run(rank):
         (only,) = said
         assert only.startswith("graph #")
         assert "test_graphs_parallel.py" in only
@@ -196,7 +182,7 @@ def test_other_weights_than_at_the_capture_are_an_error_on_every_rank(rig: Calla
             return str(error)
         return ""
 
-    said = rig().run(rank)
+    said = rig(2, FakeLibrary()).run(rank)
     for each in said:
         assert "in step 7, which was replayed" in each
         assert "gave other weights than when it was captured" in each

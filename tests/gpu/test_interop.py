@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, DtypeError, GraphError
 from tests.gpu import simulated
 
 BOTH = pytest.mark.parametrize("gpu", ["eager", *simulated(8)], indirect=True)
@@ -89,29 +86,6 @@ def test_from_dlpack_and_back(gpu: Any) -> None:
         assert ddp.from_dlpack(x, device="cpu").tolist() == y.tolist()
 
 
-def test_what_a_consumer_may_ask_for(gpu: Any) -> None:
-    x = ddp.tensor([1.0, 2.0], device="cuda")
-    with pytest.raises(BufferError, match=r"cuda:0 has no memory on \(2, 1\)"):
-        x.__dlpack__(dl_device=(2, 1))
-    with pytest.raises(BufferError, match=r"cuda:0 has no memory on \(1, 0\)"):
-        x.__dlpack__(dl_device=(1, 0), copy=False)
-    assert x.__dlpack__(copy=True).array.data.ptr != x.data_ptr()
-    assert x.__dlpack__(dl_device=(2, 0)).array.data.ptr == x.data_ptr()
-
-    class ForTheCpu:
-        def __dlpack_device__(self) -> Any:
-            return 1, 0
-
-        def __dlpack__(self, **options: Any) -> Any:
-            return x.__dlpack__(dl_device=(1, 0), stream=None)
-
-    assert np.from_dlpack(ForTheCpu()).tolist() == [1.0, 2.0]
-    with pytest.raises(GraphError, match="detach"):
-        x.requires_grad_().__dlpack__()
-    with pytest.raises(ArgumentError, match="cuda:0 cannot become a tensor on cpu without a copy"):
-        ddp.from_dlpack(x.detach(), device="cpu", copy=False)
-
-
 def test_who_has_no_interface(gpu: Any) -> None:
     x = ddp.ones(3, device="cuda")
     assert hasattr(x, "__cuda_array_interface__")
@@ -119,19 +93,3 @@ def test_who_has_no_interface(gpu: Any) -> None:
     assert not hasattr(ddp.ones(3), "__cuda_array_interface__")
     assert not hasattr(ddp.ones(3, device="cuda", requires_grad=True), "__cuda_array_interface__")
     assert hasattr(x, "__dlpack__")
-
-
-def test_views_empty_ones_and_read_only_ones(gpu: Any) -> None:
-    array = gpu.cupy.arange(12, dtype="f4").reshape(3, 4)
-    x = ddp.as_tensor(Theirs(array.T, 1))
-    assert x.stride() == (1, 4)
-    x[0, 1] = 99
-    assert array[1, 0].item() == 99.0
-    assert ddp.as_tensor(Theirs(array[:0], 1)).shape == (0, 4)
-    with pytest.warns(UserWarning, match="the memory of this Theirs is read-only"):
-        ddp.as_tensor(Theirs(array, 1, data=(array.data.ptr, True)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ddp.as_tensor(Theirs(array, None))
-    with pytest.raises(DtypeError, match="fill in what is masked"):
-        ddp.as_tensor(Theirs(array, 1, mask=object()))

@@ -38,17 +38,6 @@ class Gpt(nn.Module):
         return self.head(self.norm(self.layers(h, mask=mask, is_causal=True))).transpose(1, 2)
 
 
-class Lstm(nn.Module):
-    """Tokens to classes by the last state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.lstm, self.head = nn.Embedding(11, 6), nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 4)
-
-    def forward(self, x: Any) -> Any:
-        return self.head(self.lstm(self.tokens(x))[0][:, -1])
-
-
 def mlp() -> Any:
     return nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16), nn.Dropout(0.0), nn.Linear(16, 4))
 
@@ -67,7 +56,6 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], tuple[int, ...], i
     "mlp": (mlp, lambda: ddp.randn(3, 6), (3,), 4),
     "cnn": (cnn, lambda: ddp.randn(3, 1, 8, 8), (3,), 4),
     "gpt": (Gpt, tokens, (3, 5), 11),
-    "lstm": (Lstm, tokens, (3,), 4),
 }
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: ddp.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01),

@@ -12,6 +12,8 @@ import ddp
 from ddp._layout import FlatBuckets, lay_out
 from ddp.ops.op import BFLOAT16
 from tests.ddp.cuda import emulation
+from tests.gpu import on_both
+from tests.gpu.installing import Real
 
 pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
@@ -30,6 +32,8 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("Adadelta", {"weight_decay": 0.1}),
 ]
 SOME = [KINDS[2], KINDS[4], KINDS[8]]
+#: On a real GPU, whose pow is not the host's.
+ROUNDING: dict[Any, float] = {np.float16: 2e-3, BFLOAT16: 1e-2, np.float32: 1e-6, np.float64: 1e-12}
 Change = Callable[[list[Any], Any, int], Any]
 
 
@@ -76,21 +80,29 @@ def train(
     return params, optimizer
 
 
-def assert_same(found: tuple[list[Any], Any], expected: tuple[list[Any], Any]) -> None:
+def assert_same(found: tuple[list[Any], Any], expected: tuple[list[Any], Any], rounding: float = 0) -> None:
     for p, q in zip(found[0], expected[0], strict=True):
-        np.testing.assert_array_equal(p.detach().cpu().numpy(), q.detach().numpy())
+        assert_near(p, q, rounding)
         ours, theirs = found[1].state.get(p, {}), expected[1].state.get(q, {})
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():
             assert ours[name].shape == value.shape
-            np.testing.assert_array_equal(ours[name].cpu().numpy(), value.numpy())
+            assert_near(ours[name], value, rounding)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16, np.float32, np.float64])
+def assert_near(found: Any, expected: Any, rounding: float) -> None:
+    """rounding: 0 asks for the same bits"""
+    one, other = (each.detach().cpu().double().numpy() for each in (found, expected))
+    np.testing.assert_allclose(one, other, rtol=rounding, atol=rounding)
+
+
+@on_both
+@pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_numbers_are_those_of_the_cpu(kind: Any, dtype: Any, gpu: Any) -> None:
     steps = 20 if dtype == np.float32 else 6
-    assert_same(train("cuda", kind, dtype, steps), train("cpu", kind, dtype, steps))
+    rounding = ROUNDING[dtype] if isinstance(gpu, Real) else 0.0
+    assert_same(train("cuda", kind, dtype, steps), train("cpu", kind, dtype, steps), rounding)
 
 
 def swap(params: list[Any], optimizer: Any, step: int) -> None:
@@ -113,16 +125,7 @@ def bucket(params: list[Any], optimizer: Any, step: int) -> None:
             p.leaf.grad_buffer.bind(view)
 
 
-def turn(params: list[Any], optimizer: Any, step: int) -> None:
-    """Memory formats: what lies in another order, and what has gaps."""
-    if step == 1:
-        params[4].data = params[4].data.t().clone().t()
-        params[0].data = ddp.stack([params[0].data, params[0].data], 2)[:, :, 0]
-    if step == 4:
-        params[5].data = params[5].data.permute(2, 0, 1).clone().permute(1, 2, 0)
-
-
-@pytest.mark.parametrize("change", [swap, move_state, bucket, turn])
+@pytest.mark.parametrize("change", [swap, move_state, bucket])
 @pytest.mark.parametrize("kind", SOME, ids=str)
 def test_what_changes_is_followed(kind: Any, change: Change, gpu: Any) -> None:
     assert_same(train("cuda", kind, change=change), train("cpu", kind, change=change))
@@ -149,42 +152,6 @@ def test_a_state_goes_on_from_the_cpu_and_back(kind: Any, gpu: Any) -> None:
     for device, to in (("cuda", "cpu"), ("cpu", "cuda")):
         found, expected = train(device, kind, change=resume(to)), train("cpu", kind, change=resume("cpu"))
         assert_same(found, expected)
-
-
-def hundred(n: int = 100) -> list[Any]:
-    return [ddp.ones(4 + i % 3, device="cuda", requires_grad=True) for i in range(n)]
-
-
-@pytest.mark.parametrize(("kind", "launches"), [("AdamW", 2), ("SGD", 2)])
-def test_a_step_is_two_launches_and_asks_for_nothing(kind: str, launches: int, gpu: Any) -> None:
-    params = hundred()
-    optimizer = getattr(ddp.optim, kind)(params, lr=0.1)
-    schedule = ddp.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    for step in range(5):
-        if step == 2:
-            gpu.reset()
-        for p in params:
-            p.leaf.grad_buffer.full = True
-            if step == 0:
-                p.grad = ddp.ones(p.shape[0], device="cuda")
-        optimizer.step()
-        schedule.step()
-    assert sum(gpu.launches.values()) == 3 * launches, gpu.launches
-    assert not gpu.synchronizations, gpu.waits
-    assert (gpu.mallocs, gpu.frees, gpu.copies_up) == (0, 0, 0)
-
-
-def test_a_rate_that_is_on_the_device(gpu: Any) -> None:
-    rate: Any = ddp.tensor(0.5, device="cuda")
-    p = ddp.ones(3, device="cuda", requires_grad=True)
-    optimizer = ddp.optim.SGD([p], lr=rate)
-    p.grad = ddp.ones(3, device="cuda")
-    optimizer.step()
-    rate.fill_(0.25)
-    gpu.reset()
-    optimizer.step()
-    assert not gpu.synchronizations
-    assert p.tolist() == [0.25] * 3
 
 
 @pytest.mark.parametrize("kind", SOME, ids=str)

@@ -64,9 +64,6 @@ class Ufunc:
         options = {"axis": axis, "dtype": dtype, **({} if out is None else {"out": out})}
         return self._call(self._numpys.accumulate, (array,), options)
 
-    def outer(self, a: Any, b: Any, **kwargs: Any) -> Any:
-        return self._call(self._numpys.outer, (a, b), kwargs)
-
     def at(self, a: Any, indices: Any, b: Any = None) -> None:
         cupy = self._cupy
         self._supports("at", *AT)

@@ -48,85 +48,6 @@ from collectives.transport import Signature, Signatures, Steps, Transport
 T = TypeVar("T")
 
 
-class StreamHandoff:
-    """The edges and the buffers of one collective. Made in the caller's thread, on the caller's current stream.
-
-    buffers: what the collective reads and writes
-    """
-
-    def __init__(self, cuda: Cuda, watchdog: Watchdog, *buffers: Any) -> None:
-        self._cuda = cuda
-        self._watchdog = watchdog
-        self._origin = cuda.current_stream()
-        self._buffers = list(buffers)
-        self._ready: Any = None
-        self.comm: Any = None
-        self._done: Any = None
-        self.captured = cuda.capturing(self._origin)
-
-    def result(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new array for the caller, in the arena of the caller's stream; before or after `record_ready`."""
-        if self._ready is not None and self._cuda.is_per_thread(self._origin):
-            raise ArgumentError(
-                "the result's shape has to be exchanged first, and another thread cannot make an array in the order of "
-                "this thread's own default stream: give lengths, or call it under a cupy.cuda.Stream"
-            )
-        with self._cuda.on(self._origin):
-            array = self._cuda.empty(shape, dtype)
-        if self._ready is not None:
-            # What was freed since `ready` may lie here, and kernels of the caller's may still use it.
-            self.comm.wait_event(self._cuda.mark(self._origin))
-        self.keep(array)
-        return array
-
-    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new array for the communication stream alone; after `begin`."""
-        with self._cuda.on(self.comm):
-            array = self._cuda.empty(shape, dtype)
-        self.keep(array)
-        return array
-
-    def contiguous(self, source: Any, dtype: Any) -> Any:
-        """source itself, or a contiguous copy of it in this dtype, made on the communication stream; after `begin`."""
-        if dtype == source.dtype and source.flags.c_contiguous:
-            return source
-        array = self.scratch(source.shape, dtype)
-        self._cuda.copy(array, source, self.comm)
-        return array
-
-    def keep(self, *buffers: Any) -> None:
-        """Keeps these until the collective is done."""
-        self._buffers.extend(buffers)
-
-    def record_ready(self) -> None:
-        """Compute before communication: the collective will come after all that the caller's stream has now."""
-        self._ready = self._cuda.mark(self._origin)
-
-    def begin(self, comm: Any) -> None:
-        """Has the communication stream wait for `ready`; in whichever thread drives the collective."""
-        assert self._ready is not None
-        self.comm = comm
-        comm.wait_event(self._ready)
-
-    def end(self, call: object, timeout: float | None) -> None:
-        """Everything has been put on the communication stream. timeout: s; until it has to have passed, if ever"""
-        buffers, self._buffers = self._buffers, []
-        try:
-            self._done = self._cuda.mark(self.comm)
-        except Exception:
-            self._watchdog.leak(buffers)  # the device has failed: what is still written to is not known
-            raise
-        if self.captured:
-            self._watchdog.leak(buffers)
-        else:
-            self._watchdog.watch(self._done, buffers, call, timeout)
-
-    def wait(self) -> None:
-        """Communication before compute: what the calling thread's current stream does next may use the result."""
-        self._watchdog.check()
-        self._cuda.current_stream().wait_event(self._done)
-
-
 class DeviceWork(Work[T]):
     """A collective on a GPU under way.
 
@@ -134,11 +55,11 @@ class DeviceWork(Work[T]):
     the collective has been put on its stream. `done` says that it has been put there, not that it is over.
     """
 
-    __slots__ = ("_handoff",)
+    __slots__ = ("_arrays",)
 
-    def __init__(self, call: CollectiveOp[T], handoff: StreamHandoff) -> None:
+    def __init__(self, call: CollectiveOp[T], arrays: DeviceArrays) -> None:
         super().__init__(call)
-        self._handoff = handoff
+        self._arrays = arrays
 
     def wait(self, timeout: float | None = None) -> T:
         """The collective's result, which the current stream may use; may be called again, on other streams too.
@@ -146,7 +67,7 @@ class DeviceWork(Work[T]):
         Raises: as `Work.wait`; what has gone wrong on the device since.
         """
         result = super().wait(timeout)
-        self._handoff.wait()
+        self._arrays.wait()
         return result
 
 
@@ -256,21 +177,21 @@ class DeviceCommunicator:
     ) -> Any:
         """all_reduce, reduce or reduce_scatter, by name."""
         arrays = self.arrays()
-        handoff, source = arrays.handoff, arrays.read(x)
+        source = arrays.read(x)
         reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
         result: Any = None
         if reduction.shape is not None and out is None:
-            result = handoff.result(reduction.shape, source.dtype)
+            result = arrays.new(reduction.shape, source.dtype)
         elif reduction.shape is not None:
             in_place = out is x and name != "reduce_scatter"
             result = source if in_place else check_shape(arrays.read(out, "out"), reduction.shape, source.dtype)
 
         def body(transport: DeviceTransport, sent: Any, _: Signatures | None) -> Steps[Any]:
             factor = self._factor(scale, transport)
-            total = None if result is None else self._total(name, source, sent, result, handoff)
+            total = None if result is None else self._total(name, source, sent, result, arrays)
             averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
             if not transport.reduces(sent.dtype, reduction.op):
-                yield from self._gather_and_reduce(reduction, sent, total, transport, handoff)
+                yield from self._gather_and_reduce(reduction, sent, total, transport, arrays)
             else:
                 between = reduction.op if averages else wire_op(reduction.op)
                 received = None if total is None else flat(total)
@@ -289,13 +210,17 @@ class DeviceCommunicator:
         call = arrays.call(name, source, body, reduction.text, shape=source.shape, wire=reduction.wire)
         return arrays.run(call, async_op)
 
-    def _total(self, name: str, source: Any, sent: Any, result: Any, handoff: StreamHandoff) -> Any:
+    def _total(self, name: str, source: Any, sent: Any, result: Any, arrays: DeviceArrays) -> Any:
         """Where the wire's result arrives: in the answer itself if it can be there at once."""
         if name == "all_reduce" and (result is source or sent is not source):
             return sent  # in place, or in a private copy, which can take the result as well
-        if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
+        if (
+            result.dtype == sent.dtype
+            and result.flags.c_contiguous
+            and not self._cuda.xp.may_share_memory(result, sent)
+        ):
             return result
-        return handoff.scratch(result.shape, sent.dtype)
+        return arrays.scratch(result.shape, sent.dtype)
 
     def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
         """The scale, evaluated when the sum is about to be launched: what it depends on is on its stream by then."""
@@ -308,10 +233,10 @@ class DeviceCommunicator:
         return factor
 
     def _gather_and_reduce(
-        self, reduction: Reduction, sent: Any, total: Any, transport: DeviceTransport, handoff: StreamHandoff
+        self, reduction: Reduction, sent: Any, total: Any, transport: DeviceTransport, arrays: DeviceArrays
     ) -> Steps[None]:
         """The reduction of the ranks' arrays in rank order, by this rank: they are all gathered first."""
-        everyones = handoff.scratch((self.size, *sent.shape), sent.dtype)
+        everyones = arrays.scratch((self.size, *sent.shape), sent.dtype)
         yield from transport.all_gather(as_bytes(sent), as_bytes(everyones), [sent.nbytes] * self.size)
         if total is None:
             return
@@ -370,28 +295,92 @@ class DeviceCommunicator:
 
 
 class DeviceArrays:
-    """The arrays of one call on a GPU: how they are read, made and handed out, in the order of streams.
+    """The arrays of one call on a GPU, and the edges between streams: how they are read, made, kept and handed out.
 
-    `HostArrays` is the same on the host. handoff: what orders the call among the caller's kernels
+    `HostArrays` is the same on the host. Made in the caller's thread, on the caller's current stream.
     """
 
     def __init__(self, comm: CommunicatorBase, device: DeviceCommunicator, cuda: Cuda) -> None:
         device.watchdog.check()
         self._comm, self._device, self._cuda = comm, device, cuda
-        self.handoff = StreamHandoff(cuda, device.watchdog)
+        self._origin = cuda.current_stream()
+        self._buffers: list[Any] = []  # what the collective reads and writes
+        self._ready: Any = None
+        self._stream: Any = None  # of the communication
+        self._done: Any = None
+        self._captured = cuda.capturing(self._origin)
+
+    def new(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array for the caller, in the arena of the caller's stream; before or after `record_ready`."""
+        if self._ready is not None and self._cuda.is_per_thread(self._origin):
+            raise ArgumentError(
+                "the result's shape has to be exchanged first, and another thread cannot make an array in the order of "
+                "this thread's own default stream: give lengths, or call it under a cupy.cuda.Stream"
+            )
+        with self._cuda.on(self._origin):
+            array = self._cuda.empty(shape, dtype)
+        if self._ready is not None:
+            # What was freed since `ready` may lie here, and kernels of the caller's may still use it.
+            self._stream.wait_event(self._cuda.mark(self._origin))
+        self._buffers.append(array)
+        return array
+
+    def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array for the communication stream alone; after `begin`."""
+        with self._cuda.on(self._stream):
+            array = self._cuda.empty(shape, dtype)
+        self._buffers.append(array)
+        return array
+
+    def contiguous(self, source: Any, dtype: Any) -> Any:
+        """source itself, or a contiguous copy of it in this dtype, made on the communication stream; after `begin`."""
+        if dtype == source.dtype and source.flags.c_contiguous:
+            return source
+        array = self.scratch(source.shape, dtype)
+        self.copy(array, source)
+        return array
+
+    def record_ready(self) -> None:
+        """Compute before communication: the collective will come after all that the caller's stream has now."""
+        self._ready = self._cuda.mark(self._origin)
+
+    def begin(self, stream: Any) -> None:
+        """Has the communication stream wait for `ready`; in whichever thread drives the collective."""
+        assert self._ready is not None
+        self._stream = stream
+        stream.wait_event(self._ready)
+
+    def end(self, call: object, transport: DeviceTransport) -> None:
+        """Everything has been put on the communication stream: buffers are kept until it has passed."""
+        buffers, self._buffers = [*self._buffers, transport.staged], []
+        transport.staged = None
+        try:
+            self._done = self._cuda.mark(self._stream)
+        except Exception:
+            self._device.watchdog.leak(buffers)  # the device has failed: what is still written to is not known
+            raise
+        if self._captured:
+            self._device.watchdog.leak(buffers)
+        else:
+            self._device.watchdog.watch(self._done, buffers, call, transport.timeout)
+
+    def wait(self) -> None:
+        """Communication before compute: what the calling thread's current stream does next may use the result."""
+        self._device.watchdog.check()
+        self._cuda.current_stream().wait_event(self._done)
 
     def read(self, x: Any, what: str = "x", written: bool = False) -> Any:
         """x as a CuPy array that shares its memory, which is kept until the collective is done."""
         array = self._cuda.as_array(x, what)
-        self.handoff.keep(array)
+        self._buffers.append(array)
         return array
 
     def result(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
         """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
         fits = target is not None and (target.shape, target.dtype) == (shape, dtype) and target.flags.c_contiguous
-        if fits and (source is None or not overlap(target, source)):
+        if fits and (source is None or not self._cuda.xp.may_share_memory(target, source)):
             return target
-        return self.handoff.result(shape, dtype)
+        return self.new(shape, dtype)
 
     def complete(self, operation: Steps[None]) -> Steps[None]:
         """Puts an operation of the transport on its stream."""
@@ -399,7 +388,7 @@ class DeviceArrays:
 
     def copy(self, target: Any, source: Any) -> None:
         """target = source, on the communication stream."""
-        self._cuda.copy(target, source, self.handoff.comm)
+        self._cuda.copy(target, source, self._stream)
 
     def deliver(self, whole: Any, target: Any, out: Any) -> Any:
         """The result: what arrived, or `out` as the caller gave it, whose array is `target`."""
@@ -423,7 +412,7 @@ class DeviceArrays:
         **_: Any,
     ) -> CollectiveOp[Any]:
         """A call whose `body` moves what it gets of `source`: see `HostArrays.call`. wire: the dtype in which."""
-        self.handoff.record_ready()
+        self.record_ready()
         more = f"{more} on GPU".lstrip()
         dtype = None if shape is None else source.dtype
         signature = Signature(signature_hash(name, more, dtype, shape), rows)
@@ -432,17 +421,17 @@ class DeviceArrays:
         def steps() -> Steps[Any]:
             signatures = yield from self._comm.verify(call, signature, prefix=prefix)
             transport = yield from self._device.transport()
-            if self.handoff.captured and not transport.capturable:
+            if self._captured and not transport.capturable:
                 raise ArgumentError(
                     f"{name}: the host takes part in a collective over {transport.name}, so it cannot be captured into "
                     "a graph; NCCL's can"
                 )
-            self.handoff.begin(transport.stream)
+            self.begin(transport.stream)
             try:
-                sent = None if source is None else self.handoff.contiguous(source, wire or source.dtype)
+                sent = None if source is None else self.contiguous(source, wire or source.dtype)
                 return (yield from body(transport, sent, signatures))
             finally:
-                self.handoff.end(call, transport.timeout)
+                self.end(call, transport)
 
         call.steps = steps()
         return call
@@ -451,9 +440,9 @@ class DeviceArrays:
         """Has the communicator carry a call out in its order, or start it."""
         if async_op:
             self._comm.queue.submit(call)
-            return DeviceWork(call, self.handoff)
+            return DeviceWork(call, self)
         result = self._comm.queue.run(call)
-        self.handoff.wait()
+        self.wait()
         return result
 
 
@@ -462,22 +451,6 @@ def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
     return array
-
-
-def overlap(a: Any, b: Any) -> bool:
-    """Whether two device arrays may share memory, by the addresses between which they lie."""
-    if not a.size or not b.size:
-        return False
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
-    return a_low < b_high and b_low < a_high
-
-
-def _bounds(array: Any) -> tuple[int, int]:
-    low = high = array.data.ptr
-    for length, stride in zip(array.shape, array.strides, strict=True):
-        low += min(0, (length - 1) * stride)
-        high += max(0, (length - 1) * stride)
-    return low, high + array.itemsize
 
 
 def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceCommunicator:

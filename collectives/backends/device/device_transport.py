@@ -4,17 +4,7 @@ Where a host `Transport` has host arrays and tests, this has device arrays and o
 collective on its `stream`, after what is there already, and returns once it has been put there. All arrays are
 one-dimensional, contiguous, and stay alive until an event behind the collective has passed.
 
-Over the host's transport an array goes through pinned memory, in chunks, so that copies and transfers overlap:
-
-    chunk            0      1      2      3
-    copied down      ====   ====   ====   ====
-    transferred             ====   ====   ====   ====
-    copied up                      ====   ====   ====   ====
-
-Three staging buffers of pinned memory take turns. Each is filled on one stream, handed to the transport when the host
-has seen that copy done, emptied on a second stream, and filled again when the host has seen that done. What the
-transport computes is what it computes for host arrays, chunk by chunk. Collectives whose result is not the same piece
-of the array on every rank go as one chunk.
+Over the host's transport an array is copied into pinned memory, transferred, and copied up again.
 """
 
 from __future__ import annotations
@@ -26,7 +16,7 @@ from typing import Any
 
 from collectives.backends.device.cuda import Cuda
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import Steps, Test, Transport, chunks
+from collectives.transport import Steps, Test, Transport
 
 
 class DeviceTransport(ABC):
@@ -35,12 +25,14 @@ class DeviceTransport(ABC):
     name: as the log calls it; capturable: its collectives can be part of a graph; stream: where they are enqueued
     averages: MEAN of floats and complex numbers is done by the transport; else its caller divides a SUM
     timeout: s; until the event behind a collective has to pass, None where nothing on the stream waits for other ranks
+    staged: host memory of the collective, which has to live as long as its other buffers
     """
 
     name: str
     capturable = True
     averages = False
     timeout: float | None = None
+    staged: Any = None
 
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
@@ -103,31 +95,6 @@ class SingleDeviceTransport(DeviceTransport):
         yield from ()
 
 
-CHUNK = 4 << 20  # bytes; a copy of this size takes long enough to hide its launch, and short enough to overlap
-_BUFFERS = 3
-
-#: Starts the transfer of a chunk: what this rank sends, and where it receives; None where it does not.
-Transfer = Callable[[Any, Any], Test]
-
-
-class StagingBuffer:
-    """Pinned memory of one chunk: what is sent, what is received, and the events behind their copies."""
-
-    def __init__(self, cuda: Cuda) -> None:
-        self._cuda = cuda
-        self._memory = {"sent": cuda.pinned(0), "received": cuda.pinned(0)}
-        self.down: Any = None  # the event behind the copy into it
-        self.up: Any = None  # the event behind the copy out of it
-
-    def array(self, which: str, like: Any) -> Array | None:
-        """Host memory for a device array; None for None. which: "sent" or "received"."""
-        if like is None:
-            return None
-        if self._memory[which].nbytes < like.nbytes:
-            self._memory[which] = self._cuda.pinned(like.nbytes)
-        return self._memory[which][: like.nbytes].view(like.dtype)
-
-
 class HostStagedTransport(DeviceTransport):
     """The device transport that goes through host memory, over any transport."""
 
@@ -137,66 +104,43 @@ class HostStagedTransport(DeviceTransport):
     def __init__(self, cuda: Cuda, host: Transport) -> None:
         super().__init__(cuda)
         self._host = host
-        self._down = cuda.stream()
-        self._up = cuda.stream()
-        self._buffers = [StagingBuffer(cuda) for _ in range(_BUFFERS)]
 
     def all_reduce(self, x: Any, out: Any, op: ReduceOp) -> Steps[None]:
-        return self._pipeline(lambda sent, received: self._host.all_reduce(sent, received, op), *_chunks(x, out))
+        return self._move(self._host.all_reduce, x, out, op)
 
     def reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int) -> Steps[None]:
-        return self._pipeline(lambda sent, received: self._host.reduce(sent, received, op, root), *_chunks(x, out))
+        return self._move(self._host.reduce, x, out, op, root)
 
     def reduce_scatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> Steps[None]:
-        return self._pipeline(lambda sent, received: self._host.reduce_scatter(sent, received, counts, op), [x], [out])
+        return self._move(self._host.reduce_scatter, x, out, counts, op)
 
     def broadcast(self, x: Any, root: int) -> Steps[None]:
-        source, target = (x, None) if self._host.rank == root else (None, x)
-        return self._pipeline(
-            lambda sent, received: self._host.broadcast(sent if received is None else received, root),
-            *_chunks(source, target),
-        )
+        if self._host.rank == root:
+            return self._move(lambda sent, _: self._host.broadcast(sent, root), x, None)
+        return self._move(lambda _, received: self._host.broadcast(received, root), None, x)
 
     def gather(self, x: Any, out: Any | None, counts: Sequence[int], root: int) -> Steps[None]:
-        return self._pipeline(lambda sent, received: self._host.gather(sent, received, counts, root), [x], [out])
+        return self._move(self._host.gather, x, out, counts, root)
 
     def all_gather(self, x: Any, out: Any, counts: Sequence[int]) -> Steps[None]:
-        return self._pipeline(lambda sent, received: self._host.all_gather(sent, received, counts), [x], [out])
+        return self._move(self._host.all_gather, x, out, counts)
 
     def scatter(self, x: Any | None, out: Any, counts: Sequence[int], root: int) -> Steps[None]:
-        return self._pipeline(lambda sent, received: self._host.scatter(sent, received, counts, root), [x], [out])
+        return self._move(self._host.scatter, x, out, counts, root)
 
     def all_to_all(self, x: Any, out: Any, table: Sequence[Sequence[int]]) -> Steps[None]:
-        return self._pipeline(lambda sent, received: self._host.all_to_all(sent, received, table), [x], [out])
+        return self._move(self._host.all_to_all, x, out, table)
 
-    def _pipeline(self, transfer: Transfer, sources: Sequence[Any], targets: Sequence[Any]) -> Steps[None]:
-        """Copies every chunk down, transfers it, and copies it up. sources, targets: device arrays, None for none."""
-        begun = self._cuda.mark(self.stream)
-        self._down.wait_event(begun)
-        self._up.wait_event(begun)
-        for k in range(len(sources) + 1):
-            if k < len(sources):
-                buffer = self._buffers[k % _BUFFERS]
-                if buffer.up is not None:
-                    yield functools.partial(self._cuda.passed, buffer.up)
-                sent = buffer.array("sent", sources[k])
-                if sent is not None:
-                    self._cuda.copy_down(sent, sources[k], self._down)
-                    buffer.down = self._cuda.mark(self._down)
-            if k > 0:
-                buffer, source, target = self._buffers[(k - 1) % _BUFFERS], sources[k - 1], targets[k - 1]
-                if source is not None:
-                    yield functools.partial(self._cuda.passed, buffer.down)
-                received = buffer.array("received", target)
-                yield transfer(buffer.array("sent", source), received)
-                if received is not None:
-                    self._cuda.copy_up(target, received, self._up)
-                    buffer.up = self._cuda.mark(self._up)
-        self.stream.wait_event(self._cuda.mark(self._up))
+    def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *how: Any) -> Steps[None]:
+        """Copies `source` down, has the host transfer it, and copies what came up; either array may be None."""
+        sent, received = self.staged = self._pinned(source), self._pinned(target)
+        if sent is not None:
+            self._cuda.copy_down(sent, source, self.stream)
+            yield functools.partial(self._cuda.passed, self._cuda.mark(self.stream))
+        yield transfer(sent, received, *how)
+        if received is not None:
+            self._cuda.copy_up(target, received, self.stream)
 
-
-def _chunks(source: Any, target: Any) -> tuple[list[Any], list[Any]]:
-    """The chunks of arrays of one length, either of which may be None."""
-    like = target if source is None else source
-    spans = chunks(like.size, max(CHUNK // like.itemsize, 1))
-    return [[None if array is None else array[a:b] for a, b in spans] for array in (source, target)]  # type: ignore
+    def _pinned(self, like: Any) -> Array | None:
+        """Host memory for a device array, from CuPy's pool."""
+        return None if like is None else self._cuda.pinned(like.nbytes).view(like.dtype)

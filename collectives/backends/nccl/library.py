@@ -9,11 +9,7 @@ The library is one; how it is found differs from one installation to the next:
 A binding that declares counts as 32-bit integers truncates them silently, and one that is older than the library lacks
 its newer functions and result codes. So a binding only locates the library, and the functions come from `FUNCTIONS`.
 
-How a communicator is made stands in `ncclConfig_t`, which NCCL grew over its versions. Newer libraries take an older
-configuration by its size and version, so that it is made as old as what is set allows: then no library refuses it that
-knows what is asked of it.
-
-Source: nccl.h of NCCL 2.32, and the versions in NVIDIA's release notes.
+Source: nccl.h of NCCL 2.18 to 2.32.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ import os
 import sys
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,37 +29,24 @@ import numpy as np
 from collectives.errors import ArgumentError, BackendError, DtypeError, NcclError
 from collectives.reduction import BFLOAT16, ReduceOp
 
-Version = tuple[int, ...]
 _UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 _MAGIC = 0xCAFEBEEF
-_FIRST = (2, 18)  # the oldest version that is used
 _MOST = 2**31 - 1
-
-# Source: nccl.h of 2.18 to 2.32. Each field after the first three: its type, the version that brought it, and the name
-# under which it may be set, with the least and most that NCCL takes; None for text.
-_FIELDS: dict[str, tuple[Any, Version, str, int | None, int]] = {
-    "blocking": (c_int, _FIRST, "", 0, 0),
-    "cgaClusterSize": (c_int, _FIRST, "cga_cluster_size", 0, 8),
-    "minCTAs": (c_int, _FIRST, "min_ctas", 1, _MOST),
-    "maxCTAs": (c_int, _FIRST, "max_ctas", 1, _MOST),
-    "netName": (c_char_p, _FIRST, "net_name", None, 0),
-    "splitShare": (c_int, _FIRST, "", 0, 0),
-    "trafficClass": (c_int, (2, 26), "traffic_class", 0, _MOST),
-    "commName": (c_char_p, (2, 27), "", 0, 0),
-    "collnetEnable": (c_int, (2, 27), "collnet_enable", 0, 1),
-    "CTAPolicy": (c_int, (2, 27), "cta_policy", 0, 2),
-    "shrinkShare": (c_int, (2, 27), "", 0, 0),
-    "nvlsCTAs": (c_int, (2, 27), "nvls_ctas", 1, _MOST),
+#: What may be set: the field of `Config`, and the least and most that NCCL takes; None for text.
+_OPTIONS: dict[str, tuple[str, int | None, int]] = {
+    "min_ctas": ("minCTAs", 1, _MOST),
+    "max_ctas": ("maxCTAs", 1, _MOST),
+    "cga_cluster_size": ("cgaClusterSize", 0, 8),
+    "net_name": ("netName", None, 0),
 }
-_OPTIONS = {option: (field, since, least, most) for field, (_, since, option, least, most) in _FIELDS.items() if option}
 
 
 class Config(ctypes.Structure):
-    """`ncclConfig_t` as far as we know it."""
+    """`ncclConfig_t` of 2.18, which newer libraries take by its size and version."""
 
     _fields_ = [  # ctypes reads it so
-        *(("size", c_size_t), ("magic", c_uint), ("version", c_uint)),
-        *((name, kind) for name, (kind, *_) in _FIELDS.items()),
+        *(("size", c_size_t), ("magic", c_uint), ("version", c_uint), ("blocking", c_int), ("cgaClusterSize", c_int)),
+        *(("minCTAs", c_int), ("maxCTAs", c_int), ("netName", c_char_p), ("splitShare", c_int)),
     ]
 
 
@@ -73,72 +56,41 @@ class NcclConfig:
 
     min_ctas, max_ctas: thread blocks, which NCCL also calls channels, that a collective takes of the GPU at least and
     at most: fewer leave more of it to what is computed at the same time. cga_cluster_size: thread blocks of a cluster,
-    0 to 8, on Hopper and newer. net_name: of the network plugin, "IB" or "Socket" say. traffic_class: of the network's
-    packets. collnet_enable: 1 for reductions inside the network. cta_policy: 0 for speed, 1 for few thread blocks, 2
-    for none where the hardware can. nvls_ctas: thread blocks of reductions inside NVLink's switches.
+    0 to 8, on Hopper and newer. net_name: of the network plugin, "IB" or "Socket" say.
 
-    Raises: ArgumentError for a number that NCCL would refuse; where a communicator is made, BackendError for what the
-    library is too old for.
+    Raises: ArgumentError for what NCCL would refuse.
     """
 
     min_ctas: int | None = None
     max_ctas: int | None = None
     cga_cluster_size: int | None = None
     net_name: str | None = None
-    traffic_class: int | None = None
-    collnet_enable: int | None = None
-    cta_policy: int | None = None
-    nvls_ctas: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in self.options().items():
-            _, _, least, most = _OPTIONS[name]
-            if least is None:
-                right = isinstance(value, str) and bool(value) and "\0" not in value
-            else:
-                right = type(value) is int and least <= value <= most
-            if not right:
+        for name, (_, least, most) in _OPTIONS.items():
+            value = getattr(self, name)
+            right = isinstance(value, str) and value if least is None else type(value) is int and least <= value <= most
+            if value is not None and not right:
                 raise ArgumentError(f"NcclConfig: {name}={value!r} is nothing that NCCL takes")
         if self.min_ctas is not None and self.max_ctas is not None and self.min_ctas > self.max_ctas:
             raise ArgumentError(f"NcclConfig: min_ctas={self.min_ctas} is above max_ctas={self.max_ctas}")
 
-    def options(self) -> dict[str, int | str]:
-        """What is set, by name."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
 
-    def __str__(self) -> str:
-        """What is set, in the same words on every rank."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.options().items())
-
-
-def configuration(wanted: NcclConfig | None, library: Version) -> Config:
-    """The structure of a communicator whose calls never block.
-
-    library: its version. Raises: BackendError if it is too old for what is wanted.
-    """
-    made = Config(magic=_MAGIC)
-    for field, (kind, *_) in _FIELDS.items():
-        if kind is c_int:  # texts are undefined as null pointers
-            setattr(made, field, 0 if field == "blocking" else _UNDEFINED)
-    needed: Version = _FIRST
-    for name, value in ({} if wanted is None else wanted.options()).items():
-        field, since, _, _ = _OPTIONS[name]
-        if library[:2] < since:
-            asked, here = (".".join(map(str, each)) for each in (since, library))
-            raise BackendError(f"NcclConfig: {name} needs NCCL {asked} or newer, and this is {here}")
-        setattr(made, field, value.encode() if isinstance(value, str) else value)
-        needed = max(needed, since)
-    last = getattr(Config, [name for name, (_, since, *_) in _FIELDS.items() if since <= needed][-1])
-    made.size = -(-(last.offset + last.size) // 8) * 8
-    made.version = needed[0] * 10000 + needed[1] * 100
+def configuration(wanted: NcclConfig | None) -> Config:
+    """The structure of a communicator whose calls never block."""
+    made = Config(size=ctypes.sizeof(Config), magic=_MAGIC, version=21800, blocking=0, splitShare=_UNDEFINED)
+    for name, (field, least, _) in _OPTIONS.items():
+        value = getattr(wanted, name, None)
+        if least is not None:
+            setattr(made, field, _UNDEFINED if value is None else value)
+        elif value is not None:  # a text is undefined as a null pointer
+            setattr(made, field, value.encode())
     return made
 
 
 UNIQUE_ID_BYTES = 128
 
 SUCCESS = 0
-INVALID_USAGE = 5
 IN_PROGRESS = 7
 TIMEOUT = 8
 
@@ -149,7 +101,7 @@ RESULTS = {
     2: "ncclSystemError, a call of the operating system failed (network, shared memory, limits)",
     3: "ncclInternalError, a bug in NCCL or damaged memory",
     4: "ncclInvalidArgument, an argument is wrong (a pointer that is not of this device, say)",
-    INVALID_USAGE: "ncclInvalidUsage, a call in the wrong order or on the wrong device",
+    5: "ncclInvalidUsage, a call in the wrong order or on the wrong device",
     6: "ncclRemoteError, another rank has gone or the network failed",
     IN_PROGRESS: "ncclInProgress, the call has not finished",
     TIMEOUT: "ncclTimeout, NCCL's own time limit passed",
@@ -205,11 +157,6 @@ DTYPES: dict[np.dtype[Any], int] = {
 OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.MEAN: 4}
 
 
-def parse_version(code: int) -> tuple[int, int, int]:
-    """`ncclGetVersion`'s number as (major, minor, patch): 22105 is (2, 21, 5)."""
-    return code // 10000, code % 10000 // 100, code % 100
-
-
 class Nccl:
     """A loaded libnccl, whose functions are called by name.
 
@@ -225,22 +172,18 @@ class Nccl:
                 found = dll[name]  # a new object: other users of the library keep their declarations
                 found.argtypes, found.restype = arguments, c_char_p if name in _TEXTS else c_int
                 self._functions[name] = found
-        if not self.has("ncclGetVersion"):
+        if "ncclGetVersion" not in self._functions:
             raise BackendError(f"{path} is not NCCL, and not linked to it: it has no ncclGetVersion")
         code = c_int()
         result = self.call("ncclGetVersion", ctypes.byref(code))
         if result != SUCCESS:
             raise BackendError(f"{path}: ncclGetVersion returned {RESULTS.get(result, result)}")
-        self.version = parse_version(code.value)
+        self.version = code.value // 10000, code.value % 10000 // 100, code.value % 100  # 22105 is 2.21.5
         if self.version[:2] < OLDEST:
             raise BackendError(f"{self!r} is too old: NCCL {'.'.join(map(str, OLDEST))} or newer is needed")
 
     def __repr__(self) -> str:
         return f"<NCCL {'.'.join(map(str, self.version))} of {self.path}>"
-
-    def has(self, name: str) -> bool:
-        """True if the library has this function of the table."""
-        return name in self._functions
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The function's result, unchecked. Raises: BackendError if the library has no such function."""

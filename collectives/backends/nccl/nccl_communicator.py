@@ -93,13 +93,12 @@ class NcclCommunicator:
         timeout: s; of the connection, and of every later call
         enter: called in the thread that calls NCCL, to set the current device there (`cupy.cuda.Device(i).use`)
         config: the same on all ranks
-        Raises: CollectiveTimeout if not all ranks have come by then; BackendError if the library is too old for what is
-        configured.
+        Raises: CollectiveTimeout if not all ranks have come by then.
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
         limit = TimeLimit(timeout)
-        handle, structure = c_void_p(), configuration(config, nccl.version)
+        handle, structure = c_void_p(), configuration(config)
         name = "ncclCommInitRankConfig"
         communicator = cls(nccl, handle, rank, size, timeout)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp._cuda import elementwise_kernels, norm_kernels, raw_kernel
+from ddp._cuda import norm_kernels, raw_kernel
 from tests.ddp.cases.table import draw
 from tests.ddp.cuda import emulation
 
@@ -27,26 +27,6 @@ def test_a_block_of_any_size_adds_up(threads: int, gpu: Any, monkeypatch: pytest
     given[2, 7] = np.nan
     found = norm_kernels.norm(gpu.cupy, gpu.cupy.asarray(given), None, None, 0.0, True)[0]
     np.testing.assert_allclose(found.get(), expected, rtol=1e-10)
-
-
-def test_threads_that_part_at_a_barrier_are_noticed() -> None:
-    text = (
-        'typedef float T; typedef float A; typedef long long Index;\nextern "C" __global__ void parts(Index n) { %s }'
-    )
-    kernel = emulation.RawKernel(text % "if (threadIdx.x) __syncthreads();", "parts")
-    with pytest.raises(AssertionError, match="different barriers"):
-        kernel((1,), (256,), (np.int64(1),))
-
-
-def test_a_launch_that_does_not_fit_its_kernel_is_refused(gpu: Any) -> None:
-    xp, source = gpu.cupy, elementwise_kernels.ERROR_FUNCTIONS
-    x = xp.ones(3, np.float32)
-    with pytest.raises(ValueError, match="longer"):
-        source.over(xp, "erf_of", x.dtype, 3, x, x, 3, 1.0)
-    with pytest.raises(AssertionError, match=r"argument 0, T\*: float64"):
-        source.over(xp, "erf_of", x.dtype, 3, x.astype("f8"), x, 3)
-    with pytest.raises(AssertionError):
-        source.over(xp, "erf_of", x.dtype, 3, xp.ones((3, 2), np.float32)[:, 0], x, 3)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 import collectives
 from collectives.backends.device import cuda, nccl_transport, negotiation
-from tests.collectives.backends.device.fake_nccl import FakeLibrary, FakeNccl, Hub
+from tests.collectives.backends.device.fake_nccl import FakeNccl, Hub
 from tests.collectives.backends.device.machine import Machine
 from tests.gpu.standin import Cupy
 
@@ -92,8 +92,3 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     """`rig(size, nccl, seed)` makes ranks with GPUs; nccl: a `FakeLibrary`, or None where there is none."""
     with ending(lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)) as make:
         yield make
-
-
-@pytest.fixture
-def library() -> FakeLibrary:
-    return FakeLibrary()

@@ -34,7 +34,6 @@ class Hub:
         self.lock = threading.Lock()
         self.meetings: dict[tuple[bytes, int], Meeting] = {}
         self.captures: Any = None  # of a CuPy that captures graphs: `tests.gpu.capturing.Captures`
-        self.calls: list[tuple[int, str]] = []  # (rank, what NCCL was asked for)
         self.ids = 0
         self.ends: list[FakeNccl] = []
 
@@ -61,7 +60,6 @@ class FakeNccl:
         self.trouble: Exception | None = None
         self.aborted = self.closed = False
         self.reason: CollectivesError = NcclError("aborted")
-        self.threads: set[str] = set()
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: Any, op: Any, stream: int) -> None:
         self._add(stream, "all_reduce", send, recv, count, dtype, op)
@@ -109,10 +107,7 @@ class FakeNccl:
     def _add(self, stream: int, *operation: Any) -> None:
         if self.aborted:
             raise self.reason
-        self.threads.add(threading.current_thread().name)
         padded = (*operation, *[None] * (7 - len(operation)))
-        name, op = padded[0], padded[5]
-        self.hub.calls.append((self.rank, f"{name} {op.value if isinstance(op, ReduceOp) else ''}".strip()))
         self.stream = stream
         if self.group_of is None:
             self._start(stream, [padded])

@@ -13,7 +13,7 @@ import numpy as np
 import collectives
 from collectives.backends.device import cuda, negotiation
 from collectives.backends.nccl.library import Nccl
-from tests.collectives.backends.device.bodies import contract
+from tests.collectives.backends.device.contract import contract
 from tests.collectives.backends.device.machine import Machine
 from tests.collectives.backends.nccl.stub.build import Stub
 from tests.gpu.standin import Cupy

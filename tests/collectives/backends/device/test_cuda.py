@@ -37,12 +37,6 @@ def test_who_is_shown_one_gpu_keeps_it_and_cupy_is_not_asked(
     cuda.take_local_gpu(3, {"CUDA_VISIBLE_DEVICES": visible})
 
 
-def test_who_has_chosen_a_gpu_keeps_it(cupy: Cupy) -> None:
-    cupy.cuda.Device(2).use()
-    cuda.take_local_gpu(3, {})
-    assert cupy.local.device == 2
-
-
 def test_a_cupy_that_does_not_work_is_no_error_of_init(cupy: Cupy, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(index: int | None = None) -> Any:
         raise collectives.BackendError("no kernel image")

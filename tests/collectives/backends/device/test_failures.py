@@ -177,17 +177,3 @@ def test_a_failure_on_the_device_ends_the_wait_in_a_host_call(rig: Callable[...,
         heard.set() if comm.rank == 0 else heard.wait(5)
 
     made.run(rank)
-
-
-def test_a_failure_on_the_device_ends_the_wait_of_a_receive(rig: Callable[..., Rig]) -> None:
-    made = rig(1, FakeLibrary())
-
-    def rank(comm: Any, cupy: Any) -> None:
-        comm.registry.wanted = "nccl"
-        comm.all_reduce(cupy.asarray(np.ones(4)))
-        work = comm.recv(0, async_op=True)
-        made.ends[0].trouble = collectives.NcclError("gone")
-        with pytest.raises(collectives.NcclError, match="gone"):
-            work.wait(10)
-
-    made.run(rank)

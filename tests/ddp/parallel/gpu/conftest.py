@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.collectives.backends.device import conftest as below
-from tests.collectives.backends.device.fake_nccl import FakeLibrary
 from tests.ddp.cuda import emulation
 from tests.gpu.installing import Gpu, forget
 from tests.gpu.standin import Cupy
@@ -32,8 +31,3 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rig]]:
     with below.ending(lambda size=2, nccl=None, seed=0: Rig(monkeypatch, size, nccl, seed)) as make:
         yield make
     forget()
-
-
-@pytest.fixture
-def library() -> FakeLibrary:
-    return FakeLibrary()

@@ -135,21 +135,6 @@ def train_layers(comm: Any, device: str, seed: int, between: Between = lambda: N
     return {name: tensor.detach().cpu().numpy() for name, tensor in found}
 
 
-def train_unevenly(comm: Any, device: str, seed: int, between: Between = lambda: None) -> dict[str, Any]:
-    """Ranks that make different numbers of steps."""
-    net = Net(2).to(device)
-    model = DataParallel(net, comm, bucket_cap_mb=0.0002, first_bucket_mb=0.0002)
-    optimizer = ddp.optim.SGD(model.parameters(), lr=0.05)
-    with model.join(divide_by_initial_world_size=seed % 4 < 2):
-        for step in range(3 + 2 * comm.rank):
-            loss_of(model(batch(step, comm.rank, device), [0, 1])).backward()
-            between()
-            optimizer.step()
-            optimizer.zero_grad()
-    found = [*net.named_parameters(), *net.named_buffers()]
-    return {name: tensor.detach().cpu().numpy() for name, tensor in found}
-
-
 def assert_numbers_of_the_cpu(
     rig: Any,
     nccl: Any,

@@ -1,0 +1,207 @@
+"""What collectives on device arrays promise: the answer of the same host call, on fake GPUs and on real ones.
+
+Each check takes a communicator and its rank's CuPy. Over host memory, and alone, the answer has the same bits; NCCL may
+round a mean and a scaled sum once more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+
+DTYPES = (
+    *(np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.complex64, np.complex128, np.bool_),
+    *(np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64),
+)
+FEW = (np.float32, np.int16)  # what is tried with every reduction
+FLOATING = (np.float32, np.float16, ml_dtypes.bfloat16, np.complex64)
+
+
+def same(on_device: Any, on_host: Any, close: bool = False) -> None:
+    assert (on_device is None) == (on_host is None)
+    if on_host is not None:
+        got = on_device.get()
+        assert (got.dtype, got.shape) == (on_host.dtype, on_host.shape)
+        if close and got.dtype.kind not in "biu":
+            rounding = 4 * float(ml_dtypes.finfo(got.real.dtype).eps)
+            assert_allclose(got.astype(complex), on_host.astype(complex), rtol=rounding)
+        else:
+            assert_array_equal(got, on_host)
+
+
+def values(shape: tuple[int, ...], dtype: Any, rank: int) -> Any:
+    count = int(np.prod(shape))
+    return (np.arange(1, count + 1) % 7 + 2 * rank).reshape(shape).astype(dtype)
+
+
+def is_over_nccl(comm: Any, cupy: Any) -> bool:
+    comm.all_reduce(cupy.ones(1, np.float32))
+    return bool(comm._device_communicator._device_transport.name == "NCCL")
+
+
+def reductions(comm: Any, cupy: Any) -> None:
+    over_nccl = is_over_nccl(comm, cupy)
+    for dtype, op in itertools.product(DTYPES, collectives.ReduceOp):
+        host = values((7, 5), dtype, comm.rank)
+        x = cupy.asarray(host)
+        close = over_nccl and op is collectives.ReduceOp.MEAN
+        try:
+            expected = comm.all_reduce(host, op)
+        except collectives.DtypeError:
+            with pytest.raises(collectives.DtypeError):
+                comm.all_reduce(x, op)
+            continue
+        same(comm.all_reduce(x, op), expected, close)
+        if dtype not in FEW:
+            continue
+        same(comm.reduce(x, op, comm.size - 1), comm.reduce(host, op, comm.size - 1), close)
+        same(comm.reduce_scatter(x, op), comm.reduce_scatter(host, op), close)
+        uneven = [0] * (comm.size - 1) + [7]
+        same(comm.reduce_scatter(x, op, lengths=uneven), comm.reduce_scatter(host, op, lengths=uneven), close)
+        assert_array_equal(x.get(), host)
+
+
+def scales(comm: Any, cupy: Any) -> None:
+    close = is_over_nccl(comm, cupy)
+    late = cupy.asarray(np.array(0.25))  # a 0-d array on the device is never looked at by the host
+    for dtype, op in itertools.product(FLOATING, ("sum", "mean")):
+        host = values((6,), dtype, comm.rank)
+        x = cupy.asarray(host)
+        for scale in (0.5, np.float32(0.5), lambda: 0.5):
+            same(comm.all_reduce(x, op, scale=scale), comm.all_reduce(host, op, scale=scale), close)
+        same(comm.all_reduce(x, op, scale=lambda: late), comm.all_reduce(host, op, scale=0.25), close)
+    with pytest.raises(collectives.DtypeError, match="scale needs a floating"):
+        comm.all_reduce(cupy.asarray(np.arange(3)), scale=0.5)
+
+
+def nan_wins_max_and_min_on_every_rank(comm: Any, cupy: Any) -> None:
+    for dtype, lost in itertools.product((np.float16, np.float32, np.float64), range(comm.size)):
+        host = np.array([np.nan if comm.rank == lost else 1, comm.rank], dtype)
+        x = cupy.asarray(host)
+        for op, other in (("max", comm.size - 1), ("min", 0)):
+            assert_array_equal(comm.all_reduce(x, op).get(), np.array([np.nan, other], dtype))
+            on_root = comm.reduce(x, op)
+            assert on_root is None or np.isnan(on_root.get()[0])
+            rows = cupy.asarray(np.tile(host, (comm.size, 1)))
+            assert_array_equal(comm.reduce_scatter(rows, op).get(), np.array([[np.nan, other]], dtype))
+        same(comm.all_reduce(x, "max", out=x), np.array([np.nan, comm.size - 1], dtype))
+
+
+def layouts(comm: Any, cupy: Any) -> None:
+    base = np.arange(24.0).reshape(4, 6) + comm.rank
+    cuts: list[Callable[[Any], Any]] = [lambda a: a[::2, ::-3], lambda a: a.T, lambda a: a[:0], lambda a: a[0, 0]]
+    for cut in cuts:
+        whole, mine = cupy.asarray(base), base.copy()
+        x, host = cut(whole), cut(base)
+        calls = ["all_reduce", "all_gather", "reduce", *(["all_to_all", "reduce_scatter", "scatter"] if x.ndim else [])]
+        for name in calls:
+            same(getattr(comm, name)(x), getattr(comm, name)(host))
+        assert comm.all_reduce(x).flags.c_contiguous
+        same(comm.gather(x, lengths="equal"), comm.gather(host, lengths="equal"))
+        comm.broadcast(cut(whole), comm.size - 1)
+        if mine.size and host.ndim:
+            comm.broadcast(cut(mine), comm.size - 1)
+            same(whole, mine)
+        else:
+            comm.broadcast(np.array(host), comm.size - 1)
+    with pytest.raises(collectives.ArgumentError, match="0-d"):
+        comm.all_to_all(cupy.ones(()))
+
+
+def out_in_place_and_beside(comm: Any, cupy: Any) -> None:
+    for dtype in (np.float32, np.float16, np.int32):
+        host = np.full((2, 3), comm.rank + 1, dtype)
+        expected = np.full((2, 3), sum(range(comm.size + 1)), dtype)
+        x, out = cupy.asarray(host), cupy.empty((2, 3), dtype)
+        strided = cupy.empty((2, 6), dtype)[:, ::2]
+        for into in (out, strided, x):
+            assert comm.all_reduce(x, out=into) is into
+            same(into, expected)
+        x = cupy.asarray(host)
+        assert comm.reduce(x, out=x) is (x if comm.rank == 0 else None)
+        same(x, expected if comm.rank == 0 else host)
+    base = cupy.asarray(np.arange(10.0))
+    comm.all_reduce(base[:8], out=base[2:])
+    same(base[2:], comm.size * np.arange(8.0))
+    with pytest.raises(collectives.ArgumentError, match=r"out should be float64 \(3,\), is float64 \(4,\)"):
+        comm.all_reduce(cupy.asarray(np.ones(3)), out=cupy.empty(4))
+    # What is found out only after an exchange leaves the order of calls intact.
+    with pytest.raises(collectives.ArgumentError, match="out should be"):
+        comm.all_gather(cupy.asarray(np.ones((1, 2))), out=cupy.empty((comm.size, 3)))
+    same(comm.all_reduce(cupy.asarray(np.ones(1))), np.full(1, float(comm.size)))
+
+
+def movements_of_uneven_parts(comm: Any, cupy: Any) -> None:
+    lengths = [(5 * rank) % 7 for rank in range(comm.size)]
+    host = values((lengths[comm.rank], 3), np.int16, comm.rank)
+    x = cupy.asarray(host)
+    for known in (None, lengths):
+        same(comm.all_gather(x, lengths=known), comm.all_gather(host, lengths=known))
+        for root in (0, comm.size - 1):
+            same(comm.gather(x, root, lengths=known), comm.gather(host, root, lengths=known))
+    table = [[(source + 2 * to) % 4 for to in range(comm.size)] for source in range(comm.size)]
+    host = values((sum(table[comm.rank]), 2), np.float64, comm.rank)
+    x = cupy.asarray(host)
+    for known in (None, table[comm.rank], table):
+        same(comm.all_to_all(x, lengths=known), comm.all_to_all(host, lengths=known))
+    host, root = values((13, 2), np.uint8, comm.rank), comm.size - 1
+    for known in (None, [13] + [0] * (comm.size - 1)):
+        mine = comm.scatter(host if comm.rank == root else None, root, lengths=known)
+        out = cupy.empty(mine.shape, mine.dtype)
+        whole = cupy.asarray(host) if comm.rank == root else None
+        assert comm.scatter(whole, root, lengths=known, out=out) is out
+        same(out, mine)
+
+
+def messages_go_through_the_host(comm: Any, cupy: Any) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (3, 3000):
+        x = cupy.asarray(np.full((count, 2), comm.rank, np.float32)) * 2
+        for out in (cupy.empty((count, 2), np.float32), cupy.empty((count, 4), np.float32)[:, ::2]):
+            sent, coming = comm.send(x, right, async_op=True), comm.recv(left, out=out, async_op=True)
+            assert coming.wait() is out
+            sent.wait()
+            same(out, np.full((count, 2), 2 * left, np.float32))
+
+
+def what_lies_elsewhere_is_named_on_every_rank(comm: Any, cupy: Any) -> None:
+    x = np.ones(3)
+    if comm.size > 1:
+        with pytest.raises(collectives.MismatchError, match="sum on GPU"):
+            comm.all_reduce(cupy.asarray(x) if comm.rank == 0 else x)
+        with pytest.raises(collectives.MismatchError, match=r"float64 \(3,\)"):
+            comm.all_reduce(cupy.asarray(np.ones(3 if comm.rank else 4)))
+    same(comm.all_reduce(cupy.asarray(x)), x * comm.size)
+
+
+def duplicates_and_parts(comm: Any, cupy: Any) -> None:
+    works = [comm.all_reduce(cupy.asarray(np.full(1000, float(i))), async_op=True) for i in range(20)]
+    for i, work in enumerate(works):
+        same(work.wait(), np.full(1000, float(i * comm.size)))
+    twin, part = comm.duplicate(), comm.split(comm.rank % 2, -comm.rank)
+    same(twin.all_reduce(cupy.asarray(np.ones(3))), np.full(3, float(comm.size)))
+    same(part.all_gather(cupy.asarray(np.array([comm.rank]))), part.all_gather(np.array([comm.rank])))
+    same(part.all_reduce(cupy.asarray(np.ones(3))), np.full(3, float(part.size)))
+    twin.close()
+    part.close()
+
+
+CHECKS: tuple[Callable[[Any, Any], None], ...] = (
+    *(reductions, scales, nan_wins_max_and_min_on_every_rank, layouts, out_in_place_and_beside),
+    *(movements_of_uneven_parts, messages_go_through_the_host, what_lies_elsewhere_is_named_on_every_rank),
+    duplicates_and_parts,
+)
+
+
+def contract(comm: Any, cupy: Any) -> None:
+    """All of it."""
+    for check in CHECKS:
+        check(comm, cupy)
