@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays import as_array, is_device_array
-from collectives.backends.shm.call_cache import CallPlan, no_result
+from collectives.backends.shm.call_cache import CallPlan, nothing
 from collectives.backends.shm.hierarchy import share
 from collectives.engine.array_header import exchange_numbers
-from collectives.engine.call import MISS, CollectiveOp
+from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import check_timeout, whole
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.errors import ArgumentError, DtypeError
@@ -101,19 +101,15 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
-        if async_op or self._cached("barrier", None, None, None, None) is MISS:
-            return self._run(self._barrier(), async_op)
-        return None
+        return self._call(self._barrier, None, ("barrier",), async_op=async_op)
 
-    def _barrier(self, *_: Any) -> CollectiveOp[None]:
+    def _barrier(self, arrays: Any, x: Any, out: Any, scale: Any, name: str) -> CollectiveOp[None]:
         def steps(call: CollectiveOp[None]) -> Steps[None]:
             signatures = yield from self.verify(call, self._signature(call))
             if signatures is None:  # else the ranks have met just now
                 yield self.transport.barrier()
 
-        return self._collective(
-            "barrier", None, steps, plan=lambda: CallPlan(None, None, no_result, None, self._barrier)
-        )
+        return self._collective(name, None, steps, plan=lambda _: CallPlan(None, [], nothing))
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
         """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
