@@ -79,32 +79,23 @@ def _convert(x: Any, what: str) -> Array:
             f"{what} requires grad ({type(x).__name__}), and autograd would not see this collective: pass "
             f"{what}.detach(), which shares its memory; for ddp's tensors ddp.parallel has collectives with gradients"
         )
-    device = _device(x)
-    if device in GPU:
+    if (device := _device(x)) not in HOST:
+        where = "a GPU" if device in GPU else f"a device of DLPack's kind {device}"
         raise DtypeError(
-            f"{what} is on a GPU ({type(x).__name__}), and this communicator moves host arrays: pass {what}.get() "
+            f"{what} is on {where} ({type(x).__name__}), and this communicator moves host arrays: pass {what}.get() "
             f"(CuPy) or {what}.cpu() (PyTorch), or a CuPy array to a communicator of a GPU backend"
         )
-    if device not in HOST:
-        raise DtypeError(
-            f"{what} ({type(x).__name__}) is on a device of DLPack's kind {device}, and this communicator moves host "
-            "arrays: pass a copy on the host"
-        )
     try:
-        return _shared(x)
-    except _NoArray:
-        raise DtypeError(
-            f"{what} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one"
-        ) from None
+        array = _shared(x)
     except _REFUSALS as error:
         raise DtypeError(f"{what} ({type(x).__name__}) cannot be read as a NumPy array: {error}") from error
+    if array is None:
+        raise DtypeError(f"{what} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one")
+    return array
 
 
-class _NoArray(Exception):
-    """Has none of the interfaces of arrays."""
-
-
-def _shared(x: Any) -> Array:
+def _shared(x: Any) -> Array | None:
+    """None if x has none of the interfaces of arrays."""
     if hasattr(x, "__array_interface__"):
         return np.asarray(x)
     readers: list[Callable[[Any], Array]] = [_by_array_method] if hasattr(x, "__array__") else []
@@ -124,7 +115,7 @@ def _shared(x: Any) -> Array:
     try:
         return np.asarray(memoryview(x))
     except TypeError:
-        raise _NoArray from None
+        return None
 
 
 def _by_array_method(x: Any) -> Array:

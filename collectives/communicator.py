@@ -145,8 +145,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
                 return np.zeros(lengths, kind)
             return memory.view(kind).reshape(lengths)
 
-        array: Array = self._run(self._collective("empty", None, steps, f"{kind} {lengths}"), False)
-        return array
+        return self.queue.run(self._collective("empty", None, steps, f"{kind} {lengths}"))
 
     def duplicate(self) -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""
@@ -156,11 +155,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             transport, test = self.transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self.transport)
-            twin = Communicator(transport, self.timeout, self.registry)
-            return twin
+            return Communicator(transport, self.timeout, self.registry)
 
-        twin: Communicator = self._run(self._collective("duplicate", None, steps), False)
-        return twin
+        return self.queue.run(self._collective("duplicate", None, steps))
 
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
         """A communicator of the ranks that give the same color. Collective: every rank of this one calls it.
@@ -184,14 +181,11 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             stem = self._descendant()
             transport, test = self.transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test
-            part = None
-            if transport is not None:
-                transport = yield from share(transport)
-                part = Communicator(transport, limit, self.registry)
-            return part
+            if transport is None:
+                return None
+            return Communicator((yield from share(transport)), limit, self.registry)
 
-        part: Communicator | None = self._run(self._collective("split", None, steps), False)
-        return part
+        return self.queue.run(self._collective("split", None, steps))
 
     def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
         """A communicator of these ranks, made by them alone: each of them calls it, and no other rank needs to.
@@ -219,8 +213,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             transport, test = self.transport.group(members, key, missing)
             yield test
-            transport = yield from share(transport)
-            return Communicator(transport, limit, self.registry)
+            return Communicator((yield from share(transport)), limit, self.registry)
 
         def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
             left = {rank: each for rank, each in exit_notices.items() if rank in members}

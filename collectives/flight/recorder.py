@@ -75,7 +75,6 @@ class Recorder:
         self._indices = itertools.count(1)  # its `next` cannot be torn by another thread
         self._lock = threading.Lock()
         self._signatures: dict[tuple[Hashable, ...], int] = {}
-        self._slots: dict[int, tuple[Hashable, ...]] = {}
         self._newest = self.oldest = 0
         clock = time.time_ns() - monotonic_ns()
         HEADER.pack_into(memory, 0, MAGIC, VERSION, SIZE, os.getpid(), rank, size, clock, -1, -1)
@@ -157,12 +156,10 @@ class Recorder:
             # Its slot is overwritten after SIGNATURES others, but it is not used any more after half of them: so it
             # outlasts the calls of the ring that point to it.
             self.oldest = max(0, number - SIGNATURES // 2)
-            before = self._slots.get(number % SIGNATURES, ())
-            if self._signatures.get(before) == number - SIGNATURES:
-                del self._signatures[before]
+            if len(self._signatures) >= SIGNATURES:
+                self._signatures.clear()
             packed = pack_text(number, [*fields, truncate(file, 112, keep_end=True), str(line)], SIGNATURE_SIZE)
             self._bytes[signature_at(number) : signature_at(number) + SIGNATURE_SIZE] = packed
-            self._slots[number % SIGNATURES] = key
             self._signatures[key] = number
         return number
 

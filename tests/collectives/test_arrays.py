@@ -173,7 +173,7 @@ def test_device_arrays_are_recognized(x: Any, expected: bool) -> None:
         with pytest.raises(DtypeError, match=r"x is on a GPU .* moves host arrays: pass x\.get\(\)"):
             as_array(x)
     elif isinstance(x, Located) and x.kind == 8:
-        with pytest.raises(DtypeError, match=r"x \(Located\) is on a device of DLPack's kind 8"):
+        with pytest.raises(DtypeError, match="x is on a device of DLPack's kind 8"):
             as_array(x)
 
 
