@@ -18,11 +18,16 @@ from tests.collectives.contract.life import LifeContract
 from tests.collectives.contract.movements import MovementsContract
 from tests.collectives.contract.objects import ObjectsContract
 from tests.collectives.contract.pairs import PairsContract
+from tests.collectives.contract.random_calls import RandomContract
 from tests.collectives.contract.reductions import ReductionsContract
 from tests.collectives.contract.run import Run
 
 
-class Contract(ReductionsContract, MovementsContract, PairsContract, ObjectsContract, LifeContract):
+class ArraysContract(ReductionsContract, MovementsContract, PairsContract, ObjectsContract, RandomContract):
+    """What moves arrays."""
+
+
+class Contract(ArraysContract, LifeContract):
     """A backend's tests inherit this and provide `run`, which calls a function on every rank."""
 
 
@@ -77,7 +82,7 @@ if world.promised() is not None:  # inside the job that the last test starts
             comm = by_messages(limit=2**31 - 1)
             return lambda fn: [fn(comm)]
 
-    class TestMPIMessagesInPieces(ReductionsContract, MovementsContract, PairsContract, ObjectsContract):
+    class TestMPIMessagesInPieces(ArraysContract):
         """The way of long messages in an MPI that counts in C's int, as if an int ended at 16."""
 
         @pytest.fixture
@@ -105,6 +110,6 @@ def by_messages(limit: int) -> Communicator:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 3, pytest.param(4, marks=pytest.mark.long)])  # Open MPI has other ways from 4 on
 def test_the_contract_holds_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
     hold_over_mpi(__file__, "TestMPI", size)

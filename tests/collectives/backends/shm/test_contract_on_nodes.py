@@ -6,6 +6,8 @@ Processes of one machine stand on several nodes if their seats say so, and then 
 from __future__ import annotations
 
 import functools
+import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +19,11 @@ from collectives import Communicator, world
 from collectives.backends.mpi.mpi_transport import MPITransport
 from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.backends.shm.hierarchy import HierarchicalTransport, share
+from collectives.backends.shm.segment import ControlBlock
 from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.queue import run_to_completion
 from tests.collectives.backends.shm.ranks import run_sharing
+from tests.collectives.contract.random_calls import make_calls
 from tests.collectives.contract.run import Run
 from tests.collectives.test_contract import Contract, by_messages
 
@@ -40,6 +44,21 @@ class TestShared(Contract):
             return run_sharing(on_one_node, [0] * request.param)
 
         return run
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_are_late_between_any_two_steps(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any) -> Any:
+            if random.random() < 0.1:
+                time.sleep(random.random() * 3e-4)
+            return method(*args)
+
+        return act
+
+    for name in ("publish", "met", "advance", "advanced", "turn"):
+        monkeypatch.setattr(ControlBlock, name, late(getattr(ControlBlock, name)))
+    run_sharing(lambda comm: make_calls(comm, 100, comm.size), [0] * size)
 
 
 class TestHierarchy(Contract):
