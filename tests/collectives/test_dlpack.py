@@ -12,9 +12,6 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from collectives.arrays import as_array, read_dlpack
-from collectives.errors import DtypeError
-
-NAMES = ["bool", *np.typecodes["AllInteger"], *"efdFD"]
 
 
 class Exporter:
@@ -31,18 +28,14 @@ class Exporter:
 
 
 @pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("name", NAMES)
-def test_what_numpy_gives_away_is_read_as_it_is(name: str, old: bool) -> None:
-    whole = np.arange(24).astype(name).reshape(4, 6)
-    for x in (whole, whole[::2, ::-3], whole.T, whole[3, 5:], whole[2:2], np.array(whole[1, 1]), whole[:0, 3]):
-        y = read_dlpack(Exporter(x, old))
-        assert y.dtype == x.dtype
-        assert y.shape == x.shape
-        assert_array_equal(y, x)
-        assert not x.size or np.shares_memory(x, y)
-    y = read_dlpack(Exporter(whole, old))
-    y[1, 2] = 0
-    assert whole[1, 2] == 0
+def test_what_numpy_gives_away_is_read_as_it_is(old: bool) -> None:
+    for name in ("bool", "i1", "u8", "f2", "f8", "c16"):
+        whole = np.arange(24).astype(name).reshape(4, 6)
+        for x in (whole, whole[::2, ::-3], whole.T, np.array(whole[1, 1]), whole[:0, 3]):
+            y = read_dlpack(Exporter(x, old))
+            assert (y.dtype, y.shape, y.flags.writeable) == (x.dtype, x.shape, True)
+            assert_array_equal(y, x)
+            assert not x.size or np.shares_memory(x, y)
 
 
 # Structs of our own, apart from those under test: the layout of DLPack 1.0 and 0.8 on 64-bit machines.
@@ -150,19 +143,6 @@ def test_the_memory_is_given_back_once_when_the_last_view_dies(struct: type[Any]
     assert producer.returned == [producer.address]
 
 
-@pytest.mark.parametrize(
-    "described", [{"version": (2, 3)}, {"code": 10, "bits": 8}, {"bits": 0}, {"lanes": 4}], ids=str
-)
-def test_what_cannot_be_read_is_refused_and_given_back(described: dict[str, Any]) -> None:
-    producer = Producer(**described)
-    with pytest.raises(DtypeError) as caught:
-        as_array(producer)
-    del caught
-    gc.collect()
-    assert producer.dropped == 1
-    assert len(producer.returned) <= 1
-
-
 def test_bfloat16_with_strides_and_an_offset() -> None:
     held = np.arange(32).astype(ml_dtypes.bfloat16)
     producer = Producer(code=4, bits=16, shape=(2, 3), strides=(8, -2), data=held.ctypes.data, offset=2 * 5)
@@ -180,9 +160,3 @@ def test_flags_say_what_may_be_written() -> None:
     assert not read_dlpack(Producer(flags=1)).flags.writeable  # read-only
     assert not read_dlpack(Producer(flags=1, code=4, bits=16)).flags.writeable
     assert not read_dlpack(Producer(flags=2)).flags.writeable  # a copy: what is written there, the producer never sees
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_an_array_without_elements_can_be_written_to(old: bool) -> None:
-    x = as_array(Exporter(np.empty((2, 0, 3), np.float32), old))
-    assert (x.shape, x.dtype, x.flags.writeable) == ((2, 0, 3), np.float32, True)

@@ -20,7 +20,8 @@ from tests.collectives.contract.run import Run
 
 Array = np.ndarray[Any, Any]
 BLOCK = 25  # calls of one world, of which some are under way at once
-DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f8", BFLOAT16]
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G"]
+DTYPES += [">i2", ">i4", ">u8", ">f2", ">f8", ">c8", BFLOAT16]
 REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter"]
 MOVEMENTS = ["broadcast", "gather", "all_gather", "scatter", "all_to_all", "ring"]
 OBJECTS = ["broadcast_object", "gather_object", "all_gather_object", "scatter_object"]
@@ -60,6 +61,9 @@ def draw(rng: np.random.Generator, size: int) -> dict[str, Any]:
         shape = () if scalar else (int(length), *row)
         values = rng.integers(0 if kind in "bu" else -8, 2 if kind == "b" else 8, shape)
         inputs.append(np.asarray(values).astype(dtype))
+        if kind in "iu" and values.size and rng.integers(2):  # sums of these wrap around
+            limit = getattr(np.iinfo(dtype), str(rng.choice(["min", "max"])))
+            inputs[-1].reshape(-1)[:: int(rng.integers(1, 4))] = limit
     places = ["none", "none", *LAYOUTS]
     return {
         "name": name,
@@ -157,11 +161,13 @@ def reduced(inputs: list[Array], op: str, scale: float | None) -> Array:
     """What `collectives.reduction` says that a reduction of these is."""
     dtype = inputs[0].dtype
     wide = np.dtype(np.float32) if dtype in (np.float16, BFLOAT16) else dtype.newbyteorder("=")
-    if op == "mean" and dtype.kind in "iu":
+    if op == "mean" and dtype.kind in "iu" and dtype.itemsize < 8:
         wide = np.dtype(np.int64)
     total = np.asarray(REDUCE[op](np.stack(inputs).astype(wide), axis=0)).astype(wide)  # sums of short ones wrap around
     if op == "mean":
-        total = np.trunc(total / len(inputs)) if wide.kind == "i" else total / wide.type(len(inputs))
+        n = len(inputs)
+        total = total - np.sign(total) * (np.abs(total) % n) if wide.kind in "iu" else total
+        total = total // n if wide.kind in "iu" else total / wide.type(n)
     if scale is not None:
         total = total * wide.type(scale)
     return np.asarray(total).astype(dtype)

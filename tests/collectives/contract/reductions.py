@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
+from collectives.reduction import BFLOAT16
 from tests.collectives.contract.run import Run
+
+HALVES = [np.dtype(np.float16), BFLOAT16]
 
 
 class ReductionsContract:
@@ -98,5 +103,37 @@ class ReductionsContract:
                 comm.reduce_scatter(base, out=np.ones((9, 9)))
             with pytest.raises(collectives.DtypeError, match="sum of bool"):
                 comm.reduce_scatter(np.ones((4, 1), bool))
+
+        run(check)
+
+    @pytest.mark.parametrize("dtype", HALVES, ids=str)
+    def test_halves_are_summed_in_float32_and_rounded_once(self, run: Run, dtype: np.dtype[Any]) -> None:
+        def check(comm: Communicator) -> None:
+            # In the dtype itself, large + 1 is large again.
+            large = 2.0 ** (np.finfo(np.float16).nmant + 1) if dtype == np.float16 else 2.0**8
+            x = np.full((2, 3), large if comm.rank == 0 else 1.0).astype(dtype)
+            total = np.float32(large + comm.size - 1)
+            assert_array_equal(comm.all_reduce(x), np.full((2, 3), total).astype(dtype))
+            assert_array_equal(
+                comm.all_reduce(x, "mean", scale=3.0), np.full((2, 3), total / comm.size * 3).astype(dtype)
+            )
+            y = x.copy()
+            assert comm.all_reduce(y, out=y) is y
+            assert_array_equal(y, np.full((2, 3), total).astype(dtype))
+            strided = np.zeros((2, 6), dtype)[:, ::2]
+            assert comm.all_reduce(x.T, out=strided.T[:, :]).shape == (3, 2)
+            assert_array_equal(strided, np.full((2, 3), total).astype(dtype))
+
+        run(check)
+
+    @pytest.mark.filterwarnings("ignore:invalid value")
+    @pytest.mark.parametrize("dtype", [*HALVES, np.dtype("f"), np.dtype("d"), np.dtype("g")], ids=str)
+    def test_nan_on_one_rank_is_the_max_and_the_min_of_all(self, run: Run, dtype: np.dtype[Any]) -> None:
+        def check(comm: Communicator) -> None:
+            for lost in range(comm.size):
+                x = np.array([np.nan if comm.rank == lost else 1, comm.rank, -np.inf]).astype(dtype)
+                for op, other in (("max", comm.size - 1), ("min", 0)):
+                    expected = np.array([np.nan, other, -np.inf]).astype(dtype)
+                    assert_array_equal(comm.all_reduce(x, op).astype(np.float64), expected.astype(np.float64))
 
         run(check)
