@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from collectives.version import __version__ as __version__
 
 _HOMES = {
-    "backends.nccl.library": ["NcclConfig"],
-    "communicator": ["Communicator"],
-    "engine.call": ["Work"],
-    "errors": ["ArgumentError", "BackendError", "CollectiveInterrupted", "CollectiveTimeout", "CollectivesError"],
-    "flight.recorder": ["mark_step"],
-    "reduction": ["ReduceOp"],
-    "start": ["init", "run_threads"],
-    "version": ["__version__"],
+    "backends.nccl.library": "NcclConfig",
+    "communicator": "Communicator",
+    "engine.call": "Work",
+    "errors": "ArgumentError BackendError CollectiveInterrupted CollectiveTimeout CollectivesError CommunicatorClosed "
+    "DtypeError MismatchError NcclError PeerLeft WorldError",
+    "flight.recorder": "mark_step",
+    "reduction": "ReduceOp",
+    "start": "init run_threads",
+    "version": "__version__",
 }
-_HOMES["errors"] += ["CommunicatorClosed", "DtypeError", "MismatchError", "NcclError", "PeerLeft", "WorldError"]
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME)
 

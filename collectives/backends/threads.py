@@ -7,7 +7,7 @@ does the work for all, in rank order, so the same inputs give the same bits whic
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,7 +49,7 @@ class ThreadGroup:
         self._calls: dict[int, _Call] = {}
         self._groups: dict[str, tuple[ThreadGroup, int]] = {}
         # source, destination, tag → arrays in the order of their sends, and whether each was received
-        self._messages: defaultdict[tuple[int, int, int], deque[tuple[Array, list[bool]]]] = defaultdict(deque)
+        self._messages: dict[tuple[int, int, int], deque[tuple[Array, list[bool]]]] = {}
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
     def post(self, rank: int, number: int, x: Any, out: Any, work: Work) -> Test:
@@ -86,7 +86,8 @@ class ThreadGroup:
             self.mailboxes[dst].append((src, x.copy()))
             return completed
         received: list[bool] = []
-        self._messages[src, dst, tag].append((x, received))
+        with self.lock:
+            self._messages.setdefault((src, dst, tag), deque()).append((x, received))
         return lambda: bool(received)
 
     def recv(self, src: int, dst: int, tag: int, out: Array) -> Test:
@@ -95,8 +96,11 @@ class ThreadGroup:
 
         def test() -> bool:
             nonlocal done
-            if not done and (messages := self._messages[src, dst, tag]):
-                x, received = messages.popleft()
+            if not done and (messages := self._messages.get((src, dst, tag))):
+                with self.lock:
+                    x, received = messages.popleft()
+                    if not messages:
+                        del self._messages[src, dst, tag]
                 np.copyto(out, x)
                 received.append(True)
                 done = True

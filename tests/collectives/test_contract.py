@@ -23,11 +23,7 @@ from tests.collectives.contract.reductions import ReductionsContract
 from tests.collectives.contract.run import Run
 
 
-class ArraysContract(ReductionsContract, MovementsContract, PairsContract, ObjectsContract, RandomContract):
-    """What moves arrays."""
-
-
-class Contract(ArraysContract, LifeContract):
+class Contract(ReductionsContract, MovementsContract, PairsContract, ObjectsContract, LifeContract, RandomContract):
     """A backend's tests inherit this and provide `run`, which calls a function on every rank."""
 
 
@@ -82,12 +78,18 @@ if world.promised() is not None:  # inside the job that the last test starts
             comm = by_messages(limit=2**31 - 1)
             return lambda fn: [fn(comm)]
 
-    class TestMPIMessagesInPieces(ArraysContract):
+    class TestMPIMessagesInPieces(ReductionsContract, MovementsContract, PairsContract, ObjectsContract):
         """The way of long messages in an MPI that counts in C's int, as if an int ended at 16."""
 
         @pytest.fixture
         def run(self) -> Run:
             comm = by_messages(limit=16)
+            return lambda fn: [fn(comm)]
+
+    class TestMPIRandomCallsInPieces(RandomContract):
+        @pytest.fixture
+        def run(self) -> Run:
+            comm = by_messages(limit=4096)
             return lambda fn: [fn(comm)]
 
 
@@ -110,6 +112,8 @@ def by_messages(limit: int) -> Communicator:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [1, 3, pytest.param(4, marks=pytest.mark.long)])  # Open MPI has other ways from 4 on
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
+)  # Open MPI differs from 4 on
 def test_the_contract_holds_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
     hold_over_mpi(__file__, "TestMPI", size)

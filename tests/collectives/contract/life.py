@@ -169,6 +169,9 @@ class LifeContract:
             for wrong in (0, -1.0, float("nan"), "7"):
                 with pytest.raises(ArgumentError, match="timeout should be seconds above 0, is"):
                     comm.split(0, timeout=wrong)  # type: ignore[arg-type]  # what is refused
+            for colors in (("red", None), (0, 2**63)):
+                with pytest.raises(ArgumentError, match="should be a whole number of 64 bits or None"):
+                    comm.split(*colors)  # type: ignore[arg-type]  # what is refused
             comm.barrier()
 
         run(check)
@@ -234,15 +237,6 @@ class LifeContract:
                     assert comm.all_reduce(np.ones(3))[0] == comm.size
                 for future in futures:
                     future.result(30)
-
-        run(check)
-
-    def test_colors_and_keys_are_whole_numbers(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            with pytest.raises(collectives.ArgumentError, match="color should be a whole number of 64 bits or None"):
-                comm.split("red")  # type: ignore[arg-type]  # what is refused
-            with pytest.raises(collectives.ArgumentError, match="key should be a whole number"):
-                comm.split(0, 2**63)
 
         run(check)
 

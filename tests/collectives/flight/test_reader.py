@@ -145,16 +145,6 @@ def test_a_process_without_a_record(recorded: Any) -> None:
         ended.wait(timeout=20)
 
 
-def test_a_reader_costs_an_agent_little() -> None:
-    code = (
-        "import sys, collectives.flight.reader\n"
-        "ours = {name for name in sys.modules if name.startswith(('collectives.', 'ddp', 'launcher'))}\n"
-        "assert ours == {'collectives.flight.reader', 'collectives.flight', 'collectives.errors'}, ours\n"
-        "assert not {'numpy', 'mpi4py', 'dataclasses', 'threading', 'json', 'typing'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=60)
-
-
 # In words -------------------------------------------------------------------------------------------------------------
 
 NOW = 100_000_000_000  # ns
