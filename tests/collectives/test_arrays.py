@@ -130,6 +130,30 @@ def test_what_is_read_only_by_its_array_method_stays_so() -> None:
         check_out(x, (3,), x.held.dtype)
 
 
+class Exporter:
+    """A NumPy array that shows nothing of itself but DLPack. old: it knows no version, and so no flags."""
+
+    def __init__(self, array: Any, old: bool) -> None:
+        self.array = array
+        self.old = old
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.old and options:
+            raise TypeError(f"__dlpack__() got an unexpected keyword argument {next(iter(options))!r}")
+        return self.array.__dlpack__(**options)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_dlpack_is_read_where_it_lies_and_written_where_that_is_allowed(old: bool) -> None:
+    for name in ("bool", "i1", "u8", "f2", "f8", "c16"):
+        whole = np.arange(24).astype(name).reshape(4, 6)
+        for x in (whole, whole[::2, ::-3], whole.T, np.array(whole[1, 1]), whole[:0, 3]):
+            y = as_array(Exporter(x, old))
+            assert (y.dtype, y.shape, y.flags.writeable) == (x.dtype, x.shape, not old)
+            assert_array_equal(y, x)
+            assert not x.size or np.shares_memory(x, y)
+
+
 class Located:
     """Tells where it is, and cannot be read."""
 
