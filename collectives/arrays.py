@@ -107,10 +107,10 @@ def _shared(x: Any) -> Array | None:
             continue
         if found.flags.writeable:
             return found
-    if found is None and refusals:
-        raise DtypeError("; ".join(dict.fromkeys(refusals)))
     if found is not None:
         return found
+    if refusals:
+        raise DtypeError("; ".join(dict.fromkeys(refusals)))
     try:
         return np.asarray(memoryview(x))
     except TypeError:

@@ -248,7 +248,7 @@ class LifeContract:
                 assert part is not None
                 all_of_them = [comm.duplicate(), part, part.duplicate(), comm.duplicate()]
                 works = [each.all_reduce(np.ones(100), async_op=True) for each in all_of_them]
-                # A letter under way, too: closing lets it arrive.
+                # A message under way, too: closing lets it arrive.
                 works += [each.recv((each.rank - 1) % each.size, async_op=True) for each in all_of_them]
                 for each in all_of_them:
                     each.send(np.full(100, each.size), (each.rank + 1) % each.size)

@@ -1,6 +1,6 @@
 """What every backend owes, over shared memory on one node and on several: ranks as threads, then as processes.
 
-Processes of one machine stand on several nodes if their seats say so, and then do all that they would do there.
+Processes of one machine stand on several nodes if their placements say so, and then do all that they would do there.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TestHierarchy(Contract):
         return run
 
 
-class SeatedElsewhere:
+class PlacedElsewhere:
     """A rank's membership in MPI's world, but for where the ranks stand; all calls are compared between nodes."""
 
     checks = None
@@ -95,7 +95,7 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     comm = collectives.init("mpi", timeout=20, check="always")
     twin: Any = comm.duplicate().transport
     below = getattr(twin, "_inner", twin)
-    elsewhere: Any = SeatedElsewhere(below._membership, nodes)
+    elsewhere: Any = PlacedElsewhere(below._membership, nodes)
     seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
     return Communicator(run_to_completion("share", share(seated), seated, 20), 20, comm.registry)
 
