@@ -34,35 +34,26 @@ if TYPE_CHECKING:
     from collectives.version import __version__ as __version__
 
 _HOMES = {
-    "ArgumentError": "errors",
-    "BackendError": "errors",
-    "CollectiveInterrupted": "errors",
-    "CollectiveTimeout": "errors",
-    "CollectivesError": "errors",
-    "Communicator": "communicator",
-    "CommunicatorClosed": "errors",
-    "DtypeError": "errors",
-    "MismatchError": "errors",
-    "NcclConfig": "backends.nccl.library",
-    "NcclError": "errors",
-    "PeerLeft": "errors",
-    "ReduceOp": "reduction",
-    "Work": "engine.call",
-    "WorldError": "errors",
-    "__version__": "version",
-    "init": "start",
-    "mark_step": "flight.recorder",
-    "run_threads": "start",
+    "backends.nccl.library": "NcclConfig",
+    "communicator": "Communicator",
+    "engine.call": "Work",
+    "errors": "ArgumentError BackendError CollectiveInterrupted CollectiveTimeout CollectivesError CommunicatorClosed "
+    "DtypeError MismatchError NcclError PeerLeft WorldError",
+    "flight.recorder": "mark_step",
+    "reduction": "ReduceOp",
+    "start": "init run_threads",
+    "version": "__version__",
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"collectives.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"collectives.{_HOME[name]}"), name)
     globals()[name] = value
     return value

@@ -6,19 +6,12 @@ comes back is a NumPy array, whatever went in.
 
 Not taken: Python's numbers and lists, for what dtype every rank makes of them would be a guess; masked arrays, which
 would lose their masks; tensors that require grad, whose autograd would not see the collective.
-
-NumPy's own DLPack reader refuses bfloat16. A capsule describes memory by a C struct; a bfloat16 array is read as
-integers of 16 bits, whose kind is written into the struct before NumPy sees it, and viewed as bfloat16 afterwards.
-
-Source: DLPack 1.0 (dlpack.h), and 0.8 for the capsule without version and flags; the Python side is "DLPack in Python"
-of the array API standard 2023.12.
 """
 
 from __future__ import annotations
 
-import ctypes
+import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,52 +72,49 @@ def _convert(x: Any, what: str) -> Array:
             f"{what} requires grad ({type(x).__name__}), and autograd would not see this collective: pass "
             f"{what}.detach(), which shares its memory; for ddp's tensors ddp.parallel has collectives with gradients"
         )
-    device = _device(x)
-    if device in GPU:
+    if (device := _device(x)) not in HOST:
+        where = "a GPU" if device in GPU else f"a device of DLPack's kind {device}"
         raise DtypeError(
-            f"{what} is on a GPU ({type(x).__name__}), and this communicator moves host arrays: pass {what}.get() "
+            f"{what} is on {where} ({type(x).__name__}), and this communicator moves host arrays: pass {what}.get() "
             f"(CuPy) or {what}.cpu() (PyTorch), or a CuPy array to a communicator of a GPU backend"
         )
-    if device not in HOST:
-        raise DtypeError(
-            f"{what} ({type(x).__name__}) is on a device of DLPack's kind {device}, and this communicator moves host "
-            "arrays: pass a copy on the host"
-        )
     try:
-        return _shared(x)
-    except _NoArray:
-        raise DtypeError(
-            f"{what} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one"
-        ) from None
+        array = _shared(x)
     except _REFUSALS as error:
         raise DtypeError(f"{what} ({type(x).__name__}) cannot be read as a NumPy array: {error}") from error
+    if array is None:
+        raise DtypeError(f"{what} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one")
+    return array
 
 
-class _NoArray(Exception):
-    """Has none of the interfaces of arrays."""
-
-
-def _shared(x: Any) -> Array:
+def _shared(x: Any) -> Array | None:
+    """None if x has none of the interfaces of arrays."""
     if hasattr(x, "__array_interface__"):
         return np.asarray(x)
-    readers: list[Callable[[Any], Array]] = [_by_array_method] if hasattr(x, "__array__") else []
-    if hasattr(x, "__dlpack__"):
-        # DLPack before __array__, after which PyTorch never lets the storage be resized again, as FSDP does; but not
-        # where it does not tell what may be written: JAX gives its immutable arrays away like that.
-        flagged = partial(read_dlpack, flagged=True)
-        readers = [flagged, *readers, read_dlpack] if readers else [read_dlpack]
-    refusals: list[str] = []
+    if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # NumPy's reader of DLPack does not know it
+        bits = _shared(x.view(sys.modules["torch"].int16))
+        return None if bits is None else bits.view(BFLOAT16)
+    # DLPack before __array__, after which PyTorch never lets the storage be resized again, as FSDP does; but not where
+    # its producer does not say what may be written, and NumPy takes it for read-only.
+    readers: list[Callable[[Any], Array]] = [np.from_dlpack] if hasattr(x, "__dlpack__") else []
+    readers += [_by_array_method] if hasattr(x, "__array__") else []
+    found, refusals = None, []
     for read in readers:
         try:
-            return read(x)
+            found = read(x)
         except _REFUSALS as error:
             refusals.append(str(error))
+            continue
+        if found.flags.writeable:
+            return found
+    if found is not None:
+        return found
     if refusals:
         raise DtypeError("; ".join(dict.fromkeys(refusals)))
     try:
         return np.asarray(memoryview(x))
     except TypeError:
-        raise _NoArray from None
+        return None
 
 
 def _by_array_method(x: Any) -> Array:
@@ -209,75 +199,3 @@ CPU, CUDA = 1, 2  # kinds of device
 HOST = frozenset({CPU, 3, 11})
 #: Those that a GPU array library can take: CUDA, ROCm, and CUDA's managed memory.
 GPU = frozenset({CUDA, 10, 13})
-_UINT, _BFLOAT = 1, 4  # DLDataTypeCode
-
-
-class _Tensor(ctypes.Structure):
-    """The head of DLTensor."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", ctypes.c_int32 * 2),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-    )
-
-
-_TENSOR_AT = {b"dltensor": 0, b"dltensor_versioned": 32}  # where a capsule's struct holds its DLTensor
-_FLAGS_AT, _IS_COPIED = 24, 2  # the flags of a versioned struct
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.argtypes, _is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.argtypes, _pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
-
-
-class _Capsule:
-    """Hands a capsule to `numpy.from_dlpack`."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU, 0
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._capsule
-
-
-class _Writable:
-    """The memory of an array that NumPy takes for read-only, since its producer cannot say otherwise."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def read_dlpack(x: Any, flagged: bool = False) -> Array:
-    """The memory of `x`, which has `__dlpack__`, as an array; read-only if its producer says so, or made a copy.
-
-    A producer without flags (before DLPack 1.0) cannot say so, and its memory is taken as writable.
-    flagged: only from a producer that says what may be written
-    Raises: DtypeError if it does not; what `x.__dlpack__` and NumPy raise.
-    """
-    try:
-        capsule = x.__dlpack__(max_version=(1, 0))
-    except TypeError:  # a producer from before version 1.0 knows no such argument
-        capsule = x.__dlpack__()
-    name = next((name for name in _TENSOR_AT if _is_valid(capsule, name)), None)
-    if name is None:
-        raise DtypeError(f"__dlpack__ returned no unused DLPack capsule, but {capsule!r:.80}")
-    if flagged and name == b"dltensor":
-        raise DtypeError("its DLPack does not say what may be written")
-    address = _pointer(capsule, name)
-    tensor = _Tensor.from_address(address + _TENSOR_AT[name])
-    is_bfloat16 = (tensor.code, tensor.bits) == (_BFLOAT, 16)
-    if is_bfloat16:
-        tensor.code = _UINT
-    copied = name != b"dltensor" and ctypes.c_uint64.from_address(address + _FLAGS_AT).value & _IS_COPIED
-    array = np.from_dlpack(_Capsule(capsule))
-    if name == b"dltensor":  # memory of no elements may have no address, which `_Writable` needs
-        array = np.asarray(_Writable(array)) if array.size else np.empty_like(array)
-    if copied:  # what is written there is lost
-        array.flags.writeable = False
-    return array.view(BFLOAT16) if is_bfloat16 else array

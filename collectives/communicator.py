@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays import as_array, is_device_array
-from collectives.backends.shm.call_cache import CallPlan, no_result
+from collectives.backends.shm.call_cache import CallPlan, nothing
 from collectives.backends.shm.hierarchy import share
 from collectives.engine.array_header import exchange_numbers
-from collectives.engine.call import MISS, CollectiveOp
+from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import check_timeout, whole
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.errors import ArgumentError, DtypeError
@@ -101,19 +101,15 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
-        if async_op or self._cached("barrier", None, None, None, None) is MISS:
-            return self._run(self._barrier(), async_op)
-        return None
+        return self._call(self._barrier, None, ("barrier",), async_op=async_op)
 
-    def _barrier(self, *_: Any) -> CollectiveOp[None]:
+    def _barrier(self, arrays: Any, x: Any, out: Any, scale: Any, name: str) -> CollectiveOp[None]:
         def steps(call: CollectiveOp[None]) -> Steps[None]:
             signatures = yield from self.verify(call, self._signature(call))
             if signatures is None:  # else the ranks have met just now
                 yield self.transport.barrier()
 
-        return self._collective(
-            "barrier", None, steps, plan=lambda: CallPlan(None, None, no_result, None, self._barrier)
-        )
+        return self._collective(name, None, steps, plan=lambda _: CallPlan(None, [], nothing))
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
         """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
@@ -149,8 +145,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
                 return np.zeros(lengths, kind)
             return memory.view(kind).reshape(lengths)
 
-        array: Array = self._run(self._collective("empty", None, steps, f"{kind} {lengths}"), False)
-        return array
+        return self.queue.run(self._collective("empty", None, steps, f"{kind} {lengths}"))
 
     def duplicate(self) -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective."""
@@ -160,11 +155,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             transport, test = self.transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self.transport)
-            twin = Communicator(transport, self.timeout, self.registry)
-            return twin
+            return Communicator(transport, self.timeout, self.registry)
 
-        twin: Communicator = self._run(self._collective("duplicate", None, steps), False)
-        return twin
+        return self.queue.run(self._collective("duplicate", None, steps))
 
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
         """A communicator of the ranks that give the same color. Collective: every rank of this one calls it.
@@ -188,14 +181,11 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             stem = self._descendant()
             transport, test = self.transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test
-            part = None
-            if transport is not None:
-                transport = yield from share(transport)
-                part = Communicator(transport, limit, self.registry)
-            return part
+            if transport is None:
+                return None
+            return Communicator((yield from share(transport)), limit, self.registry)
 
-        part: Communicator | None = self._run(self._collective("split", None, steps), False)
-        return part
+        return self.queue.run(self._collective("split", None, steps))
 
     def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
         """A communicator of these ranks, made by them alone: each of them calls it, and no other rank needs to.
@@ -223,8 +213,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             transport, test = self.transport.group(members, key, missing)
             yield test
-            transport = yield from share(transport)
-            return Communicator(transport, limit, self.registry)
+            return Communicator((yield from share(transport)), limit, self.registry)
 
         def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
             left = {rank: each for rank, each in exit_notices.items() if rank in members}

@@ -94,12 +94,3 @@ def in_words(lengths: object, known: object) -> str:
     if lengths is None:
         return ""
     return f" lengths {lengths if isinstance(lengths, str) else known}"
-
-
-def rows_differ(marks: Sequence[int], rank: int, what: str) -> str:
-    """The error of ranks whose rows have different fingerprints. what: dtype and row shape of this rank's"""
-    table = ", ".join(f"rank {each}: {mark:08x}" for each, mark in enumerate(marks))
-    return (
-        f"rank {rank} brings rows of {what}; only the length along axis 0 may differ between ranks, and these "
-        f"fingerprints of dtype and row shape should be equal: {table}"
-    )

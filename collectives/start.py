@@ -53,13 +53,13 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
     """
     if not isinstance(size, int) or size < 1:
         raise ArgumentError(f"size should be at least 1, is {size!r}")
-    board = ThreadGroup(size)
+    group = ThreadGroup(size)
     left: dict[int, ExitNotice] = {}
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
-        comm = Communicator(ThreadTransport(board, rank, left), timeout)
+        comm = Communicator(ThreadTransport(group, rank, left), timeout)
         _local.comm = comm
         status = 1
         try:

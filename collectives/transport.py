@@ -75,8 +75,7 @@ def among(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dic
 
 def describe_exits(exit_notices: Mapping[int, ExitNotice], ranks: list[int]) -> str:
     """`rank 1 has left (exit status 0)`, for one rank or several."""
-    said = [f"rank {rank} has {_how(exit_notices[rank].status)}" for rank in ranks]
-    return said[0] if len(said) == 1 else ", ".join(said[:-1]) + " and " + said[-1]
+    return " and ".join(f"rank {rank} has {_how(exit_notices[rank].status)}" for rank in ranks)
 
 
 def _how(status: int) -> str:

@@ -7,7 +7,7 @@ does the work for all, in rank order, so the same inputs give the same bits whic
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +48,8 @@ class ThreadGroup:
         self.lock = threading.Lock()
         self._calls: dict[int, _Call] = {}
         self._groups: dict[str, tuple[ThreadGroup, int]] = {}
-        self._messages: dict[tuple[int, int, int, int], tuple[Array, list[bool]]] = {}  # array, and whether received
+        # source, destination, tag → arrays in the order of their sends, and whether each was received
+        self._messages: dict[tuple[int, int, int], deque[tuple[Array, list[bool]]]] = {}
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
     def post(self, rank: int, number: int, x: Any, out: Any, work: Work) -> Test:
@@ -79,29 +80,30 @@ class ThreadGroup:
             call = self._calls.get(number)
             return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
 
-    def send(self, src: int, dst: int, tag: int, number: int, x: Array) -> Test:
-        """Posts array `number` of those that src sends to dst under that tag."""
+    def send(self, src: int, dst: int, tag: int, x: Array) -> Test:
+        """Posts an array that src sends to dst under that tag."""
         if tag == EAGER_TAG:
             self.mailboxes[dst].append((src, x.copy()))
             return completed
         received: list[bool] = []
         with self.lock:
-            self._messages[src, dst, tag, number] = x, received
+            self._messages.setdefault((src, dst, tag), deque()).append((x, received))
         return lambda: bool(received)
 
-    def recv(self, src: int, dst: int, tag: int, number: int, out: Array) -> Test:
+    def recv(self, src: int, dst: int, tag: int, out: Array) -> Test:
         """Takes that array once it is there."""
         done = False
 
         def test() -> bool:
             nonlocal done
-            if not done:
+            if not done and (messages := self._messages.get((src, dst, tag))):
                 with self.lock:
-                    message = self._messages.pop((src, dst, tag, number), None)
-                if message is not None:
-                    np.copyto(out, message[0])
-                    message[1].append(True)
-                    done = True
+                    x, received = messages.popleft()
+                    if not messages:
+                        del self._messages[src, dst, tag]
+                np.copyto(out, x)
+                received.append(True)
+                done = True
             return done
 
         return test
@@ -139,8 +141,6 @@ class ThreadTransport(Transport):
         self._left = left
         self._members = list(range(group.size)) if members is None else members
         self._number = 0
-        self._sent: Counter[tuple[int, int]] = Counter()
-        self._received: Counter[tuple[int, int]] = Counter()
 
     def _post(self, work: Work, x: Any = None, out: Any = None) -> Test:
         number, self._number = self._number, self._number + 1
@@ -176,14 +176,10 @@ class ThreadTransport(Transport):
         return self._post(_move({rank: _slices(sends) for rank, sends in enumerate(table)}), x, out)
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
-        number = self._sent[dst, tag]
-        self._sent[dst, tag] += 1
-        return self._group.send(self.rank, dst, tag, number, x)
+        return self._group.send(self.rank, dst, tag, x)
 
     def recv(self, out: Array, src: int, tag: int) -> Test:
-        number = self._received[src, tag]
-        self._received[src, tag] += 1
-        return self._group.recv(src, self.rank, tag, number, out)
+        return self._group.recv(src, self.rank, tag, out)
 
     def arrived(self) -> tuple[int, Array] | None:
         mailbox = self._group.mailboxes[self.rank]

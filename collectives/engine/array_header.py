@@ -15,9 +15,8 @@ import numpy as np
 
 from collectives.arrays import as_bytes, dtype_name, dtype_of
 from collectives.errors import MismatchError
-from collectives.lengths import rows_differ
 from collectives.reduction import Array
-from collectives.transport import EAGER_LIMIT, ROWS, Signatures, Steps, Transport
+from collectives.transport import EAGER_LIMIT, ROWS, Signatures, Steps, Transport, spans
 
 _HEAD = struct.Struct("<qq")  # the user's tag, and that of the array if it follows; then what `_form` packs
 _FORM = struct.Struct("<q32s")  # how many dimensions, and the dtype; then the shape
@@ -61,7 +60,11 @@ def exchange_rows(transport: Transport, part: Any, numbers: Sequence[int]) -> St
     everyones = yield from exchange_numbers(transport, [mark, *numbers])
     marks = [each[0] for each in everyones]
     if len(set(marks)) > 1:
-        raise MismatchError(rows_differ(marks, transport.rank, f"{part.dtype} {part.shape[1:]}"))
+        others = spans([rank for rank, mark in enumerate(marks) if mark != marks[transport.rank]])
+        raise MismatchError(
+            f"rank {transport.rank} brings rows of {part.dtype} {part.shape[1:]}, rank {others} of another dtype or "
+            "shape; only the length along axis 0 may differ between ranks"
+        )
     return [each[1:] for each in everyones]
 
 

@@ -56,7 +56,7 @@ class CollectiveOp(Generic[T]):
     limit: TimeLimit | None = None  # of the test, once it has not been True for a while
     peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
     gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
-    plan: Callable[[], Any] | None = None  # makes the plan by which the call cache carries out the next one
+    plan: Callable[[Signatures], Any] | None = None  # makes the plan by which the call cache carries out the next one
     signatures: Signatures | None = None  # of all ranks, once they have been compared
     queue: CallQueue | None = None  # that it was entered into, under this number,
     number: int = -1

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ Scale = float | Callable[[], float] | None
 Describe = Callable[[CollectiveOp[T]], Steps[T]]
 #: How a collective moves arrays: on a transport of the host or a GPU, what this rank sends; and all signatures.
 Body = Callable[[Any, Any, Signatures | None], Steps[Any]]
+#: Makes a `CallPlan` of all ranks' signatures.
+Plan = Callable[[Signatures], Any]
 
 #: Characters of each text of a call, in the table.
 LONGEST = 200
@@ -70,7 +73,6 @@ class CommunicatorBase:
         self.queue = CallQueue(transport, self._ended)
         self.registry.join(transport.key, self.queue)
         self._call_cache = transport.call_cache(self.queue)
-        self._cached: Callable[..., Any] = _not_cached if self._call_cache is None else self._call_cache.run
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
@@ -91,9 +93,9 @@ class CommunicatorBase:
         self.registry.leave(self.transport.key)
 
     def _collective(
-        self, name: str, x: Array | None, steps: Describe[Any], more: str = "", plan: Callable[[], Any] | None = None
+        self, name: str, x: Array | None, steps: Describe[Any], more: str = "", plan: Plan | None = None
     ) -> CollectiveOp[Any]:
-        """A call of this communicator. plan: how the next one like it can be carried out by the call cache"""
+        """A call of this communicator. plan: makes the plan by which the call cache carries out the next one"""
         call: CollectiveOp[Any] = CollectiveOp(name, x, more, self.timeout)
         call.steps, call.plan = steps(call), plan
         return call
@@ -103,9 +105,34 @@ class CommunicatorBase:
         if async_op:
             self.queue.submit(call)
             return Work(call)
-        result = self.queue.run(call)
-        if call.plan is not None and self._call_cache is not None and call.signatures is not None:
-            self._call_cache.learn(call)
+        return self.queue.run(call)
+
+    def _call(
+        self,
+        describe: Callable[..., CollectiveOp[Any]],
+        x: Any,
+        option: tuple[Any, ...],
+        out: Any = None,
+        scale: Any = None,
+        async_op: bool = False,
+        like: Any = None,
+    ) -> Any:
+        """Carries out, or starts, the collective that the caller's caller asks for.
+
+        describe: makes the call of arrays, x, out, scale and `option`: name, op, root and the like
+        like: an array that says whether the call's arrays are on a GPU, where x does not
+        """
+        cache = None if async_op else self._call_cache
+        if cache is None:
+            arrays = self._arrays(x if like is None else like)
+            return arrays.run(describe(arrays, x, out, scale, *option), async_op)
+        frame = sys._getframe(2)
+        result = cache.run(frame, option, x, out, scale)
+        if result is MISS:
+            arrays = self._arrays(x if like is None else like)
+            call = describe(arrays, x, out, scale, *option)
+            result = arrays.run(call, False)
+            cache.learn(frame, option, call, lambda *again: describe(HostArrays(self), *again, *option))
         return result
 
     def _signature(self, call: CollectiveOp[Any], shape: tuple[int, ...] | None = None, rows: int = 0) -> Signature:
@@ -199,7 +226,7 @@ class HostArrays:
         rows: int = 0,
         shown: bool = True,
         prefix: Array | None = None,
-        plan: Callable[[], Any] | None = None,
+        plan: Plan | None = None,
     ) -> CollectiveOp[Any]:
         """A call whose `body` moves what it gets of `source` once the ranks have compared it.
 
@@ -239,7 +266,3 @@ def check_timeout(timeout: Any) -> float:
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
     return timeout
-
-
-def _not_cached(*_: Any) -> Any:
-    return MISS

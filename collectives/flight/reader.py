@@ -189,9 +189,8 @@ class FlightReader:
             raise _explain(pid, error) from None
         for fd in fds:
             reader = cls.of_fd(pid, fd)
-            if reader.record(with_calls=False).pid == _own_pid(
-                pid
-            ):  # else it is a parent's, or that of an agent's rank
+            # Else it is a parent's, or that of an agent's rank.
+            if reader.record(with_calls=False).pid == _own_pid(pid):
                 return reader
             reader.close()
         if state_of(pid) == "Z":

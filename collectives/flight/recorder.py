@@ -27,32 +27,8 @@ from types import FrameType
 from typing import Any
 
 from collectives.errors import ArgumentError
-from collectives.flight.reader import (
-    BACKWARDS_WORD,
-    CALL,
-    CALLS,
-    CALLS_AT,
-    DONE,
-    FAILED,
-    HEADER,
-    MAGIC,
-    NAME,
-    POSITION_AT,
-    POSITION_SIZE,
-    QUEUED,
-    RANK_WORD,
-    SIGNATURE_SIZE,
-    SIGNATURES,
-    SIZE,
-    SIZE_WORD,
-    STARTED,
-    STATE_BITS,
-    STEP_WORD,
-    VERSION,
-    pack_text,
-    signature_at,
-    truncate,
-)
+from collectives.flight import reader as layout
+from collectives.flight.reader import CALL, CALLS, CALLS_AT, DONE, FAILED, QUEUED, STARTED, STATE_BITS
 from collectives.world import report
 
 __all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "mark_step", "process_recorder"]
@@ -75,24 +51,25 @@ class Recorder:
         self._indices = itertools.count(1)  # its `next` cannot be torn by another thread
         self._lock = threading.Lock()
         self._signatures: dict[tuple[Hashable, ...], int] = {}
-        self._slots: dict[int, tuple[Hashable, ...]] = {}
         self._newest = self.oldest = 0
         clock = time.time_ns() - monotonic_ns()
-        HEADER.pack_into(memory, 0, MAGIC, VERSION, SIZE, os.getpid(), rank, size, clock, -1, -1)
+        layout.HEADER.pack_into(
+            memory, 0, layout.MAGIC, layout.VERSION, layout.SIZE, os.getpid(), rank, size, clock, -1, -1
+        )
         _recorders.add(self)
 
     def identify(self, rank: int, size: int) -> None:
         """Says which rank of how many this process is."""
-        self._words[RANK_WORD] = rank
-        self._words[SIZE_WORD] = size
+        self._words[layout.RANK_WORD] = rank
+        self._words[layout.SIZE_WORD] = size
 
     def step(self, number: int | None = None) -> None:
         """Says that the program has finished step `number`, or one more than before; the first is 1."""
-        self._words[STEP_WORD] = number if number is not None else max(0, self._words[STEP_WORD]) + 1
+        self._words[layout.STEP_WORD] = number if number is not None else max(0, self._words[layout.STEP_WORD]) + 1
 
     def count_backwards(self, number: int) -> None:
         """Says how many synchronized backwards have ended; it counts as the step where the program counts none."""
-        self._words[BACKWARDS_WORD] = number
+        self._words[layout.BACKWARDS_WORD] = number
 
     def begin(
         self,
@@ -151,18 +128,18 @@ class Recorder:
         if number > self.oldest:
             return number
         texts = ["" if each is None else str(each) for each in key]
-        fields = [truncate(text, limit) for text, limit in zip(texts[:5], (96, 32, 24, 64, 48), strict=True)]
+        fields = [layout.truncate(text, limit) for text, limit in zip(texts[:5], (96, 32, 24, 64, 48), strict=True)]
         with self._lock:
             self._newest = number = self._newest + 1
             # Its slot is overwritten after SIGNATURES others, but it is not used any more after half of them: so it
             # outlasts the calls of the ring that point to it.
-            self.oldest = max(0, number - SIGNATURES // 2)
-            before = self._slots.get(number % SIGNATURES, ())
-            if self._signatures.get(before) == number - SIGNATURES:
-                del self._signatures[before]
-            packed = pack_text(number, [*fields, truncate(file, 112, keep_end=True), str(line)], SIGNATURE_SIZE)
-            self._bytes[signature_at(number) : signature_at(number) + SIGNATURE_SIZE] = packed
-            self._slots[number % SIGNATURES] = key
+            self.oldest = max(0, number - layout.SIGNATURES // 2)
+            if len(self._signatures) >= layout.SIGNATURES:
+                self._signatures.clear()
+            packed = layout.pack_text(
+                number, [*fields, layout.truncate(file, 112, keep_end=True), str(line)], layout.SIGNATURE_SIZE
+            )
+            self._bytes[layout.signature_at(number) : layout.signature_at(number) + layout.SIGNATURE_SIZE] = packed
             self._signatures[key] = number
         return number
 
@@ -170,9 +147,9 @@ class Recorder:
         """Says where the Python code of this process stands now: in the user's file, and within whose function."""
         fields = []
         for file, line, function in (at, within or ("", 0, "")):
-            fields += [truncate(file, 256, keep_end=True), str(line), truncate(function, 112)]
-        packed = pack_text(monotonic_ns(), fields, POSITION_SIZE)
-        self._bytes[POSITION_AT : POSITION_AT + POSITION_SIZE] = packed
+            fields += [layout.truncate(file, 256, keep_end=True), str(line), layout.truncate(function, 112)]
+        packed = layout.pack_text(monotonic_ns(), fields, layout.POSITION_SIZE)
+        self._bytes[layout.POSITION_AT : layout.POSITION_AT + layout.POSITION_SIZE] = packed
 
     def peek(self, offset: int, length: int) -> bytes:
         """A part of the record, for a reader in this process: `FlightReader(recorder.peek)`."""
@@ -184,7 +161,7 @@ class Recorder:
 
     def _detach_from_parent(self) -> None:
         """In a forked child: the memory is the parent's, so this process goes on in a private copy."""
-        memory = mmap.mmap(-1, SIZE)
+        memory = mmap.mmap(-1, layout.SIZE)
         memory[:] = self._bytes
         self._lock = threading.Lock()
         self.fd = None
@@ -193,12 +170,12 @@ class Recorder:
 
 def _shared_memory() -> tuple[int | None, mmap.mmap]:
     try:
-        fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(layout.NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError):  # an old C library, a sandbox, no file descriptor left
-        return None, mmap.mmap(-1, SIZE)
-    os.ftruncate(fd, SIZE)
+        return None, mmap.mmap(-1, layout.SIZE)
+    os.ftruncate(fd, layout.SIZE)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return fd, mmap.mmap(fd, SIZE)
+    return fd, mmap.mmap(fd, layout.SIZE)
 
 
 _recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()

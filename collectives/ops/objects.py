@@ -55,19 +55,7 @@ class Objects(CommunicatorBase):
         Returns: a list of `size` objects on the root, None elsewhere
         Raises: ArgumentError if there is no such root; on the root and this rank if this one's cannot be pickled.
         """
-        root = self._check_root(root)
-        mine, refused = _pickled(o)
-
-        def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
-            yield from self.verify(call, self._signature(call))
-            counts = [count for (count,) in (yield from exchange_numbers(self.transport, [len(mine)]))]
-            whole = np.empty(sum(counts), np.uint8) if self.rank == root else None
-            yield self.transport.gather(mine, whole, counts, root)
-            if refused:
-                self._unpickled(mine, self.rank)
-            return None if whole is None else self._all_unpickled(whole, counts)
-
-        return self._run(self._collective("gather_object", None, steps, f"root {root}"), async_op)
+        return self._gather_objects("gather_object", o, self._check_root(root), async_op)
 
     def all_gather_object(self, o: Any, *, async_op: bool = False) -> Any:
         """All ranks' objects in rank order, on every rank.
@@ -76,16 +64,29 @@ class Objects(CommunicatorBase):
         Returns: a list of `size` objects, copies all
         Raises: ArgumentError on every rank if an object cannot be pickled.
         """
-        mine, _ = _pickled(o)
+        return self._gather_objects("all_gather_object", o, None, async_op)
 
-        def steps(call: CollectiveOp[list[Any]]) -> Steps[list[Any]]:
+    def _gather_objects(self, name: str, o: Any, root: int | None, async_op: bool) -> Any:
+        """root: None if every rank gets the result."""
+        mine, refused = _pickled(o)
+        receives = root is None or self.rank == root
+
+        def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
             yield from self.verify(call, self._signature(call))
             counts = [count for (count,) in (yield from exchange_numbers(self.transport, [len(mine)]))]
             whole = np.empty(sum(counts), np.uint8)
-            yield self.transport.all_gather(mine, whole, counts)
-            return self._all_unpickled(whole, counts)
+            if root is None:
+                yield self.transport.all_gather(mine, whole, counts)
+            else:
+                yield self.transport.gather(mine, whole if receives else None, counts, root)
+            if refused:
+                self._unpickled(mine, self.rank)
+            if not receives:
+                return None
+            parts = np.split(whole, np.cumsum(counts)[:-1])
+            return [self._unpickled(part, rank) for rank, part in enumerate(parts)]
 
-        return self._run(self._collective("all_gather_object", None, steps), async_op)
+        return self._run(self._collective(name, None, steps, "" if root is None else f"root {root}"), async_op)
 
     def scatter_object(self, objects: Sequence[Any] | None, root: int = 0, *, async_op: bool = False) -> Any:
         """Object r of the root's list, on rank r.
@@ -114,9 +115,6 @@ class Objects(CommunicatorBase):
             return self._unpickled(mine, root)
 
         return self._run(self._collective("scatter_object", None, steps, f"root {root}"), async_op)
-
-    def _all_unpickled(self, whole: Array, counts: Sequence[int]) -> list[Any]:
-        return [self._unpickled(part, rank) for rank, part in enumerate(np.split(whole, np.cumsum(counts)[:-1]))]
 
     def _unpickled(self, part: Array, source: int) -> Any:
         try:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from collectives.arrays import as_array, check_out, contiguous, flat, is_device_array, is_plain, writable
-from collectives.backends.shm.call_cache import CallPlan, no_result, reduced
-from collectives.engine.call import MISS, CollectiveOp
+from collectives.backends.shm.call_cache import CallPlan, Piece, nothing, reduced
+from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.errors import ArgumentError, CollectivesError
 from collectives.reduction import Array, ReduceOp, Reduction, check_scale, describe, finish, wire_op
-from collectives.transport import Finish, Signatures, Steps, Test, then
+from collectives.transport import Finish, Signatures, Steps
 
 
 class Reductions(CommunicatorBase):
@@ -33,9 +32,7 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
         """
-        if not async_op and (y := self._cached("all_reduce", x, op, out, scale)) is not MISS:
-            return y
-        return self._reduce_any("all_reduce", x, out, scale, op, async_op)
+        return self._call(self._reduce, x, ("all_reduce", op), out, scale, async_op)
 
     def reduce(
         self,
@@ -54,9 +51,7 @@ class Reductions(CommunicatorBase):
         Raises: as `all_reduce`; ArgumentError if there is no such root.
         """
         out = out if self.rank == root else None
-        if not async_op and (y := self._cached("reduce", x, (op, root), out, scale)) is not MISS:
-            return y
-        return self._reduce_any("reduce", x, out, scale, op, async_op, root=self._check_root(root))
+        return self._call(self._reduce, x, ("reduce", op, root), out, scale, async_op)
 
     def reduce_scatter(
         self,
@@ -77,35 +72,22 @@ class Reductions(CommunicatorBase):
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
         """
-        if lengths is None and not async_op and (y := self._cached("reduce_scatter", x, op, out, scale)) is not MISS:
-            return y
-        return self._reduce_any("reduce_scatter", x, out, scale, op, async_op, lengths=lengths)
-
-    def _reduce_any(
-        self,
-        name: str,
-        x: Any,
-        out: Any,
-        scale: Scale,
-        op: ReduceOp | str,
-        async_op: bool,
-        root: int = 0,
-        lengths: Sequence[int] | None = None,
-    ) -> Any:
-        if is_device_array(x):
-            return self._device(x).reduce(name, x, op, scale, out, async_op, root, lengths)
-        return self._run(self._reduce(name, x, out, scale, op, root, lengths), async_op)
+        return self._call(self._reduce, x, ("reduce_scatter", op, 0, lengths), out, scale, async_op)
 
     def _reduce(
         self,
-        name: str,
+        arrays: Any,
         x: Any,
         out: Any,
         scale: Scale,
+        name: str,
         op: ReduceOp | str,
         root: int = 0,
         lengths: Sequence[int] | None = None,
     ) -> CollectiveOp[Any]:
+        root = self._check_root(root)
+        if is_device_array(x):
+            return self._device(x).reduce(arrays, name, x, op, scale, out, root, lengths)
         source = as_array(x)
         reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
         in_place = name == "all_reduce"
@@ -113,57 +95,31 @@ class Reductions(CommunicatorBase):
         if out is not None and reduction.shape is not None:
             same = out is x and reduction.shape == source.shape
             target = writable(source, "out") if same else check_out(out, reduction.shape, source.dtype)
-        transport, size, op_between = self.transport, self.size, wire_op(reduction.op)
-
-        def start(
-            x: Array, out: Array | None, scale: Scale, signatures: Signatures | None
-        ) -> tuple[Test, Array | None]:
-            total = None
-            if reduction.shape is not None:
-                fits = out is not None and (in_place or out is not x)
-                total = out if fits else np.empty(reduction.shape, reduction.wire)
-            sent = flat(x)
-            received = None if total is None else sent if total is x else flat(total)
-            test = reduction.start(transport, op_between, sent, received, _finisher(reduction.op, size, scale))
-            if out is None or total is out:
-                return test, total
-            return then(test, partial(np.copyto, out), total), out
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent, total = _buffers(source, target, reduction, in_place)
             payload = flat(sent)
-            buffer = None if total is None or not in_place else payload if total is sent else flat(total)
-            yield from self.verify(call, self._signature(call, source.shape), payload, buffer)
-            test, total = start(sent, total, scale, None)
-            yield test
+            received = None if total is None else payload if total is sent else flat(total)
+            yield from self.verify(call, self._signature(call, source.shape), payload, received if in_place else None)
+            apply = _finisher(reduction.op, self.size, scale)
+            yield reduction.start(self.transport, wire_op(reduction.op), payload, received, apply)
             if total is None:
                 return None
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        dtype, shape = source.dtype, source.shape  # the plan outlives the call, and must not keep its arrays alive
+        def plan(signatures: Signatures) -> CallPlan:
+            if reduction.shape is None:
+                return CallPlan(reduction.wire, [], nothing)
+            first = last = None
+            if reduction.parts:
+                first = sum(reduction.parts[: self.rank])
+                last = first + reduction.parts[self.rank]
+            pieces = [Piece(rank, source.shape, first, last) for rank in range(self.size)]
+            combine = reduced(reduction.op, reduction.wire, source.dtype, self.size)
+            return CallPlan(reduction.wire, pieces, combine)
 
-        def plan() -> CallPlan:
-            return CallPlan(
-                (op, root) if name == "reduce" else op,
-                reduction.wire,
-                _inline_result(reduction, dtype, shape, self.rank),
-                # Else the way to the wire's dtype and back is what takes time.
-                start if reduction.wire == dtype else None,
-                lambda x, out, scale: self._reduce(name, x, out, scale, op, root),
-            )
-
-        return self._collective(name, source, steps, reduction.text, plan if source is x and lengths is None else None)
-
-
-def _inline_result(reduction: Reduction, dtype: np.dtype[Any], shape: tuple[int, ...], rank: int) -> Callable[..., Any]:
-    if reduction.shape is None:
-        return no_result
-    rows = None
-    if reduction.parts:
-        first = sum(reduction.parts[:rank])
-        rows = first, first + reduction.parts[rank]
-    return lambda control, _: reduced(control, op=reduction.op, dtype=dtype, shape=shape, rows=rows)
+        return self._collective(name, source, steps, reduction.text, plan if source is x else None)
 
 
 def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:

@@ -18,11 +18,12 @@ from tests.collectives.contract.life import LifeContract
 from tests.collectives.contract.movements import MovementsContract
 from tests.collectives.contract.objects import ObjectsContract
 from tests.collectives.contract.pairs import PairsContract
+from tests.collectives.contract.random_calls import RandomContract
 from tests.collectives.contract.reductions import ReductionsContract
 from tests.collectives.contract.run import Run
 
 
-class Contract(ReductionsContract, MovementsContract, PairsContract, ObjectsContract, LifeContract):
+class Contract(ReductionsContract, MovementsContract, PairsContract, ObjectsContract, LifeContract, RandomContract):
     """A backend's tests inherit this and provide `run`, which calls a function on every rank."""
 
 
@@ -85,6 +86,12 @@ if world.promised() is not None:  # inside the job that the last test starts
             comm = by_messages(limit=16)
             return lambda fn: [fn(comm)]
 
+    class TestMPIRandomCallsInPieces(RandomContract):
+        @pytest.fixture
+        def run(self) -> Run:
+            comm = by_messages(limit=4096)
+            return lambda fn: [fn(comm)]
+
 
 def _fill(comm: Any, full: type[Exception]) -> Iterator[Any]:
     """As many MPI communicators as there is room for in this process."""
@@ -105,6 +112,8 @@ def by_messages(limit: int) -> Communicator:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    "size", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
+)  # Open MPI differs from 4 on
 def test_the_contract_holds_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
     hold_over_mpi(__file__, "TestMPI", size)

@@ -8,37 +8,24 @@ import numpy as np
 import pytest
 
 from collectives import ArgumentError
-from collectives.lengths import check_lengths, even_lengths, exchanged_rows, in_words, joined_rows, split_rows
-
-
-@pytest.mark.parametrize(
-    ("total", "size", "expected"),
-    [(7, 3, [3, 2, 2]), (0, 2, [0, 0]), (2, 4, [1, 1, 0, 0]), (8, 4, [2, 2, 2, 2]), (5, 1, [5])],
-)
-def test_even_lengths_are_array_splits(total: int, size: int, expected: list[int]) -> None:
-    assert even_lengths(total, size) == expected
-    assert [len(part) for part in np.array_split(np.arange(total), size)] == expected
-
-
-def test_lengths_are_whole_numbers_one_a_rank() -> None:
-    assert check_lengths((2, np.int64(0), 1), 3) == [2, 0, 1]
-    for bad in ([1, 2], [1, -1, 0], None, ["a", 1, 1], [1, 1.5, 1]):
-        with pytest.raises(ArgumentError, match="lengths should be"):
-            check_lengths(bad, 3)  # type: ignore[arg-type]
+from collectives.lengths import exchanged_rows, in_words, joined_rows, split_rows
 
 
 def test_what_is_split_adds_up() -> None:
-    assert split_rows(7, None, 3) == [3, 2, 2]
-    assert split_rows(7, (0, 7, 0), 3) == [0, 7, 0]
+    for total, size in ((7, 3), (0, 2), (2, 4), (8, 4), (5, 1)):
+        assert split_rows(total, None, size) == [len(part) for part in np.array_split(np.arange(total), size)]
+    assert split_rows(7, (0, np.int64(7), 0), 3) == [0, 7, 0]
     with pytest.raises(ArgumentError, match="add up to 6, x has 7 rows"):
         split_rows(7, [1, 2, 3], 3)
+    for bad in ([1, 2], [1, -1, 0], 7, ["a", 1, 1], [1, 1.5, 1]):
+        with pytest.raises(ArgumentError, match="lengths should be"):
+            split_rows(1, bad, 3)  # type: ignore[arg-type]
 
 
 def test_what_is_joined_is_known_or_exchanged() -> None:
-    assert joined_rows(4, None, 1, 3) is None
+    given = (None, "equal", [1, 4, 0])
+    assert [joined_rows(4, lengths, 1, 3) for lengths in given] == [None, [4, 4, 4], [1, 4, 0]]  # type: ignore[arg-type]
     assert joined_rows(4, None, 0, 1) == [4]
-    assert joined_rows(4, "equal", 1, 3) == [4, 4, 4]
-    assert joined_rows(4, [1, 4, 0], 1, 3) == [1, 4, 0]
 
 
 TABLE = [[5, 6], [4, 0]]

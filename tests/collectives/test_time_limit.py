@@ -20,7 +20,7 @@ SECOND = 10**9
 
 
 class Page:
-    """What a keeper writes, and a clock that a test sets."""
+    """What a agent writes, and a clock that a test sets."""
 
     def __init__(self) -> None:
         self.words = array("q", [0, 0])
@@ -69,13 +69,13 @@ def test_a_suspension_that_nobody_saw_while_it_lasted(clock: Page) -> None:
     assert not limit.passed()
 
 
-def test_the_page_of_a_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_a_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.memfd_create("page")
     os.ftruncate(fd, 4096)
     monkeypatch.setenv(world.PAUSE_FD, str(fd))
     assert time_limit._page()[world.PAUSED_AT // 8] == 0
     os.pwrite(fd, (7).to_bytes(8, "little"), world.PAUSED_AT)
-    assert time_limit._page()[world.PAUSED_AT // 8] == 0  # an inherited variable: this process has no keeper
+    assert time_limit._page()[world.PAUSED_AT // 8] == 0  # an inherited variable: this process has no agent
     monkeypatch.setenv(world.AGENT, str(os.getppid()))
     words = time_limit._page()
     assert words[world.PAUSED_AT // 8] == 7

@@ -166,17 +166,16 @@ class DeviceCommunicator:
 
     def reduce(
         self,
+        arrays: DeviceArrays,
         name: str,
         x: Any,
         op: ReduceOp | str,
         scale: Scale,
         out: Any,
-        async_op: bool,
         root: int,
         lengths: Sequence[int] | None,
-    ) -> Any:
+    ) -> CollectiveOp[Any]:
         """all_reduce, reduce or reduce_scatter, by name."""
-        arrays = self.arrays()
         source = arrays.read(x)
         reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
         result: Any = None
@@ -207,8 +206,7 @@ class DeviceCommunicator:
                 arrays.copy(result, total)
             return result if out is None else out
 
-        call = arrays.call(name, source, body, reduction.text, shape=source.shape, wire=reduction.wire)
-        return arrays.run(call, async_op)
+        return arrays.call(name, source, body, reduction.text, shape=source.shape, wire=reduction.wire)
 
     def _total(self, name: str, source: Any, sent: Any, result: Any, arrays: DeviceArrays) -> Any:
         """Where the wire's result arrives: in the answer itself if it can be there at once."""

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mpi4py
 import numpy as np
@@ -87,7 +87,7 @@ class MPIWorld:
         self.node = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[base.rank]]
         self.cores = [cores[rank] for rank in self.node]
         if self.node[0] == base.rank:
-            unlink_files(mapped_by_all([mapped[rank] for rank in self.node]))
+            unlink_files(frozenset.intersection(*[mapped[rank] for rank in self.node]))  # known to be needless
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
         self._left: dict[int, ExitNotice] = {}
@@ -278,46 +278,26 @@ def place_rank(hosts: Sequence[str], rank: int) -> Placement:
 _NAMES = re.compile(r"/dev/shm/(mpich_shm_|sm_segment\.)[^/]+")
 
 
-class SegmentFile(NamedTuple):
-    """A file; device and inode tell it from one of the same name in another mount namespace."""
-
-    path: str
-    device: str
-    inode: int
+#: Path, device and inode of a file; the latter two tell it from one of the same name in another mount namespace.
+SegmentFile = tuple[str, str, int]
 
 
-def mapped_segment_files() -> frozenset[SegmentFile]:
-    """The MPI's segment files that this process has mapped."""
-    with contextlib.suppress(OSError):  # no /proc: none is known to be mapped
-        return segment_files_in(Path("/proc/self/maps").read_text())
-    return frozenset()
-
-
-def segment_files_in(maps: str) -> frozenset[SegmentFile]:
-    """The MPI's segment files in the text of a /proc/PID/maps; what is unlinked already is left out."""
+def mapped_segment_files(maps: Path = Path("/proc/self/maps")) -> frozenset[SegmentFile]:
+    """The MPI's segment files that this process has mapped, without those that are unlinked already."""
     found = set()
-    for line in maps.splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and _NAMES.fullmatch(fields[5]) and not fields[5].endswith(" (deleted)"):
-            found.add(SegmentFile(fields[5], fields[3], int(fields[4])))
+    with contextlib.suppress(OSError):  # no /proc: none is known to be mapped
+        for line in maps.read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if len(fields) == 6 and _NAMES.fullmatch(fields[5]) and not fields[5].endswith(" (deleted)"):
+                found.add((fields[5], fields[3], int(fields[4])))
     return frozenset(found)
-
-
-def mapped_by_all(ranks: Sequence[Collection[SegmentFile]]) -> frozenset[SegmentFile]:
-    """The files that every rank of a node has mapped.
-
-    >>> one, two = SegmentFile("/dev/shm/sm_segment.a", "00:17", 1), SegmentFile("/dev/shm/sm_segment.b", "00:17", 2)
-    >>> mapped_by_all([{one, two}, {one}]) == {one}
-    True
-    """
-    return frozenset(ranks[0]).intersection(*ranks[1:])
 
 
 def unlink_files(files: Collection[SegmentFile]) -> None:
     """Removes the names; the memory stays until nobody has it mapped."""
-    for file in files:
+    for path, _, _ in files:
         with contextlib.suppress(OSError):  # it has gone, or may not be removed: the MPI will try
-            os.unlink(file.path)
+            os.unlink(path)
 
 
 _log = logging.getLogger("collectives")

@@ -169,6 +169,9 @@ class LifeContract:
             for wrong in (0, -1.0, float("nan"), "7"):
                 with pytest.raises(ArgumentError, match="timeout should be seconds above 0, is"):
                     comm.split(0, timeout=wrong)  # type: ignore[arg-type]  # what is refused
+            for colors in (("red", None), (0, 2**63)):
+                with pytest.raises(ArgumentError, match="should be a whole number of 64 bits or None"):
+                    comm.split(*colors)  # type: ignore[arg-type]  # what is refused
             comm.barrier()
 
         run(check)
@@ -237,15 +240,6 @@ class LifeContract:
 
         run(check)
 
-    def test_colors_and_keys_are_whole_numbers(self, run: Run) -> None:
-        def check(comm: Communicator) -> None:
-            with pytest.raises(collectives.ArgumentError, match="color should be a whole number of 64 bits or None"):
-                comm.split("red")  # type: ignore[arg-type]  # what is refused
-            with pytest.raises(collectives.ArgumentError, match="key should be a whole number"):
-                comm.split(0, 2**63)
-
-        run(check)
-
     def test_communicators_are_closed_in_any_order_on_any_rank(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             rng = np.random.default_rng(comm.rank)  # another order on each rank
@@ -254,7 +248,7 @@ class LifeContract:
                 assert part is not None
                 all_of_them = [comm.duplicate(), part, part.duplicate(), comm.duplicate()]
                 works = [each.all_reduce(np.ones(100), async_op=True) for each in all_of_them]
-                # A letter under way, too: closing lets it arrive.
+                # A message under way, too: closing lets it arrive.
                 works += [each.recv((each.rank - 1) % each.size, async_op=True) for each in all_of_them]
                 for each in all_of_them:
                     each.send(np.full(100, each.size), (each.rank + 1) % each.size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,29 +21,6 @@ def neighbours(comm: Communicator) -> tuple[int, int]:
 
 class PairsContract:
     """send, recv."""
-
-    @pytest.mark.parametrize(
-        "dtype", [np.float32, np.float16, np.bool_, np.complex128, ">i4", np.dtype("u1"), "bfloat16"]
-    )
-    def test_the_receiver_need_not_know_dtype_and_shape(self, run: Run, dtype: Any) -> None:
-        import ml_dtypes
-
-        kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-
-        def check(comm: Communicator) -> None:
-            before, after = neighbours(comm)
-            for shape in [(), (0,), (0, 3), (5,), (2, 0, 3), (30, 70), (90, 1, 90)]:
-
-                def of(rank: int, shape: tuple[int, ...] = shape) -> np.ndarray[Any, Any]:
-                    return (np.arange(np.prod(shape, dtype=int)) % 7 + rank).reshape(shape).astype(kind)
-
-                work = comm.send(of(comm.rank), after, async_op=True)
-                got = comm.recv(before)
-                assert (got.shape, got.dtype) == (shape, kind)
-                assert_array_equal(got, of(before))
-                assert work.wait() is None
-
-        run(check)
 
     @pytest.mark.parametrize("size", SIZES)
     def test_messages_of_one_tag_arrive_in_order_and_tags_do_not_mix(self, run: Run, size: int) -> None:

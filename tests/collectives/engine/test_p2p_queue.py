@@ -13,7 +13,6 @@ from numpy.testing import assert_array_equal
 
 import collectives
 from collectives import Communicator
-from collectives.communicator import plan_split
 from collectives.engine import array_header as header
 from collectives.transport import EAGER_LIMIT
 
@@ -125,13 +124,6 @@ def test_a_message_says_what_follows(shape: tuple[int, ...]) -> None:
     assert rendezvous_tag == (99 if array.nbytes > EAGER_LIMIT - 64 else 0)
     if not rendezvous_tag:
         assert_array_equal(message.body.view(np.float64).reshape(shape), array)
-
-
-def test_a_split_is_planned_by_color_then_key_then_rank() -> None:
-    everyones = [[1, 7, 5], [1, 7, 2], [0, 7, 0], [1, 8, 0], [1, 7, 5]]
-    assert plan_split(everyones, 7) == [1, 0, 4]
-    assert plan_split(everyones, 8) == [3]
-    assert plan_split(everyones, 9) == []
 
 
 GROUP = """

@@ -145,34 +145,6 @@ def test_a_process_without_a_record(recorded: Any) -> None:
         ended.wait(timeout=20)
 
 
-def test_a_process_of_another_user(run_job: Any) -> None:
-    code = (
-        "import os\n"
-        "from collectives.errors import RecordError\n"
-        "from collectives.flight.reader import read\n"
-        "pid = os.getppid() if os.geteuid() == 0 else 1\n"
-        "if os.geteuid() == 0:\n"  # then somebody else looks at us
-        "    os.setgroups([]); os.setgid(65_534); os.setuid(65_534)\n"
-        "try:\n"
-        "    read(pid)\n"
-        "except RecordError as error:\n"
-        "    print(pid, error)\n"
-    )
-    words = run_job([sys.executable, "-c", code], timeout=20).stdout.strip()
-    pid = words.split()[0]
-    assert words == f"{pid} process {pid} may not be looked into: it belongs to another user"
-
-
-def test_a_reader_costs_an_agent_little() -> None:
-    code = (
-        "import sys, collectives.flight.reader\n"
-        "ours = {name for name in sys.modules if name.startswith(('collectives.', 'ddp', 'launcher'))}\n"
-        "assert ours == {'collectives.flight.reader', 'collectives.flight', 'collectives.errors'}, ours\n"
-        "assert not {'numpy', 'mpi4py', 'dataclasses', 'threading', 'json', 'typing'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-S", "-c", code], check=True, timeout=60)
-
-
 # In words -------------------------------------------------------------------------------------------------------------
 
 NOW = 100_000_000_000  # ns

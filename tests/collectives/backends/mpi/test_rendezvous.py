@@ -85,31 +85,21 @@ def run_ranks(start_job: Callable[..., Any], environ: dict[str, str]) -> Start:
     return run
 
 
-def test_the_port_is_not_that_of_the_launchers_own_store() -> None:
-    environ = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
-    assert addresses(world(1, 4), environ) == [("node1", 29500 + number) for number in range(1, 17)]
-    assert addresses(world(1, 4), {**environ, "MASTER_PORT": "65534"})[:3] == [
-        ("node1", 65535),
-        ("node1", 1024),
-        ("node1", 1025),
-    ]
+def test_where_rank_0_may_be() -> None:
+    """Not at the port of the launcher's own store."""
+    environ = {"MASTER_ADDR": "node1", "MASTER_PORT": "65534"}
+    assert addresses(world(1, 4), environ)[:3] == [("node1", 65535), ("node1", 1024), ("node1", 1025)]
+    for wrong in ({"MASTER_ADDR": ""}, {"MASTER_PORT": ""}, {"MASTER_PORT": "http"}):
+        with pytest.raises(WorldError, match="MASTER_ADDR and MASTER_PORT must say where rank 0 is"):
+            addresses(world(1, 2), {**environ, **wrong})
+    with pytest.raises(WorldError, match=r"RANK should be from 0 to 1 \(WORLD_SIZE is 2\), is 2"):
+        addresses(world(2, 2), environ)
 
 
 @pytest.mark.parametrize("name", [rendezvous.SECRET, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"])
 def test_what_differs_between_jobs_makes_another_secret(name: str, environ: dict[str, str]) -> None:
     assert secret(world(0, 2), environ) != secret(world(0, 2), {**environ, name: "7"})
     assert secret(world(0, 2), environ) == secret(world(1, 2), {**environ, "MASTER_ADDR": "another-name"})
-
-
-@pytest.mark.parametrize("wrong", [{"MASTER_ADDR": ""}, {"MASTER_PORT": ""}, {"MASTER_PORT": "http"}])
-def test_an_address_that_is_missing_is_asked_for(wrong: dict[str, str], environ: dict[str, str]) -> None:
-    with pytest.raises(WorldError, match="MASTER_ADDR and MASTER_PORT must say where rank 0 is"):
-        addresses(world(1, 2), {**environ, **wrong})
-
-
-def test_a_rank_beyond_the_world_is_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(WorldError, match=r"RANK should be from 0 to 1 \(WORLD_SIZE is 2\), is 2"):
-        addresses(world(2, 2), environ)
 
 
 @pytest.mark.parametrize("one_host", [False, True])
@@ -123,9 +113,6 @@ def test_mpi_gets_its_keys_and_its_barrier(one_host: bool, environ: dict[str, st
         assert ask(second, "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=0 msg=success value=x=y z"
         assert ask(second, "cmd=get kvsname=ddp key=b") == "cmd=get_result rc=-1 msg=key_not_found"
         assert ask(second, "cmd=publish_name service=s port=p").endswith("rc=-1 msg=not_supported")
-
-
-def test_two_jobs_have_different_names() -> None:
     names: list[str] = []
     for _ in range(2):
         KeyValueSpace(2).answer("cmd=get_my_kvsname", names.append)

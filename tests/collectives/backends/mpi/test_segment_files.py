@@ -13,38 +13,17 @@ from typing import Any
 
 import pytest
 
-from collectives.backends.mpi.mpi_world import SegmentFile, mapped_by_all, segment_files_in
+from collectives.backends.mpi.mpi_world import mapped_segment_files
 
 LINE = "7f0000000000-7f0000200000 rw-s 00000000 00:19 {inode}                      {path}\n"
 
 
-def test_only_segment_files_that_are_known_to_be_needless_are_found() -> None:
-    maps = "".join(
-        LINE.format(inode=inode, path=path)
-        for inode, path in enumerate(
-            [
-                "/dev/shm/mpich_shm_8825fc3d_0",
-                "/dev/shm/mpich_shm_8825fc3d_1 (deleted)",
-                "/dev/shm/sm_segment.host.0.12550001.0",
-                "/dev/shm/psm2_shm.1",
-                "/dev/shm/mine/mpich_shm_1",
-                "/tmp/mpich_shm_2",
-                "/dev/shm/my file",
-            ]
-        )
-    )
-    anonymous = "7f0000000000-7f0000200000 rw-p 00000000 00:00 0\n"
-    assert segment_files_in(anonymous + maps) == {
-        SegmentFile("/dev/shm/mpich_shm_8825fc3d_0", "00:19", 0),
-        SegmentFile("/dev/shm/sm_segment.host.0.12550001.0", "00:19", 2),
-    }
-
-
-def test_a_file_that_one_rank_has_not_mapped_stays() -> None:
-    one, two, elsewhere = SegmentFile("a", "00:19", 1), SegmentFile("b", "00:19", 2), SegmentFile("a", "00:20", 1)
-    assert mapped_by_all([{one, two}, {one}, {one, two}]) == {one}
-    assert mapped_by_all([{one}, {elsewhere}]) == frozenset()  # of the same name in another mount namespace
-    assert mapped_by_all([frozenset(), {one}]) == frozenset()
+def test_only_segment_files_that_are_known_to_be_needless_are_found(tmp_path: Path) -> None:
+    paths = ["/dev/shm/mpich_shm_8825fc3d_0", "/dev/shm/mpich_shm_8825fc3d_1 (deleted)", "/dev/shm/sm_segment.host.0.1"]
+    paths += ["/dev/shm/psm2_shm.1", "/dev/shm/mine/mpich_shm_1", "/tmp/mpich_shm_2", "/dev/shm/my file"]
+    lines = [LINE.format(inode=inode, path=path) for inode, path in enumerate(paths)]
+    (tmp_path / "maps").write_text("7f0000000000-7f0000200000 rw-p 00000000 00:00 0\n" + "".join(lines))
+    assert mapped_segment_files(tmp_path / "maps") == {(paths[0], "00:19", 0), (paths[2], "00:19", 2)}
 
 
 HOLD = """

@@ -18,25 +18,25 @@ from collectives.engine.queue import run_to_completion
 T = TypeVar("T")
 
 
-class Seated(ThreadTransport):
-    """A thread's end of a board. nodes: where each rank of the world stands"""
+class PlacedTransport(ThreadTransport):
+    """A thread's transport. nodes: where each rank of the world stands"""
 
     def __init__(self, nodes: Sequence[int], *args: Any) -> None:
         super().__init__(*args)
         self._nodes = nodes
-        seat = place_rank([f"node {nodes[member]}" for member in self._members], self.rank)
-        self.local_rank, self.local_size, self.node = seat.local_rank, seat.local_size, seat.node
+        placement = place_rank([f"node {nodes[member]}" for member in self._members], self.rank)
+        self.local_rank, self.local_size, self.node = placement.local_rank, placement.local_size, placement.node
 
-    def _part(self, members: Sequence[int], key: str) -> Seated:
+    def _part(self, members: Sequence[int], key: str) -> PlacedTransport:
         part = super()._part(members, key)
-        return Seated(self._nodes, part._group, part.rank, part._left, part.key, part._members)
+        return PlacedTransport(self._nodes, part._group, part.rank, part._left, part.key, part._members)
 
 
 def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
     """A communicator of the ranks of a simulated world, through the memory of those nodes."""
     whole: Any = world.transport
     plain = whole._part(range(world.size), "beside")
-    below = Seated(nodes, plain._group, plain.rank, plain._left, plain.key, plain._members)
+    below = PlacedTransport(nodes, plain._group, plain.rank, plain._left, plain.key, plain._members)
     return Communicator(run_to_completion("share", share(below), below, world.timeout), world.timeout, world.registry)
 
 

@@ -22,8 +22,7 @@ from collectives.errors import CollectiveInterrupted, CollectivesError, Mismatch
 from collectives.time_limit import TimeLimit
 from tests.collectives.backends.shm.ranks import run_sharing
 
-SIZES = pytest.mark.parametrize("size", [2, 3, 5])
-LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1, 40_000]
+LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1]
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def all_calls(comm: Communicator, x: Any, root: int) -> list[Any]:
     results = [
         comm.all_reduce(x),
         comm.all_reduce(x, "mean"),
-        comm.all_reduce(x, scale=0.5),
+        comm.all_reduce(x, scale=0.5 if x.dtype.kind == "f" else None),
         comm.all_reduce(x, out=np.empty_like(x)),
         comm.all_reduce(mine, out=mine),
         comm.reduce(x, "max", root),
@@ -69,17 +68,14 @@ def all_calls(comm: Communicator, x: Any, root: int) -> list[Any]:
     return [None if result is None else (result.dtype, result.shape, result.tobytes()) for result in results]
 
 
-@SIZES
-@pytest.mark.parametrize("dtype", ["f4", "f2", ">f8"])
+@pytest.mark.parametrize(("size", "dtype"), [(2, "f4"), (3, "f2"), (2, ">f8"), (5, "i4")])
 def test_the_same_bits_as_the_general_way(taken: Counter[str], size: int, dtype: str) -> None:
     def check(comm: Communicator) -> list[Any]:
         results = []
         for length in LENGTHS:
-            x = np.random.default_rng([length, comm.rank]).normal(size=length).astype(dtype)
-            first, *copy_error = [
-                all_calls(comm, x, comm.size - 1) for _ in range(3)
-            ]  # the first prepares, the others use it
-            assert copy_error == [first] * 2
+            x = np.random.default_rng([length, comm.rank]).normal(0, 9, length).astype(dtype)
+            first, *later = [all_calls(comm, x, comm.size - 1) for _ in range(3)]  # the first prepares
+            assert later == [first] * 2
             results.append(first)
         return results
 
@@ -87,7 +83,7 @@ def test_the_same_bits_as_the_general_way(taken: Counter[str], size: int, dtype:
     assert taken["taken"] > 0
 
 
-@SIZES
+@pytest.mark.parametrize("size", [2, 5])
 def test_what_changes_from_call_to_call_is_looked_at(taken: Counter[str], size: int) -> None:
     def total(comm: Communicator, x: Any, **options: Any) -> Any:
         return comm.all_reduce(x, **options)  # one place for all of these
@@ -133,7 +129,7 @@ def test_what_changes_from_call_to_call_is_looked_at(taken: Counter[str], size: 
     assert taken["taken"] > 0
 
 
-@SIZES
+@pytest.mark.parametrize("size", [2, 5])
 def test_rows_that_change_on_one_rank_alone(taken: Counter[str], size: int) -> None:
     def check(comm: Communicator) -> None:
         for step in range(20):
@@ -154,7 +150,7 @@ def test_rows_that_change_on_one_rank_alone(taken: Counter[str], size: int) -> N
     assert taken["taken"] > 0
 
 
-@SIZES
+@pytest.mark.parametrize("size", [2, 5])
 def test_a_rank_that_comes_late_or_queues_its_calls_finds_the_others_there(taken: Counter[str], size: int) -> None:
     def check(comm: Communicator) -> None:
         rng = np.random.default_rng(comm.rank)
@@ -172,7 +168,7 @@ def test_a_rank_that_comes_late_or_queues_its_calls_finds_the_others_there(taken
     assert taken["taken"] > 0
 
 
-@SIZES
+@pytest.mark.parametrize("size", [2, 5])
 def test_another_call_on_another_rank_is_told_to_all_and_forgotten(taken: Counter[str], size: int) -> None:
     def check(comm: Communicator) -> None:
         for step in range(30):
@@ -244,34 +240,6 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
 
 
 PAIR = [0, 0]
-
-
-def test_threads_that_share_a_communicator_take_turns(taken: Counter[str]) -> None:
-    def check(comm: Communicator) -> None:
-        def work() -> None:
-            for _ in range(50):
-                totals.append(float(comm.all_reduce(np.ones(5))[0]))
-
-        totals: list[float] = []
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert totals == [comm.size] * 150
-
-    run_sharing(check, PAIR)
-    assert taken["taken"] > 0
-
-
-def test_a_function_that_gives_no_scale_breaks_the_communicator() -> None:
-    def body(comm: Communicator) -> None:
-        bad: Any = lambda: "half"  # noqa: E731
-        with pytest.raises(CollectivesError, match="scale"):
-            comm.all_reduce(np.ones(100_000), scale=bad)
-        assert comm.queue.broken
-
-    run_sharing(body, PAIR)
 
 
 @pytest.mark.parametrize("run", [run_sharing, lambda fn, nodes: collectives.run_threads(fn, len(nodes), timeout=20)])

@@ -1,11 +1,13 @@
 """What every backend owes, over shared memory on one node and on several: ranks as threads, then as processes.
 
-Processes of one machine stand on several nodes if their seats say so, and then do all that they would do there.
+Processes of one machine stand on several nodes if their placements say so, and then do all that they would do there.
 """
 
 from __future__ import annotations
 
 import functools
+import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +19,11 @@ from collectives import Communicator, world
 from collectives.backends.mpi.mpi_transport import MPITransport
 from collectives.backends.mpi.mpi_world import Placement, place_rank
 from collectives.backends.shm.hierarchy import HierarchicalTransport, share
+from collectives.backends.shm.segment import ControlBlock
 from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.queue import run_to_completion
 from tests.collectives.backends.shm.ranks import run_sharing
+from tests.collectives.contract.random_calls import make_calls
 from tests.collectives.contract.run import Run
 from tests.collectives.test_contract import Contract, by_messages
 
@@ -42,6 +46,21 @@ class TestShared(Contract):
         return run
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_are_late_between_any_two_steps(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any) -> Any:
+            if random.random() < 0.1:
+                time.sleep(random.random() * 3e-4)
+            return method(*args)
+
+        return act
+
+    for name in ("publish", "met", "advance", "advanced", "turn"):
+        monkeypatch.setattr(ControlBlock, name, late(getattr(ControlBlock, name)))
+    run_sharing(lambda comm: make_calls(comm, 100, comm.size), [0] * size)
+
+
 class TestHierarchy(Contract):
     @pytest.fixture(params=NODES, ids=str)
     def run(self, request: pytest.FixtureRequest) -> Run:
@@ -55,7 +74,7 @@ class TestHierarchy(Contract):
         return run
 
 
-class SeatedElsewhere:
+class PlacedElsewhere:
     """A rank's membership in MPI's world, but for where the ranks stand; all calls are compared between nodes."""
 
     checks = None
@@ -76,7 +95,7 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     comm = collectives.init("mpi", timeout=20, check="always")
     twin: Any = comm.duplicate().transport
     below = getattr(twin, "_inner", twin)
-    elsewhere: Any = SeatedElsewhere(below._membership, nodes)
+    elsewhere: Any = PlacedElsewhere(below._membership, nodes)
     seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
     return Communicator(run_to_completion("share", share(seated), seated, 20), 20, comm.registry)
 

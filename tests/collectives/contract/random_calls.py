@@ -1,4 +1,4 @@
-"""Random calls against NumPy on all ranks' inputs at once: over threads, shared memory, simulated nodes and MPI.
+"""Random calls against NumPy on all ranks' inputs at once.
 
 Every rank chooses for itself how its arrays lie in memory, and whether and where it takes the result: these choices are
 no part of what ranks must agree on. Values are small whole numbers, so that every order of combining them gives the
@@ -7,26 +7,21 @@ same bits.
 
 from __future__ import annotations
 
-import random
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.testing import assert_array_equal
 
-import collectives
-from collectives import Communicator, world
-from collectives.backends.shm.segment import ControlBlock
+from collectives import Communicator
 from collectives.reduction import BFLOAT16
-from tests.collectives.backends.shm.ranks import run_sharing
-
-pytestmark = pytest.mark.timeout(1200)  # with --long
+from tests.collectives.contract.run import Run
 
 Array = np.ndarray[Any, Any]
 BLOCK = 25  # calls of one world, of which some are under way at once
-DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16", ">i4", ">f8", BFLOAT16]
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G"]
+DTYPES += [">i2", ">i4", ">u8", ">f2", ">f8", ">c8", BFLOAT16]
 REDUCTIONS = ["all_reduce", "reduce", "reduce_scatter"]
 MOVEMENTS = ["broadcast", "gather", "all_gather", "scatter", "all_to_all", "ring"]
 OBJECTS = ["broadcast_object", "gather_object", "all_gather_object", "scatter_object"]
@@ -66,6 +61,9 @@ def draw(rng: np.random.Generator, size: int) -> dict[str, Any]:
         shape = () if scalar else (int(length), *row)
         values = rng.integers(0 if kind in "bu" else -8, 2 if kind == "b" else 8, shape)
         inputs.append(np.asarray(values).astype(dtype))
+        if kind in "iu" and values.size and rng.integers(2):  # sums of these wrap around
+            limit = getattr(np.iinfo(dtype), str(rng.choice(["min", "max"])))
+            inputs[-1].reshape(-1)[:: int(rng.integers(1, 4))] = limit
     places = ["none", "none", *LAYOUTS]
     return {
         "name": name,
@@ -163,11 +161,13 @@ def reduced(inputs: list[Array], op: str, scale: float | None) -> Array:
     """What `collectives.reduction` says that a reduction of these is."""
     dtype = inputs[0].dtype
     wide = np.dtype(np.float32) if dtype in (np.float16, BFLOAT16) else dtype.newbyteorder("=")
-    if op == "mean" and dtype.kind in "iu":
+    if op == "mean" and dtype.kind in "iu" and dtype.itemsize < 8:
         wide = np.dtype(np.int64)
     total = np.asarray(REDUCE[op](np.stack(inputs).astype(wide), axis=0)).astype(wide)  # sums of short ones wrap around
     if op == "mean":
-        total = np.trunc(total / len(inputs)) if wide.kind == "i" else total / wide.type(len(inputs))
+        n = len(inputs)
+        total = total - np.sign(total) * (np.abs(total) % n) if wide.kind in "iu" else total
+        total = total // n if wide.kind in "iu" else total / wide.type(n)
     if scale is not None:
         total = total * wide.type(scale)
     return np.asarray(total).astype(dtype)
@@ -209,48 +209,9 @@ def make_calls(comm: Communicator, calls: int, seed: int) -> None:
             ends.clear()
 
 
-def late(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, now and then a moment late."""
+class RandomContract:
+    """Every collective, with random arguments."""
 
-    def act(*args: Any) -> Any:
-        if random.random() < 0.1:
-            time.sleep(random.random() * 3e-4)
-        return method(*args)
-
-    return act
-
-
-@pytest.mark.parametrize("way", ["threads", "memory", "late memory", "nodes"])
-def test_random_calls(way: str, count: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "late memory":
-        for name in ("publish", "met", "advance", "advanced", "turn"):
-            monkeypatch.setattr(ControlBlock, name, late(getattr(ControlBlock, name)))
-    for seed in range(count(500, 10_000) // BLOCK):
-        rng = np.random.default_rng([seed, 1])
-        size = int(rng.integers(1, 5)) if way == "threads" else int(rng.integers(2, 6))
-
-        def rank(comm: Communicator, seed: int = seed) -> None:
-            make_calls(comm, BLOCK, seed)
-
-        if way == "threads":
-            collectives.run_threads(rank, size, timeout=20)
-        else:
-            run_sharing(
-                rank, [0] * size if way.endswith("memory") else [int(node) for node in rng.integers(0, 3, size)]
-            )
-
-
-if world.promised() is not None:  # inside the job that the last test starts
-    from tests.collectives.backends.shm.test_contract_on_nodes import on_nodes
-    from tests.collectives.test_contract import by_messages
-
-    @pytest.mark.parametrize("way", ["messages", "pieces", "nodes"])
-    def test_over_mpi(way: str, count: Callable[[int, int], int]) -> None:
-        comm = on_nodes((0, 1, 0, 1)) if way == "nodes" else by_messages(2**31 - 1 if way == "messages" else 4096)
-        make_calls(comm, count(500, 10_000), 0)
-
-
-@pytest.mark.mpi
-def test_random_calls_over_mpi(hold_over_mpi: Callable[..., None], count: Callable[[int, int], int]) -> None:
-    # Open MPI has ways of its own from four ranks on.
-    hold_over_mpi(__file__, "test_over_mpi", 4, timeout=count(110, 1100))
+    def test_random_calls(self, run: Run, count: Callable[[int, int], int]) -> None:
+        for seed in range(count(4, 200)):
+            run(functools.partial(make_calls, calls=BLOCK, seed=seed))
