@@ -197,7 +197,7 @@ class WorkerProcess(popen_forkserver.Popen):
         except OSError as error:
             raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
         alive = os.dup(start)  # by which the worker's `parent_process` knows that this one lives
-        self.finalizer = util.Finalize(self, _close, (alive, self.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))
         with open(start, "wb") as pipe:
             pipe.write(file.getbuffer())
 
@@ -207,11 +207,6 @@ class WorkerProcess(popen_forkserver.Popen):
             self.pid = forkserver.read_signed(self.sentinel)
         except EOFError:
             raise WorkerError("the fork server of worker processes has ended") from None
-
-
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def end_workers(processes: list[WorkerProcess]) -> None:

@@ -24,11 +24,11 @@ class ProcessException(Exception):
     """A process that was started by `spawn` has failed. error_index: which of them; pid: its number."""
 
     def __init__(self, msg: str, error_index: int, pid: int) -> None:
-        super().__init__(msg)
+        super().__init__(msg, error_index, pid)
         self.msg, self.error_index, self.pid = msg, error_index, pid
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.msg, self.error_index, self.pid)
+    def __str__(self) -> str:
+        return self.msg
 
 
 class ProcessRaisedException(ProcessException):
@@ -42,10 +42,8 @@ class ProcessExitedException(ProcessException):
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
     ) -> None:
         super().__init__(msg, error_index, error_pid)
+        self.args = (msg, error_index, error_pid, exit_code, signal_name)  # from which it is pickled
         self.exit_code, self.signal_name = exit_code, signal_name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.msg, self.error_index, self.pid, self.exit_code, self.signal_name)
 
 
 class ProcessContext:
@@ -55,11 +53,6 @@ class ProcessContext:
         self.processes: list[Any] = []
         self._reports: list[Any] = []  # the receiving ends
         self._running: dict[Any, int] = {}  # index by sentinel
-
-    def _add(self, process: Any, report: Any) -> None:
-        self._running[process.sentinel] = len(self.processes)
-        self.processes.append(process)
-        self._reports.append(report)
 
     def pids(self) -> list[int]:
         """The numbers of the processes."""
@@ -137,7 +130,9 @@ def start_processes(
             process = made.Process(target=_run, args=(fn, index, tuple(args), theirs), daemon=daemon)
             process.start()
             theirs.close()
-            started._add(process, ours)
+            started.processes.append(process)
+            started._reports.append(ours)
+            started._running[process.sentinel] = index
     except BaseException:
         started._end(_GRACE)
         raise

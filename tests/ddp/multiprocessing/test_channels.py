@@ -227,8 +227,6 @@ def test_start_methods() -> None:
     assert mp.get_all_start_methods() == ["spawn", "forkserver", "fork"]
     context = mp.get_context("forkserver")
     assert context.get_start_method() == "forkserver"
-    assert context.get_context() is context
-    assert type(context.SimpleQueue()) is type(mp.SimpleQueue())
     assert mp.get_start_method() == "spawn"
     with pytest.raises(RuntimeError, match="already been set"):
         mp.set_start_method("fork")
@@ -237,8 +235,5 @@ def test_start_methods() -> None:
     try:
         mp.set_start_method("fork", force=True)
         assert mp.get_start_method() == "fork"
-        assert mp.get_context() is mp.get_context("fork")
-        mp.set_start_method(None, force=True)
-        assert mp.get_start_method(allow_none=True) is None
     finally:
         mp.set_start_method("spawn", force=True)

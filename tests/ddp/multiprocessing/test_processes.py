@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -128,6 +129,7 @@ def test_an_exception_is_raised_here_and_ends_the_others() -> None:
 def test_other_endings(way: str, kind: Any, message: str, code: int | None) -> None:
     with pytest.raises(kind, match=message) as caught:
         mp.start_processes(children.end, (way,), start_method="forkserver")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     if code is not None:
         assert caught.value.exit_code == code
         assert caught.value.signal_name == (None if code > 0 else "SIGKILL")
