@@ -101,10 +101,9 @@ class ForkServer(forkserver.ForkServer):
         """Starts the server; the standard library calls this before each fork, too, when it has been."""
         if self.pid is not None:
             return
-        changed = {
-            name for name in os.environ.keys() | self._environ if os.environ.get(name) != self._environ.get(name)
-        }
-        _put_environment(changed, self._environ)  # the process's own, not `os.environ`, which other threads read
+        wanted = self._environ
+        changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
+        _put_environment(changed, wanted)  # the process's own, not `os.environ`, which other threads read
         try:
             super().ensure_running()
         except OSError as error:
