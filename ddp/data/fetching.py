@@ -146,7 +146,7 @@ class BatchMaker:
 
     def start_pass(self, start: StartPass) -> None:
         """Prepares a pass: that over a stream begins, or goes on, here."""
-        dataset, size = self._config.dataset, self._config.size
+        dataset, size, self.at = self._config.dataset, self._config.size, None
         self._seeding(start.seed)
         if not self._config.stream:
             return
