@@ -196,7 +196,7 @@ class WorkerProcess(popen_forkserver.Popen):
         except OSError as error:
             raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
         alive = os.dup(start)  # by which the worker's `parent_process` knows that this one lives
-        self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))  # type: ignore[attr-defined]  # as above
         with open(start, "wb") as pipe:
             pipe.write(file.getbuffer())
 
