@@ -51,7 +51,7 @@ def default_convert(data: Any) -> Any:
     Goes into mappings, named tuples and sequences as `default_collate` does.
     """
     if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and not hasattr(data, "_fields"):
-        return _sequence(data, [default_convert(value) for value in data])
+        return _as(data, [default_convert(value) for value in data])
     if isinstance(data, (np.ndarray, np.generic)):
         array = np.asarray(data)
         return wrap(array, CPU) if array.dtype in SUPPORTED else data
@@ -61,7 +61,7 @@ def default_convert(data: Any) -> Any:
 def map_batch(batch: Any, change: Callable[[Any], Any]) -> Any:
     """A mapping, named tuple, list or tuple with `change` of each of its values; what is none of these as it is."""
     if isinstance(batch, Mapping):
-        return mapping_like(batch, {key: change(value) for key, value in batch.items()})
+        return _as(batch, {key: change(value) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(change, batch))
     if isinstance(batch, list | tuple):
@@ -84,7 +84,7 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
     if isinstance(first, Mapping):
         _check_kind(samples, Mapping, path)
         _check_same([set(sample) for sample in samples], "keys", path, ArgumentError)
-        return mapping_like(first, {key: _collate([s[key] for s in samples], f"{path}[{key!r}]", out) for key in first})
+        return _as(first, {key: _collate([s[key] for s in samples], f"{path}[{key!r}]", out) for key in first})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
         _check_kind(samples, type(first), path)
         named = zip(first._fields, zip(*samples, strict=True), strict=True)
@@ -93,26 +93,19 @@ def _collate(samples: Sequence[Any], path: str, out: Out | None) -> Any:
         _check_kind(samples, Sequence, path)
         _check_same([len(sample) for sample in samples], "length", path, ShapeError)
         columns = enumerate(zip(*samples, strict=True))
-        return _sequence(first, [_collate(column, f"{path}[{i}]", out) for i, column in columns])
-    raise _refused(0, first, path)
-
-
-def _refused(index: int, sample: Any, path: str) -> DtypeError:
-    return DtypeError(
-        f"default_collate: batch[{index}]{path} is of {type(sample)}; expected tensors, arrays, numbers, str, bytes,"
+        return _as(first, [_collate(column, f"{path}[{i}]", out) for i, column in columns])
+    raise DtypeError(
+        f"default_collate: batch[0]{path} is of {type(first)}; expected tensors, arrays, numbers, str, bytes,"
         f" or mappings, named tuples and sequences of these. {_FIX}"
     )
 
 
 def _check_kind(samples: Sequence[Any], kind: type | tuple[type, ...], path: str) -> None:
-    if len(set(map(type, samples))) == 1:
-        return  # the first is of this kind
-    for index, sample in enumerate(samples):
-        if not isinstance(sample, kind):
-            raise DtypeError(
-                f"default_collate: batch[{index}]{path} is of type {type(sample).__name__}, and batch[0]{path} of type"
-                f" {type(samples[0]).__name__}"
-            )
+    if len(set(map(type, samples))) > 1:  # else the first is of this kind, and so are all
+        for index, sample in enumerate(samples):
+            if not isinstance(sample, kind):
+                was, found = type(samples[0]).__name__, type(sample).__name__
+                raise DtypeError(f"default_collate: batch[{index}]{path} is a {found}, and batch[0]{path} a {was}")
 
 
 def _check_same(found: Sequence[Any], what: str, path: str, error: type[ArgumentError]) -> None:
@@ -130,16 +123,19 @@ def _arrays(arrays: Sequence[Any], path: str, out: Out | None) -> Any:
     if len({array.shape for array in arrays}) > 1:
         _check_same([array.shape for array in arrays], "shape", path, ShapeError)
     for other in {array.dtype for array in arrays}:
-        if other not in SUPPORTED:
-            index = next(index for index, array in enumerate(arrays) if array.dtype == other)
-            raise DtypeError(f"default_collate: batch[{index}]{path} is of dtype {other}, which no tensor has")
-        dtype = promote_types(dtype, other)
-    into = _memory((len(arrays), *shape), dtype, out)
+        dtype = promote_types(dtype, _supported(other, path))
+    into = (out or np.empty)((len(arrays), *shape), dtype)
     if shape:  # one call costs a fifth of one for each array
         np.concatenate(arrays, out=into.reshape(len(arrays) * shape[0], *shape[1:]), casting="unsafe")
     else:
         into[...] = arrays
     return wrap(into, CPU)
+
+
+def _supported(dtype: np.dtype[Any], path: str) -> np.dtype[Any]:
+    if dtype not in SUPPORTED:
+        raise DtypeError(f"default_collate: batch[0]{path} or others are of dtype {dtype}, which no tensor has")
+    return dtype
 
 
 def _tensors(tensors: Sequence[Any], path: str, out: Out | None) -> Any:
@@ -158,49 +154,23 @@ def _tensors(tensors: Sequence[Any], path: str, out: Out | None) -> Any:
 def _numbers(numbers: Sequence[Any], path: str, out: Out | None) -> Any:
     _check_kind(numbers, (bool, int, float, np.generic), path)
     found = np.array(numbers)
-    if found.dtype not in SUPPORTED:
-        raise DtypeError(
-            f"default_collate: batch[0]{path} and the others make an array of {found.dtype}, a dtype that no tensor has"
-        )
-    if out is None:
-        return wrap(found, CPU)
-    into = _memory(found.shape, found.dtype, out)
+    into = (out or np.empty)(found.shape, _supported(found.dtype, path))
     into[...] = found
     return wrap(into, CPU)
 
 
-def _memory(shape: tuple[int, ...], dtype: np.dtype[Any], out: Out | None) -> Array:
-    if out is None:
-        return np.empty(shape, dtype)
-    into = out(shape, dtype)
-    if into.shape != shape or into.dtype != dtype or not into.flags.c_contiguous:
-        raise ArgumentError(
-            f"default_collate: out should give a C-contiguous array of {dtype} {shape}, gave {into.dtype} {into.shape}"
-        )
-    return into
-
-
-def mapping_like(like: Mapping[Any, Any], content: dict[Any, Any]) -> Any:
-    """`content` in a mapping of the kind of `like`, where that can be made."""
-    try:
-        if isinstance(like, MutableMapping):
-            clone = copy.copy(like)
-            clone.update(content)
-            return clone
-        return type(like)(content)  # type: ignore[call-arg]
-    except TypeError:
-        return content
-
-
-def _sequence(like: Sequence[Any], content: list[Any]) -> Any:
-    """`content` in a sequence of the kind of `like`, where that can be made; a tuple becomes a list."""
+def _as(like: Any, content: Any) -> Any:
+    """`content` in a mapping or sequence of the kind of `like`, where that can be made; a tuple becomes a list."""
     if isinstance(like, tuple):
         return content
     try:
-        if isinstance(like, MutableSequence):
+        if isinstance(like, MutableMapping | MutableSequence):
             clone = copy.copy(like)
-            clone[:] = content
+            if isinstance(clone, MutableMapping):
+                clone.update(content)
+            else:
+                clone[:] = content
             return clone
-        return type(like)(content)  # type: ignore[call-arg]
+        return type(like)(content)
     except TypeError:
         return content

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ddp._device import CPU, BaseGenerator, generator
 from ddp.data import device_prefetcher
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.datasets import IterableDataset
 from ddp.data.fetching import FetchConfig, mix_seed
-from ddp.data.passes import IndexTasks, LocalBatches, State, StreamTasks, WorkerBatches, check_streams
-from ddp.data.samplers import BatchSampler, RandomSampler, Sampler, SequentialSampler
+from ddp.data.passes import Batches, IndexBatches, LocalPool, State, StreamBatches, check_streams
+from ddp.data.samplers import (
+    BatchSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    check_count,
+    has_position,
+    is_count,
+)
 from ddp.errors import ArgumentError, StateDictError
 
 if TYPE_CHECKING:
     from ddp.data.shared_memory import Payload
     from ddp.data.worker_pool import WorkerPool
-
-Batches = LocalBatches | WorkerBatches
 
 _PREFETCH = 2  # tasks ahead of each worker
 
@@ -76,9 +81,26 @@ class DataLoader:
         in_order: bool = True,
     ) -> None:
         self._stream = isinstance(dataset, IterableDataset)
-        check_sampling(self._stream, batch_size, shuffle, sampler, batch_sampler, drop_last)
-        check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
-        check_context(multiprocessing_context)
+        ordered = bool(shuffle) or sampler is not None or batch_sampler is not None
+        listed = batch_size != 1 or shuffle or sampler is not None or drop_last
+        method = multiprocessing_context or "forkserver"
+        method = method if isinstance(method, str) else method.get_start_method()
+        of_workers = prefetch_factor is not None or persistent_workers or timeout
+        for wrong, why in (
+            (self._stream and ordered, "an IterableDataset has its own order: no shuffle, sampler or batch_sampler"),
+            (sampler is not None and shuffle, "the sampler decides on the order: no shuffle with it"),
+            (batch_sampler is not None and listed, "no batch_size, shuffle, sampler or drop_last with a batch_sampler"),
+            (batch_size is None and drop_last, "batch_size=None makes no batches: no drop_last with it"),
+            (not (batch_size is None or is_count(batch_size, 1)), f"batch_size is {batch_size!r}, and not above 0"),
+            (not is_count(num_workers), f"num_workers should be a count, is {num_workers!r}"),
+            (not 0 <= timeout <= threading.TIMEOUT_MAX, f"timeout should be seconds, or 0, is {timeout!r}"),
+            (not num_workers and of_workers, "prefetch_factor, persistent_workers and timeout need num_workers"),
+            (prefetch_factor is not None and not is_count(prefetch_factor, 1), "prefetch_factor should be above 0"),
+            (method == "fork", "multiprocessing_context='fork': MPI, CUDA and threads do not survive that"),
+            (method not in ("fork", "forkserver", "spawn"), f"multiprocessing_context is {method!r}"),
+        ):
+            if wrong:
+                raise ArgumentError(f"DataLoader: {why}")
         self.dataset = dataset
         self.num_workers = num_workers
         self.pin_memory = pin_memory
@@ -100,16 +122,17 @@ class DataLoader:
         self.batch_sampler: Any = batch_sampler
         if batch_size is not None and sampler is not None:
             self.batch_sampler = BatchSampler(sampler, batch_size, drop_last)
-        self._batched = batch_size is not None or batch_sampler is not None
-        self.collate_fn = collate_fn or (default_collate if self._batched else default_convert)
+        self._order: Any = self.sampler if self.batch_sampler is None else self.batch_sampler  # None for a stream
+        self._size = None if batch_size is None and batch_sampler is None else batch_size or 1
+        self.collate_fn = collate_fn or (default_convert if self._size is None else default_collate)
         self._pool: WorkerPool | None = None  # of persistent workers
         self._payload: Payload | None = None
         self.epoch = 0  # passes completed, those before a state that was loaded among them
         self._batches = 0  # handed out in the pass under way
         self._seed: int | None = None  # what random numbers of batches come from
-        self._streams: Any = None  # where the next pass over a stream goes on
+        self._streams: State | None = None  # of a stream: the position after what was handed out
+        self._began: tuple[State, int] | None = None  # the sampler's state where the pass began, and the batch there
         self._current: Batches | None = None  # of the pass that counts now
-        self._left: Any = None  # the state of a pass that was left early
         self._loaded = False
         if num_workers:
             # A loader without workers need not wait for these imports.
@@ -118,25 +141,19 @@ class DataLoader:
             self._modules = fork_server.modules_of(worker_init_fn, self.collate_fn, type(dataset))
             fork_server.fork_server(self._modules)  # it is ready by the time that workers are wanted
 
-    def _order(self) -> Any:
-        """What yields the indices of a batch after those of another: None for a stream."""
-        return self.sampler if self.batch_sampler is None else self.batch_sampler
-
     def __len__(self) -> int:
         """Batches of a whole pass. Raises: TypeError if the sampler, or an IterableDataset, has no length."""
         if self._stream:
-            samples = len(self.dataset)
-            if self.batch_size is None:
-                return samples
-            return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
-        return len(self._order())
+            samples, size = len(self.dataset), self.batch_size or 1
+            return samples // size if self.drop_last else -(-samples // size)
+        return len(self._order)
 
     def __iter__(self) -> Iterator[Any]:
         if self._current is not None:
             self._leave(self._current)
         if not self._loaded:
             self._batches, self._streams = 0, None
-        self._loaded, self._left = False, None
+        self._loaded, self._began = False, None
         try:
             return _Pass(self)
         except BaseException:
@@ -150,11 +167,14 @@ class DataLoader:
         from; sampler: the state of sampler or batch_sampler, None if it has none; streams: of an IterableDataset
         """
         state: State = {"epoch": self.epoch, "batches": self._batches, "seed": self._seed}
-        inner = self._current.tasks.position if self._current is not None else self._left
         if self._stream:
-            return {**state, "streams": self._streams if inner is None else inner}
-        if inner is None and hasattr(self._order(), "state_dict"):
-            inner = self._order().state_dict()
+            return {**state, "streams": self._streams}
+        order, inner = self._order, None
+        if self._began is not None:
+            began, first = self._began
+            inner = order.state_after(began, self._batches - first)
+        elif has_position(order):
+            inner = order.state_dict()
         return {**state, "sampler": inner}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -166,37 +186,33 @@ class DataLoader:
         if not isinstance(state, Mapping) or wanted not in state:
             found = sorted(state) if isinstance(state, Mapping) else state
             raise StateDictError(f"DataLoader: the state has {found!r}, expected {wanted!r} among them")
-        for name in ("epoch", "batches", "seed"):
-            value = state.get(name)
-            if (type(value) is not int or value < 0) and not (name == "seed" and value is None):
-                raise StateDictError(f"DataLoader: the state has {name} {value!r}, expected a number of at least 0")
-        inner = state[wanted]
+        for name in ("epoch", "batches", *(["seed"] if state.get("seed") is not None else [])):
+            check_count(self, state, name, 2**63)
+        inner, order = state[wanted], self._order
         if self._stream:
             if inner is not None:
                 check_streams(inner, max(1, self.num_workers))
             self._streams = inner
-        elif (inner is None) == hasattr(self._order(), "state_dict"):
-            has = ("none", "one") if inner is None else ("one", "none")
-            raise StateDictError(f"DataLoader: the state has {has[0]} of a sampler, this loader's sampler has {has[1]}")
+        elif has_position(order) != (inner is not None):
+            has = "none" if inner is None else "one"
+            raise StateDictError(f"DataLoader: the state has {has} of a sampler, unlike this loader")
         elif inner is not None:
-            self._order().load_state_dict(inner)
+            order.load_state_dict(inner)
         self.epoch, self._batches, self._seed = state["epoch"], state["batches"], state.get("seed")
-        self._loaded, self._current, self._left = True, None, None
+        self._loaded, self._current, self._began = True, None, None
 
     def _complete(self, source: Batches) -> None:
         """Counts a pass that came to its end."""
         if self._current is source:
             self.epoch += 1
-            self._batches, self._streams, self._current = 0, None, None
+            self._batches, self._streams, self._current, self._began = 0, None, None, None
 
     def _leave(self, source: Batches, failed: bool = False) -> None:
         """Ends a pass early. It counts as complete if all of it was handed out."""
-        if self._current is not source:
-            return
-        if source.tasks.leave(failed):
-            self._complete(source)
-        else:
-            self._left, self._current = source.tasks.position, None
+        if self._current is source:
+            if source.leave(self._batches, failed):
+                self._complete(source)
+            self._current = None
 
     def _start_pass(self) -> Batches:
         """The batches of a pass that begins where a loaded state says."""
@@ -205,18 +221,21 @@ class DataLoader:
         # Ranks that were seeded alike draw for different batches: their position in the world tells these apart.
         holder = self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
         seed = functools.partial(mix_seed, self._seed, self.epoch, int(getattr(holder, "rank", 0)))
-        size = None if not self._batched else self.batch_size or 1
-        config = FetchConfig(self.dataset, self.collate_fn, self.worker_init_fn, self._stream, size, self.drop_last)
-        pool = self._workers(config) if self.num_workers else None
-        tasks: IndexTasks | StreamTasks
+        config = FetchConfig(
+            self.dataset, self.collate_fn, self.worker_init_fn, self._stream, self._size, self.drop_last
+        )
+        pool = self._workers(config) if self.num_workers else LocalPool(config)
+        ahead = self.prefetch_factor or 0
         if self._stream:
-            tasks = StreamTasks(max(1, self.num_workers), self._streams)
+            self._current = StreamBatches(pool, seed, ahead, self._streams)
+            return self._current
+        sampler, first = self._order, self._batches
+        order = iter(sampler)
+        if has_position(sampler):
+            self._began = sampler.state_dict(), first
         else:
-            tasks = IndexTasks(self._order(), self._batches)
-        if pool is None:
-            self._current = LocalBatches(config, tasks, seed)
-        else:
-            self._current = WorkerBatches(pool, tasks, seed, self.prefetch_factor or _PREFETCH)
+            order = itertools.islice(order, first, None)
+        self._current = IndexBatches(pool, seed, ahead, sampler, order, first)
         return self._current
 
     def _workers(self, config: FetchConfig) -> WorkerPool:
@@ -249,7 +268,7 @@ class _Pass(Iterator[Any]):
         if loader._pool is not None and loader._current is not source:
             raise ArgumentError("another iteration of this loader has begun since, and has its persistent workers")
         try:
-            batch = next(self._batches)
+            batch, position = next(self._batches)
         except StopIteration:
             loader._complete(source)
             self._end(source, keep=True)
@@ -258,9 +277,9 @@ class _Pass(Iterator[Any]):
             loader._leave(source, failed=True)
             self._end(source, keep=False)
             raise
-        source.tasks.advance()
         if loader._current is source:
             loader._batches += 1
+            loader._streams = position
         return batch
 
     def __len__(self) -> int:
@@ -279,49 +298,3 @@ class _Pass(Iterator[Any]):
         if source is not None:
             self._loader._leave(source)
             self._end(source, keep=True)
-
-
-def check_sampling(
-    stream: bool, batch_size: int | None, shuffle: Any, sampler: Any, batch_sampler: Any, drop_last: bool
-) -> None:
-    """Raises: ArgumentError for arguments that exclude each other."""
-    if stream and (shuffle or sampler is not None or batch_sampler is not None):
-        raise ArgumentError("an IterableDataset has an order of its own: no shuffle, sampler or batch_sampler with it")
-    if sampler is not None and shuffle:
-        raise ArgumentError("the sampler decides on the order: no shuffle with it")
-    if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
-        raise ArgumentError(
-            "the batch_sampler decides on batches: no batch_size, shuffle, sampler or drop_last with it"
-        )
-    if batch_size is None and drop_last:
-        raise ArgumentError("batch_size=None makes no batches: no drop_last with it")
-    if batch_size is not None and not (_is_count(batch_size) and batch_size > 0):
-        raise ArgumentError(f"batch_size should be a number above 0, is {batch_size!r}")
-
-
-def check_workers(num_workers: int, timeout: float, prefetch_factor: int | None, persistent_workers: bool) -> None:
-    """Raises: ArgumentError for values out of range, and for options of workers where there are none."""
-    if not _is_count(num_workers):
-        raise ArgumentError(f"num_workers should be a count, is {num_workers!r}")
-    if not isinstance(timeout, (int, float, np.number)) or not 0 <= timeout <= threading.TIMEOUT_MAX:
-        raise ArgumentError(f"timeout should be seconds, or 0, is {timeout!r}")
-    if num_workers == 0 and (prefetch_factor is not None or persistent_workers or timeout):
-        raise ArgumentError("prefetch_factor, persistent_workers and timeout are about workers, and num_workers is 0")
-    if prefetch_factor is not None and not (_is_count(prefetch_factor) and prefetch_factor > 0):
-        raise ArgumentError(f"prefetch_factor should be a number above 0, is {prefetch_factor!r}")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= 0)
-
-
-def check_context(context: Any) -> None:
-    """Raises: ArgumentError for another `multiprocessing_context` than "forkserver" and "spawn"."""
-    name = "forkserver" if context is None else context if isinstance(context, str) else context.get_start_method()
-    if name == "fork":
-        raise ArgumentError(
-            "multiprocessing_context='fork' would copy a process that may hold MPI, CUDA and threads, which do not"
-            " survive that; leave it out: workers are forked from a small server, which starts them as fast"
-        )
-    if name not in ("forkserver", "spawn"):
-        raise ArgumentError(f"multiprocessing_context should be 'forkserver' or 'spawn', is {name!r}")

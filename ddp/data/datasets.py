@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ddp._device import CPU, BaseGenerator, generator
+from ddp import _device
+from ddp._device import CPU, BaseGenerator
 from ddp.errors import ArgumentError, RangeError, ShapeError
 
 T = TypeVar("T")
@@ -222,11 +223,6 @@ def random_split(
     Raises: ArgumentError if lengths do not add up.
     """
     sizes = split_lengths(len(dataset), lengths)  # type: ignore[arg-type]  # Dataset leaves __len__ to subclasses
-    order = drawn_order(sum(sizes), generator).tolist()
-    ends = list(itertools.accumulate(sizes))
+    order = _device.generator(CPU, generator).permutation(sum(sizes)).tolist()
+    ends = itertools.accumulate(sizes)
     return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-
-
-def drawn_order(length: int, source: BaseGenerator | None) -> np.ndarray[Any, Any]:
-    """0 to length - 1 in random order: (length) int64, drawn from `source` or this thread's stream."""
-    return generator(CPU, source).permutation(length)

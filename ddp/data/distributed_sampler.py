@@ -14,7 +14,7 @@ import numpy as np
 
 import collectives
 from ddp.data.samplers import IndexSampler, Order, State, check_count
-from ddp.errors import ArgumentError, StateDictError
+from ddp.errors import ArgumentError
 
 _TAILS = ("pad", "drop", "exact")
 
@@ -35,7 +35,7 @@ class DistributedSampler(IndexSampler):
     dataset: anything with a length, the same on every rank
     num_replicas, rank: how many ranks there are and which this is; None: those of `comm`
     shuffle: draw the order of each epoch anew, from (seed, epoch) alone; False: 0, 1, 2 and so on
-    seed: the same on every rank; None: 0, or that of the state that is loaded
+    seed: the same on every rank
     drop_last: short for tail="drop"
     comm: the ranks; None: `collectives.init()`
     tail: what becomes of the last samples where the ranks do not divide them. "pad" (as in PyTorch) gives every rank
@@ -62,7 +62,7 @@ class DistributedSampler(IndexSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool = True,
-        seed: int | None = None,
+        seed: int = 0,
         drop_last: bool = False,
         *,
         comm: collectives.Communicator | None = None,
@@ -79,24 +79,15 @@ class DistributedSampler(IndexSampler):
             comm = collectives.init() if comm is None else comm
             num_replicas = comm.size if num_replicas is None else num_replicas
             rank = comm.rank if rank is None else rank
-        self.dataset = dataset
-        self.num_replicas = int(num_replicas)
-        self.rank = int(rank)
+        self.dataset, self.num_replicas, self.rank = dataset, int(num_replicas), int(rank)
         if not 0 <= self.rank < self.num_replicas:
             raise ArgumentError(f"rank should be from 0 to {self.num_replicas - 1}, is {self.rank}")
-        if seed is not None and seed < 0:
+        if seed < 0:
             raise ArgumentError(f"seed should be a number of at least 0, is {seed}")
-        self.shuffle = bool(shuffle)
-        self.tail = tail
+        self.shuffle, self.seed, self.tail = bool(shuffle), int(seed), tail
+        self._stride = self.num_replicas
         self.epoch = 0
-        self._given_seed = seed
-        self._seed = int(seed or 0)
         self._counted = False  # the end of a pass has set `epoch`, and not `set_epoch`
-
-    @property
-    def seed(self) -> int:
-        """Of every epoch's order."""
-        return self._seed
 
     @property
     def num_samples(self) -> int:
@@ -126,8 +117,7 @@ class DistributedSampler(IndexSampler):
             raise ArgumentError(f"epoch should be a number of at least 0, is {epoch}")
         if self._loaded is not None and self._loaded["epoch"] != epoch:
             self._loaded = None
-        self.epoch = int(epoch)  # NumPy's numbers are no JSON
-        self._counted = False
+        self.epoch, self._counted = int(epoch), False  # NumPy's numbers are no JSON
 
     def begin_again(self) -> None:
         """The next `iter` is the epoch of the pass last begun, even if a reader ahead has come to its end.
@@ -143,32 +133,24 @@ class DistributedSampler(IndexSampler):
         Raises: StateDictError if the state is of a dataset of another length, of another order, or none at all.
         """
         epoch = check_count(self, state_dict, "epoch", 2**63 - 1)
-        seed = check_count(self, state_dict, "seed", 2**64)
-        if self._given_seed not in (None, seed):
-            raise StateDictError(
-                f"DistributedSampler: the state has seed {seed}, this sampler was given {self._given_seed}"
-            )
         super().load_state_dict(state_dict)
-        self.epoch, self._seed = epoch, seed
+        self.epoch = epoch
 
     def _fixed(self) -> State:
-        return {"length": len(self.dataset), "shuffle": self.shuffle}
+        return {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
 
     def _next(self, draw: bool) -> State:
-        return {"epoch": self.epoch, "cursor": 0, "seed": self._seed, **self._fixed()}
+        return {"epoch": self.epoch, "cursor": 0, **self._fixed()}
 
     def _indices(self, began: State) -> tuple[Order]:
         length, cursor = len(self.dataset), began["cursor"]
-        order = epoch_order(length, began["seed"], began["epoch"]) if self.shuffle else np.arange(length)
+        order = epoch_order(length, self.seed, began["epoch"]) if self.shuffle else np.arange(length)
         mine = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(mine)
         return (order[places % length] if length else order,)  # past the end: from the beginning, to pad
 
     def _span(self) -> int:
         return len(self.dataset)
-
-    def _stride(self) -> int:
-        return self.num_replicas
 
     def _end(self, began: State) -> None:
         if self.epoch == began["epoch"]:  # else set_epoch was called meanwhile

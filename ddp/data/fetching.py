@@ -6,6 +6,7 @@ are the same whichever process fetches the batch, and when; the user's own gener
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,6 @@ from ddp.data.datasets import Subset, TensorDataset, fetch_samples
 from ddp.errors import RangeError
 
 Array = np.ndarray[Any, Any]
-Collate = Callable[[Any], Any]
 
 _MASK = 2**64 - 1
 
@@ -119,14 +119,14 @@ class FetchResult(NamedTuple):
     """The result of a task. end: the stream had no more batches; last: this is known to be the last one
 
     state: the dataset's own, after this batch
-    failure: of a worker process, a WorkerFailure
+    failure: an exception in a worker process: its class, pickled, or None if it cannot be, and the message
     """
 
     batch: Any
     state: Any = None
     last: bool = False
     end: bool = False
-    failure: Any = None
+    failure: tuple[bytes | None, str] | None = None
 
 
 class BatchMaker:
@@ -139,17 +139,16 @@ class BatchMaker:
     def __init__(self, config: FetchConfig, seeding: Callable[[int], None], out: Out = np.empty) -> None:
         self.at: Any = None
         self._config, self._seeding, self._out = config, seeding, out
-        self._default = config.collate is default_collate
-        columns = self._default and not config.stream and config.size is not None
-        self._columns = ArrayColumns.of(config.dataset) if columns else None
-        self._stateful = config.stream and hasattr(config.dataset, "state_dict")
+        plain = config.collate is default_collate
+        self._collate = functools.partial(default_collate, out=out) if plain else config.collate
+        self._rows = _rows(config.dataset) if plain and config.size is not None and not config.stream else None
         self._stream: Iterator[Any] = iter(())
 
     def start_pass(self, start: StartPass) -> None:
         """Prepares a pass: that over a stream begins, or goes on, here."""
-        dataset, _, _, stream, size, _ = self._config
+        dataset, size, self.at = self._config.dataset, self._config.size, None
         self._seeding(start.seed)
-        if not stream:
+        if not self._config.stream:
             return
         if start.state is not None:
             dataset.load_state_dict(start.state)
@@ -163,86 +162,63 @@ class BatchMaker:
         """The batch of a list of indices, or of one index; None: the next one of a stream."""
         self._seeding(seed)
         dataset, _, _, stream, size, drop_last = self._config
+        self.at = "the next of the stream" if stream else indices
         if not stream:
-            return FetchResult(self._indexed(indices))
-        self.at = "the next of the stream"
+            return FetchResult(self._collate(dataset[indices]) if size is None else self._indexed(indices))
         samples = list(itertools.islice(self._stream, size or 1))
         last = len(samples) < (size or 1)
         if not samples or (last and drop_last):
             return FetchResult(None, end=True)
-        batch = self._config.collate(samples[0]) if size is None else self._collated(samples)
-        return FetchResult(batch, dataset.state_dict() if self._stateful else None, last)
+        batch = self._collate(samples[0] if size is None else samples)
+        return FetchResult(batch, dataset.state_dict() if hasattr(dataset, "state_dict") else None, last)
 
     def _indexed(self, indices: Any) -> Any:
         dataset = self._config.dataset
-        if self._config.size is None:
-            self.at = indices
-            return self._config.collate(dataset[indices])
         if not indices:  # this rank has run out of samples
             self.at = 0
             return empty_like_batch(self._config.collate([dataset[0]]))
-        if self._columns is not None:
-            self.at = indices
-            return self._columns.rows(indices, self._out)
+        if self._rows is not None:
+            return self._rows(indices, self._out)
         if hasattr(dataset, "__getitems__"):
-            self.at = indices
-            samples = fetch_samples(dataset, indices)
-        else:
-            samples = []
-            for self.at in indices:
-                samples.append(dataset[self.at])
-            self.at = indices
-        return self._collated(samples)
-
-    def _collated(self, samples: Any) -> Any:
-        return default_collate(samples, out=self._out) if self._default else self._config.collate(samples)
+            return self._collate(fetch_samples(dataset, indices))
+        samples = []
+        for self.at in indices:
+            samples.append(dataset[self.at])
+        self.at = indices
+        return self._collate(samples)
 
 
-def _within(chosen: Array | None, length: int) -> bool:
-    """Whether all of `chosen` are indices of so many; where one is not, its sample is asked for, and says so."""
-    return chosen is None or not len(chosen) or bool(-length <= chosen.min() and chosen.max() < length)
+def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
+    """What takes a whole batch out of each array of a TensorDataset, or of a Subset of one; None for another dataset.
 
+    It gives what `default_collate` makes of the samples. Raises: IndexError.
+    """
+    subsets: list[Any] = []
+    while type(dataset) is Subset:
+        subsets.append(dataset.indices)
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset or any(getattr(each, "requires_grad", False) for each in dataset.tensors):
+        return None
+    arrays = [each.array if isinstance(each, TensorBase) else each for each in dataset.tensors]
+    if not all(isinstance(each, np.ndarray) and each.dtype in SUPPORTED for each in arrays):
+        return None
+    length, chosen = len(dataset), [np.asarray(each) for each in subsets]
 
-class ArrayColumns:
-    """Arrays whose rows are samples: one call for each takes a whole batch out of it."""
-
-    def __init__(self, arrays: list[Array], chosen: Array | None) -> None:
-        self._arrays, self._chosen = arrays, chosen
-        self._length = len(arrays[0] if chosen is None else chosen)
-
-    @classmethod
-    def of(cls, dataset: Any) -> ArrayColumns | None:
-        """The columns of a TensorDataset, or of a Subset of one; None where samples have to be asked for one by one."""
-        chosen: Array | None = None
-        while type(dataset) is Subset:
-            indices = np.asarray(dataset.indices)
-            if indices.dtype.kind not in "iu" or indices.ndim != 1 or not _within(chosen, len(indices)):
-                return None
-            chosen = indices if chosen is None else indices[chosen]
-            dataset = dataset.dataset
-        if type(dataset) is not TensorDataset:
-            return None
-        arrays = [each.array if isinstance(each, TensorBase) else each for each in dataset.tensors]
-        plain = all(isinstance(each, np.ndarray) and each.dtype in SUPPORTED for each in arrays)
-        wanted = any(isinstance(each, TensorBase) and each.requires_grad for each in dataset.tensors)
-        return cls(arrays, chosen) if plain and not wanted and _within(chosen, len(dataset)) else None
-
-    def rows(self, indices: Sequence[Any], out: Out) -> list[Any]:
-        """The batch: what `default_collate` makes of the samples. Raises: RangeError."""
+    def rows(indices: Sequence[int], out: Out) -> list[Any]:
         picked = np.asarray(indices)
-        if picked.dtype.kind not in "iu" or picked.ndim != 1:
-            raise RangeError(f"expected indices that are integers, got {list(indices[:3])} …")
+        for each in chosen:
+            picked = each[picked]
         for index in (picked.min(), picked.max()):
-            if not -self._length <= index < self._length:
-                raise RangeError(f"index {index} of a dataset of {self._length} samples")
-        if self._chosen is not None:
-            picked = self._chosen[picked]
+            if not -length <= index < length:
+                raise RangeError(f"index {index} of a dataset of {length} samples")
         batch = []
-        for array in self._arrays:
+        for array in arrays:
             into = out((len(picked), *array.shape[1:]), array.dtype)
             np.take(array, picked, 0, into, "wrap")  # all are within: the mode "raise" would go through a buffer
             batch.append(wrap(into, CPU))
         return batch
+
+    return rows
 
 
 def empty_like_batch(batch: Any) -> Any:

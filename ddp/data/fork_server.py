@@ -6,8 +6,8 @@ module that it preloads does. It never preloads the user's script (Python 3.11),
 that again, needed or not. And what it forks outlives a server that was killed.
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
-imported what they need by the time that they are wanted. It is replaced if a loader needs other modules, or one of them
-was loaded again; worker pools keep the server that forked them.
+imported what they need by the time that they are wanted. It is replaced if it has ended, a loader needs other
+modules, or one of them was loaded again; worker pools keep the server that forked them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import io
 import os
 import pickle
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -71,18 +70,15 @@ class ForkServer(forkserver.ForkServer):
 
     # Of the standard library's class, since Python 3.4.
     _forkserver_pid: int | None
-    _forkserver_alive_fd: int | None
-    _forkserver_address: str | None
 
-    def __init__(self, modules: Mapping[str, Any]) -> None:
+    def __init__(self, modules: set[str]) -> None:
         super().__init__()
         self.modules, self.owner = modules, os.getpid()
         self._loaded = _loaded_modules()
         preparation = preparation_data("__main__" in modules)
         del preparation["authkey"]
-        handle, self._settings = tempfile.mkstemp(dir=util.get_temp_dir())
-        with open(handle, "wb") as file:
-            pickle.dump((preparation, sorted(modules.keys() - {"__main__"}), self.owner), file)
+        settings = pickle.dumps((preparation, sorted(modules - {"__main__"}))).hex()
+        self._environ = worker_environment() | {worker.SETTINGS: settings}
         self.set_forkserver_preload(["ddp.data.worker"])
         self.ensure_running()
 
@@ -91,23 +87,21 @@ class ForkServer(forkserver.ForkServer):
         """The server's process."""
         return self._forkserver_pid
 
-    def fits(self, modules: Mapping[str, Any]) -> bool:
+    def fits(self, modules: set[str]) -> bool:
         """Whether new workers that need these can be forked of it: no module has been loaded again since it started."""
-        has = all(name in self.modules and self.modules[name] is spec for name, spec in modules.items())
         same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
-        return has and same and self.owner == os.getpid()
+        return modules <= self.modules and same and self.owner == os.getpid() and self._lives()
+
+    def _lives(self) -> bool:
+        with contextlib.suppress(ChildProcessError):  # another part of the program has waited for it
+            return self.pid is not None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return False
 
     def ensure_running(self) -> None:
-        """Starts the server if it has not been, or has ended; the standard library does this before each fork."""
-        try:
-            pid = self._forkserver_pid
-            if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return
-        except ChildProcessError:  # another part of the program has waited for it
-            assert self._forkserver_alive_fd is not None
-            os.close(self._forkserver_alive_fd)
-            self._forkserver_pid = self._forkserver_alive_fd = self._forkserver_address = None
-        wanted = worker_environment() | {worker.SETTINGS: self._settings}
+        """Starts the server; the standard library calls this before each fork, too, when it has been."""
+        if self.pid is not None:
+            return
+        wanted = self._environ
         changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
         _put_environment(changed, wanted)  # the process's own, not `os.environ`, which other threads read
         try:
@@ -121,8 +115,6 @@ class ForkServer(forkserver.ForkServer):
         # Not where the interpreter ends, which ends the server, nor in a forked child, whose server it is not.
         if not sys.is_finalizing() and os.getpid() == self.owner:
             _in_background(self._stop)  # type: ignore[attr-defined]  # private: the stubs leave it out
-            with contextlib.suppress(OSError):
-                os.unlink(self._settings)
 
 
 def _loaded_modules() -> dict[str, Any]:
@@ -165,11 +157,10 @@ def fork_server(names: Iterable[str]) -> ForkServer:
             ' it defines their dataset. Put what it runs below `if __name__ == "__main__":`, or the dataset into a'
             " module of its own"
         )
-    # `importlib.reload` makes a new spec, and the server has the old code.
-    wanted = {name: getattr(sys.modules.get(name), "__spec__", None) for name in names}
+    wanted = set(names)
     with _lock:
         if _server is None or not _server.fits(wanted):
-            _server = ForkServer(wanted if _server is None else {**_server.modules, **wanted})
+            _server = ForkServer(wanted if _server is None else _server.modules | wanted)
         return _server
 
 
@@ -187,7 +178,7 @@ class WorkerProcess(popen_forkserver.Popen):
 
     pid: int
 
-    def __init__(self, server: ForkServer, *args: Any) -> None:
+    def __init__(self, server: ForkServer, args: tuple[Any, ...]) -> None:
         self._server = server
         super().__init__(context.ForkServerProcess(target=worker.run, args=args))
 
@@ -205,7 +196,7 @@ class WorkerProcess(popen_forkserver.Popen):
         except OSError as error:
             raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
         alive = os.dup(start)  # by which the worker's `parent_process` knows that this one lives
-        self.finalizer = util.Finalize(self, _close, (alive, self.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))  # type: ignore[attr-defined]  # as above
         with open(start, "wb") as pipe:
             pipe.write(file.getbuffer())
 
@@ -217,18 +208,13 @@ class WorkerProcess(popen_forkserver.Popen):
             raise WorkerError("the fork server of worker processes has ended") from None
 
 
-def _close(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
 def end_workers(processes: list[WorkerProcess]) -> None:
     """Kills those of the workers, whose sockets have been closed, that have not ended in time. Does not wait."""
-    _in_background(_reap, processes)
 
+    def reap() -> None:
+        deadline = time.monotonic() + _GRACE
+        for process in processes:
+            if process.wait(max(0.0, deadline - time.monotonic())) is None:
+                process.kill()
 
-def _reap(processes: list[WorkerProcess]) -> None:
-    deadline = time.monotonic() + _GRACE
-    for process in processes:
-        if process.wait(max(0.0, deadline - time.monotonic())) is None:
-            process.kill()
+    _in_background(reap)

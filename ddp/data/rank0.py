@@ -7,7 +7,6 @@ So no collective times out however long it takes, and the launcher sees that the
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
 
 import collectives
@@ -43,7 +42,7 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
                 # What the body raised says more than who has left since, or before.
                 with contextlib.suppress(collectives.CollectivesError):
                     if beat.failed:
-                        apart.broadcast_object(f"rank {comm.rank}: {_described(error)}")
+                        apart.broadcast_object(f"rank {comm.rank}: {type(error).__name__}: {error}")
                 raise
         else:
             with beat:
@@ -54,11 +53,3 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
             yield
     finally:
         apart.close()
-
-
-def _described(error: BaseException) -> str:
-    """What was raised and at which line of the body: its own error message is that rank's."""
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    frames = [frame for frame in frames if frame.filename != contextlib.__file__]
-    return f"{text} ({frames[0].filename}:{frames[0].lineno})" if frames else text

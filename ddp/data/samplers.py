@@ -37,6 +37,18 @@ class Sampler(Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} has no __iter__()")
 
 
+def has_position(sampler: Any) -> bool:
+    """Whether a sampler, and for a BatchSampler the one that it reads, can be resumed at a position."""
+    if isinstance(sampler, BatchSampler):
+        return has_position(sampler.sampler)
+    return all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "state_after"))
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether it is an integer, and no bool, of at least `least`."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(value >= least)
+
+
 def check_count(sampler: Any, state: Mapping[str, Any], name: str, most: int) -> int:
     """A count from 0 to `most` out of a state. Raises: StateDictError if it is none."""
     value = state.get(name)
@@ -52,6 +64,8 @@ class IndexSampler(Sampler[int]):
     on with: the next `iter` begins anew, unless a state is loaded first.
     """
 
+    _stride = 1  # how far the cursor goes for each index
+
     def __init__(self) -> None:
         self._loaded: State | None = None  # where the next pass begins, if a state was loaded
         self._began: State = {}  # where the pass last begun has begun
@@ -59,8 +73,7 @@ class IndexSampler(Sampler[int]):
         self._chunk: Iterator[int] = iter(())  # indices before that, of which some have been yielded
 
     def __iter__(self) -> Iterator[int]:
-        began, self._loaded = self._loaded, None
-        self._began = self._next(draw=True) if began is None else began
+        self._began, self._loaded = self._loaded or self._next(draw=True), None
         self._cursor, self._chunk = self._began["cursor"], iter(())
         # A generator around each index would double what a pass over them costs.
         return itertools.chain.from_iterable(self._chunks(self._began))
@@ -71,7 +84,7 @@ class IndexSampler(Sampler[int]):
         for part in self._indices(began):
             for start in range(0, len(part), _AT_ONCE):
                 indices = part[start : start + _AT_ONCE].tolist()
-                chunk, cursor = iter(indices), cursor + len(indices) * self._stride()
+                chunk, cursor = iter(indices), cursor + len(indices) * self._stride
                 if self._began is began:
                     self._cursor, self._chunk = cursor, chunk
                 yield chunk
@@ -88,12 +101,11 @@ class IndexSampler(Sampler[int]):
             return dict(self._loaded)
         if self._cursor is None:
             return self._next(draw=False)
-        left = operator.length_hint(self._chunk)
-        return {**self._began, "cursor": min(self._cursor - left * self._stride(), self._span())}
+        return self.state_after({**self._began, "cursor": self._cursor}, -operator.length_hint(self._chunk))
 
     def state_after(self, state: State, count: int) -> State:
         """The position `count` indices after `state` in the same pass; more than it has left is its end."""
-        return {**state, "cursor": min(state["cursor"] + count * self._stride(), self._span())}
+        return {**state, "cursor": min(state["cursor"] + count * self._stride, self._span())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter` goes on at this position. Raises: StateDictError for one of another dataset or sampler."""
@@ -108,11 +120,11 @@ class IndexSampler(Sampler[int]):
 
     def _next(self, draw: bool) -> State:
         """Where a new pass begins. draw: it begins now, so draw what it needs."""
-        raise NotImplementedError
+        return {"cursor": 0, **self._fixed()}
 
     def _fixed(self) -> State:
         """What a state must share with this sampler to be one of it."""
-        raise NotImplementedError
+        return {"length": self._span()}
 
     def _indices(self, began: State) -> Iterable[Order]:
         """What is yielded from this position to the end of the pass, in parts: int64, 1-d."""
@@ -122,17 +134,8 @@ class IndexSampler(Sampler[int]):
         """The cursor at the end of a pass."""
         return len(self)  # type: ignore[arg-type]  # which every subclass has
 
-    def _stride(self) -> int:
-        """How far the cursor goes for each index."""
-        return 1
-
     def _end(self, began: State) -> None:
         """Called when the pass that began here is over."""
-
-
-def _parts(wanted: int) -> Iterator[int]:
-    """The sizes in which that many indices are drawn; together they are those of a single draw."""
-    return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 
 class SequentialSampler(IndexSampler):
@@ -144,12 +147,6 @@ class SequentialSampler(IndexSampler):
 
     def __len__(self) -> int:
         return len(self.data_source)
-
-    def _fixed(self) -> State:
-        return {"length": len(self)}
-
-    def _next(self, draw: bool) -> State:
-        return {"cursor": 0, **self._fixed()}
 
     def _indices(self, began: State) -> Iterator[Order]:
         for start in range(began["cursor"], len(self), _PART):
@@ -193,29 +190,23 @@ class _Drawn(IndexSampler):
         seed, snapshot = state_dict.get("seed"), state_dict.get("generator")
         if seed is not None:
             check_count(self, state_dict, "seed", 2**63 - 1)
-        if self.generator is None and snapshot is not None:
-            raise StateDictError(
-                f"{type(self).__name__}: the state is of a sampler with a generator, this one has none"
-            )
-        restored = b"" if self.generator is None else self._snapshot(snapshot)
+        if (snapshot is None) != (self.generator is None):
+            which = "no state of its generator" if snapshot is None else "one of a generator, and this sampler none"
+            raise StateDictError(f"{type(self).__name__}: the state has {which}")
         super().load_state_dict({"seed": None, **state_dict})
         if seed is None:
             self._loaded = None  # saved between two passes: the next one draws its own
         if self.generator is not None:
-            self.generator.restore(restored)
+            self.generator.restore(bytes.fromhex(state_dict["generator"]))
 
-    def _snapshot(self, text: Any) -> bytes:
-        """That of a generator. Raises: StateDictError if it is none."""
-        try:
-            snapshot = bytes.fromhex(text)
-            BaseGenerator().restore(snapshot)
-        except (ArgumentError, TypeError, ValueError) as error:
-            raise StateDictError(f"{type(self).__name__}: no state of its generator in the state: {error}") from error
-        return snapshot
+
+def _sizes(wanted: int) -> Iterator[int]:
+    """The sizes in which that many indices are drawn; together they are those of a single draw."""
+    return (min(_PART, wanted - start) for start in range(0, wanted, _PART))
 
 
 def _asked(num_samples: Any) -> int:
-    if not isinstance(num_samples, (int, np.integer)) or isinstance(num_samples, bool) or num_samples < 0:
+    if not is_count(num_samples):
         raise ArgumentError(f"num_samples should be a count of at least 0, is {num_samples!r}")
     return int(num_samples)
 
@@ -241,7 +232,7 @@ class RandomSampler(_Drawn):
     ) -> None:
         super().__init__(generator)
         self.data_source = data_source
-        self.replacement = replacement
+        self.replacement = bool(replacement)
         self._num_samples = None if num_samples is None else _asked(num_samples)
         if self.num_samples and not len(data_source):
             raise ArgumentError(f"RandomSampler: {num_samples} samples of an empty dataset")
@@ -255,16 +246,13 @@ class RandomSampler(_Drawn):
         return self.num_samples
 
     def _fixed(self) -> State:
-        return {
-            "length": len(self.data_source),
-            "num_samples": self.num_samples,
-            "replacement": bool(self.replacement),
-        }
+        length = len(self.data_source)
+        return {"length": length, "num_samples": self.num_samples, "replacement": self.replacement}
 
     def _order(self, rng: np.random.Generator) -> Iterator[Order]:
         length, wanted = len(self.data_source), self.num_samples
         if self.replacement:
-            return (rng.integers(length, size=size) for size in _parts(wanted))
+            return (rng.integers(length, size=size) for size in _sizes(wanted))
         return (rng.permutation(length)[: wanted - start] for start in range(0, wanted, length or 1))
 
 
@@ -281,9 +269,6 @@ class SubsetRandomSampler(_Drawn):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def _fixed(self) -> State:
-        return {"length": len(self)}
 
     def _order(self, rng: np.random.Generator) -> Iterator[Order]:
         yield np.asarray(self.indices, np.int64)[rng.permutation(len(self))]
@@ -305,14 +290,12 @@ class WeightedRandomSampler(_Drawn):
         self, weights: Any, num_samples: int, replacement: bool = True, generator: BaseGenerator | None = None
     ) -> None:
         super().__init__(generator)
-        self.num_samples = _asked(num_samples)
-        self.replacement = bool(replacement)
+        self.num_samples, self.replacement = _asked(num_samples), bool(replacement)
         self.weights = np.array(weights, np.float64)
         if self.weights.ndim != 1 or not np.isfinite(self.weights).all() or (self.weights < 0).any():
             raise ArgumentError("WeightedRandomSampler: expected weights of shape (N), each a number of at least 0")
-        positive = int(np.count_nonzero(self.weights))
-        enough = positive > 0 if self.replacement else positive >= self.num_samples
-        if not enough and self.num_samples:
+        positive = np.count_nonzero(self.weights)
+        if positive < (min(1, self.num_samples) if self.replacement else self.num_samples):
             raise ArgumentError(
                 f"WeightedRandomSampler: {self.num_samples} samples, but {positive} of {len(self.weights)} weights"
                 " are above 0"
@@ -325,11 +308,10 @@ class WeightedRandomSampler(_Drawn):
         return {"length": len(self.weights), "num_samples": self.num_samples, "replacement": self.replacement}
 
     def _order(self, rng: np.random.Generator) -> Iterator[Order]:
-        if not self.num_samples:
-            return
-        shares = self.weights / self.weights.sum()
-        for size in _parts(self.num_samples) if self.replacement else [self.num_samples]:
-            yield rng.choice(len(shares), size, replace=self.replacement, p=shares)
+        if self.num_samples:
+            shares = self.weights / self.weights.sum()
+            for size in _sizes(self.num_samples) if self.replacement else [self.num_samples]:
+                yield rng.choice(len(shares), size, replace=self.replacement, p=shares)
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -338,8 +320,7 @@ class BatchSampler(Sampler[list[int]]):
     sampler: a Sampler, or any iterable of indices
     drop_last: leave out the last list if it is shorter
 
-    Its position is the sampler's, read and resumed as that is. A sampler that has none is read again, and the lists
-    that were consumed are skipped.
+    Its position is the sampler's, if that has one.
 
     All ranks make as many lists: one that has run out of samples, where a DistributedSampler's tail is "exact", makes
     empty ones. `len()` counts them.
@@ -348,16 +329,12 @@ class BatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
-        if not isinstance(batch_size, (int, np.integer)) or isinstance(batch_size, bool) or batch_size < 1:
+        if not is_count(batch_size, 1):
             raise ArgumentError(f"batch_size should be a number above 0, is {batch_size!r}")
         self.sampler: Any = sampler
         self.batch_size = int(batch_size)
         self.drop_last = bool(drop_last)
-        self._positioned = all(hasattr(sampler, name) for name in ("state_dict", "load_state_dict", "state_after"))
         self._shared = hasattr(sampler, "most_after")  # a DistributedSampler: ranks make as many lists
-        self._skipped = 0  # lists that the next pass leaves out, where the sampler has no position
-        self._began: State | None = None  # where the pass under way has begun
-        self._made = 0  # lists that it has yielded
 
     def __len__(self) -> int:
         return self._lists(self.sampler.num_samples if self._shared else len(self.sampler))
@@ -367,48 +344,30 @@ class BatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         indices = iter(self.sampler)  # which draws what its pass needs
-        self._began, self._made = None, 0
-        self._began = began = self.state_dict()
-        self._skipped = 0
-        return self._batches(indices, began)
+        return self._batches(
+            indices, self._lists(self.sampler.most_after(self.sampler.state_dict())) if self._shared else 0
+        )
 
-    def _batches(self, indices: Iterator[int], began: State) -> Iterator[list[int]]:
-        for _ in range(began.get("batches", 0)):
-            list(itertools.islice(indices, self.batch_size))
-        least = self._lists(self.sampler.most_after(began["sampler"])) if self._shared else 0
+    def _batches(self, indices: Iterator[int], least: int) -> Iterator[list[int]]:
         for made in itertools.count(1):
             batch = list(itertools.islice(indices, self.batch_size))
             if not batch or (self.drop_last and len(batch) < self.batch_size):
                 if made > least:
-                    break
+                    return
                 batch = []
-            if self._began is began:  # else another pass has begun since
-                self._made = made
             yield batch
-        if self._began is began:
-            self._began = None
 
     def state_dict(self) -> State:
         """The position, as JSON values: after the lists that the pass under way has yielded, or before the next."""
-        if self._began is not None:
-            return self.state_after(self._began, self._made)
-        return {"sampler": self.sampler.state_dict()} if self._positioned else {"batches": self._skipped}
+        return {"sampler": self.sampler.state_dict()}
 
     def state_after(self, state: State, count: int) -> State:
         """The position `count` lists after `state` in the same pass."""
-        if self._positioned:
-            return {"sampler": self.sampler.state_after(state["sampler"], count * self.batch_size)}
-        return {"batches": state["batches"] + count}
+        return {"sampler": self.sampler.state_after(state["sampler"], count * self.batch_size)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter` goes on at this position. Raises: StateDictError for one of another sampler."""
-        kind = "sampler" if self._positioned else "batches"
-        if not isinstance(state_dict, Mapping) or list(state_dict) != [kind]:
-            raise StateDictError(f"BatchSampler: expected a state of {kind!r} alone, got {state_dict!r}")
-        if not self._positioned:
-            self._skipped = check_count(self, state_dict, kind, 2**63 - 1)
-        elif isinstance(state_dict[kind], Mapping):
-            self.sampler.load_state_dict(state_dict[kind])
-        else:
-            raise StateDictError(f"BatchSampler: expected the state of a sampler, got {state_dict[kind]!r}")
-        self._began = None
+        inner = state_dict.get("sampler") if isinstance(state_dict, Mapping) else None
+        if not isinstance(inner, Mapping):
+            raise StateDictError(f"BatchSampler: expected the state of a sampler, got {state_dict!r}")
+        self.sampler.load_state_dict(inner)

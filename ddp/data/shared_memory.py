@@ -19,6 +19,7 @@ import os
 import pickle
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,37 +38,29 @@ _HELD = 32  # blocks of one worker that the consumer may keep; of what it keeps 
 _LARGE = 4096  # bytes from which on an array of a dataset is laid behind the pickle
 _SCRIPT = b"\x8c\x08__main__"  # how a pickle names the module
 
-_BFLOAT16 = bfloat16.name
 # NumPy would write a byte for each byte that it compares.
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Lease:
-    """A block while arrays over it are in use: `weakref.finalize` on a lease says when the last of them has gone.
+    """What all arrays over a block keep alive: `weakref.finalize` on it says when the last of them has gone.
 
     That may be in any thread, wherever the garbage collector finds them: let it do next to nothing.
     """
 
-    __slots__ = ("__weakref__", "block")
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-
-    def array(self, dtype: Any, shape: Any, offset: int = 0) -> Array:
-        """An array over the block, as `Block.array` makes it, that keeps the lease alive."""
-        return self.block.array(dtype, shape, offset, keep=self)
+    __slots__ = ("__weakref__",)
 
 
 class PackedBatch(NamedTuple):
     """What is sent of a batch. slot: of its block in the worker, None if it needs none
 
-    new: token and size of the block, if its descriptor goes along; leaves: of each array its offset in the block, dtype
+    new: bytes of the block, if its descriptor goes along, else 0; leaves: of each array its offset in the block, dtype
     and shape, and whether a tensor is around it; content: the pickle of the batch without them
     """
 
     slot: int | None
-    new: tuple[str, int] | None
+    new: int
     leaves: list[tuple[int, str, tuple[int, ...], bool]]
     content: bytes
 
@@ -85,33 +78,24 @@ class BatchWriter:
         self._used = 0  # bytes of it
         self._usual = 0  # bytes of the largest batch so far
 
-    def begin(self) -> None:
-        """A batch is about to be made."""
-        self.abandon()
-        if self._usual:
-            self._slot = self._take(self._usual)
-
-    def abandon(self) -> None:
-        """There will be no batch of what was begun."""
+    def begin(self, returned: Iterable[int] = ()) -> None:
+        """A batch is about to be made. returned: slots of batches that the consumer has done with"""
         if self._slot is not None:
             self._free.append(self._slot)
         self._slot, self._used = None, 0
-
-    def give_back(self, slots: list[int]) -> None:
-        """The consumer has done with the batches in these blocks."""
-        self._free += slots
+        self._free += returned
 
     def _take(self, nbytes: int) -> int:
         """The slot of a free block of at least `nbytes` bytes, whose contents vary."""
-        slot = self._free[-1] if self._free else len(self._blocks)
-        if not self._free or self._blocks[slot].nbytes < nbytes:
+        slot = self._free.pop() if self._free else len(self._blocks)
+        if slot == len(self._blocks) or self._blocks[slot].nbytes < nbytes:
             self._blocks[slot : slot + 1] = [Block.create(max(1, -(-nbytes // _GRAIN)) * _GRAIN)]
-        if self._free:
-            self._free.pop()
         return slot
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array for the batch, in the block if it fits there; what it holds is arbitrary."""
+        if self._slot is None and self._usual:
+            self._slot = self._take(self._usual)
         start = _aligned(self._used)
         end = start + math.prod(shape) * np.dtype(dtype).itemsize
         if self._slot is None or end > self._blocks[self._slot].nbytes:
@@ -127,49 +111,38 @@ class BatchWriter:
         file = io.BytesIO()
         pickler = _Pickler(file)
         pickler.dump(batch)
-        arrays = [array for array, _ in pickler.arrays]
-        if not arrays:
-            self.abandon()
-            return PackedBatch(None, None, [], file.getvalue()), []
-        starts = self._starts(arrays) or self._move(arrays)
+        if not pickler.arrays:
+            return PackedBatch(None, 0, [], file.getvalue()), []
+        starts = self._placed([array for array, _ in pickler.arrays])
         self._usual = max(self._usual, self._used)
         slot, self._slot = self._slot, None
         assert slot is not None
         leaves = [
-            (start, _BFLOAT16 if array.dtype == bfloat16 else array.dtype.str, array.shape, is_tensor)
+            (start, array.dtype.name if array.dtype.kind == "V" else array.dtype.str, array.shape, is_tensor)
             for start, (array, is_tensor) in zip(starts, pickler.arrays, strict=True)
         ]
-        block, new, fds = self._blocks[slot], None, []
-        if not block.closed:
-            new, fds = (block.token, block.nbytes), [os.dup(block.fileno())]
-            block.close()  # the mapping is all that is needed here, once the consumer has a descriptor
-        return PackedBatch(slot, new, leaves, file.getvalue()), fds
+        block = self._blocks[slot]
+        if block.closed:
+            return PackedBatch(slot, 0, leaves, file.getvalue()), []
+        fd = os.dup(block.fileno())
+        block.close()  # the mapping is all that is needed here, once the consumer has a descriptor
+        return PackedBatch(slot, block.nbytes, leaves, file.getvalue()), [fd]
 
-    def _starts(self, arrays: list[Array]) -> list[int] | None:
-        """Where the arrays lie in the block; None if one lies elsewhere, or not in the order of its elements."""
-        starts = []
-        for array in arrays:
-            found = block_of(array) if self._slot is not None and array.flags.c_contiguous else None
-            if found is None or self._slot is None or found[0] is not self._blocks[self._slot]:
-                return None
-            starts.append(found[1])
-        return starts
-
-    def _move(self, arrays: list[Array]) -> list[int]:
-        """Copies all arrays of the batch into one block that is large enough. Returns where each begins."""
+    def _placed(self, arrays: list[Array]) -> list[int]:
+        """Where the arrays begin in the block. If one lies elsewhere, all are copied into one that is large enough."""
+        found = [block_of(array) for array in arrays if self._slot is not None and array.flags.c_contiguous]
+        starts = [start for block, start in filter(None, found) if block is self._blocks[self._slot or 0]]
+        if len(starts) == len(arrays):
+            return starts
         starts, end = [], 0
         for array in arrays:
             starts.append(_aligned(end))
             end = starts[-1] + array.nbytes
-        left = self._slot if self._used else None  # the arrays in it are still to be copied
-        if left is None:
-            self.abandon()
-        self._slot = self._take(end)
+        slot = self._take(end)
         for array, start in zip(arrays, starts, strict=True):
-            self._blocks[self._slot].array(array.dtype, array.shape, start)[...] = array
-        if left is not None:
-            self._free.append(left)
-        self._used = end
+            self._blocks[slot].array(array.dtype, array.shape, start)[...] = array
+        self.begin()  # only now: some may have been in the block before
+        self._slot, self._used = slot, end
         return starts
 
 
@@ -183,16 +156,13 @@ class _Pickler(pickle.Pickler):
         self.arrays: list[tuple[Array, bool]] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        kind = type(obj)
-        if kind is Tensor:
-            if obj.edge is not None or obj.device is not CPU:
-                return None  # it pickles itself, or says why it cannot be
-            array, is_tensor = obj.array, True
-        elif kind is np.ndarray:
-            array, is_tensor = obj, False
-        else:
+        is_tensor = type(obj) is Tensor
+        if is_tensor and (obj.edge is not None or obj.device is not CPU):
+            return None  # it pickles itself, or says why it cannot be
+        array = obj.array if is_tensor else obj
+        if type(array) is not np.ndarray or array.dtype.hasobject:
             return None
-        if array.dtype.hasobject or array.dtype.fields or (array.dtype.kind == "V" and array.dtype != bfloat16):
+        if array.dtype.kind == "V" and array.dtype != bfloat16:
             return None
         self.arrays.append((array, is_tensor))
         return len(self.arrays) - 1
@@ -215,30 +185,29 @@ class BatchReader:
     def unpack(self, batch: PackedBatch, fd: int = -1) -> Any:
         """The batch, its arrays over the worker's memory. fd: the block's, which is closed, if that is new here."""
         slot, new, leaves, content = batch
-        lease = None
+        lease = Lease()
         if slot is not None:
-            if new is not None:
-                self._blocks[slot] = Block.adopt(fd, *new)
+            if new:
+                self._blocks[slot] = Block.adopt(fd, "", new)
                 self._blocks[slot].close()  # the mapping is all that is needed
-            lease = Lease(self._blocks[slot])
             weakref.finalize(lease, self._back.append, slot).atexit = False
             self._held += 1
-        copied = self._held - len(self._back) > _HELD
-        return _Unpickler(content, leaves, lease, copied).load()
+        unpickler = _Unpickler(io.BytesIO(content))
+        unpickler.load_array = lambda number: self._array(slot, lease, *leaves[number])
+        return unpickler.load()
+
+    def _array(self, slot: Any, lease: Lease, at: int, dtype: str, shape: tuple[int, ...], is_tensor: bool) -> Any:
+        array = self._blocks[slot].array(dtype, shape, at, keep=lease)
+        if self._held - len(self._back) > _HELD:
+            array = array.copy()
+        return wrap(array, CPU) if is_tensor else array
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, pickled: bytes, leaves: list[Any], lease: Lease | None, copied: bool) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._leaves, self._lease, self._copied = leaves, lease, copied
+    load_array: Callable[[int], Any]
 
     def persistent_load(self, pid: int) -> Any:
-        assert self._lease is not None
-        offset, dtype, shape, is_tensor = self._leaves[pid]
-        array = self._lease.array(bfloat16 if dtype == _BFLOAT16 else dtype, shape, offset)
-        if self._copied:
-            array = array.copy()
-        return wrap(array, CPU) if is_tensor else array
+        return self.load_array(pid)
 
     def find_class(self, module: str, name: str) -> Any:
         # In a worker the user's script has this name.
@@ -248,11 +217,8 @@ class _Unpickler(pickle.Unpickler):
 # -- what workers start with
 
 
-class PayloadLayout(NamedTuple):
-    """What lies where in a payload: the pickle first, then arrays, each (offset, bytes, read-only)."""
-
-    pickled: int
-    arrays: list[tuple[int, int, bool]]
+#: Of a payload: the bytes of the pickle, which comes first, and each array as (offset, bytes, read-only).
+Layout = tuple[int, list[tuple[int, int, bool]]]
 
 
 class Payload:
@@ -288,7 +254,7 @@ class Payload:
             end = start + raw.nbytes
             self._pieces.append((start, raw))
             arrays.append((start, raw.nbytes, raw.readonly))
-        self.layout, self._nbytes = PayloadLayout(len(pickled), arrays), end
+        self._nbytes, self.layout = end, (len(pickled), arrays)
         self._block: Block | None = None
 
     def allocate(self, previous: Payload | None = None) -> Block:
@@ -297,12 +263,15 @@ class Payload:
         So workers of a next pass start in half the time (benchmarks/dataloader.py, "start").
         """
         block = previous._block if previous is not None and previous.layout == self.layout else None
-        if block is not None and self._lies_in(block):
-            self._pieces = []
-        else:
-            block = Block.create(self._nbytes)
-        self._block = block
-        return block
+        if block is not None:
+            start = _address(block.array(np.uint8, self._nbytes))
+            pieces = ((at, np.frombuffer(piece, np.uint8)) for at, piece in self._pieces)
+            if any(_memcmp(start + at, _address(piece), piece.nbytes) for at, piece in pieces):
+                block = None
+            else:
+                self._pieces = []
+        self._block = block or Block.create(self._nbytes)
+        return self._block
 
     def write(self) -> None:
         """Writes it, if it does not lie there."""
@@ -313,42 +282,36 @@ class Payload:
                 piece, at = piece[written:], at + written
         self._pieces = []
 
-    def _lies_in(self, block: Block) -> bool:
-        start = _address(block.array(np.uint8, self._nbytes))
-        pieces = ((at, np.frombuffer(piece, np.uint8)) for at, piece in self._pieces)
-        return not any(_memcmp(start + at, _address(piece), piece.nbytes) for at, piece in pieces)
-
 
 def _address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def load_payload(fd: int, layout: PayloadLayout) -> Any:
+def load_payload(fd: int, layout: Layout) -> Any:
     """The content of the payload behind a descriptor, which is closed."""
     whole = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     os.close(fd)
-    pieces = [(whole[start : start + size], read_only) for start, size, read_only in layout.arrays]
+    pieces = [(whole[start : start + size], read_only) for start, size, read_only in layout[1]]
     buffers = [piece.toreadonly() if read_only else piece for piece, read_only in pieces]
-    return pickle.loads(whole[: layout.pickled], buffers=buffers)
+    return pickle.loads(whole[: layout[0]], buffers=buffers)
 
 
 class _PayloadPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is np.memmap and obj.flags.c_contiguous and obj.size:
-            found = _memmap_arguments(obj)
-            if found is not None:
-                return np.memmap, found
-        return NotImplemented
-
-
-def _memmap_arguments(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
-    """By what another process maps the same part of the file; None if that is not known."""
-    whole: Any = array
-    while isinstance(whole.base, np.memmap):
-        whole = whole.base
-    if not isinstance(whole.base, mmap.mmap) or whole.filename is None:
-        return None
-    # A view's own `offset` is that of what it was made from.
-    distance = array.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-    mode = "r+" if whole.mode == "w+" else whole.mode
-    return str(whole.filename), array.dtype, mode, whole.offset + distance, array.shape
+        """A mapped array goes by its file, which another process maps again; where that is not known, by content."""
+        if type(obj) is not np.memmap or not obj.flags.c_contiguous or not obj.size:
+            return NotImplemented
+        whole: Any = obj
+        while isinstance(whole.base, np.memmap):
+            whole = whole.base
+        if not isinstance(whole.base, mmap.mmap) or whole.filename is None:
+            return NotImplemented
+        # A view's own `offset` is that of what it was made from.
+        offset = whole.offset + _address(obj) - _address(whole)
+        return np.memmap, (
+            str(whole.filename),
+            obj.dtype,
+            "r+" if whole.mode == "w+" else whole.mode,
+            offset,
+            obj.shape,
+        )

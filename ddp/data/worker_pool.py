@@ -6,6 +6,7 @@ thread stands between a batch and its consumer, and a connection that closes say
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 from ddp.data.fetching import FetchResult, StartPass
 from ddp.data.fork_server import WorkerProcess, end_workers, fork_server, worker_environment
 from ddp.data.shared_memory import BatchReader, PackedBatch, Payload
-from ddp.data.worker import FetchTask, WorkerFailure, WorkerSettings
+from ddp.data.worker import FetchTask
 from ddp.errors import WorkerError
 from ddp.multiprocessing.connections import SharingConnection, make_pipe
 from ddp.multiprocessing.pickling import SentFd
@@ -44,9 +45,9 @@ class WorkerPool:
         for number in range(count):
             ours, theirs = make_pipe()
             self._connections.append(ours)
-            settings = WorkerSettings(number, count, SentFd(block), payload.layout, payload.needs_script, environ)
+            args = (theirs, number, count, (SentFd(block), payload.layout), payload.needs_script, environ)
             with theirs:
-                self._processes.append(WorkerProcess(server, theirs, settings))
+                self._processes.append(WorkerProcess(server, args))
         payload.write()  # while they are forked
         for process in self._processes:
             process.wait_for_start()
@@ -64,25 +65,23 @@ class WorkerPool:
         for worker, start in enumerate(starts):
             self._send(worker, start)
 
-    def request(self, worker: int, seed: int, indices: Any) -> None:
-        """Gives a worker a task. indices: None for the next batch of a stream."""
+    def request(self, worker: int, number: int, seed: int, indices: Any) -> None:
+        """Gives a worker a task: batch `number`. indices: None for the next batch of a stream."""
         self._pending[worker] += 1
-        self._send(worker, FetchTask(seed, indices, self._readers[worker].returned()))
+        self._send(worker, FetchTask(number, seed, indices, self._readers[worker].returned()))
 
     def _send(self, worker: int, message: StartPass | FetchTask) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it has died, or is about to: `receive` will say so
             self._connections[worker].post(pickle.dumps(message, 5), [])
-        except OSError:
-            pass  # it has died, or is about to: `receive` will say so
 
-    def receive(self, worker: int, number: int) -> FetchResult:
-        """The result of a worker's oldest task, whose batch has that number.
+    def receive(self, worker: int) -> FetchResult:
+        """The result of a worker's oldest task.
 
         Raises: WorkerError if there was an exception in the worker, it died, or takes longer than the time limit.
         """
         result = self._take(worker)
         if result.failure is not None:
-            raise _worker_error(result.failure, f"DataLoader worker {worker} of {len(self)}, batch {number}")
+            raise _worker_error(*result.failure)
         return result
 
     def _take(self, worker: int) -> FetchResult:
@@ -117,12 +116,9 @@ class WorkerPool:
             return f"{who} has gone: its connection is closed"
         if code >= 0:
             return f"{who} has ended with exit code {code}"
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-        hint = {
-            "SIGKILL": "; the kernel kills so, too, where memory runs out",
-            "SIGBUS": "; so it ends where memory, or a file that is mapped, cannot be had",
-        }.get(name, "")
-        return f"{who} was killed by {name}{hint}"
+        killed = code == -signal.SIGKILL
+        hint = "; the kernel kills so, too, where memory runs out" if killed else ""
+        return f"{who} was killed by {signal.Signals(-code).name}{hint}"
 
     def close(self) -> None:
         """Ends the workers: those that are in the middle of a batch when they have made it, or after two seconds."""
@@ -136,21 +132,20 @@ def _end(connections: Sequence[SharingConnection], processes: list[WorkerProcess
         end_workers(processes)
 
 
-def _worker_error(failure: WorkerFailure, where: str) -> WorkerError:
+def _worker_error(pickled: bytes | None, message: str) -> WorkerError:
     """The error for a worker's exception: of its class, too, where such a class can be made."""
-    at = "" if failure.at is None else f", {failure.at}"
-    message = f"{failure.name} in {where}{at}: {failure.text}\n\nIn the worker:\n{failure.trace.rstrip()}"
     try:
-        kind = pickle.loads(failure.kind) if failure.kind is not None else WorkerError
-        mixes = issubclass(kind, Exception) and not issubclass(WorkerError, kind)
-        if mixes and not issubclass(kind, StopIteration | StopAsyncIteration):  # which would end the user's loop
+        kind = pickle.loads(pickled or b"")
+        # Not what would end the user's loop.
+        if issubclass(kind, Exception) and not issubclass(kind, WorkerError | StopIteration | StopAsyncIteration):
             body: dict[str, Any] = {
+                "__module__": WorkerError.__module__,
                 "__init__": lambda self, text: Exception.__init__(self, text),
                 "__str__": lambda self: message,
+                "__reduce__": lambda self: (WorkerError, (message,)),
             }
-            body["__module__"], body["__reduce__"] = WorkerError.__module__, lambda self: (WorkerError, (message,))
-            made = type("WorkerError", (WorkerError, kind), body)
-            return made(message)
+            made: WorkerError = type("WorkerError", (WorkerError, kind), body)(message)
+            return made
     except Exception:  # a class that is not here, or does not mix with another
         pass
     return WorkerError(message)

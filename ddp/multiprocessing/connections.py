@@ -9,7 +9,6 @@ Source: unix(7), SCM_RIGHTS."""
 
 from __future__ import annotations
 
-import array
 import errno
 import io
 import itertools
@@ -28,7 +27,6 @@ from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 
 _HEADER = struct.Struct("!IQ")  # descriptors, bytes
 _MOST = 253  # descriptors a sendmsg; the kernel's SCM_MAX_FD
-_ROOM = socket.CMSG_SPACE(_MOST * 4)
 _TOGETHER = 1 << 14  # bytes that are better copied than sent by a call of their own
 _PAUSE = 1e-3  # seconds, between two looks whether the kernel takes more descriptors
 
@@ -58,20 +56,18 @@ class SharingConnection(Connection):
         self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
         self._check_writable()  # type: ignore[attr-defined]
         header = _HEADER.pack(len(fds), len(data))
-        if len(data) <= _TOGETHER and len(fds) <= _MOST:
-            self._send_all(header + data, fds)
-            return
-        self._send_all(header, fds[:_MOST])
+        together = len(data) <= _TOGETHER and len(fds) <= _MOST
+        self._send_all(header + data if together else header, fds[:_MOST])
         for start in range(_MOST, len(fds), _MOST):
             self._send_all(b"+", fds[start : start + _MOST])  # descriptors need a byte to travel with
-        self._socket.sendall(data)
+        if not together:
+            self._socket.sendall(data)
 
     def _send_all(self, data: bytes, fds: list[int]) -> None:
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        while True:
+        sent = 0
+        while not sent:
             try:
-                sent = self._socket.sendmsg([data], ancillary)
-                break
+                sent = socket.send_fds(self._socket, [data], fds)
             except OSError as error:
                 # As many as this user may have open are under way: go on when some have been received.
                 if error.errno != errno.ETOOMANYREFS:
@@ -86,12 +82,15 @@ class SharingConnection(Connection):
         self._check_readable()  # type: ignore[attr-defined]
         fds: list[int] = []
         try:
-            header = self._receive(_HEADER.size, fds)
-            count, length = _HEADER.unpack(header)
+            count, length = _HEADER.unpack(self._receive(_HEADER.size, fds))
             for _ in range(_MOST, count, _MOST):
                 self._receive(1, fds)
             data = bytearray(length)
-            self._fill(memoryview(data))
+            rest = memoryview(data)
+            while rest:
+                if not (got := self._socket.recv_into(rest)):
+                    raise OSError("got end of file during message")
+                rest = rest[got:]
             if len(fds) != count:
                 raise SharingError(
                     f"a message came with {count} file descriptors, of which this process could take {len(fds)}: it "
@@ -107,21 +106,12 @@ class SharingConnection(Connection):
         """That many bytes, and the descriptors with them."""
         got = b""
         while len(got) < size:
-            data, ancillary, _, _ = self._socket.recvmsg(size - len(got), _ROOM, socket.MSG_CMSG_CLOEXEC)
-            for level, kind, packed in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    fds.extend(array.array("i", packed[: len(packed) // 4 * 4]))
+            data, more, _, _ = socket.recv_fds(self._socket, size - len(got), _MOST, socket.MSG_CMSG_CLOEXEC)
+            fds += more
             if not data:
                 raise EOFError if not got and not fds else OSError("got end of file during message")
             got += data
         return got
-
-    def _fill(self, memory: memoryview) -> None:
-        while memory:
-            n = self._socket.recv_into(memory)
-            if n == 0:
-                raise OSError("got end of file during message")
-            memory = memory[n:]
 
     # What the standard library's methods for bytes stand on:
 

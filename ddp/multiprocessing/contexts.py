@@ -99,7 +99,10 @@ class Process(context.Process):
 
 
 class DefaultContext(_SharingContext, context.DefaultContext):
-    """The context behind the names of this module: spawn, until `set_start_method` says otherwise."""
+    """The context behind the names of this module: spawn, until `set_start_method` says otherwise.
+
+    That sets ours alone: the standard library's own setting stays.
+    """
 
     Process = Process  # which asks this context for its method
     _default_context: Any
@@ -115,17 +118,6 @@ class DefaultContext(_SharingContext, context.DefaultContext):
         if self._actual_context is None:
             self._actual_context = self._default_context
         return self._actual_context
-
-    def set_start_method(self, method: str | None, force: bool = False) -> None:
-        """Sets how processes are started: "spawn", which is the default, "forkserver" or "fork"; once, unless `force`.
-
-        Of ours alone: the standard library's own setting stays. Raises: RuntimeError if it is set already; ValueError.
-        """
-        super().set_start_method(method, force)
-
-    def get_start_method(self, allow_none: bool = False) -> Any:
-        """How processes are started; with `allow_none`, None while it was neither set nor asked for."""
-        return super().get_start_method(allow_none)
 
     def get_all_start_methods(self) -> list[str]:
         """The methods that there are, the default first."""

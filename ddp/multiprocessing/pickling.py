@@ -19,7 +19,7 @@ import numpy as np
 from ddp._block import Block, block_of
 from ddp._cuda import ipc
 from ddp._cuda.ipc import IpcReference
-from ddp._device import CPU, device, device_of
+from ddp._device import CPU, device_of
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.storage import as_subclass, check_leaf, for_each_class, move_to_shared_memory
 
@@ -144,43 +144,31 @@ def _reduce_tensor(x: Any) -> tuple[Any, ...]:
 
 
 def _tensor(
-    kind: type[Any],
-    block: Block,
-    dtype: Any,
-    shape: tuple[int, ...],
-    at: int,
-    strides: tuple[int, ...],
-    writeable: bool,
-    requires_grad: bool,
+    kind: type[Any], block: Block, dtype: Any, shape: Any, at: int, strides: Any, writeable: bool, requires_grad: bool
 ) -> Any:
     array = np.ndarray(shape, dtype, block.array(np.uint8, block.nbytes), at, strides)
     array.flags.writeable = writeable
-    x = as_subclass(kind, wrap(array, CPU))
-    return x.requires_grad_() if requires_grad else x
+    return _of_class(kind, wrap(array, CPU), requires_grad)
 
 
-def _gpu_tensor(
-    kind: type[Any],
-    where: device,
-    reference: Any,
-    memory: Any,
-    dtype: Any,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    requires_grad: bool,
-) -> Any:
-    array = ipc.import_array(where, reference, memory, dtype, shape, strides)
-    x = as_subclass(kind, wrap(array, device_of(array)))  # its number may be another one here
-    return x.requires_grad_() if requires_grad else x
+def _gpu_tensor(kind: type[Any], *where: Any) -> Any:
+    """where: what `ipc.export_array` gives, and whether the tensor requires grad"""
+    array = ipc.import_array(*where[:-1])
+    return _of_class(kind, wrap(array, device_of(array)), where[-1])  # its device may have another number here
+
+
+def _of_class(kind: type[Any], x: Any, requires_grad: bool) -> Any:
+    made = as_subclass(kind, x)
+    return made.requires_grad_() if requires_grad else made
 
 
 def _open_block(fd: int, token: str, nbytes: int) -> Block:
     """The block behind a descriptor that this process has got."""
     block = _known.get(token)
-    if block is not None and not block.closed:
+    if block is None or block.closed:
+        block = _known[token] = Block.adopt(fd, token, nbytes)
+    else:
         os.close(fd)
-        return block
-    block = _known[token] = Block.adopt(fd, token, nbytes)
     return block
 
 

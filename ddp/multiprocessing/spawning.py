@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import threading
 import time
@@ -18,22 +17,22 @@ from ddp.errors import ArgumentError
 from ddp.multiprocessing.contexts import default
 
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
-_MOST = 32 << 10  # bytes of a traceback, and of an exception
+_MOST = 32 << 10  # characters of a traceback: what the pipe takes at once, since it is read when the process has ended
 
 
 class ProcessException(Exception):
     """A process that was started by `spawn` has failed. error_index: which of them; pid: its number."""
 
     def __init__(self, msg: str, error_index: int, pid: int) -> None:
-        super().__init__(msg)
+        super().__init__(msg, error_index, pid)
         self.msg, self.error_index, self.pid = msg, error_index, pid
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.msg, self.error_index, self.pid)
+    def __str__(self) -> str:
+        return self.msg
 
 
 class ProcessRaisedException(ProcessException):
-    """The function has raised an exception: its traceback is the message, itself the cause, where it can be pickled."""
+    """The function has raised an exception: its traceback is the message."""
 
 
 class ProcessExitedException(ProcessException):
@@ -43,10 +42,8 @@ class ProcessExitedException(ProcessException):
         self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
     ) -> None:
         super().__init__(msg, error_index, error_pid)
+        self.args = (msg, error_index, error_pid, exit_code, signal_name)  # from which it is pickled
         self.exit_code, self.signal_name = exit_code, signal_name
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.msg, self.error_index, self.pid, self.exit_code, self.signal_name)
 
 
 class ProcessContext:
@@ -56,11 +53,6 @@ class ProcessContext:
         self.processes: list[Any] = []
         self._reports: list[Any] = []  # the receiving ends
         self._running: dict[Any, int] = {}  # index by sentinel
-
-    def _add(self, process: Any, report: Any) -> None:
-        self._running[process.sentinel] = len(self.processes)
-        self.processes.append(process)
-        self._reports.append(report)
 
     def pids(self) -> list[int]:
         """The numbers of the processes."""
@@ -104,19 +96,15 @@ class ProcessContext:
 
     def _raise(self, index: int) -> None:
         process, report = self.processes[index], self._reports[index]
-        code = process.exitcode
-        text = pickled = None
         with contextlib.suppress(EOFError):  # it has sent none
             if report.poll():  # a child of its own may have the other end still
-                text, pickled = report.recv()
-        if text is not None:
-            message = f"\n\n-- Process {index} terminated with the following error:\n{text}"
-            raise ProcessRaisedException(message, index, process.pid) from _exception(pickled)
+                message = f"\n\n-- Process {index} terminated with the following error:\n{report.recv()}"
+                raise ProcessRaisedException(message, index, process.pid)
+        code, name = process.exitcode, None
         if code < 0:
             name = signal.Signals(-code).name
-            message = f"process {index} terminated with signal {name}"
-            raise ProcessExitedException(message, index, process.pid, code, name)
-        raise ProcessExitedException(f"process {index} terminated with exit code {code}", index, process.pid, code)
+        message = f"process {index} terminated with {f'signal {name}' if name else f'exit code {code}'}"
+        raise ProcessExitedException(message, index, process.pid, code, name)
 
 
 def start_processes(
@@ -142,7 +130,9 @@ def start_processes(
             process = made.Process(target=_run, args=(fn, index, tuple(args), theirs), daemon=daemon)
             process.start()
             theirs.close()
-            started._add(process, ours)
+            started.processes.append(process)
+            started._reports.append(ours)
+            started._running[process.sentinel] = index
     except BaseException:
         started._end(_GRACE)
         raise
@@ -178,13 +168,8 @@ def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any)
         fn(index, *args)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)  # the parent has got it too, and tells of it
-    except Exception as error:
-        try:
-            pickled = pickle.dumps(error)
-        except Exception:
-            pickled = b""
-        # What the pipe takes at once: it is read when this process has ended.
-        report.send((traceback.format_exc()[-_MOST:], pickled if 0 < len(pickled) <= _MOST else None))
+    except Exception:
+        report.send(traceback.format_exc()[-_MOST:])
         report.close()
         raise SystemExit(1) from None
 
@@ -193,13 +178,3 @@ def _die_with_parent(sentinel: int) -> None:
     """Ends this process when its parent has ended, whatever it is doing then."""
     wait([sentinel])
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _exception(pickled: bytes | None) -> BaseException | None:
-    if pickled is None:
-        return None
-    try:
-        error = pickle.loads(pickled)
-    except Exception:  # one whose arguments are not those of its constructor
-        return None
-    return error if isinstance(error, BaseException) else None

@@ -154,19 +154,9 @@ def refuse(worker: int) -> None:
     raise ValueError(f"worker {worker} will not begin")
 
 
-def stop(worker: int) -> None:
-    raise StopIteration(f"worker {worker} stops")
-
-
 def plain(samples: list[Any]) -> Any:
     """A collate_fn that gives what it got."""
     return samples
-
-
-def transposed(samples: list[Any]) -> Any:
-    """Arrays that are not in the order of their elements, and one twice."""
-    x = np.stack([sample[0] for sample in samples])
-    return {"x": x.T, "y": x.T, "tensor": ddp.from_numpy(x[:, 1]), "objects": np.array([None, "a"], object)}
 
 
 def long_text(samples: list[Any]) -> Any:

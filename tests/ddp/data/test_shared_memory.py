@@ -23,8 +23,7 @@ class Pipe:
         self.blocks: list[int | None] = []
 
     def __call__(self, make: Any) -> Any:
-        self.outgoing.give_back(self.incoming.returned())
-        self.outgoing.begin()
+        self.outgoing.begin(self.incoming.returned())
         sent, fds = self.outgoing.pack(make(self.outgoing.empty))
         self.blocks.append(sent.slot)
         return self.incoming.unpack(sent, *fds)
@@ -75,18 +74,14 @@ def test_batches_of_all_sizes() -> None:
         assert mixture[2].tolist() == list(range(n))
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bool", "uint8", "int64", "float16", "float64", "complex64", "datetime64[ns]", ">i4"]
-)
-def test_arrays_of_every_dtype(dtype: str) -> None:
-    array = np.arange(6).astype(dtype).reshape(2, 3)
-    got = Pipe()(
-        lambda empty: (array, array[:, ::-1], array[0, 0], array.astype(ddp.bfloat16) if dtype == "bool" else 0)
-    )
-    assert got[0].dtype == array.dtype
-    np.testing.assert_array_equal(got[0], array)
-    np.testing.assert_array_equal(got[1], array[:, ::-1])
-    assert got[2] == array[0, 0]
+def test_arrays_of_every_dtype() -> None:
+    for dtype in ("bool", "float16", "complex64", "datetime64[ns]", ">i4", ddp.bfloat16):
+        array = np.arange(6).astype(dtype).reshape(2, 3)
+        got = Pipe()(lambda empty, array=array: (array, array[:, ::-1], array[0, 0]))
+        assert got[0].dtype == array.dtype
+        np.testing.assert_array_equal(got[0], array)
+        np.testing.assert_array_equal(got[1], array[:, ::-1])
+        assert got[2] == array[0, 0]
 
 
 def test_memory_goes_with_the_batch() -> None:
@@ -137,7 +132,7 @@ def test_files_that_are_mapped_are_mapped_again(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(100_000).reshape(1000, 100))
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     content = [mapped, mapped[3:7], mapped[:, 1]]
-    assert Payload(content).layout.pickled < 10_000  # of which the column, which lies in no one piece
+    assert Payload(content).layout[0] < 10_000  # of which the column, which lies in no one piece
     [(whole, part, column)] = copies(content)
     assert type(whole) is np.memmap
     np.testing.assert_array_equal(whole, mapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -23,26 +24,18 @@ def until_it_fails(loader: DataLoader) -> tuple[list[Any], WorkerError]:
     return got, caught.value
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_raises(workers: int) -> None:
-    got, error = until_it_fails(DataLoader(Failing("raise"), batch_size=2, num_workers=workers))
+@pytest.mark.parametrize(("workers", "kind"), [(1, FileNotFoundError), (2, KeyError)])
+def test_a_worker_that_raises(workers: int, kind: type[Exception]) -> None:
+    got, error = until_it_fails(DataLoader(Failing("raise", kind), batch_size=2, num_workers=workers))
     assert got == [[0, 1], [2, 3]]  # what comes before it in the order
-    assert isinstance(error, ValueError)
+    assert isinstance(error, kind)
     lines = str(error).splitlines()
-    where = f"ValueError in DataLoader worker {2 % workers} of {workers}, batch 2, index 5: sample five is rotten"
-    assert lines[0] == where
-    assert lines[-1] == "ValueError: sample five is rotten"
+    where = f"{kind.__name__} in DataLoader worker {2 % workers} of {workers}, batch 2, index 5: "
+    assert lines[0] == where + str(kind("sample five is rotten"))
     assert any("samples.py" in line and "__getitem__" in line for line in lines)
-    assert not any("ddp/data/loading/_" in line for line in lines)
+    assert not any("ddp/data/" in line and "tests" not in line for line in lines)
     assert error.__cause__ is None
     assert error.__suppress_context__ or error.__context__ is None
-
-
-@pytest.mark.parametrize("kind", [KeyError, FileNotFoundError, OSError])
-def test_it_can_be_caught_as_what_was_raised(kind: type[Exception]) -> None:
-    _, error = until_it_fails(DataLoader(Failing("raise", kind), batch_size=8, num_workers=1))
-    assert isinstance(error, kind)
-    assert "index 5" in str(error)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -121,6 +114,8 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     os.kill(server, signal.SIGKILL)
     with pytest.raises(WorkerError, match="has gone"):
         list(iterator)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(server, 0)  # as another part of the program may, whose children it waits for
     assert len(list(DataLoader(Whoami(), batch_size=1, num_workers=1))) == 8
     assert fork_server.fork_server(()).pid != server
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from typing import Any
 
@@ -72,17 +71,9 @@ def fail_beside_a_sleeper(index: int, x: ddp.Tensor) -> None:
     raise KeyError("no such thing")
 
 
-class Unpicklable(Exception):
-    """An exception that another process cannot make."""
-
-    def __init__(self, number: int, word: str) -> None:
-        super().__init__("a" * 100_000 + "the end")
-        self.lock = threading.Lock()
-
-
 def end(index: int, way: str) -> None:
-    if way == "unpicklable":
-        raise Unpicklable(1, "x")
+    if way == "raise":
+        raise ValueError("a" * 100_000 + "the end")
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(3)

@@ -60,11 +60,3 @@ def keep(requests: Any, results: Any) -> None:
     kept = requests.get()
     results.put(kept.numel())
     time.sleep(60)
-
-
-def train(model: Any, results: Any) -> None:
-    """One step on parameters that are the parent's, too."""
-    model(ddp.ones(1, 2, device="cuda")).sum().backward()
-    with ddp.no_grad():
-        model.weight -= model.weight.grad
-    results.put(sorted(name for name, _ in model.named_parameters()))
