@@ -137,7 +137,7 @@ def test_damaged_files_load_or_raise(count: Callable[[int, int], int]) -> None:
         ddp.save(obj, file)
         originals.append(file.getvalue())
     loaded = 0
-    for seed in range(count(300, 30_000)):
+    for seed in range(count(300, 10_000)):
         random = np.random.default_rng(seed)
         data = bytearray(originals[seed % len(originals)])
         length = 8 + int.from_bytes(data[:8], "little")

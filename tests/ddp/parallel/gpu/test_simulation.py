@@ -84,7 +84,7 @@ def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
 def test_layers_with_kernels_and_statistics_over_ranks(
     rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(1, 100))
+    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(1, 20))
 
 
 def skip_wait_in(caller: str) -> Callable[[pytest.MonkeyPatch], None]:
