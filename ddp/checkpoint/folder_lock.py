@@ -38,9 +38,8 @@ class FolderLock:
 
     def __init__(self, folder: str) -> None:
         self.exclusive = False
+        self.close: Callable[[], object] = lambda: None  # lets another job have the folder
         self._folder, self._path = folder, os.path.join(folder, NAME)
-        self._close: Callable[[], object] | None = None
-        _locks.add(self)
 
     def take(self) -> str:
         """Makes the folder and locks it; the token that other ranks find there. Raises: CheckpointError"""
@@ -51,28 +50,16 @@ class FolderLock:
                 raise NotADirectoryError(errno.ENOTDIR, "") from None
         with describing_os_errors("locking", self._path):
             fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written to
-            self._fd, self._close = fd, weakref.finalize(self, os.close, fd)
-            try:
-                self.exclusive = self._lock(fd)
-                token = os.urandom(8).hex()
-                content = json.dumps({"token": token, "host": socket.gethostname(), "pid": os.getpid()})
-                os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
-            except BaseException:
-                self.close()
-                raise
+            self.close = weakref.finalize(self, os.close, fd)
+            # A forked child has the lock too, until it closes its descriptor, and may outlive its parent.
+            os.register_at_fork(after_in_child=self.close)
+            self.exclusive = self._lock(fd)
+            token = os.urandom(8).hex()
+            content = json.dumps({"token": token, "host": socket.gethostname(), "pid": os.getpid()})
+            os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
         if not self.exclusive:
             _log.warning("%s: its file system has no locks: let one job alone save there", self._folder)
         return token
-
-    def renew(self) -> None:
-        """Takes the lock anew if its file was removed. Raises: CheckpointError if another job has come in since."""
-        try:
-            held = os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._fd))
-        except OSError:
-            held = not os.path.isdir(self._folder)  # without its folder there is nothing to lock: saving says so
-        if not held:
-            self.close()
-            self.take()
 
     def _lock(self, fd: int) -> bool:
         limit = time.monotonic() + _PATIENCE
@@ -93,12 +80,6 @@ class FolderLock:
                         "another folder"
                     ) from None
             time.sleep(0.1)
-
-    def close(self) -> None:
-        """Lets another job have the folder."""
-        if self._close is not None:
-            self._close()
-            self._close = None
 
 
 def token_in(folder: str) -> object:
@@ -133,16 +114,3 @@ def wait_until(visible: Callable[[], bool]) -> bool:
     while not (seen := visible()) and time.monotonic() < limit:
         time.sleep(0.05)
     return seen
-
-
-# A forked child has the lock too, until it closes its descriptor: it shall not have it for longer than its parent, whom
-# it may outlive.
-_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for lock in _locks:
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_after_fork)

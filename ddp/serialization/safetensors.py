@@ -108,17 +108,8 @@ class Header:
     def parse(self, text: str) -> Any:
         """The value of a JSON text of the header."""
 
-        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found = dict(pairs)
-            if len(found) < len(pairs):
-                names = [name for name, _ in pairs]
-                self.fail(f"the header has {short(next(name for name in names if names.count(name) > 1))} twice")
-            return found
-
         try:
-            return json.loads(text, object_pairs_hook=unique)
-        except SerializationError:
-            raise
+            return json.loads(text)
         except ValueError as error:
             self.fail(f"the header is not JSON: {error}")
 

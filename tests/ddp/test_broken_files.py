@@ -41,14 +41,6 @@ def metadata(**values: Any) -> dict[str, Any]:
     return {"__metadata__": values, "x": entry()}
 
 
-def pickled() -> bytes:
-    """An array of Python objects in an .npy file, which unpickles them where that is allowed."""
-    file = io.BytesIO()
-    np.save(file, np.array([object()]), allow_pickle=True)
-    data, structure = file.getvalue(), json.dumps({"npy": "x"})
-    return made({"__metadata__": {"structure": structure}, "x": entry("U8", (len(data),), (0, len(data)))}, data)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -63,7 +55,6 @@ def pickled() -> bytes:
         (made(b'{"\xff": 3}'), "the header is not UTF-8 at byte 2"),
         (made(b'{"x":' + b"[" * 100_000), "nested too deep"),
         (made(b'{"x": 1' + b"0" * 5000 + b"}"), "the header is not JSON"),
-        (made(b'{"x": 1, "x": 2}'), "the header has 'x' twice"),
         (made({"x": 3}), "x: expected dtype, shape and data_offsets, got 3"),
         (made({"x": entry("F31")}, b"x" * 8), "x: dtype 'F31' is none of BOOL"),
         (made({"x": entry(shape=[-2])}, b"x" * 8), r"x: shape \[-2\] is none"),
@@ -86,14 +77,11 @@ def pickled() -> bytes:
                 '{"frozenset": []}',
                 "{}",
                 '{"dict": [["a", 1, 2]]}',
-                '{"float": "x"}',
-                '{"float": "1", "bytes": ""}',
+                '{"tuple": [], "bytes": ""}',
                 '{"array": "missing"}',
                 '{"scalar": 3}',
-                '{"npy": "x"}',
             )
         ),
-        (pickled(), "structure holds {'npy': 'x'}, which is none: no .npy file: Object arrays cannot be loaded"),
         (made(metadata(structure='{"tuple": [' * 50_000), b"x" * 8), "nested too deep"),
     ],
 )

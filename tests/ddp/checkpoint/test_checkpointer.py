@@ -109,23 +109,22 @@ def test_what_the_user_keeps(folder: Path) -> None:
     assert whole.value == 3.0
 
 
-@pytest.mark.parametrize("given", [None, {"curve": 1, "more": {}}])
+@pytest.mark.parametrize("given", [None, {"curve": 1}])
 def test_an_object_without_a_state_is_named_and_stays(
     given: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Checkpointer(folder, user=given) as ckpt:
         ckpt.save()
-    ema, inner = nn.Linear(2, 2), Best()
-    user: dict[str, Any] = {"curve": 0, "ema": ema, "more": {"inner": inner}}
+    ema = nn.Linear(2, 2)
+    user: dict[str, Any] = {"curve": 0, "ema": ema}
     with Checkpointer(folder, user=user) as ckpt:
-        with pytest.raises(StateDictError, match=r"step-0000000000: .* no state of user\.ema, user\.more\.inner$"):
+        with pytest.raises(StateDictError, match=r"step-0000000000: .* no state of user\.ema$"):
             ckpt.load()
         assert user["curve"] == 0
         assert ckpt.load(strict=False)
     assert user["curve"] == (0 if given is None else 1)
     assert user["ema"] is ema
-    assert user["more"]["inner"] is inner
-    assert "no state of user.ema, user.more.inner; the object stays as it is" in caplog.text
+    assert "no state of user.ema; the object stays as it is" in caplog.text
     with Checkpointer(folder, user=Best()) as ckpt:
         if given is None:
             with pytest.raises(StateDictError, match=r"no state of user$"):
@@ -165,10 +164,6 @@ def saved(folder: Path, **parts: Any) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (
-            lambda m: {"model": nn.Linear(6, 8)},
-            r"another model: missing in the checkpoint: weight, bias; not in the model",
-        ),
         (lambda m: {"model": m, "optimizer": Adam(m.parameters())}, "has the state of SGD, the optimizer is Adam"),
         (
             lambda m: {"model": m, "optimizer": SGD(reversed(list(m.parameters())))},
@@ -225,11 +220,17 @@ def test_the_model_alone(folder: Path) -> None:
     found = load_model(folder, other, strict=False)
     assert (found.missing_keys, found.unexpected_keys) == (["3.weight", "3.bias"], [])
     same(other[0].weight, model[0].weight)
-    with pytest.raises(StateDictError, match=r"missing in the checkpoint: 3\.weight, 3\.bias"):
+    with pytest.raises(StateDictError, match=r"missing: 3\.weight, 3\.bias"):
         load_model(folder / "step-0000000000", other)
-    with pytest.raises(StateDictError, match=r"0\.weight is \(8, 6\) in the checkpoint and \(4, 6\) in the model"):
+    saved(folder / "bare", model=model)
+    with Checkpointer(folder / "other", model=other) as ckpt:
+        before = everything(other, [])
+        with pytest.raises(StateDictError, match=r"step-0000000000: .*missing: 3\.weight, 3\.bias"):
+            ckpt.load(folder / "bare")
+        assert_same(everything(other, []), before)
+    with pytest.raises(StateDictError, match=r"0\.weight.*\(8, 6\).*\(4, 6\)|0\.weight.*\(4, 6\).*\(8, 6\)"):
         load_model(folder, nn.Sequential(nn.Linear(6, 4)), strict=False)
-    with pytest.raises(CheckpointError, match="nowhere: No such file"):
+    with pytest.raises(CheckpointError, match=r"reading .*nowhere: No such file"):
         load_model(folder / "nowhere", other)
     (folder / "nothing").mkdir()
     with pytest.raises(CheckpointError, match="nothing: there is no checkpoint in it, nor is it one"):

@@ -167,7 +167,7 @@ def test_where_none_is_whole_nobody_begins_anew_unawares(tmp_path: Path) -> None
     saved(tmp_path, (1, 2), ranks=1)
     for step in (1, 2):
         (tmp_path / f"step-000000000{step}" / FIRST).unlink()
-    message = r"no checkpoint in .* is whole \(.*step-0000000001: rank-0000.safetensors: No such .*to begin anew, move"
+    message = r"no checkpoint in .* is whole: .*step-0000000001: rank-0000.safetensors: No such .*to begin anew, move"
 
     def main(comm: Communicator) -> None:
         with pytest.raises(CheckpointError, match=message):
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_read_here_is_no_damaged_one(tmp_path: Path, monke
 
     store = Store(tmp_path, collectives.init("single"))
     monkeypatch.setattr(os, "open", refuse)
-    message = f"cannot be found: rank 0: .*step-0000000002: {FIRST}: {os.strerror(number)}"
+    message = f"cannot be loaded: rank 0: .*step-0000000002: {FIRST}: {os.strerror(number)}"
     with pytest.raises(CheckpointError, match=message):
         store.newest()
     monkeypatch.undo()
@@ -200,7 +200,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     shard = ShardReader(str(found.path / FIRST), found._manifest.files[0])
     os.truncate(found.path / FIRST, 10)
     with shard, pytest.raises(DamagedCheckpoint, match="it became shorter while it was read"):
-        shard.read("__metadata__", 0, 100)
+        shard.verified("its header", 0, 100, "")
 
 
 def test_a_signed_manifest_with_anything_in_it(tmp_path: Path, count: Callable[[int, int], int]) -> None:
