@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from typing import Any
 
 import numpy as np
+
+from benchmarks import harness
 
 SHAPE = (3, 224, 224)  # float16: 294 KiB an image
 BATCH = 256  # 73.5 MiB
@@ -46,23 +47,11 @@ def measure(device: str) -> dict[str, Any]:
         Pictures(batch, batches), batch, num_workers=workers, pin_memory=device == "cuda", persistent_workers=True
     )
     bare = _bare_copies(nbytes, batches, device)
-    times: dict[str, list[float]] = {"loader": [], "copy": []}
-    for number in range(ROUNDS + 1):
-        for name, run in (("loader", lambda: _pass(loader, device)), ("copy", bare)):
-            start = time.perf_counter()
-            run()
-            if number:  # the first starts workers
-                times[name].append(time.perf_counter() - start)
+    calls = {"loader": lambda: harness.seconds(lambda: _pass(loader, device)), "copy": lambda: harness.seconds(bare)}
+    times = harness.take_turns(calls, ROUNDS, warmup=1)  # the first starts workers
     rates = {name: [nbytes * batches / each for each in found] for name, found in times.items()}
-    ratio = statistics.median(a / b for a, b in zip(rates["loader"], rates["copy"], strict=True))
-    return {
-        "rates": rates,
-        "ratio": ratio,
-        "goal": GOAL,
-        "met": ratio >= GOAL,
-        "workers": workers,
-        "batch": nbytes,
-    }
+    ratio = harness.over(rates["loader"], rates["copy"])
+    return {"rates": rates, "ratio": ratio, "goal": GOAL, "workers": workers, "batch": nbytes}
 
 
 def _pass(loader: Any, device: str) -> None:
@@ -95,7 +84,5 @@ def _bare_copies(nbytes: int, count: int, device: str) -> Any:
 
 def line(found: dict[str, Any]) -> str:
     """For the table."""
-    if "error" in found:
-        return f"loader: {found['error']}"
     loader, bare = (statistics.median(found["rates"][name]) / 1e9 for name in ("loader", "copy"))
     return f"loader: {loader:.1f} GB/s, a bare copy {bare:.1f} GB/s, ratio {found['ratio']:.2f} (goal {found['goal']})"

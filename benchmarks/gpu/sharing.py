@@ -90,8 +90,6 @@ def measure(device: str) -> dict[str, Any]:
 
 def line(found: dict[str, Any]) -> str:
     """For the table."""
-    if "error" in found:
-        return f"two ranks on one device: {found['error']}"
     verdict = "equal to one rank" if found["equal"] else "NOT equal to one rank"
     return f"two ranks on one device ({found['carried']}): {verdict}, largest difference {found['difference']:.1e}"
 
