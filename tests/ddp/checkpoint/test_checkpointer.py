@@ -286,33 +286,7 @@ def test_what_no_checkpointer_has_written_is_named(state: Any, message: str, fol
         ckpt.load()
 
 
-def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:
-    def run(comm: collectives.Communicator) -> str:
-        model = ddp.DataParallel(net(), comm)
-        user = Best()
-        with Checkpointer(folder, model=model, user=user, comm=comm) as ckpt:
-            ckpt.save()
-            if comm.rank == 1:
-                user.load_state_dict = lambda state: 1 // 0  # type: ignore[method-assign,assignment]
-            try:
-                ckpt.load()
-            except Exception as error:
-                return f"{type(error).__name__}: {error}"
-        return ""
-
-    found = collectives.run_threads(run, size=2)
-    assert "cannot be loaded: rank 1: ZeroDivisionError" in found[0]
-    assert found[1].startswith("ZeroDivisionError")
-
-
 # -- misuse
-
-
-def test_a_run_begins_anew_in_a_folder_of_its_own(folder: Path) -> None:
-    saved(folder, user={})
-    message = "holds checkpoints of an earlier run, and resume=False"
-    with Checkpointer(folder, user={}, resume=False) as ckpt, pytest.raises(CheckpointError, match=message):
-        next(ckpt.resume(Loader(ckpt._comm), epochs=1))
 
 
 @pytest.mark.parametrize(
@@ -332,34 +306,23 @@ def test_arguments(options: dict[str, Any], error: type[Exception], message: str
         Checkpointer(folder, **options)
 
 
-def test_a_loader_says_what_it_lacks(folder: Path) -> None:
-    with Checkpointer(folder) as ckpt:
-        with pytest.raises(DtypeError, match="list lacks state_dict, load_state_dict, epoch"):
-            ckpt.resume([1, 2])
-        loader = Loader(ckpt._comm)
-        with pytest.raises(ArgumentError, match="epochs is a number of passes"):
-            ckpt.resume(loader, epochs=-1)
-
-
-def test_a_loader_that_does_not_count_and_another_loader_are_refused(folder: Path) -> None:
+def test_loops_that_cannot_go_on_are_refused(folder: Path) -> None:
     class Still(Loader):
         epoch = property(lambda self: 0, lambda self, value: None)  # type: ignore[assignment]
 
     with Checkpointer(folder) as ckpt:
+        with pytest.raises(DtypeError, match="list lacks state_dict, load_state_dict, epoch"):
+            ckpt.resume([1, 2])
+        with pytest.raises(ArgumentError, match="epochs is a number of passes"):
+            ckpt.resume(Loader(ckpt._comm), epochs=-1)
         with pytest.raises(ArgumentError, match=r"Still\.epoch is 0 after a pass, as before"):
             list(ckpt.resume(Still(ckpt._comm), epochs=2))
         with pytest.raises(ArgumentError, match="the position of one loader"):
             next(ckpt.resume(Loader(ckpt._comm)))
-
-
-def test_a_checkpoint_of_another_folder(folder: Path) -> None:
-    with Checkpointer(folder / "first", model=net()) as ckpt:
-        for ckpt.step in (5, 6):
-            ckpt.save()
-    with Checkpointer(folder / "second", model=net()) as ckpt:
-        for path, step in ((folder / "first", 6), (folder / "first" / "step-0000000005", 5)):
-            assert ckpt.load(path)
-            assert ckpt.step == step
+        ckpt.save()
+    message = "holds checkpoints of an earlier run, and resume=False"
+    with Checkpointer(folder, resume=False) as ckpt, pytest.raises(CheckpointError, match=message):
+        next(ckpt.resume(Loader(ckpt._comm), epochs=1))
 
 
 def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
@@ -370,33 +333,36 @@ def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
     endless["self"] = endless
     with Checkpointer(folder, user=endless) as ckpt, pytest.raises(ArgumentError, match="contains itself"):
         ckpt.save()
-
-
-def test_what_one_rank_cannot_save_none_does(folder: Path) -> None:
-    def main(comm: collectives.Communicator) -> list[str]:
-        user: dict[str, Any] = {"best": object() if comm.rank else 1}
-        said = []
-        with Checkpointer(folder, model=net(), user=user, comm=comm) as ckpt:
-            for best in (user["best"], 2):
-                user["best"] = best
-                try:
-                    ckpt.save()
-                except (ArgumentError, CheckpointError) as error:
-                    said.append(f"{type(error).__name__}: {error}")
-        return said
-
-    first, second = collectives.run_threads(main, size=2)
-    assert [each[:76] for each in first] == [
-        "CheckpointError: the state cannot be saved: rank 1: ArgumentError: user.best"
-    ]
-    assert [each[:37] for each in second] == ["ArgumentError: user.best is of type o"]
-    assert open_checkpoint(folder / "step-0000000000").size == 2  # the second attempt
-
-
-def test_closed_is_closed(folder: Path) -> None:
-    ckpt = Checkpointer(folder, user={})
-    ckpt.close()
     ckpt.close()
     for call in (ckpt.save, ckpt.load):
         with pytest.raises(CheckpointError, match="was closed"):
             call()
+
+
+def test_what_one_rank_cannot_save_or_load_none_does(folder: Path) -> None:
+    def main(comm: collectives.Communicator) -> list[str]:
+        best = Best()
+        user: dict[str, Any] = {"best": object() if comm.rank else best}
+        said = []
+
+        def attempt(call: Any) -> None:
+            try:
+                call()
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
+
+        with Checkpointer(folder, model=net(), user=user, comm=comm) as ckpt:
+            attempt(ckpt.save)
+            user["best"] = best
+            attempt(ckpt.save)
+            if comm.rank:
+                best.load_state_dict = lambda state: 1 // 0  # type: ignore[method-assign,assignment]
+            attempt(ckpt.load)
+        return said
+
+    first, second = collectives.run_threads(main, size=2)
+    assert first[0].startswith("CheckpointError: the state cannot be saved: rank 1: ArgumentError: user.best")
+    assert "cannot be loaded: rank 1: ZeroDivisionError" in first[1]
+    assert [each.partition(":")[0] for each in second] == ["ArgumentError", "ZeroDivisionError"]
+    assert len(first) == len(second) == 2
+    assert open_checkpoint(folder / "step-0000000000").size == 2  # the second attempt
