@@ -27,7 +27,7 @@ from ddp.checkpoint import checkpoint_files as files
 from ddp.checkpoint import saved
 from ddp.checkpoint.agreement import Agreement, describing_os_errors
 from ddp.checkpoint.checkpoint_files import Array
-from ddp.checkpoint.folder_lock import FolderLock, wait_for_token, wait_until
+from ddp.checkpoint.folder_lock import FolderLock, wait_for_content, wait_until
 from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError
 from ddp.serialization.safetensors import CODES, METADATA
@@ -85,8 +85,8 @@ class Store:
         self._lock = FolderLock(self._folder)
         failed = f"{self.folder} cannot hold checkpoints"
         try:
-            token = self.ranks.run(failed, lambda: "" if self.ranks.rank else self._lock.take())[0]
-            self.ranks.run(failed, lambda: wait_for_token(self._folder, token))
+            locked = self.ranks.run(failed, lambda: "" if self.ranks.rank else self._lock.take())[0]
+            self.ranks.run(failed, lambda: wait_for_content(self._folder, locked))
         except BaseException:
             self.close()
             raise

@@ -36,7 +36,6 @@ METADATA = "__metadata__"
 _MOST_DIMENSIONS = 64  # of a NumPy array
 _FOREIGN = {
     b"PK": "a zip archive, as torch.save writes: not safetensors",
-    b"\x89HDF": "an HDF5 file: not safetensors",
     **{bytes([0x80, protocol]): "a pickle, which is never loaded: not safetensors" for protocol in range(2, 6)},
 }
 
