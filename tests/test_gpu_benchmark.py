@@ -17,7 +17,7 @@ import pytest
 
 import ddp
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu import correctness, h2d_overlap, sharing
+from benchmarks.gpu import correctness, h2d_overlap
 from benchmarks.gpu.__main__ import Implementation, compile_all, differs, take_turns
 from benchmarks.gpu.tasks import TASKS
 from benchmarks.gpu.worker import Library, first_losses, train
@@ -148,19 +148,9 @@ def test_who_cannot_compile_is_named() -> None:
     assert "DeviceError" in failed["small-gpt ddp-graph"]
 
 
-def test_the_loader_and_two_ranks_are_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loader_is_measured_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(h2d_overlap, "ROUNDS", 1)
-    found = h2d_overlap.measure("cpu")
-    assert 0 < found["ratio"] < 100
-    assert "GB/s" in h2d_overlap.line(found)
-
-
-@pytest.mark.mpi
-def test_two_ranks_train_what_one_rank_trains() -> None:
-    found = sharing.measure("cpu")
-    assert found["ranks"] == 2
-    assert found["equal"], found
-    assert sharing.line(found).startswith("two ranks on one device (mpi): equal to one rank")
+    assert all(min(rates) > 0 for rates in h2d_overlap.measure("cpu").values())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")

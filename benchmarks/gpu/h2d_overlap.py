@@ -8,7 +8,6 @@ batch is ready yet.
 from __future__ import annotations
 
 import os
-import statistics
 from typing import Any
 
 import numpy as np
@@ -37,8 +36,8 @@ class Pictures:
         return self.images[index % len(self.images)]
 
 
-def measure(device: str) -> dict[str, Any]:
-    """Bytes a second of the loader and of bare copies, in turns, and the median of the ratios."""
+def measure(device: str) -> harness.Rounds:
+    """Bytes a second of the loader and of bare copies, in turns."""
     from ddp.data import DataLoader
 
     batch, batches, workers = (BATCH, BATCHES, WORKERS) if device == "cuda" else (8, 6, 1)
@@ -49,9 +48,7 @@ def measure(device: str) -> dict[str, Any]:
     bare = _bare_copies(nbytes, batches, device)
     calls = {"loader": lambda: harness.seconds(lambda: _pass(loader, device)), "copy": lambda: harness.seconds(bare)}
     times = harness.take_turns(calls, ROUNDS, warmup=1)  # the first starts workers
-    rates = {name: [nbytes * batches / each for each in found] for name, found in times.items()}
-    ratio = harness.over(rates["loader"], rates["copy"])
-    return {"rates": rates, "ratio": ratio, "goal": GOAL, "workers": workers, "batch": nbytes}
+    return {name: [nbytes * batches / each for each in found] for name, found in times.items()}
 
 
 def _pass(loader: Any, device: str) -> None:
@@ -80,9 +77,3 @@ def _bare_copies(nbytes: int, count: int, device: str) -> Any:
         stream.synchronize()
 
     return run
-
-
-def line(found: dict[str, Any]) -> str:
-    """For the table."""
-    loader, bare = (statistics.median(found["rates"][name]) / 1e9 for name in ("loader", "copy"))
-    return f"loader: {loader:.1f} GB/s, a bare copy {bare:.1f} GB/s, ratio {found['ratio']:.2f} (goal {found['goal']})"

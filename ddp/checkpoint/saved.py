@@ -187,10 +187,10 @@ def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) 
         with describing_os_errors("reading", path):
             present = os.listdir(path)
         names = newest_first(present)
-        if not names and not {MANIFEST_FILE, shard_name(0)}.isdisjoint(present):
-            return [path]
         if required and not names:
-            raise CheckpointError(f"{path}: there is no checkpoint in it, nor is it one")
+            if {MANIFEST_FILE, shard_name(0)}.isdisjoint(present):
+                raise CheckpointError(f"{path}: there is no checkpoint in it, nor is it one")
+            return [path]
         return [os.path.join(path, name) for name in names]
 
     reasons: list[str] = []

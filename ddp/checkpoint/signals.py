@@ -26,9 +26,11 @@ class StopSignals:
     def __init__(self, requests: PendingRequests) -> None:
         self._requests = requests
         self._before: dict[int, Any] = {}
+        self._active = False
         self._interrupted: float | None = None  # when the first Ctrl-C came
 
     def __enter__(self) -> StopSignals:
+        self._active = True
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 before = signal.getsignal(number)
@@ -38,6 +40,7 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._active = False
         for number, before in self._before.items():
             if signal.getsignal(number) == self._handle:  # else another one was installed since
                 signal.signal(number, before)
@@ -47,7 +50,8 @@ class StopSignals:
         first = self._interrupted
         if number == signal.SIGINT and first is None:
             self._interrupted = now
-        if number == signal.SIGINT and first is not None and now - first > _TWICE:
+        # Not active: this handler was put back by a later context, which was left after this one.
+        if not self._active or (number == signal.SIGINT and first is not None and now - first > _TWICE):
             if callable(before):
                 before(number, frame)
             else:

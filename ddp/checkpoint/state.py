@@ -91,7 +91,7 @@ def missing_user_state(user: Any, saved: JSON) -> list[str]:
     """The objects without a saved state: `["user.ema"]`. saved: what `user_state` returned, encoded; None: nothing"""
     if hasattr(user, "load_state_dict"):
         return ["user"] if saved is None else []
-    known = [key for key, _ in saved["dict"]] if isinstance(saved, dict) else []
+    known = [key for key, _ in saved.get("dict", ())] if isinstance(saved, dict) else []
     return [f"user.{name}" for name in _stateful(user) if name not in known]
 
 

@@ -145,13 +145,13 @@ class Store:
         def commit() -> str:
             if rank == 0:
                 shards, entries = zip(*written, strict=True)
-                tensors = files.assemble_tensors(entries)
-                self._commit(unfinished, path, files.Manifest(step, shards, tensors, states[0], owns))
+                whole = files.assemble_tensors(entries)
+                self._commit(unfinished, path, files.Manifest(step, shards, whole, states[0], owns))
             return path
 
         try:
-            whole, steps, folders, states, owns = zip(*run(failed, prepare), strict=True)
-            if not all(whole):
+            all_ready, steps, folders, states, owns = zip(*run(failed, prepare), strict=True)
+            if not all(all_ready):
                 _remove(unfinished)
                 return None
             if len(set(steps)) > 1:
