@@ -22,11 +22,14 @@ from ddp.checkpoint.state import (
     restore_random,
     restore_user,
 )
-from ddp.errors import CheckpointError, DdpError, DtypeError, ParallelError, SerializationError, StateDictError
+from ddp.errors import CheckpointError, DtypeError, ParallelError, SerializationError, StateDictError
 from ddp.nn import Module
 from ddp.nn.state_dict import IncompatibleKeys
 from ddp.parallel.comm_hooks.error_feedback import reshard_hook_state
 from ddp.serialization.structure import JSON, Decoder, names_in
+
+#: Of the state that `capture` makes, the same on all ranks.
+PARTS = {"model", "parallel", "optimizers", "schedulers", "scaler"}
 
 
 def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
@@ -57,28 +60,21 @@ class Restorer:
 
     def check(self) -> None:
         """Raises: StateDictError, with names, if the checkpoint is of something else; nothing has changed yet."""
-        try:
-            state, owns, training = self._saved.state, self._saved.own_state, self._training
-            self._optimizers = [
-                SavedOptimizer(described, [own["pieces"][at] for own in owns], self._value)
-                for at, described in enumerate(state["optimizers"])
-            ]
-            self._try(
-                "model", lambda: _check_count("model", int(state["model"] is not None), int(training.model is not None))
-            )
-            self._try("optimizer", self._check_optimizers)
-            self._try("scheduler", self._check_schedulers)
-            # A scaler that is disabled has no state.
-            mine = training.scaler is not None and bool(training.scaler.state_dict())
-            saved = bool(self._value(state["scaler"]))
-            self._try("scaler", lambda: _check_count("scaler", int(saved), int(mine)))
-            self._try("object", self._check_user)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, DdpError):
-                raise
-            raise CheckpointError(
-                f"{self._saved.path}: a Checkpointer does not write such a state: {type(error).__name__}: {error}"
-            ) from error
+        state, owns, training = self._saved.state, self._saved.own_state, self._training
+        if not isinstance(state, dict) or state.keys() != PARTS:
+            raise CheckpointError(f"{self._saved.path} was not written by a Checkpointer: open it with open_checkpoint")
+        self._optimizers = [
+            SavedOptimizer(described, [own["pieces"][at] for own in owns], self._value)
+            for at, described in enumerate(state["optimizers"])
+        ]
+        models = int(state["model"] is not None), int(training.model is not None)
+        self._try("model", lambda: _check_count("model", *models))
+        self._try("optimizer", self._check_optimizers)
+        self._try("scheduler", self._check_schedulers)
+        # A scaler that is disabled has no state.
+        scalers = bool(self._value(state["scaler"])), training.scaler and bool(training.scaler.state_dict())
+        self._try("scaler", lambda: _check_count("scaler", *(int(bool(each)) for each in scalers)))
+        self._try("object", self._check_user)
 
     def _try(self, part: str, action: Callable[[], object]) -> None:
         self._fits.add(part)

@@ -117,10 +117,6 @@ def _stateful(user: Any) -> dict[Any, Any]:
     return {name: value for name, value in (user or {}).items() if hasattr(value, "load_state_dict")}
 
 
-# bytes; a smaller tensor is left in one piece, since it costs more to put together than it takes to write
-_WHOLE = 1 << 16
-
-
 def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, tuple[int, int]]]:
     """Which elements of which tensors each rank writes.
 
@@ -137,9 +133,7 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
         if count == 0:
             parts[0][name] = 0, 0
             continue
-        # The element with which a rank begins; a cut through a tensor that is not to be cut comes after it.
-        whole = count * each < _WHOLE
-        at = [0 if cut <= begin else count if whole else min(count, -(-(cut - begin) // each)) for cut in cuts]
+        at = [max(0, min(count, -(-(cut - begin) // each))) for cut in cuts]  # the element with which a rank begins
         for rank, (start, stop) in enumerate(pairwise(at)):
             if start < stop:
                 parts[rank][name] = start, stop

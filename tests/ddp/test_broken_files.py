@@ -67,8 +67,8 @@ def metadata(**values: Any) -> dict[str, Any]:
         ),
         (made({"x": entry(), "y": entry(offsets=(12, 20))}, b"x" * 20), "tensors leave a gap"),
         (made({"__metadata__": {"a": 3}}), "__metadata__ is no map from text to text"),
-        (made(metadata(tied='{"y": 3}'), b"x" * 8), "'tied' is no map of names"),
-        (made(metadata(tied='{"y": "z"}'), b"x" * 8), "ties 'y' to 'z'"),
+        (made(metadata(tied='{"y": 3}'), b"x" * 8), "ties {'y': 3}, which does not fit the tensors"),
+        (made(metadata(tied='{"x": "x"}'), b"x" * 8), "ties {'x': 'x'}, which does not fit the tensors"),
         (made(metadata(structure='{"tensor": "y"}'), b"x" * 8), "structure holds {'tensor': 'y'}"),
         *(
             (made(metadata(structure=each), b"x" * 8), "structure holds .*, which is none")

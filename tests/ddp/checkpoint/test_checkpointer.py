@@ -13,7 +13,7 @@ import collectives
 import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer, Store, load_model, open_checkpoint
-from ddp.errors import ArgumentError, CheckpointError, DdpError, DtypeError, StateDictError
+from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
 
@@ -267,22 +267,11 @@ def test_one_that_is_damaged_changes_nothing(asked: str, folder: Path) -> None:
         assert reached == 0
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        (None, "a Checkpointer does not write such a state: TypeError"),
-        ({"model": None}, "a Checkpointer does not write such a state: KeyError: 'optimizers'"),
-        ({"scaler": {"odd": 1}}, "the structure holds .*'odd'"),
-    ],
-)
-def test_what_no_checkpointer_has_written_is_named(state: Any, message: str, folder: Path) -> None:
-    whole = {"model": None, "parallel": [], "optimizers": [], "schedulers": [], "scaler": None}
-    own = {"pieces": [], "hooks": [], "random": None, "user": None, "loader": None, "within": False}
+def test_what_no_checkpointer_has_written_is_named(folder: Path) -> None:
     store = Store(folder, collectives.init("single"))
-    store.write(1, {}, {**whole, **state} if state and "scaler" in state else state, own)
+    store.write(1, {}, {"model": None}, None)
     store.close()
-    scaler = ddp.amp.GradScaler() if state and "scaler" in state else None
-    with Checkpointer(folder, scaler=scaler) as ckpt, pytest.raises(DdpError, match=f"step-0000000001: .*{message}"):
+    with Checkpointer(folder) as ckpt, pytest.raises(CheckpointError, match="step-0000000001 was not written by a Che"):
         ckpt.load()
 
 

@@ -16,7 +16,6 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files
-from ddp.checkpoint.checkpoint_files import DamagedCheckpoint, ShardReader
 from ddp.checkpoint.saved import Saved, open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
@@ -185,12 +184,3 @@ def test_a_file_that_cannot_be_read_here_is_no_damaged_one(tmp_path: Path, monke
         store.newest()
     monkeypatch.undo()
     check(store.newest(), 2)
-
-
-def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
-    saved(tmp_path)
-    found = open_checkpoint(tmp_path / "step-0000000001")
-    shard = ShardReader(str(found.path / FIRST), found._manifest.files[0])
-    os.truncate(found.path / FIRST, 10)
-    with shard, pytest.raises(DamagedCheckpoint, match="it became shorter while it was read"):
-        shard.verified("its header", 0, 100, "")
