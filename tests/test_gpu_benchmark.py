@@ -185,7 +185,8 @@ def test_eager_steps_and_a_graph_train_alike_on_a_gpu_and_nothing_waits(gpu: Any
         gpu.reset()
         for _ in range(2):
             step()
-        assert (gpu.synchronizations, gpu.mallocs, gpu.frees) == (0, 0, 0)
+        assert not gpu.synchronizations
+        assert (gpu.mallocs, gpu.frees) == (0, 0)
         assert 0 < library.peaks()["allocated"] <= library.peaks()["reserved"]
     assert losses["ddp"][-1] < losses["ddp"][0]
     assert differs(losses["ddp-graph"], losses["ddp"], losses["ddp"]) is None

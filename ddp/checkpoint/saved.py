@@ -216,5 +216,5 @@ def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) 
     if not reasons:
         return None
     raise CheckpointError(
-        f"no checkpoint in {path} is whole: {'; '.join(reasons)}: to begin anew, move them away or give another folder"
+        f"no checkpoint in {path} is whole ({'; '.join(reasons)}): to begin anew, move them away or give another folder"
     )

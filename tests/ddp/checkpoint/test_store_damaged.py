@@ -159,7 +159,7 @@ def test_where_none_is_whole_nobody_begins_anew_unawares(tmp_path: Path) -> None
     saved(tmp_path, (1, 2), ranks=1)
     for step in (1, 2):
         (tmp_path / f"step-000000000{step}" / FIRST).unlink()
-    message = r"no checkpoint in .* is whole: .*step-0000000001: rank-0000.safetensors: No such .*to begin anew, move"
+    message = r"no checkpoint in .* is whole \(.*step-0000000001: rank-0000.safetensors: No such .*to begin anew, move"
 
     def main(comm: Communicator) -> None:
         with pytest.raises(CheckpointError, match=message):
