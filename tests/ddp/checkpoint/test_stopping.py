@@ -196,6 +196,21 @@ def test_handlers_that_were_there_are_called_and_ignored_signals_stay_ignored() 
         signal.signal(signal.SIGUSR1, ignored)
 
 
+def test_contexts_that_are_left_in_another_order_let_signals_through() -> None:
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    first, second = StopSignals(PendingRequests()), StopSignals(PendingRequests())
+    for each in (first, second):
+        each.__enter__()
+    for each in (first, second):
+        each.__exit__(None, None, None)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 PROGRAM = """
 import sys, time
 import ddp
