@@ -3,13 +3,11 @@
     OMP_NUM_THREADS=1 taskset -c 0 python -m benchmarks.calls [--device cuda|cpu] [--only ops,optimizer] [--json FILE]
 
 ops        tensors so small that a GPU is done before the host has launched the next op: many are launched without
-           waiting, so that the host's part is timed. On the CPU an op's own work is in the time of both. On a GPU the
-           step also as a CUDA graph (theirs: `torch.cuda.graph` over the whole step)
+           waiting, so that the host's part is timed. On the CPU an op's own work is in the time of both.
 optimizer  `step()` on the CPU with gradients in arrays of their own, and in flat buckets; against PyTorch's default
            settings (for loops on the CPU), and with fused=True
 
-Goals: an op and a step without a graph at most 1.5 times PyTorch's, the other rows at most 1.0. Without PyTorch, ours
-alone is timed.
+Goals: an op and a step at most 1.5 times PyTorch's, the other rows at most 1.0. Without PyTorch, ours alone is timed.
 """
 
 from __future__ import annotations
@@ -57,8 +55,7 @@ def mlp(lib: Any, device: str) -> Call:
     lib.manual_seed(0)
     layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
     model = nn.Sequential(*layers).to(device)
-    more = {"capturable": True} if lib is not ddp and device != "cpu" else {}
-    optimizer = lib.optim.AdamW(model.parameters(), lr=1e-3, **more)
+    optimizer = lib.optim.AdamW(model.parameters(), lr=1e-3)
     x, y = tensor(lib, device, ROWS, WIDTH), tensor(lib, device, ROWS, WIDTH)
 
     def step() -> Any:
@@ -69,23 +66,6 @@ def mlp(lib: Any, device: str) -> Call:
         return loss
 
     return step
-
-
-def graphed(lib: Any, device: str) -> Call:
-    """The same step as a CUDA graph."""
-    step = mlp(lib, device)
-    if lib is ddp:
-        return ddp.cuda.graphed_step(step)
-    side = lib.cuda.Stream()
-    side.wait_stream(lib.cuda.current_stream())
-    with lib.cuda.stream(side):
-        for _ in range(3):
-            step()
-    lib.cuda.current_stream().wait_stream(side)
-    graph = lib.cuda.CUDAGraph()
-    with lib.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def widths(*sizes: int) -> Shapes:
@@ -133,8 +113,6 @@ def rows(group: str, libraries: dict[str, Any], device: str) -> Iterator[tuple[s
             row = f"{name}, forward{' and backward' if grad else ''}"
             yield row, 1.5, {who: op(lib, device, name, grad) for who, lib in libraries.items()}
         yield "MLP step", 1.5, {who: mlp(lib, device) for who, lib in libraries.items()}
-        if device != "cpu":
-            yield "MLP step, graphed", 1.0, {who: graphed(lib, device) for who, lib in libraries.items()}
         return
     for (model, shapes), (label, (name, options)) in itertools.product(PARAMETERS.items(), OPTIMIZERS.items()):
         calls = {"ours": update(ddp, name, options, shapes), "ours, buckets": update(ddp, name, options, shapes, True)}

@@ -81,22 +81,24 @@ def adamw(t: Any, model: Any) -> Any:
     return t.optim.AdamW(model.parameters(), lr=3e-4)
 
 
-def cnn(t: Any, seed: int = 0) -> Task:
+def cnn(t: Any) -> Task:
     nn = t.nn
     model = nn.Sequential(
         *(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(1600, 128), nn.ReLU(), nn.Linear(128, 10)),
     )
-    x, y = floats(t, 64, 1, 28, 28, seed=seed), integers(t, 10, 64, seed=seed)
+    x, y = floats(t, 64, 1, 28, 28), integers(t, 10, 64)
     return Task(model=model, optimizer=sgd, x=x, y=y)
 
 
-def gpt(
-    t: Any, vocabulary: int = 96, layers: int = 4, d: int = 128, heads: int = 4, length: int = 128, batch: int = 16
-) -> Task:
-    model = models.gpt(t, vocabulary=vocabulary, layers=layers, width=d, heads=heads, length=length)
-    x, y = integers(t, vocabulary, batch, length), integers(t, vocabulary, batch * length)
-    return Task(model=model, optimizer=adamw, x=x, y=y)
+GPT = {"vocabulary": 96, "layers": 4, "width": 128, "heads": 4, "length": 128}
+GPT2 = {"vocabulary": 50257, "layers": 12, "width": 768, "heads": 12, "length": 256}
+
+
+def gpt(t: Any, sizes: dict[str, int] = GPT, batch: int = 16, seed: int = 0) -> Task:
+    vocabulary, length = sizes["vocabulary"], sizes["length"]
+    x, y = integers(t, vocabulary, batch, length, seed=seed), integers(t, vocabulary, batch * length, seed=seed)
+    return Task(model=models.gpt(t, **sizes), optimizer=adamw, x=x, y=y)
 
 
 STEPS: dict[str, tuple[str, float, Callable[[Any], Task]]] = {
@@ -104,7 +106,7 @@ STEPS: dict[str, tuple[str, float, Callable[[Any], Task]]] = {
     "mlp-sgd": ("MLP 784-1024-1024-10, batch 128, SGD", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, sgd)),
     "mlp-adamw": ("MLP 784-1024-1024-10, batch 128, AdamW", 1.0, lambda t: mlp(t, (784, 1024, 1024, 10), 128, adamw)),
     "gpt": ("GPT 4 layers, d=128, 4 heads, T=128, batch 16, AdamW", 1.0, gpt),
-    "gpt2": ("GPT-2 124M, T=256, batch 1, AdamW", 1.0, lambda t: gpt(t, 50257, 12, 768, 12, 256, 1)),
+    "gpt2": ("GPT-2 124M, T=256, batch 1, AdamW", 1.0, lambda t: gpt(t, GPT2, 1)),
     "cnn": ("CNN 1-32-64, 2 linear, batch 64, 28x28, SGD", 1.0, cnn),
     "deep": ("MLP of 100 layers of 64, batch 512, SGD", 1.0, lambda t: mlp(t, (64,) * 101, 512, sgd)),
 }

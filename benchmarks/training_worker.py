@@ -1,4 +1,4 @@
-"""One rank that trains on request, and answers how long it took: for overlap.py, scaling.py, compression.py.
+"""One rank that trains on request, and answers how long it took: for overlap.py, compression.py.
 
     python -m benchmarks.training_worker LIBRARY SOCKET ADDRESS RANK SIZE
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import harness
-from benchmarks.train_step import STEPS, Task, cnn, gpt, loss_of, mlp, sgd
+from benchmarks.train_step import STEPS, Task, gpt, loss_of, mlp, sgd
 from benchmarks.worker_pool import serve
 
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")  # of a host of its own
@@ -42,8 +42,7 @@ def wide(t: Any, batch: int, seed: int) -> Task:
 TASKS: dict[str, tuple[str, Callable[[Any, int], Task]]] = {
     "mlp-512": ("MLP of 6 layers of 1024, batch 512, SGD", lambda t, seed: wide(t, 512, seed)),
     "mlp-1024": ("MLP of 6 layers of 1024, batch 1024, SGD", lambda t, seed: wide(t, 1024, seed)),
-    "gpt": (STEPS["gpt"][0], gpt),
-    "cnn": (STEPS["cnn"][0], cnn),
+    "gpt": (STEPS["gpt"][0], lambda t, seed: gpt(t, seed=seed)),
     "tiny": ("MLP 64-64-10, batch 32, SGD", lambda t, seed: mlp(t, (64, 64, 10), 32, sgd, seed)),
 }
 
@@ -253,32 +252,6 @@ class Worker:
             self._ranks.barrier()
             taken.append(harness.seconds(call))
         return {"seconds": statistics.mean(taken), "cpu": (time.process_time() - cpu) / times}
-
-    def digits(self, hook: str | None, epochs: int, seed: int) -> Found:
-        """Trains the net of examples/train_digits.py with a hook.
-
-        Returns: how many test images it gets right, of how many
-        """
-        import ddp
-        from ddp.nn.functional import cross_entropy
-        from examples import train_digits
-
-        comm = self._ranks.comm
-        ddp.manual_seed(seed)
-        images, labels, test_images, test_labels = train_digits.load_digits(seed, "float32")
-        model = ddp.DataParallel(train_digits.make_net("float32"), comm, comm_hook=our_hook(hook))
-        optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        for epoch in range(epochs):
-            order = np.random.default_rng((seed, epoch)).permutation(len(images))
-            for start in range(0, len(order), 64):
-                mine = np.array_split(order[start : start + 64], comm.size)[comm.rank]
-                loss = cross_entropy(model(ddp.from_numpy(images[mine])), ddp.from_numpy(labels[mine]), reduction="sum")
-                optimizer.zero_grad()
-                model.backward(loss, weight=len(mine))
-                optimizer.step()
-        right = train_digits.count_right(model, test_images, test_labels, comm)
-        model.close()
-        return {"right": right, "of": len(test_labels)}
 
     def digest(self, name: str) -> str:
         """What is equal on all ranks if their parameters are."""

@@ -14,19 +14,16 @@ import pytest
 
 from benchmarks.chaos_train import (
     KINDS,
-    Case,
     Ended,
     Undisturbed,
     cases,
-    earlier,
     judge,
     move,
     repeated,
     samples_wrong,
-    table,
     that_count,
 )
-from benchmarks.chaos_worker import SAMPLES, Strike
+from benchmarks.chaos_worker import SAMPLES
 
 
 def notes(start: int, first: int, last: int, size: int = 2) -> list[dict[str, Any]]:
@@ -102,15 +99,6 @@ def test_kinds_take_turns_and_the_seed_decides_the_rest() -> None:
     assert all(case.strikes[0].event < [100, 20][case.rank] for case in planned if case.kind == "save")
     assert all((case.moment is None) == bool(case.strikes) for case in planned)
     assert {strike.start for strike in move(random.Random(3)).strikes} == {0, 100}
-
-
-def test_a_strike_after_the_end_is_made_earlier() -> None:
-    late = Case("save", (2,), strikes=(Strike(0, 0, "save", 9, 0.5),), moment=0.5)
-    assert earlier(late) == late._replace(strikes=(Strike(0, 0, "save", 4, 0.25),), moment=0.3)
-
-
-def test_the_table_has_a_row_for_what_was_done() -> None:
-    assert len(table({kind: [] for kind in KINDS}).splitlines()) == 1
 
 
 @pytest.mark.mpi

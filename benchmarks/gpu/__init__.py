@@ -3,6 +3,6 @@
     python -m benchmarks.gpu.correctness
     python -m benchmarks.gpu
 
-`tasks` says what is trained, `implementation` is a process that trains it with one library, `rows` are the promises,
-`__main__` lets the implementations take turns and writes the results.
+`tasks` says what is trained, `worker` is a process that trains it with one library, `__main__` has the promises, lets
+the processes take turns and writes the results.
 """

@@ -12,54 +12,180 @@ PyTorch with CUDA; without cuDNN, what it computes is not measured.
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import platform
+import shutil
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.gpu import h2d_overlap, sharing
-from benchmarks.gpu.rows import PROMISES, differs, implementations, ratio
+from benchmarks.gpu import h2d_overlap
 from benchmarks.gpu.tasks import TASKS
-from benchmarks.gpu.turns import WARMING, Implementation, compile_all, median_ms, take_turns
-from benchmarks.worker_pool import WorkerError
+from benchmarks.harness import Goal, Rounds, at_least, at_most, over
+from benchmarks.worker_pool import WorkerError, WorkerPool
 from ddp.backends import cudnn
 
-OTHERS: dict[str, Any] = {"loader": h2d_overlap, "two-ranks": sharing}
 COMPILING = 150.0  # s
+WARMING = 60.0  # s that imports, warm-up and the first losses may take, of each implementation
+TURN = 0.25  # s, about
+PATIENCE = 60.0  # s that a turn may take
 NO_CUDNN = "cuDNN is missing, without which a GPU takes much slower ways: pip install nvidia-cudnn-frontend==1.26.0"
+# Task, ours (the fastest counts), theirs; at_least: of their speed, at_most: of their time; the limit.
+PROMISES = (
+    ("gpt2", ("ddp", "ddp-graph"), "torch", at_least, 1.0),
+    ("gpt2", ("ddp", "ddp-graph"), "torch-compile", at_least, 0.9),
+    ("small-gpt", ("ddp-graph",), "torch", at_least, 3.0),
+    ("small-gpt", ("ddp-graph",), "torch-graphs", at_least, 1.0),
+    ("resnet18", ("ddp", "ddp-graph"), "torch", at_least, 1.0),
+    # A world of one communicates nothing: what is measured is what hooks and buckets cost the step.
+    ("gpt2", ("ddp-parallel",), "ddp", at_most, 1.03),
+)
+TIGHT, STEPS = 0.005, 3  # the tolerance of the first losses, relative, and absolute below 1
+NOISE = 3.0  # later ones may differ by as many times what two runs of PyTorch differ by
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = harness.parser(__doc__, rounds=15, only=[*TASKS, *OTHERS])
-    parser.add_argument("--limit", type=float, default=560, help="seconds in all (default: 560)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes (default: cuda)")
-    parser.set_defaults(json=Path("gpu.json"))
-    return parser.parse_args()
+def implementations(task: str) -> list[str]:
+    """All that a promise about this task names, PyTorch's eager mode first: the others are compared with it."""
+    named = ["torch", *(name for each, ours, theirs, *_ in PROMISES if each == task for name in (*ours, theirs))]
+    return list(dict.fromkeys(named))
+
+
+def goals(tasks: Mapping[str, Rounds]) -> Iterator[Goal]:
+    """tasks: of each implementation the seconds of a step, one number a round."""
+    for task, ours, theirs, promise, limit in PROMISES:
+        if task in tasks:
+            rounds, measured = tasks[task], None
+            able = [name for name in ours if rounds.get(name)]
+            if able and rounds.get(theirs):
+                best = min(able, key=lambda name: statistics.median(rounds[name]))
+                pair = rounds[best], rounds[theirs]
+                measured = over(*pair) if promise is at_most else over(*reversed(pair))
+            what = "time" if promise is at_most else "speed"
+            yield promise(f"{task}: {what}, {' or '.join(ours)} over {theirs}", limit, measured)
+
+
+def differs(losses: Sequence[float], expected: Sequence[float], again: Sequence[float]) -> str | None:
+    """How the losses of the first steps differ from those of PyTorch's eager mode; None where they agree.
+
+    again: PyTorch's own losses, the samples of each batch in another order: the same but for rounding, which training
+    makes larger with every step
+    """
+    noise = 0.0
+    for step, (ours, theirs, other) in enumerate(zip(losses, expected, again, strict=True)):
+        noise = max(noise, abs(theirs - other))
+        allowed = max(TIGHT * max(1.0, abs(theirs)), NOISE * noise if step >= STEPS else 0.0)
+        if not abs(ours - theirs) <= allowed:
+            return f"the loss of step {step} is {ours:.4f}, and PyTorch's {theirs:.4f}; {allowed:.4f} may differ"
+    return None
+
+
+class Implementation(WorkerPool):
+    """One process of `benchmarks.gpu.worker`. found: its first losses and peak memory, once it has warmed up"""
+
+    def __init__(self, task: str, library: str, device: str) -> None:
+        self.library = library
+        self.found: dict[str, Any] = {}
+        command = [sys.executable, "-m", "benchmarks.gpu.worker"]
+        commands = lambda path: [[*command, path, task, library, device]]  # noqa: E731
+        super().__init__(commands, name=f"{task} {library}", patience=0.1)  # it may be in the middle of a step
+
+    def answer(self, limit: float, do: str, **what: Any) -> Any:
+        """What it answers within so many seconds. Raises: WorkerError"""
+        self.send(do, **what)
+        return self.receive(max(limit, 0.01))[0]
+
+
+def compile_all(group: Sequence[Implementation], deadline: float) -> dict[str, str]:
+    """Has all compile at the same time, and ends them. Returns: why some could not; they will try once more."""
+    failed = {}
+    for each in group:
+        each.send("compile")
+    for each in group:
+        try:
+            each.receive(max(deadline - time.monotonic(), 0.01))
+        except WorkerError as error:
+            failed[each.name] = str(error)
+        finally:
+            each.close()
+    return failed
+
+
+def take_turns(group: Sequence[Any], rounds: int, deadline: float) -> tuple[Rounds, dict[str, str]]:
+    """Times of all implementations, in fewer rounds where time runs out; and of those that failed, why."""
+    repeats: dict[str, int] = {}
+    times: Rounds = {each.library: [] for each in group}
+    failed: dict[str, str] = {}
+    for number in range(rounds):
+        if number >= 3 and time.monotonic() > deadline:
+            break
+        for each in [each for each in group if each.library not in failed]:
+            try:
+                if each.library not in repeats:
+                    taken = each.answer(PATIENCE, "steps", count=3)
+                    repeats[each.library] = max(1, int(TURN / max(taken, 1e-6)))
+                times[each.library].append(each.answer(PATIENCE, "steps", count=repeats[each.library]))
+            except WorkerError as error:
+                failed[each.library] = str(error)
+                del times[each.library]
+    return times, failed
+
+
+def compare(task: str, group: Sequence[Implementation], rounds: int, deadline: float, device: str) -> dict[str, Any]:
+    """The losses and times of a task's implementations, those whose losses are right."""
+    failed: dict[str, str] = {}
+    reference = group[0]
+    for each in group:
+        try:
+            each.found = each.answer(WARMING, "warm_up")
+            if each is not reference and reference.found:
+                why = differs(each.found["losses"], reference.found["losses"], reference.found["again"])
+                failed |= {each.library: why} if why else {}
+        except WorkerError as error:
+            failed[each.library] = str(error)
+    times, failed_later = take_turns([each for each in group if each.library not in failed], rounds, deadline)
+    failed |= failed_later
+    for name, why in failed.items():
+        print(f"{task}: {name} is out: {why}", flush=True)
+    harness.show(f"{task}, ms a step", times, 1e3)
+    found = {each.library: each.found for each in group if each.library in times}
+    items = (TASKS[task] if device == "cuda" else TASKS[task].small()).items
+    return {"items": items, "seconds": times, "found": found, "out": failed}
+
+
+def fits(name: str, device: str) -> bool:
+    """Whether the implementation runs on this device. Compiling for a CPU takes a compiler, and shows nothing."""
+    return device == "cuda" or name in ("ddp", "ddp-parallel", "torch")
+
+
+def about(device: str) -> dict[str, Any]:
+    """The GPU and its cuDNN. Raises: SystemExit if there is none."""
+    if device == "cpu":
+        return {"gpu": None, "cudnn": None}
+    if shutil.which("nvidia-smi") is None:
+        sys.exit("benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes")
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    return {"gpu": done.stdout.strip(), "cudnn": cudnn.version()}
 
 
 def main() -> None:
-    args = parse()
-    begun = time.monotonic()
-    deadline = begun + args.limit
-    wanted = args.only
-    found: dict[str, Any] = {"benchmark": "gpu", "date": datetime.date.today().isoformat(), **facts(args.device)}
+    parser = harness.parser(__doc__, rounds=15, only=[*TASKS, "loader"])
+    parser.add_argument("--limit", type=float, default=560, help="seconds in all (default: 560)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny sizes (default: cuda)")
+    parser.set_defaults(json=Path("gpu.json"))
+    args = parser.parse_args()
+    deadline = time.monotonic() + args.limit
+    found: dict[str, Any] = {**about(args.device), "tasks": {}}
+    print(f"{found['gpu']}, cuDNN {found['cudnn']}, {harness.versions()}", flush=True)
 
-    def keep() -> None:  # what is found is found, whatever becomes of the rest
-        found["seconds"] = round(time.monotonic() - begun, 1)
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    def keep(promised: Sequence[Goal] = ()) -> None:  # what is found is found, whatever becomes of the rest
+        harness.write(args.json, "gpu", promised, **found)
 
-    print(f"{found['gpu']}, cuDNN {found['cudnn']}, {found['versions']}", flush=True)
-    found["tasks"] = {}
-    named = {
-        task: [name for name in implementations(task) if fits(name, args.device)] for task in TASKS if task in wanted
-    }
+    named = {task: implementations(task) for task in TASKS if task in args.only}
     for task in [task for task in named if args.device == "cuda" and TASKS[task].cudnn and found["cudnn"] is None]:
         print(f"{task} is not measured: {NO_CUDNN}", flush=True)
         found["tasks"][task] = {"seconds": {}, "out": dict.fromkeys(named.pop(task), NO_CUDNN)}
@@ -67,93 +193,23 @@ def main() -> None:
         compiling = [Implementation(task, name, "cuda") for task in named for name in named[task]]
         found["compiling"] = compile_all(compiling, min(deadline, time.monotonic() + COMPILING))
     for number, (task, names) in enumerate(named.items()):
-        group = [Implementation(task, name, args.device) for name in names]
-        try:
+        with ExitStack() as stack:
+            able = [name for name in names if fits(name, args.device)]
+            group = [stack.enter_context(Implementation(task, name, args.device)) for name in able]
             share = (deadline - time.monotonic()) / (len(named) - number + 1)
             found["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
-        finally:
-            for each in group:
-                each.close()
         keep()
-    for name, other in OTHERS.items():
-        if name in wanted:
-            found[name] = guarded(other.measure, args.device)
-            print(other.line(found[name]), flush=True)
-            keep()
-    found["promises"] = [*summary(found["tasks"])]
-    keep()
-    print(f"written to {args.json} after {found['seconds']} s")
-
-
-def fits(name: str, device: str) -> bool:
-    """Whether the implementation runs on this device. Compiling for a CPU takes a compiler, and shows nothing."""
-    return device == "cuda" or name in ("ddp", "ddp-parallel", "torch", "torch-parallel")
-
-
-def guarded(measure: Any, device: str) -> dict[str, Any]:
-    """What is measured, or why it was not."""
-    try:
-        return dict(measure(device))
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
-
-
-def facts(device: str) -> dict[str, Any]:
-    """The machine, and the versions of what is on it."""
-    gpu = f"no GPU: {platform.machine()}"
-    if device == "cuda":
-        asked = "--query-gpu=name,driver_version,memory.total,clocks.max.sm"
+    promised = [*goals({task: each["seconds"] for task, each in found["tasks"].items()})]
+    if "loader" in args.only:
         try:
-            done = subprocess.run(
-                ["nvidia-smi", asked, "--format=csv,noheader"], capture_output=True, text=True, timeout=30
-            )
-        except FileNotFoundError:
-            sys.exit("benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes")
-        gpu = done.stdout.strip()
-    version = cudnn.version() if device == "cuda" else None
-    return {"gpu": gpu, "cudnn": version, "versions": harness.versions()}
-
-
-def compare(task: str, group: list[Implementation], rounds: int, deadline: float, device: str) -> dict[str, Any]:
-    """The losses and times of a task's implementations, those whose losses are right."""
-    items = (TASKS[task] if device == "cuda" else TASKS[task].small()).items
-    failed: dict[str, str] = {}
-    reference = group[0]
-    for each in group:
-        try:
-            each.ready(time.monotonic() + WARMING)
-            if each is not reference and reference.found:
-                why = differs(each.found["losses"], reference.found["losses"], reference.found["again"])
-                failed |= {each.name: why} if why else {}
-        except WorkerError as error:
-            failed[each.name] = str(error)
-    times, failed_later = take_turns([each for each in group if each.name not in failed], rounds, deadline)
-    failed |= failed_later
-    for name, why in failed.items():
-        print(f"{task}: {name} is out: {why}", flush=True)
-    able = [each for each in group if each.name in times]
-    print(f"\n{task:<14} {'ms a step':>10} {TASKS[task].unit + '/s':>12} {'peak MiB':>9} {'reserved':>9}")
-    for each in able:
-        milliseconds = median_ms(times[each.name])
-        peaks = "".join(f"{nbytes / 2**20:9.0f} " for nbytes in each.found["peaks"].values())
-        print(f"{each.name:<14} {milliseconds:10.3f} {1000 * items / milliseconds:12.0f} {peaks}", flush=True)
-    losses = {each.name: each.found["losses"] for each in able}
-    peaks = {each.name: each.found["peaks"] for each in able}
-    return {"items": items, "seconds": times, "losses": losses, "peaks": peaks, "out": failed}
-
-
-def summary(tasks: dict[str, Any]) -> Any:
-    """Each promise with its ratio, printed as it goes."""
-    print(f"\n{'promise':<80} {'ratio':>6} {'goal':>5}")
-    for promise in PROMISES:
-        if promise.task in tasks:
-            got = ratio(promise, tasks[promise.task]["seconds"])
-            kept = None if got is None else promise.met(got)
-            shown = "     -" if got is None else f"{got:6.2f}"
-            goal = "    -" if promise.goal is None else f"{promise.goal:5.2f}"
-            word = "not measured" if got is None else {True: "met", False: "missed", None: "for comparison"}[kept]
-            print(f"{promise.label:<80} {shown} {goal} {word}", flush=True)
-            yield {"what": promise.label, "goal": promise.goal, "ratio": got, "met": kept}
+            rates = found["loader"] = h2d_overlap.measure(args.device)
+            harness.show("from a worker to the GPU, GB/s", rates, 1e-9)
+            ratio = over(rates["loader"], rates["copy"])
+        except Exception as error:
+            print(f"loader: {type(error).__name__}: {error}", flush=True)
+            ratio = None
+        promised.append(at_least("loader: speed over a bare copy from pinned memory", h2d_overlap.GOAL, ratio))
+    keep(promised)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ batch is ready yet.
 from __future__ import annotations
 
 import os
-import statistics
-import time
 from typing import Any
 
 import numpy as np
+
+from benchmarks import harness
 
 SHAPE = (3, 224, 224)  # float16: 294 KiB an image
 BATCH = 256  # 73.5 MiB
@@ -36,8 +36,8 @@ class Pictures:
         return self.images[index % len(self.images)]
 
 
-def measure(device: str) -> dict[str, Any]:
-    """Bytes a second of the loader and of bare copies, in turns, and the median of the ratios."""
+def measure(device: str) -> harness.Rounds:
+    """Bytes a second of the loader and of bare copies, in turns."""
     from ddp.data import DataLoader
 
     batch, batches, workers = (BATCH, BATCHES, WORKERS) if device == "cuda" else (8, 6, 1)
@@ -46,23 +46,9 @@ def measure(device: str) -> dict[str, Any]:
         Pictures(batch, batches), batch, num_workers=workers, pin_memory=device == "cuda", persistent_workers=True
     )
     bare = _bare_copies(nbytes, batches, device)
-    times: dict[str, list[float]] = {"loader": [], "copy": []}
-    for number in range(ROUNDS + 1):
-        for name, run in (("loader", lambda: _pass(loader, device)), ("copy", bare)):
-            start = time.perf_counter()
-            run()
-            if number:  # the first starts workers
-                times[name].append(time.perf_counter() - start)
-    rates = {name: [nbytes * batches / each for each in found] for name, found in times.items()}
-    ratio = statistics.median(a / b for a, b in zip(rates["loader"], rates["copy"], strict=True))
-    return {
-        "rates": rates,
-        "ratio": ratio,
-        "goal": GOAL,
-        "met": ratio >= GOAL,
-        "workers": workers,
-        "batch": nbytes,
-    }
+    calls = {"loader": lambda: harness.seconds(lambda: _pass(loader, device)), "copy": lambda: harness.seconds(bare)}
+    times = harness.take_turns(calls, ROUNDS, warmup=1)  # the first starts workers
+    return {name: [nbytes * batches / each for each in found] for name, found in times.items()}
 
 
 def _pass(loader: Any, device: str) -> None:
@@ -91,11 +77,3 @@ def _bare_copies(nbytes: int, count: int, device: str) -> Any:
         stream.synchronize()
 
     return run
-
-
-def line(found: dict[str, Any]) -> str:
-    """For the table."""
-    if "error" in found:
-        return f"loader: {found['error']}"
-    loader, bare = (statistics.median(found["rates"][name]) / 1e9 for name in ("loader", "copy"))
-    return f"loader: {loader:.1f} GB/s, a bare copy {bare:.1f} GB/s, ratio {found['ratio']:.2f} (goal {found['goal']})"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from benchmarks import harness
 from benchmarks.gpu.tasks import TASKS, Task, weights
 from benchmarks.worker_pool import serve
 
@@ -74,10 +74,6 @@ def train(library: Library, task: Task, backwards: bool = False) -> Step:
         import collectives
 
         model = t.DataParallel(model, collectives.init())
-    elif name == "torch-parallel":
-        backend, store = "nccl" if device == "cuda" else "gloo", t.distributed.HashStore()
-        t.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-        model = t.nn.parallel.DistributedDataParallel(model)
     fused = {"fused": True} if name.startswith("torch") and device == "cuda" else {}
     optimizer = t.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1, **fused)
 
@@ -135,12 +131,14 @@ class Worker:
 
     def steps(self, count: int) -> float:
         """Seconds of one of so many steps, from an idle device to an idle device."""
+
+        def run() -> None:
+            for _ in range(count):
+                self._step()
+            self._library.synchronize()
+
         self._library.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            self._step()
-        self._library.synchronize()
-        return (time.perf_counter() - start) / count
+        return harness.seconds(run) / count
 
 
 if __name__ == "__main__":

@@ -2,26 +2,26 @@
 
 The manifest is JSON, and has checksums by which each byte of the checkpoint is known:
 
-    {"sha256":"...", "format":"ddp.checkpoint", "version":3, "step":120,
-     "files":[{"bytes":1234,"header":136,"sums":{"__metadata__":"...","model.0.weight":"..."}}, ...],
-     "tensors":{"model.0.weight":{"dtype":"F32","shape":[10,64],"pieces":[[0,0,640,136]]}, ...},
+    {"sha256":"...", "format":"ddp.checkpoint", "version":4, "step":120,
+     "files":[[bytes, bytes of the header, "its sha256"], ...],
+     "tensors":{"model.0.weight":["F32", [10,64], [[rank, start, stop, at, "sha256"], ...]], ...},
      "state":..., "own_state":[...]}
 
-The first checksum is of all bytes that follow it, so that the text is known to be whole before any of it is parsed. A
-file, one for each rank, has one for each tensor in it, and one, "__metadata__", for its header. A tensor's pieces are
-stretches (rank, start, stop, at) of its elements in C order, and cover all of them; `at` is the byte of the rank's file
-at which one begins.
+The first checksum is of all bytes that follow it, so that the text is known to be whole before any of it is parsed.
+A tensor's pieces are stretches (start, stop) of its elements in C order, and cover all of them; `at` is the byte of the
+rank's file at which one begins.
 
 A shard is a safetensors file. It is written in large pieces, from where the data is. SHA-256 is computed meanwhile, by
-another thread unless training wants the cores: it lets go of the GIL, takes less time than writing does, and refuses
-whatever else could have come of a tensor's bytes. An fsync that has failed is not repeated: the system may have dropped
-what was to be written, and the next would succeed over a hole.
+another thread: it lets go of the GIL, takes less time than writing does, and refuses whatever else could have come of a
+tensor's bytes. An fsync that has failed is not repeated: the system may have dropped what was to be written, and the
+next would succeed over a hole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import math
 import os
@@ -36,13 +36,13 @@ import numpy as np
 from ddp._files import open_regular
 from ddp.checkpoint.agreement import reason
 from ddp.errors import CheckpointError
-from ddp.serialization.safetensors import METADATA, STORED, FileLayout, are_sizes
+from ddp.serialization.safetensors import CODES, STORED, are_sizes, lay_out
 
 Array = np.ndarray[Any, Any]
 
 MANIFEST_FILE = "manifest.json"
-VERSION = 3
 MOST_MANIFEST_BYTES = 1 << 30  # of a manifest: it is read into memory before anything of it is known
+_FORMAT = {"format": "ddp.checkpoint", "version": 4}
 _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 _SYNCED = 1 << 24  # bytes after which the system is asked to begin with the disk
 _CHUNK = 1 << 21  # bytes of a system call: they are still in the cache when their checksum is computed
@@ -55,14 +55,11 @@ class DamagedCheckpoint(CheckpointError):
 
 
 class ShardInfo(NamedTuple):
-    """A file: its length and that of its header in bytes, and the SHA-256, in hexadecimal digits, of each tensor in it.
-
-    The header's is among them under `METADATA`.
-    """
+    """A rank's file: its length and that of its header in bytes, and the header's SHA-256 in hexadecimal digits."""
 
     bytes: int
     header: int
-    sums: Mapping[str, str]
+    sha256: str
 
 
 class TensorPiece(NamedTuple):
@@ -72,6 +69,7 @@ class TensorPiece(NamedTuple):
     start: int
     stop: int
     at: int
+    sha256: str
 
 
 class TensorEntry(NamedTuple):
@@ -83,21 +81,15 @@ class TensorEntry(NamedTuple):
 
     def covered(self, name: str) -> TensorEntry:
         """This entry with its pieces in order. Raises: CheckpointError if they overlap or leave something out."""
-        end, size, pieces = 0, math.prod(self.shape), self.pieces
-        if len(pieces) > 1:
-            pieces = tuple(sorted(pieces, key=lambda piece: piece[1:]))
+        end, size, pieces = 0, math.prod(self.shape), tuple(sorted(self.pieces, key=lambda piece: piece[1:3]))
         for piece in pieces:
             if piece.start != end:
-                how = "is written by several ranks" if piece.start < end else "is written by no rank"
-                has = f"rank {piece.rank} has {piece[1:3]}"
-                raise CheckpointError(f"{name}: element {min(end, piece.start)} {how}; {has}")
+                how = "several ranks" if piece.start < end else "no rank"
+                raise CheckpointError(f"{name}: element {min(end, piece.start)} is written by {how}")
             end = piece.stop
         if end != size or not pieces:
             raise CheckpointError(f"{name}: of its {size} elements only {end} are written by a rank")
-        return TensorEntry(self.dtype, self.shape, pieces)
-
-
-_ENTRY_FIELDS = frozenset(TensorEntry._fields)
+        return self._replace(pieces=pieces)
 
 
 class Manifest(NamedTuple):
@@ -111,7 +103,7 @@ class Manifest(NamedTuple):
 
 
 def assemble_tensors(ranks: Iterable[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
-    """The tensors of a checkpoint. ranks: what each writes, by name
+    """The tensors of a checkpoint. ranks: what each has written, by name
 
     Raises: CheckpointError if ranks disagree about a tensor, or their pieces overlap or leave something out.
     """
@@ -119,27 +111,17 @@ def assemble_tensors(ranks: Iterable[Mapping[str, TensorEntry]]) -> dict[str, Te
     for mine in ranks:
         for name, entry in mine.items():
             first = found.setdefault(name, entry)
-            if first is entry:
-                continue
             if first[:2] != entry[:2]:
                 ours, theirs = (f"{each.dtype} {each.shape} on rank {each.pieces[0].rank}" for each in (first, entry))
                 raise CheckpointError(f"{name} is {ours} and {theirs}")
-            found[name] = first._replace(pieces=first.pieces + entry.pieces)
+            if first is not entry:
+                found[name] = first._replace(pieces=first.pieces + entry.pieces)
     return {name: found[name].covered(name) for name in sorted(found)}
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of its file."""
-    fields = {
-        "format": "ddp.checkpoint",
-        "version": VERSION,
-        "step": manifest.step,
-        "files": [shard._asdict() for shard in manifest.files],
-        "tensors": {name: entry._asdict() for name, entry in manifest.tensors.items()},
-        "state": manifest.state,
-        "own_state": manifest.own_state,
-    }
-    rest = json.dumps(fields, separators=(",", ":"))[1:].encode() + b"\n"
+    rest = json.dumps({**_FORMAT, **manifest._asdict()}, separators=(",", ":"))[1:].encode() + b"\n"
     return b'{"sha256":"' + hashlib.sha256(rest).hexdigest().encode() + b'",' + rest
 
 
@@ -152,130 +134,94 @@ def decode_manifest(data: bytes) -> Manifest:
         raise CheckpointError("its checksum is another: it was changed, or cut off")
     try:
         fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"it is not JSON: {error}") from None
-    if not isinstance(fields, dict) or fields.get("format") != "ddp.checkpoint":
-        raise CheckpointError("it is no manifest of a checkpoint")
-    if fields.get("version") != VERSION:
-        raise CheckpointError(f"it is of version {fields.get('version')!r:.40}, and version {VERSION} is known here")
-    # A valid checksum does not mean that this package wrote it: every field is checked.
-    found: list[Any] = [fields.get(each) for each in ("step", "files", "tensors", "own_state")]
-    step, files, tensors, own = found
-    _require(type(step) is int and 0 <= step < 1 << 63, "step", step)
-    _require(isinstance(files, list) and isinstance(own, list) and 0 < len(files) == len(own), "files", files)
-    _require(isinstance(tensors, dict), "tensors", tensors)
-    shards = [_shard(rank, each) for rank, each in enumerate(files)]
-    entries = {name: _entry(name, each, shards) for name, each in tensors.items()}
-    return Manifest(step, shards, entries, fields.get("state"), own)
+        found = {name: fields.pop(name) for name in _FORMAT}
+        if found != _FORMAT:
+            raise CheckpointError(f"it is of {found}, and {_FORMAT} is known here"[:200])
+        # A valid checksum does not mean that this package wrote it.
+        del fields["sha256"]
+        manifest = Manifest(**fields)
+        step, files = manifest.step, [ShardInfo(*each) for each in manifest.files]
+        _require(type(step) is int and 0 <= step < 1 << 63, "step")
+        _require(0 < len(files) == len(manifest.own_state) and isinstance(manifest.own_state, list), "files")
+        _require(all(are_sizes([*each[:2]]) and each.header <= each.bytes for each in files), "files")
+        entries = {name: _entry(name, each, files) for name, each in manifest.tensors.items()}
+        return manifest._replace(files=files, tensors=entries)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"it is no manifest of a checkpoint: {error!r:.200}") from None
 
 
-def _require(holds: bool, name: str, value: Any) -> None:
+def _require(holds: bool, name: str) -> None:
     if not holds:
-        raise CheckpointError(f"its {name} cannot be {value!r:.80}")
+        raise ValueError(f"its {name} cannot be")
 
 
-def _shard(rank: int, value: Any) -> ShardInfo:
-    what = f"file of rank {rank}"
-    _require(isinstance(value, dict) and value.keys() == set(ShardInfo._fields), what, value)
-    shard = ShardInfo(**value)
-    _require(are_sizes([shard.bytes, shard.header]) and shard.header <= shard.bytes, what, value)
-    _require(isinstance(shard.sums, dict) and METADATA in shard.sums, what, value)
-    return shard
-
-
-def _entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> TensorEntry:
-    if name == METADATA or not _is_entry(name, value, shards):
-        raise CheckpointError(f"its tensor {name!r:.80} cannot be {value!r:.80}")
-    pieces = tuple(TensorPiece(*each) for each in value["pieces"])
-    return TensorEntry(value["dtype"], tuple(value["shape"]), pieces).covered(name)
-
-
-def _is_entry(name: str, value: Any, shards: Sequence[ShardInfo]) -> bool:
-    if not isinstance(value, dict) or value.keys() != _ENTRY_FIELDS:
-        return False
-    dtype, pieces = value["dtype"], value["pieces"]
-    if not isinstance(dtype, str) or dtype not in STORED or not are_sizes(value["shape"]):
-        return False
-    if not isinstance(pieces, list) or not all(are_sizes(each) and len(each) == 4 for each in pieces):
-        return False
-    for rank, start, stop, at in pieces:
-        if rank >= len(shards) or name not in shards[rank].sums or start > stop:
-            return False
-        if at + (stop - start) * STORED[dtype].itemsize > shards[rank].bytes:
-            return False
-    return len({each[0] for each in pieces}) == len(pieces)  # a file has one checksum for each tensor
+def _entry(name: str, value: Any, files: Sequence[ShardInfo]) -> TensorEntry:
+    dtype, shape, pieces = value
+    _require(dtype in STORED and are_sizes(shape), name)
+    entry = TensorEntry(dtype, tuple(shape), tuple(TensorPiece(*each) for each in pieces))
+    for rank, start, stop, at, _ in entry.pieces:
+        _require(are_sizes([rank, start, stop, at]) and rank < len(files) and start <= stop, name)
+        _require(at + (stop - start) * STORED[dtype].itemsize <= files[rank].bytes, name)
+    return entry.covered(name)
 
 
 # -- shards
 
 
 def write_shard(
-    path: str,
-    arrays: Mapping[str, Array],
-    layout: FileLayout,
-    progress: Callable[[], None],
-    in_background: bool = False,
-) -> ShardInfo:
-    """Writes a new safetensors file, to the disk.
+    path: str, rank: int, arrays: Mapping[str, Array], pieces: Mapping[str, Any], progress: Callable[[], None]
+) -> tuple[ShardInfo, dict[str, TensorEntry]]:
+    """Writes a new safetensors file, to the disk, and says what is in it.
 
-    progress: called now and then; in_background: in this thread alone, which takes longer and leaves a core to others
+    pieces: (start, stop, shape) of the tensor that an array is a piece of, if it is one
+    progress: called now and then
 
     Raises: OSError; a part of the file may exist then.
     """
-    digests = {METADATA: hashlib.sha256(layout.begin), **{name: hashlib.sha256() for name in layout.starts}}
+    layout = lay_out(arrays, {})
+    digests = {name: hashlib.sha256() for name in arrays}
     pending: deque[Future[None]] = deque()
     with ThreadPoolExecutor(1, "checksums") as helper:  # starts its thread when it is given work
 
         def chunks() -> Iterator[memoryview]:
-            gathered = bytearray(layout.begin)
+            yield memoryview(layout.begin)
             for name in layout.starts:
                 array, update = arrays[name], digests[name].update
                 # In C order; an array that has its elements in another order is copied piece by piece.
                 flat, count = array.reshape(-1) if array.flags.c_contiguous else array.flat, _CHUNK // array.itemsize
                 for at in range(0, array.size, count):
                     chunk = flat[at : at + count].view(np.uint8).data
-                    if in_background:
-                        update(chunk)
-                    else:
-                        pending.append(helper.submit(update, chunk))
-                        if len(pending) > _AHEAD:
-                            pending.popleft().result()
-                    if len(gathered) + len(chunk) > _SMALL:
-                        yield memoryview(gathered)
-                        gathered = bytearray()
-                    if len(chunk) > _SMALL:
-                        yield chunk
-                        progress()
-                    else:
-                        gathered += chunk
-            yield memoryview(gathered)
+                    pending.append(helper.submit(update, chunk))
+                    if len(pending) > _AHEAD:
+                        pending.popleft().result()
+                    yield chunk
+                    progress()
 
-        write_file(path, chunks())
-    nbytes = len(layout.begin) + sum(array.nbytes for array in arrays.values())
-    return ShardInfo(nbytes, len(layout.begin), {name: digest.hexdigest() for name, digest in digests.items()})
+        nbytes = write_file(path, chunks())
+    entries = {}
+    for name, array in arrays.items():
+        start, stop, shape = pieces.get(name, (0, array.size, array.shape))
+        piece = TensorPiece(rank, start, stop, layout.starts[name], digests[name].hexdigest())
+        entries[name] = TensorEntry(CODES[array.dtype], tuple(shape), (piece,))
+    return ShardInfo(nbytes, len(layout.begin), hashlib.sha256(layout.begin).hexdigest()), entries
 
 
-def write_file(path: str, chunks: Iterator[memoryview]) -> None:
-    """Writes a new file, to the disk. Raises: FileExistsError if there is something of that name."""
+def write_file(path: str, chunks: Iterable[memoryview]) -> int:
+    """Writes a new file, to the disk; its length. Raises: FileExistsError if there is something of that name."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        written = started = 0
+    written = started = 0
+    with os.fdopen(fd, "wb", _SMALL) as file:  # a network file system may report when it is closed that it was full
         for chunk in chunks:
-            written += len(chunk)
-            while chunk:
-                chunk = chunk[os.write(fd, chunk) :]
+            written += file.write(chunk)
             if written - started >= _SYNCED:
                 # The disk begins during what comes next, so that less is left for the fsync; then the data leaves the
                 # page cache, as it is not read again.
                 with contextlib.suppress(OSError):  # not every file system takes such advice
                     os.posix_fadvise(fd, started, written - started, os.POSIX_FADV_DONTNEED)
                 started = written
+        file.flush()
         os.fsync(fd)
-    except BaseException:
-        with contextlib.suppress(OSError):  # the error that came first says more
-            os.close(fd)
-        raise
-    os.close(fd)  # a network file system may report here that it was full
+    return written
 
 
 def sync_folder(path: str) -> None:
@@ -297,63 +243,55 @@ def remove_folder(path: str) -> None:
         os.rmdir(path)
 
 
-class ShardReader:
+class ShardReader(io.FileIO):
     """A rank's file, open for reading, whose bytes are handed out only if they are those that were written.
 
     Raises: DamagedCheckpoint, also if the file is of another length than it was, or cannot be read.
     """
 
     def __init__(self, path: str, shard: ShardInfo) -> None:
-        self._path, self._shard = path, shard
+        self._path = path
         try:
-            self._file = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115  # closed by `__exit__`
+            super().__init__(open_regular(path))
         except OSError as error:
             raise self._damage(reason(error)) from error
-        size = os.fstat(self._file.fileno()).st_size
+        size = self.seek(0, os.SEEK_END)
         if size != shard.bytes:
-            self._file.close()
+            self.close()
             raise self._damage(f"it has {size:,} bytes, and {shard.bytes:,} were written")
-
-    def __enter__(self) -> ShardReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
 
     def _damage(self, what: str) -> DamagedCheckpoint:
         folder, name = os.path.split(self._path)
         return DamagedCheckpoint(f"{folder}: {name}: {what}")
 
-    def read(
+    def verified(
         self,
-        name: str,
+        what: str,
         at: int,
         nbytes: int,
+        sha256: str,
         into: memoryview | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reads and verifies a tensor's bytes, from byte `at` on. What is in `into` after an error means nothing.
+        """Reads and verifies bytes, from byte `at` on. What is in `into` after an error means nothing.
 
-        into: where the bytes go; None: nowhere
+        what: what errors call them; into: where they go; None: nowhere
         """
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(min(nbytes, _CHUNK) if into is None else 0))
-        for start in range(0, nbytes, _CHUNK):
-            count = min(_CHUNK, nbytes - start)
-            view = buffer[:count] if into is None else into[start : start + count]
-            self._fill(at + start, view)
-            digest.update(view)
-            progress()
-        if digest.hexdigest() != self._shard.sums[name]:
-            what = "its header" if name == METADATA else f"{name}, bytes {at:,} to {at + nbytes:,},"
-            raise self._damage(f"{what} is not what was written")
-
-    def _fill(self, at: int, view: memoryview) -> None:
-        while view:
-            try:
-                got = os.preadv(self._file.fileno(), [view], at)
-            except OSError as error:
-                raise self._damage(reason(error)) from error
-            if got == 0:
-                raise self._damage("it became shorter while it was read")
-            at, view = at + got, view[got:]
+        try:
+            self.seek(at)
+            for start in range(0, nbytes, _CHUNK):
+                count = min(_CHUNK, nbytes - start)
+                rest = view = buffer[:count] if into is None else into[start : start + count]
+                while rest:
+                    got = self.readinto(rest)
+                    if not got:
+                        raise self._damage("it became shorter while it was read")
+                    rest = rest[got:]
+                digest.update(view)
+                progress()
+        except OSError as error:
+            raise self._damage(reason(error)) from error
+        if digest.hexdigest() != sha256:
+            raise self._damage(f"{what}, bytes {at:,} to {at + nbytes:,}, is not what was written")

@@ -21,7 +21,7 @@ import numpy as np
 import collectives
 from collectives import ReduceOp, world
 from ddp._device import CPU, place
-from ddp.checkpoint.optimizer_state import tensors_changed_by_step
+from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
 from ddp.checkpoint.signals import StopSignals
 from ddp.checkpoint.snapshot import BackgroundSave, Snapshot
@@ -186,10 +186,7 @@ class Checkpointer:
         """
         self._raise_if_closed()
         self._end_saving()
-        if self._async:
-            self._begin()
-        else:
-            self._write()
+        self._write(self._async)
 
     def wait(self) -> None:
         """Returns when what was saved is on disk. Raises: CheckpointError, on all ranks, if it is not."""
@@ -265,31 +262,24 @@ class Checkpointer:
         """The step that the state is of. In the loop's body the loader counts the batch of this step already."""
         return self.step + self._in_step
 
-    def _write(self) -> None:
-        """Saves now, in this thread, from where everything lies."""
-        state = capture(self._training, self._store.ranks)
-        arrays = {source.name: np.asarray(place(source.array, CPU), order="C") for source in state.sources}
-        self._store.write(self._reached, arrays, state.shared, state.own, state.pieces)
+    def _write(self, background: bool = False) -> None:
+        """Saves: now, in this thread, from where everything lies, or a copy of it in the background."""
+        sources, shared, own = capture(self._training, self._store.ranks)
+        pieces = {each.name: each.piece for each in sources if each.piece is not None}
+        if not background:
+            arrays = {each.name: np.asarray(place(each.array, CPU), order="C") for each in sources}
+            self._store.write(self._reached, arrays, shared, own, pieces)
+        else:
+            later = versions_changed_by_step(self._training.optimizers)
+            snapshot = Snapshot(sources, later, self._copy_buffers)
+            # Nothing in it holds the sources: after a new plan of buckets, their memory may go.
+            write = functools.partial(self._store.write, self._reached, snapshot.arrays, shared, own, pieces)
+            self._requests.received[SAVED] = 0
+            self._saving = BackgroundSave(snapshot, write, self._save_over)
         self._saved_at = self._reached
 
-    def _begin(self) -> None:
-        """Starts a save in the background."""
-        state = capture(self._training, self._store.ranks)
-        changed_by_step = {
-            id(tensor.version) for each in self._training.optimizers for tensor in tensors_changed_by_step(each)
-        }
-        snapshot = Snapshot(state.sources, changed_by_step, self._copy_buffers)
-        # Nothing in it holds the sources: after a new plan of buckets, their memory may go.
-        write = functools.partial(
-            self._store.write, self._reached, snapshot.arrays, state.shared, state.own, state.pieces, True
-        )
-
-        def done() -> None:
-            self._requests.mine[SAVED] = True
-
-        self._saved_at = self._reached
-        self._requests.received[SAVED] = 0
-        self._saving = BackgroundSave(snapshot, write, done)
+    def _save_over(self) -> None:
+        self._requests.mine[SAVED] = True
 
     def _end_saving(self) -> bool:
         """Waits for the save under way, if there is one. False if it has to be made anew."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -38,12 +37,11 @@ class FolderLock:
 
     def __init__(self, folder: str) -> None:
         self.exclusive = False
+        self.close: Callable[[], object] = lambda: None  # lets another job have the folder
         self._folder, self._path = folder, os.path.join(folder, NAME)
-        self._close: Callable[[], object] | None = None
-        _locks.add(self)
 
     def take(self) -> str:
-        """Makes the folder and locks it; the token that other ranks find there. Raises: CheckpointError"""
+        """Makes the folder and locks it; what the lock file says since. Raises: CheckpointError"""
         with describing_os_errors("making the folder", self._folder):
             try:
                 os.makedirs(self._folder, exist_ok=True)
@@ -51,28 +49,15 @@ class FolderLock:
                 raise NotADirectoryError(errno.ENOTDIR, "") from None
         with describing_os_errors("locking", self._path):
             fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # it is written to
-            self._fd, self._close = fd, weakref.finalize(self, os.close, fd)
-            try:
-                self.exclusive = self._lock(fd)
-                token = os.urandom(8).hex()
-                content = json.dumps({"token": token, "host": socket.gethostname(), "pid": os.getpid()})
-                os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
-            except BaseException:
-                self.close()
-                raise
+            self.close = weakref.finalize(self, os.close, fd)
+            # A forked child has the lock too, until it closes its descriptor, and may outlive its parent.
+            os.register_at_fork(after_in_child=self.close)
+            self.exclusive = self._lock(fd)
+            content = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(8).hex()})"
+            os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
         if not self.exclusive:
             _log.warning("%s: its file system has no locks: let one job alone save there", self._folder)
-        return token
-
-    def renew(self) -> None:
-        """Takes the lock anew if its file was removed. Raises: CheckpointError if another job has come in since."""
-        try:
-            held = os.path.samestat(os.stat(self._path, follow_symlinks=False), os.fstat(self._fd))
-        except OSError:
-            held = not os.path.isdir(self._folder)  # without its folder there is nothing to lock: saving says so
-        if not held:
-            self.close()
-            self.take()
+        return content
 
     def _lock(self, fd: int) -> bool:
         limit = time.monotonic() + _PATIENCE
@@ -86,41 +71,25 @@ class FolderLock:
                 if error.errno != errno.EWOULDBLOCK:
                     raise
                 if time.monotonic() > limit:
-                    found = _content(os.pread(fd, _LENGTH, 0))
-                    who = f"process {found['pid']} on {found.get('host')}" if "pid" in found else "another process"
+                    who = os.pread(fd, _LENGTH, 0).decode(errors="replace").strip() or "another process"
                     raise CheckpointError(
                         f"{self._folder} is in use by {who}: one job at a time may save there; end that one, or give "
                         "another folder"
                     ) from None
             time.sleep(0.1)
 
-    def close(self) -> None:
-        """Lets another job have the folder."""
-        if self._close is not None:
-            self._close()
-            self._close = None
 
+def wait_for_content(folder: str, content: str) -> None:
+    """Waits until this rank sees the lock file that rank 0 has written. Raises: CheckpointError if it does not."""
 
-def token_in(folder: str) -> object:
-    """The token in a folder's lock file, None if there is none."""
-    try:
-        with open(open_regular(os.path.join(folder, NAME), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            return _content(file.read(_LENGTH)).get("token")
-    except OSError:
-        return None
+    def seen() -> bool:
+        try:
+            with open(open_regular(os.path.join(folder, NAME), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+                return file.read(_LENGTH).decode(errors="replace").strip() == content
+        except OSError:
+            return False
 
-
-def _content(data: bytes) -> dict[str, object]:
-    try:
-        found = json.loads(data)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def wait_for_token(folder: str, token: str) -> None:
-    """Waits until this rank sees the file that rank 0 has written. Raises: CheckpointError if it does not."""
-    if not wait_until(lambda: token_in(folder) == token):
+    if not wait_until(seen):
         raise CheckpointError(
             f"{folder} on {socket.gethostname()} is not the folder that rank 0 has under that name: give one on a file "
             "system that all hosts share"
@@ -133,16 +102,3 @@ def wait_until(visible: Callable[[], bool]) -> bool:
     while not (seen := visible()) and time.monotonic() < limit:
         time.sleep(0.05)
     return seen
-
-
-# A forked child has the lock too, until it closes its descriptor: it shall not have it for longer than its parent, whom
-# it may outlive.
-_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for lock in _locks:
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_after_fork)

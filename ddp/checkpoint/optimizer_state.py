@@ -23,11 +23,12 @@ TensorPiece = tuple[int, int, int, dict[str, Any]]
 
 
 def encode_optimizer(
-    optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep, keep_piece: Keep
+    optimizer: Optimizer, names: Mapping[int, str], where: str, keep: Keep, keep_piece: Keep, rank: int
 ) -> tuple[dict[str, JSON], list[JSON]]:
-    """What is the same on all ranks, and the pieces of the state that only this rank of a ZeroOptimizer has.
+    """What is the same on all ranks, and the pieces of the state: a ZeroOptimizer's of each rank, else all of rank 0.
 
-    names: of the model's parameters, by id; where: what stands before the names of arrays; keep_piece: of the pieces
+    names: of the model's parameters, by id; where: what stands before the names of arrays
+    keep_piece: keeps those of a ZeroOptimizer
     """
     groups = [
         {name: value for name, value in group.items() if name != "params"}
@@ -51,22 +52,23 @@ def encode_optimizer(
         "params": [[names.get(id(p)), list(p.shape)] for p in params],
         "rest": encode(rest, where, keep),
         "stepped": optimizer._stepped,
-        "pieces": [] if sharded else pieces,
     }
-    return described, pieces if sharded else []
+    return described, pieces if sharded or rank == 0 else []
 
 
-def tensors_changed_by_step(optimizer: Optimizer) -> Iterator[Any]:
-    """The tensors that only `step` changes: the parameters, and their state."""
-    yield from _params(optimizer)
-    for _, _, _, state in _pieces(optimizer):
-        yield from (value for value in state.values() if isinstance(value, TensorBase))
+def versions_changed_by_step(optimizers: Iterable[Optimizer]) -> set[int]:
+    """The ids of the versions of the tensors that only `step` changes: the parameters, and their state."""
+    tensors: list[Any] = []
+    for optimizer in optimizers:
+        tensors += _params(optimizer)
+        tensors += (value for piece in _pieces(optimizer) for value in piece[3].values())
+    return {id(each.version) for each in tensors if isinstance(each, TensorBase)}
 
 
 class SavedOptimizer:
     """The state of one optimizer in a checkpoint.
 
-    pieces: those that ranks had alone, of each rank; read: decodes what `encode` returned
+    pieces: of each rank; read: decodes what `encode` returned
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class SavedOptimizer:
     ) -> None:
         self._described, self._read = described, read
         self._pieces: dict[int, list[_SavedPiece]] = {}
-        for number, *piece in itertools.chain(described["pieces"], *pieces):
+        for number, *piece in itertools.chain(*pieces):
             self._pieces.setdefault(number, []).append(_SavedPiece(*piece))
 
     def check(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:

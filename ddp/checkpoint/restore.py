@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.checkpoint_files import MANIFEST_FILE
 from ddp.checkpoint.optimizer_state import SavedOptimizer
@@ -23,11 +22,14 @@ from ddp.checkpoint.state import (
     restore_random,
     restore_user,
 )
-from ddp.errors import CheckpointError, DdpError, DtypeError, ParallelError, SerializationError, StateDictError
+from ddp.errors import CheckpointError, DtypeError, ParallelError, SerializationError, StateDictError
 from ddp.nn import Module
 from ddp.nn.state_dict import IncompatibleKeys
 from ddp.parallel.comm_hooks.error_feedback import reshard_hook_state
 from ddp.serialization.structure import JSON, Decoder, names_in
+
+#: Of the state that `capture` makes, the same on all ranks.
+PARTS = {"model", "parallel", "optimizers", "schedulers", "scaler"}
 
 
 def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
@@ -35,17 +37,13 @@ def read_value(saved: Saved, rank: int, encoded: JSON) -> Any:
 
     Raises: CheckpointError, which names the checkpoint, for what a Checkpointer does not write.
     """
-    names = {name: _name_of_rank(saved, rank, name) for name in names_in(encoded)}
+    names = {name: rank_array_name(rank, name) for name in names_in(encoded)}
+    names = {name: own if own in saved.names else name for name, own in names.items()}
     try:
         arrays = saved.read_names(set(names.values()))
         return Decoder(lambda name: arrays[names[name]]).decode(encoded)
     except (KeyError, SerializationError) as error:
         raise CheckpointError(f"{saved.path}: {error}") from None
-
-
-def _name_of_rank(saved: Saved, rank: int, name: str) -> str:
-    own = rank_array_name(rank, name)
-    return own if own in saved.names else name
 
 
 class Restorer:
@@ -54,6 +52,7 @@ class Restorer:
     def __init__(self, saved: Saved, training: TrainedObjects, rank: int, size: int, strict: bool) -> None:
         self._saved, self._training, self._strict = saved, training, strict
         self._rank, self._size = rank, size
+        self._same_size = size == saved.size
         self._origin = rank % saved.size  # the saved rank whose own state this one takes over
         self._fits: set[str] = set()
         self.step = saved.step
@@ -61,44 +60,31 @@ class Restorer:
 
     def check(self) -> None:
         """Raises: StateDictError, with names, if the checkpoint is of something else; nothing has changed yet."""
-        try:
-            self._check()
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, DdpError):
-                raise
-            raise CheckpointError(
-                f"{self._saved.path}: a Checkpointer does not write such a state: {type(error).__name__}: {error}"
-            ) from error
-
-    def _check(self) -> None:
-        training, state, owns = self._training, self._saved.state, self._saved.own_state
+        state, owns, training = self._saved.state, self._saved.own_state, self._training
+        if not isinstance(state, dict) or state.keys() != PARTS:
+            raise CheckpointError(f"{self._saved.path} was not written by a Checkpointer: open it with open_checkpoint")
         self._optimizers = [
             SavedOptimizer(described, [own["pieces"][at] for own in owns], self._value)
             for at, described in enumerate(state["optimizers"])
         ]
-        self._try("model", self._check_model)
+        models = int(state["model"] is not None), int(training.model is not None)
+        self._try("model", lambda: _check_count("model", *models))
         self._try("optimizer", self._check_optimizers)
         self._try("scheduler", self._check_schedulers)
         # A scaler that is disabled has no state.
-        saved_scaler = state["scaler"] is not None and bool(self._value(state["scaler"]))
-        mine = training.scaler is not None and bool(training.scaler.state_dict())
-        self._try("scaler", lambda: _check_count("scaler", int(saved_scaler), int(mine)))
+        scalers = bool(self._value(state["scaler"])), training.scaler and bool(training.scaler.state_dict())
+        self._try("scaler", lambda: _check_count("scaler", *(int(bool(each)) for each in scalers)))
         self._try("object", self._check_user)
 
-    def _try(self, part: str, check: Callable[[], None]) -> None:
+    def _try(self, part: str, action: Callable[[], object]) -> None:
+        self._fits.add(part)
         try:
-            check()
-            self._fits.add(part)
-        except DdpError as error:
+            action()
+        except StateDictError as error:
             if self._strict:
                 raise StateDictError(f"{self._saved.path}: {error}") from None
+            self._fits.remove(part)
             self.notes.append(f"{error}; the {part} stays as it is")
-
-    def _check_model(self) -> None:
-        saved, model = self._saved.state["model"], self._training.model
-        _check_count("model", int(saved is not None), int(model is not None))
-        if model is not None:
-            check_model(model, self._saved, self._strict)
 
     def _check_optimizers(self) -> None:
         _check_count("optimizer", len(self._optimizers), len(self._training.optimizers))
@@ -113,15 +99,14 @@ class Restorer:
                 raise StateDictError(f"the checkpoint has a {theirs}, the scheduler is a {type(mine).__name__}")
 
     def _check_user(self) -> None:
-        saved = self._saved.own_state[self._origin]["user"]
-        given = () if saved is None else (saved,)  # None: nothing was given when it was saved
-        if names := missing_user_state(self._training.user, *given):
+        if names := missing_user_state(self._training.user, self._saved.own_state[self._origin]["user"]):
             raise StateDictError(f"the checkpoint has no state of {', '.join(names)}")
 
     def load_model(self) -> None:
-        """Puts the model in."""
-        if self._training.model is not None and "model" in self._fits:
-            load_into(self._training.model, self._saved, self._origin, self._strict)
+        """Puts the model in. Raises: StateDictError if the checkpoint is of another model; nothing has changed then."""
+        model = self._training.model
+        if model is not None and "model" in self._fits:
+            self._try("model", lambda: load_into(model, self._saved, self._origin, self._strict))
 
     def load_rest(self) -> None:
         """Puts all else in; random numbers last. Collective in its first part, which fails on no rank alone."""
@@ -140,7 +125,7 @@ class Restorer:
         user = self._own(self._origin, "user")
         if user is not None:  # else nothing was given when it was saved
             restore_user(training.user, user)
-        if self._size != self._saved.size:
+        if not self._same_size:
             self.notes.append(_of_another_size(self._saved.size, self._size))
         present = self._rank < self._saved.size
         self._random = [self._own(rank, "random") for rank in ([self._rank] if present else range(self._saved.size))]
@@ -156,7 +141,7 @@ class Restorer:
     def loader_state(self) -> Any:
         """What the loader said, None if there was none."""
         # Where ranks are not what they were, one counts.
-        return self._own(self._origin if self._size == self._saved.size else 0, "loader")
+        return self._own(self._origin if self._same_size else 0, "loader")
 
     @property
     def within(self) -> bool:
@@ -172,7 +157,7 @@ class Restorer:
     def _load_plans(self) -> None:
         plans, parallel = self._saved.state["parallel"], self._training.parallel
         for number, model in enumerate(parallel):
-            if self._size != self._saved.size:
+            if not self._same_size:
                 if model.buffer_sync is not None:
                     model.buffers_at = -1  # ranks may have others' now
             elif len(plans) == len(parallel):
@@ -186,12 +171,13 @@ class Restorer:
         owns = self._saved.own_state
         for number, model in enumerate(self._training.parallel):
             hook: Any = model.comm_hook
-            kind, state = (owns[self._origin]["hooks"][number : number + 1] or [None])[0] or (None, None)
-            if kind is None or hook is None:
+            saved = owns[self._origin]["hooks"][number : number + 1]
+            if hook is None or saved in ([], [None]):
                 continue
+            [[kind, state]] = saved
             if kind != type(hook).__name__:
                 self.notes.append(f"the state of hook {kind} is left out, the model has {type(hook).__name__}")
-            elif self._size == self._saved.size:
+            elif self._same_size:
                 hook.load_state_dict(self._value(state))
             else:
                 states = [read_value(self._saved, rank, own["hooks"][number][1]) for rank, own in enumerate(owns)]
@@ -200,26 +186,9 @@ class Restorer:
                 hook.load_state_dict(state)
 
 
-def check_model(model: Module, checkpoint: Saved, strict: bool) -> None:
-    """Raises: StateDictError listing what is missing, unexpected and of another shape."""
-    saved, mine = dict(checkpoint.state["model"]), model.state_dict()
-    texts = []
-    if strict and (missing := [path for path in mine if path not in saved]):
-        texts.append(f"missing in the checkpoint: {', '.join(missing)}")
-    if strict and (unexpected := [path for path in saved if path not in mine]):
-        texts.append(f"not in the model: {', '.join(unexpected)}")
-    for path, value in saved.items():
-        here = mine.get(path)
-        if isinstance(here, TensorBase) and isinstance(value, dict) and "tensor" in value:
-            name, shape = _name_of_rank(checkpoint, 0, value["tensor"]), tuple(here.array.shape)
-            if name in checkpoint.names and checkpoint.names[name][1] != shape:
-                texts.append(f"{path} is {checkpoint.names[name][1]} in the checkpoint and {shape} in the model")
-    if texts:
-        raise StateDictError(f"this is another model: {'; '.join(texts)}")
-
-
 def load_into(model: Module, checkpoint: Saved, rank: int, strict: bool) -> IncompatibleKeys:
-    """Copies the model's state, as that saved rank had it, into `model`."""
+    """Copies the model's state, as that saved rank had it, into `model`. Raises: StateDictError, naming what differs;
+    nothing has changed then."""
     saved = checkpoint.state["model"]
     values = read_value(checkpoint, rank, [value for _, value in saved])
     return model.load_state_dict({path: value for (path, _), value in zip(saved, values, strict=True)}, strict=strict)
@@ -250,11 +219,8 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
     # One that is named itself is verified where it is read.
-    saved = open_checkpoint(path) if os.path.exists(os.path.join(path, MANIFEST_FILE)) else find(Agreement(), path)
+    named = os.path.exists(os.path.join(path, MANIFEST_FILE))
+    saved: Any = open_checkpoint(path) if named else find(Agreement(), path)
     if saved.state["model"] is None:
         raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")
-    try:
-        check_model(model, saved, strict)
-    except StateDictError as error:
-        raise StateDictError(f"{saved.path}: {error}") from None
     return load_into(model, saved, 0, strict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ import numpy as np
 
 from ddp._files import open_regular
 from ddp.checkpoint import checkpoint_files as files
-from ddp.checkpoint.agreement import Agreement, is_transient, reason
+from ddp.checkpoint.agreement import Agreement, describing_os_errors, is_transient, reason
 from ddp.checkpoint.checkpoint_files import MANIFEST_FILE, Array, DamagedCheckpoint, ShardReader
 from ddp.errors import CheckpointError
-from ddp.serialization.safetensors import METADATA, STORED
+from ddp.serialization.safetensors import STORED
 
 MOST_STEPS = 10**18
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
@@ -66,20 +66,6 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def surplus_names(names: Sequence[str], is_whole: Callable[[str], bool], keep: int) -> list[str]:
-    """Which of the checkpoints, newest first, are to be removed, oldest first, so that `keep` whole ones are left.
-
-    Those that are not whole do not count, and go with the whole ones that are older than they are.
-    `surplus_names(["d", "c", "b", "a"], {"d", "b", "a"}.__contains__, 2) == ["a"]`
-    """
-    kept = 0
-    for index, name in enumerate(names):
-        if kept == keep:
-            return list(reversed(names[index:]))
-        kept += is_whole(name)
-    return []
-
-
 def shard_name(rank: int) -> str:
     """The file of a rank. `shard_name(3) == "rank-0003.safetensors"`"""
     return f"rank-{rank:04d}.safetensors"
@@ -118,11 +104,14 @@ class Saved:
     def read_names(self, names: Iterable[str]) -> dict[str, Array]:
         """The tensors of these names, which takes less time than one by one. Raises: as `read` does."""
         entries = {name: self._manifest.tensors[name] for name in names}
-        ranks = {piece.rank for entry in entries.values() for piece in entry.pieces}
         with ExitStack() as stack:
-            shards = {rank: stack.enter_context(self._open(rank)) for rank in ranks}
-            for rank, file in shards.items():
-                file.read(METADATA, 0, self._manifest.files[rank].header)
+            shards = {
+                rank: stack.enter_context(self._open(rank))
+                for rank in {piece.rank for entry in entries.values() for piece in entry.pieces}
+            }
+            for rank, shard in shards.items():
+                _, header, sha256 = self._manifest.files[rank]
+                shard.verified("its header", 0, header, sha256)
             return {name: self._read_pieces(name, entry, shards) for name, entry in entries.items()}
 
     def _read_pieces(self, name: str, entry: files.TensorEntry, shards: Mapping[int, ShardReader]) -> Array:
@@ -131,9 +120,9 @@ class Saved:
             whole = flat.reshape(entry.shape)
         except (ValueError, OverflowError) as error:
             raise DamagedCheckpoint(f"{self.path}: {name}: shape {entry.shape}: {error}") from None
-        for rank, start, stop, at in entry.pieces:
+        for rank, start, stop, at, sha256 in entry.pieces:
             view = flat[start:stop].view(np.uint8).data
-            shards[rank].read(name, at, len(view), view)
+            shards[rank].verified(name, at, len(view), sha256, view)
         return whole
 
     def _open(self, rank: int) -> ShardReader:
@@ -141,19 +130,18 @@ class Saved:
 
     def verify(self, part: int = 0, parts: int = 1, progress: Callable[[], None] = lambda: None) -> None:
         """Reads everything, or one of so many equal parts of it. Raises: CheckpointError if it is not as written."""
-        spans = [(rank, METADATA, 0, shard.header) for rank, shard in enumerate(self._manifest.files)]
+        spans = [[(0, "its header", header, sha256)] for _, header, sha256 in self._manifest.files]
         for name, entry in self._manifest.tensors.items():
             size = STORED[entry.dtype].itemsize
-            spans += [(rank, name, at, (stop - start) * size) for rank, start, stop, at in entry.pieces]
-        total, before, mine = sum(nbytes for *_, nbytes in spans) or 1, 0, []
-        for each in sorted(spans, key=lambda span: (span[0], span[2])):  # in the order of the files
-            if min(parts - 1, before * parts // total) == part:
-                mine.append(each)
-            before += each[3]
-        for rank in range(self.size):
-            with self._open(rank) as file:  # all of them exist, and have the right length
-                for _, name, at, nbytes in (each for each in mine if each[0] == rank):
-                    file.read(name, at, nbytes, progress=progress)
+            for rank, start, stop, at, sha256 in entry.pieces:
+                spans[rank].append((at, name, (stop - start) * size, sha256))
+        total, before = sum(span[2] for mine in spans for span in mine) or 1, 0
+        for rank, mine in enumerate(spans):
+            with self._open(rank) as shard:  # all of them exist, and have the right length
+                for at, name, nbytes, sha256 in sorted(mine):  # in the order of the file
+                    if min(parts - 1, before * parts // total) == part:
+                        shard.verified(name, at, nbytes, sha256, progress=progress)
+                    before += nbytes
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
@@ -177,15 +165,18 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
         raise DamagedCheckpoint(f"{path}: {MANIFEST_FILE}: {text}") from error
     saved = Saved(path, manifest)
     for rank in range(saved.size):
-        with saved._open(rank):
-            pass
+        saved._open(rank).close()
     return saved
 
 
-def find(ranks: Agreement, path: str | os.PathLike[str]) -> Saved:
+def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) -> Saved | None:
     """The checkpoint at that path, or the newest whole one in a folder of them; every byte of it is as written.
 
-    Raises: CheckpointError on every rank if there is none that is whole, with the reasons, or it cannot be read.
+    Others are named in a warning of rank 0, with the reason, and passed over. Ranks share the reading, which may take
+    as long as the disk does. required: whether it is an error that there is none, whole or not; else: None
+
+    Raises: CheckpointError on every rank if there are checkpoints and none is whole, with the reasons; or a file cannot
+    be read, which does not say that it is damaged.
     """
     path = os.fspath(path)
     failed = f"{path} cannot be loaded"
@@ -193,34 +184,22 @@ def find(ranks: Agreement, path: str | os.PathLike[str]) -> Saved:
     def candidates() -> list[str]:
         if ranks.rank:
             return []
-        try:
+        with describing_os_errors("reading", path):
             present = os.listdir(path)
-        except OSError as error:
-            raise CheckpointError(f"{path}: {reason(error)}") from None
         names = newest_first(present)
-        if not names and {MANIFEST_FILE, shard_name(0)}.isdisjoint(present):
-            raise CheckpointError(f"{path}: there is no checkpoint in it, nor is it one")
-        return [os.path.join(path, name) for name in names] or [path]
+        if required and not names:
+            if {MANIFEST_FILE, shard_name(0)}.isdisjoint(present):
+                raise CheckpointError(f"{path}: there is no checkpoint in it, nor is it one")
+            return [path]
+        return [os.path.join(path, name) for name in names]
 
-    saved, reasons = newest_intact(ranks, failed, ranks.run(failed, candidates)[0])
-    if saved is None:
-        raise CheckpointError(f"no checkpoint is whole: {'; '.join(reasons)}")
-    return saved
-
-
-def newest_intact(ranks: Agreement, failed: str, paths: Sequence[str]) -> tuple[Saved | None, list[str]]:
-    """The first of these that is whole, and why those before are not, which a warning of rank 0 says as well.
-
-    Ranks share the reading, which may take as long as the disk does. failed: how an error begins
-    Raises: CheckpointError on every rank if a file cannot be read, which does not say that it is damaged.
-    """
     reasons: list[str] = []
-    for path in paths:
+    for each in ranks.run(failed, candidates)[0]:
         found: list[Saved] = []
 
-        def check(path: str = path, found: list[Saved] = found) -> str:
+        def check(each: str = each, found: list[Saved] = found) -> str:
             try:
-                found.append(open_checkpoint(path))
+                found.append(open_checkpoint(each))
                 found[0].verify(ranks.rank, ranks.size, ranks.progress)
             except DamagedCheckpoint as error:
                 if is_transient(error.__cause__):
@@ -230,8 +209,12 @@ def newest_intact(ranks: Agreement, failed: str, paths: Sequence[str]) -> tuple[
 
         damage = next(filter(None, ranks.run(failed, check)), None)
         if damage is None:
-            return found[0], reasons
+            return found[0]
         reasons.append(damage)
         if ranks.rank == 0:
-            _log.warning("%s is passed over: %s", path, damage.removeprefix(f"{path}: "))
-    return None, reasons
+            _log.warning("%s is passed over: %s", each, damage.removeprefix(f"{each}: "))
+    if not reasons:
+        return None
+    raise CheckpointError(
+        f"no checkpoint in {path} is whole ({'; '.join(reasons)}): to begin anew, move them away or give another folder"
+    )

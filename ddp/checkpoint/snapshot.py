@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ddp._device import CPU, device_of, on, place
+from ddp._engine import Version
 from ddp.checkpoint.state import ArraySource
 
 Array = Any
@@ -41,7 +42,7 @@ class Snapshot:
         self._looked = threading.Event()
         self.intact = True
         self._lock = threading.Lock()
-        self._later: list[tuple[ArraySource, int, Any]] = []
+        self._later: list[tuple[Version, int, Callable[[], None]]] = []
         for name in set(buffers) - {source.name for source in sources}:
             del buffers[name]
         for source in sources:
@@ -51,16 +52,16 @@ class Snapshot:
                 target = buffers[source.name] = np.empty(array.shape, array.dtype)
             self.arrays[source.name] = target
             if version is not None and id(version) in later and array.nbytes > _SMALL:
-                self._later.append((source, version.count, _mark(array)))
+                self._later.append((version, version.count, _copier(array, target)))
             else:
-                _copy(array, target, None)
+                target[...] = place(array, CPU)
 
     def copy(self) -> None:
         """Copies what was left for later; in a thread of its own."""
         begun = time.monotonic()
         try:
-            for source, _, mark in self._later:
-                _copy(source.array, self.arrays[source.name], mark)
+            for *_, copy in self._later:
+                copy()
         finally:
             self.copied.set()
         self._looked.wait(_REST + time.monotonic() - begun)
@@ -74,37 +75,30 @@ class Snapshot:
     def _look(self) -> None:
         with self._lock:
             if not self._looked.is_set():
-                self.intact = all(source.version.count == count for source, count, _ in self._later if source.version)
+                self.intact = all(version.count == count for version, count, _ in self._later)
                 self._later = []  # the arrays may go
                 self._looked.set()
 
 
-def _mark(array: Array) -> Any:
-    """Behind what the device has still to compute of the array; None on the host."""
+def _copier(array: Array, target: Array) -> Callable[[], None]:
+    """What copies an array, beside the stream that computes, and in order with what is to be computed of it now."""
     if isinstance(array, np.ndarray):
-        return None
+        return lambda: np.copyto(target, array)
+    from ddp._cuda.stream_order import DeviceStream, StreamGuard  # only where there is a GPU
+
     where = device_of(array)
     with on(where):
-        event = where.xp.cuda.Event(disable_timing=True)
-        event.record()
-        return event
+        computed = where.xp.cuda.Event(disable_timing=True)
+        computed.record()
 
-
-def _copy(array: Array, target: Array, mark: Any) -> None:
-    """mark: of an array on a device, which is then copied on another stream than the one that computes"""
-    if isinstance(array, np.ndarray):
-        np.copyto(target, array)
-    elif mark is None:
-        target[...] = place(array, CPU)
-    else:
-        from ddp._cuda.stream_order import DeviceStream, StreamGuard  # only where there is a GPU
-
-        where = device_of(array)
+    def copy() -> None:
         with on(where):
             stream = DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))
             with StreamGuard(stream):
-                stream.wait(mark)
+                stream.wait(computed)
                 target[...] = where.xp.ascontiguousarray(array).get(stream=stream.stream)
+
+    return copy
 
 
 _log = logging.getLogger("ddp.checkpoint")

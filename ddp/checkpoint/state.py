@@ -31,7 +31,7 @@ from ddp.errors import ArgumentError
 from ddp.nn import Module
 from ddp.optim import Optimizer
 from ddp.parallel import DataParallel
-from ddp.serialization.structure import JSON, Array, Decoder, encode, free_name, memory_key
+from ddp.serialization.structure import JSON, Array, encode, free_name, memory_key
 
 RandomState = dict[str, Any]  # for `encode`
 
@@ -78,32 +78,21 @@ def derive_random(saved: Sequence[RandomState], rank: int, step: int) -> None:
     random.seed(seed)
 
 
-_ABSENT = object()
-
-
 def user_state(user: Any) -> Any:
-    """The user's state: of objects with a state_dict what that says, in a dict's values too."""
+    """The user's state: of objects with a state_dict what that says, among a dict's values too."""
     if hasattr(user, "state_dict"):
         return user.state_dict()
     if isinstance(user, dict):
-        return {name: user_state(value) for name, value in user.items()}
+        return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in user.items()}
     return user
 
 
-def missing_user_state(user: Any, saved: Any = _ABSENT, name: str = "user") -> list[str]:
-    """The objects without a saved state: `["user.ema"]`. saved: what `user_state` returned, encoded"""
+def missing_user_state(user: Any, saved: JSON) -> list[str]:
+    """The objects without a saved state: `["user.ema"]`. saved: what `user_state` returned, encoded; None: nothing"""
     if hasattr(user, "load_state_dict"):
-        return [name] if saved is _ABSENT else []
-    if not isinstance(user, dict):
-        return []
-    pairs = saved.get("dict", ()) if isinstance(saved, dict) else ()
-    keys = Decoder(dict[str, Array]().__getitem__)  # a key is no array
-    present = {keys.decode(key): value for key, value in pairs}
-    return [
-        each
-        for key, mine in user.items()
-        for each in missing_user_state(mine, present.get(key, _ABSENT), f"{name}.{key}")
-    ]
+        return ["user"] if saved is None else []
+    known = [key for key, _ in saved.get("dict", ())] if isinstance(saved, dict) else []
+    return [f"user.{name}" for name in _stateful(user) if name not in known]
 
 
 def restore_user(user: Any, state: Any) -> None:
@@ -114,21 +103,18 @@ def restore_user(user: Any, state: Any) -> None:
     if hasattr(user, "load_state_dict"):
         user.load_state_dict(state)
     elif isinstance(user, dict) and isinstance(state, dict):
-        for name in [name for name in user if name not in state and not _takes(user[name])]:
+        stateful = _stateful(user)
+        for name in [name for name in user if name not in state and name not in stateful]:
             del user[name]
         for name, value in state.items():
-            if _takes(user.get(name)):
-                restore_user(user[name], value)
+            if name in stateful:
+                stateful[name].load_state_dict(value)
             else:
                 user[name] = value
 
 
-def _takes(value: Any) -> bool:
-    return hasattr(value, "load_state_dict") or (isinstance(value, dict) and any(map(_takes, value.values())))
-
-
-# bytes; a smaller tensor is left in one piece, since it costs more to put together than it takes to write
-_WHOLE = 1 << 16
+def _stateful(user: Any) -> dict[Any, Any]:
+    return {name: value for name, value in (user or {}).items() if hasattr(value, "load_state_dict")}
 
 
 def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[str, tuple[int, int]]]:
@@ -147,9 +133,7 @@ def split_evenly(sizes: Mapping[str, tuple[int, int]], ranks: int) -> list[dict[
         if count == 0:
             parts[0][name] = 0, 0
             continue
-        # The element with which a rank begins; a cut through a tensor that is not to be cut comes after it.
-        whole = count * each < _WHOLE
-        at = [0 if cut <= begin else count if whole else min(count, -(-(cut - begin) // each)) for cut in cuts]
+        at = [max(0, min(count, -(-(cut - begin) // each))) for cut in cuts]  # the element with which a rank begins
         for rank, (start, stop) in enumerate(pairwise(at)):
             if start < stop:
                 parts[rank][name] = start, stop
@@ -206,20 +190,6 @@ class ArraySource:
     piece: PieceRange | None = None
 
 
-@dataclass(kw_only=True)
-class State:
-    """What one rank writes. shared, own: JSON, the same on all ranks and this one's"""
-
-    sources: list[ArraySource]
-    shared: JSON
-    own: JSON
-
-    @property
-    def pieces(self) -> dict[str, PieceRange]:
-        """Which sources are pieces, and of what, by name."""
-        return {each.name: each.piece for each in self.sources if each.piece is not None}
-
-
 @dataclass
 class _ArrayTable:
     """Arrays of one kind, as `encode` meets them. taken: names of all kinds"""
@@ -239,20 +209,19 @@ def rank_array_name(rank: int, name: str) -> str:
     return f"rank-{rank:04d}.{name}"
 
 
-def capture(training: TrainedObjects, ranks: Agreement) -> State:
-    """The state as it is now, its arrays where they lie: nothing is copied. Collective if there are several ranks.
+def capture(training: TrainedObjects, ranks: Agreement) -> tuple[list[ArraySource], JSON, JSON]:
+    """The state as it is now: what this rank is to write of the arrays, where they lie, and as JSON what is the same on
+    all ranks, and what this rank says of itself. Nothing is copied. Collective if there are several ranks.
 
     Raises: ArgumentError, naming the place, for what a checkpoint cannot hold, and CheckpointError on the other ranks.
     """
     taken: set[str] = set()
     shared, pieces, own, unknown = (_ArrayTable(taken) for _ in range(4))
-    common: JSON = None
-    mine: JSON = None
+    encoded: list[JSON] = []
 
     def encode_all() -> dict[str, str]:
-        nonlocal common, mine
         try:
-            common, mine = _encoded(training, shared, pieces, own, unknown)
+            encoded.extend(_encoded(training, ranks.rank, shared, pieces, own, unknown))
         except RecursionError:
             raise ArgumentError("the state contains itself, or is nested too deep for a checkpoint") from None
         return {source.name: _checksum(source.array) for source in unknown.sources} if ranks.size > 1 else {}
@@ -267,18 +236,22 @@ def capture(training: TrainedObjects, ranks: Agreement) -> State:
     sizes = {each.name: (each.array.size, each.array.itemsize) for each in shared.sources}
     turn = split_evenly(sizes, ranks.size)[ranks.rank]
     sources = [_stretch(each, *turn[each.name]) for each in shared.sources if each.name in turn]
-    return State(sources=sources + pieces.sources + own.sources, shared=common, own=mine)
+    return sources + pieces.sources + own.sources, *encoded
 
 
 def _encoded(
-    training: TrainedObjects, shared: _ArrayTable, pieces: _ArrayTable, own: _ArrayTable, unknown: _ArrayTable
+    training: TrainedObjects,
+    rank: int,
+    shared: _ArrayTable,
+    pieces: _ArrayTable,
+    own: _ArrayTable,
+    unknown: _ArrayTable,
 ) -> tuple[JSON, JSON]:
-    """What is the same on all ranks, and what this rank says of itself; arrays go where they are kept."""
     parallel = training.parallel
     alike = shared if parallel else unknown  # as far as DataParallel sees to it
     names = training.names
     optimizers = [
-        encode_optimizer(optimizer, names, f"optimizer.{number}", alike, pieces)
+        encode_optimizer(optimizer, names, f"optimizer.{number}", alike, pieces, rank)
         for number, optimizer in enumerate(training.optimizers)
     ]
     common = {

@@ -2,8 +2,8 @@
 
 A save goes through three stages, after each of which all ranks know how each of them did:
 
-    1  rank 0 makes a folder with a temporary name; every rank says what it is going to write
-    2  every rank writes its file there, to the disk
+    1  rank 0 makes a folder with a temporary name
+    2  every rank writes its file there, to the disk, and says what is in it
     3  rank 0 writes the manifest, to the disk, and renames the folder: from here on there is a checkpoint
 
 A job that is killed before the third is done leaves a folder that is not taken for a checkpoint, and that the next save
@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +26,11 @@ from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files as files
 from ddp.checkpoint import saved
 from ddp.checkpoint.agreement import Agreement, describing_os_errors
-from ddp.checkpoint.checkpoint_files import Array, TensorEntry, TensorPiece
-from ddp.checkpoint.folder_lock import FolderLock, wait_for_token, wait_until
+from ddp.checkpoint.checkpoint_files import Array
+from ddp.checkpoint.folder_lock import FolderLock, wait_for_content, wait_until
 from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError
-from ddp.serialization.safetensors import CODES, METADATA, FileLayout, lay_out
+from ddp.serialization.safetensors import CODES, METADATA
 
 #: (start, stop, shape): elements start to stop of a tensor of that shape, in C order
 PieceRange = tuple[int, int, tuple[int, ...]]
@@ -38,47 +38,19 @@ PieceRange = tuple[int, int, tuple[int, ...]]
 _log = logging.getLogger("ddp.checkpoint")
 
 
-class RankPlan(NamedTuple):
-    """What a rank is to write. state: rank 0's, None elsewhere"""
-
-    step: int
-    entries: dict[str, TensorEntry]
-    state: Any
-    own_state: Any
-
-
-def plan_rank(
-    step: int, tensors: Mapping[str, Array], state: Any, own_state: Any, pieces: Mapping[str, PieceRange], rank: int
-) -> tuple[RankPlan, FileLayout]:
-    """What this rank is to write, and where in its file. Raises: CheckpointError if it cannot be written."""
-    if type(step) is not int or not 0 <= step < saved.MOST_STEPS:
-        raise CheckpointError(f"a step should be an int of at least 0, is {step!r}")
-    if unknown := pieces.keys() - tensors.keys():
-        raise CheckpointError(f"there are pieces of {sorted(unknown)}, which are not among the tensors")
+def check_tensors(tensors: Mapping[str, Any], pieces: Mapping[str, PieceRange]) -> None:
+    """Raises: CheckpointError for what cannot be written."""
     for name, array in tensors.items():
-        _check_tensor(name, array, pieces.get(name))
-    layout = lay_out(tensors, {})
-    entries = {}
-    for name, array in tensors.items():
-        start, stop, shape = pieces.get(name, (0, array.size, array.shape))
-        piece = TensorPiece(rank, start, stop, layout.starts[name])
-        entries[name] = TensorEntry(CODES[array.dtype], tuple(shape), (piece,))
-    own_state = plain("own_state", own_state)
-    return RankPlan(step, entries, None if rank else plain("state", state), own_state), layout
-
-
-def _check_tensor(name: str, array: Any, piece: PieceRange | None) -> None:
-    if not isinstance(name, str) or name == METADATA or name.encode(errors="ignore").decode() != name:
-        raise CheckpointError(f"{name!r:.80} is no name for a tensor")
-    if not isinstance(array, np.ndarray) or array.dtype not in CODES:
-        kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-        raise CheckpointError(f"{name} should be a NumPy array of {', '.join(map(str, CODES))}, is of {kind}")
-    if piece is not None:
-        start, stop, shape = piece
-        if not (0 <= start <= stop <= math.prod(shape) and array.shape == (stop - start,)):
-            raise CheckpointError(
-                f"{name}: an array of shape {array.shape} is not elements {start} to {stop} of {tuple(shape)}"
-            )
+        if not isinstance(name, str) or name == METADATA or name.encode(errors="ignore").decode() != name:
+            raise CheckpointError(f"{name!r:.80} is no name for a tensor")
+        if not isinstance(array, np.ndarray) or array.dtype not in CODES:
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise CheckpointError(f"{name} should be a NumPy array of {', '.join(map(str, CODES))}, is of {kind}")
+    for name, (start, stop, shape) in pieces.items():
+        array = tensors.get(name)
+        if array is None or not 0 <= start <= stop <= math.prod(shape) or array.shape != (stop - start,):
+            has = "no array" if array is None else f"an array of shape {array.shape}"
+            raise CheckpointError(f"{name}: {has} is not elements {start} to {stop} of {tuple(shape)}")
 
 
 def plain(where: str, value: Any) -> Any:
@@ -113,8 +85,8 @@ class Store:
         self._lock = FolderLock(self._folder)
         failed = f"{self.folder} cannot hold checkpoints"
         try:
-            token = self.ranks.run(failed, lambda: "" if self.ranks.rank else self._lock.take())[0]
-            self.ranks.run(failed, lambda: wait_for_token(self._folder, token))
+            locked = self.ranks.run(failed, lambda: "" if self.ranks.rank else self._lock.take())[0]
+            self.ranks.run(failed, lambda: wait_for_content(self._folder, locked))
         except BaseException:
             self.close()
             raise
@@ -131,7 +103,6 @@ class Store:
         state: Any,
         own_state: Any,
         pieces: Mapping[str, PieceRange] | None = None,
-        in_background: bool = False,
         ready: Callable[[], bool] = lambda: True,
     ) -> Path | None:
         """Writes a checkpoint, and returns its folder when it exists for all ranks.
@@ -140,7 +111,6 @@ class Store:
         state, own_state: JSON values; of the first, rank 0's is kept, of the second everybody's
         pieces: (start, stop, shape) of those of `tensors` that are one-dimensional pieces: elements start to stop, in C
             order, of a tensor of that shape, whose other pieces other ranks write under the same name
-        in_background: in one thread, which takes longer and leaves the cores to others
         ready: called first; where it returns False on one rank nothing is written, and all return None
 
         The arrays must not be changed meanwhile. Afterwards the oldest checkpoints beyond `keep` are removed.
@@ -149,39 +119,44 @@ class Store:
         PeerLeft and its kin if a rank is gone.
         """
         failed = f"the checkpoint of step {step} was not saved, those before are as they were"
-        rank, run = self.ranks.rank, self.ranks.run
+        rank, run, pieces = self.ranks.rank, self.ranks.run, pieces or {}
         unfinished = path = ""
-        layout: FileLayout
 
-        def prepare() -> tuple[RankPlan, str] | None:
-            nonlocal unfinished, path, layout
+        def prepare() -> tuple[bool, int, str, Any, Any]:
+            nonlocal unfinished, path
             if not ready():
-                return None
-            plan, layout = plan_rank(step, tensors, state, own_state, pieces or {}, rank)
+                return False, step, "", None, None
+            if type(step) is not int or not 0 <= step < saved.MOST_STEPS:
+                raise CheckpointError(f"a step should be an int of at least 0, is {step!r}")
+            check_tensors(tensors, pieces)
+            shared, own = plain("state", None if rank else state), plain("own_state", own_state)
             if rank == 0:
                 unfinished, path = self._make_folder(step)
-            return plan, unfinished
+            return True, step, unfinished, shared, own
+
+        def write_shard() -> tuple[files.ShardInfo, dict[str, files.TensorEntry]]:
+            wait_until(lambda: os.path.isdir(folders[0]))
+            file = os.path.join(folders[0], saved.shard_name(rank))
+            with describing_os_errors("writing", file):
+                written = files.write_shard(file, rank, tensors, pieces, self.ranks.progress)
+                files.sync_folder(folders[0])
+            return written
 
         def commit() -> str:
             if rank == 0:
-                own = [plan.own_state for plan in plans]
-                self._commit(unfinished, path, files.Manifest(step, shards, entries, plans[0].state, own))
+                shards, entries = zip(*written, strict=True)
+                whole = files.assemble_tensors(entries)
+                self._commit(unfinished, path, files.Manifest(step, shards, whole, states[0], owns))
             return path
 
         try:
-            prepared = [each for each in run(failed, prepare) if each is not None]
-            plans = [plan for plan, _ in prepared]
-            if len(plans) < self.ranks.size:
+            all_ready, steps, folders, states, owns = zip(*run(failed, prepare), strict=True)
+            if not all(all_ready):
                 _remove(unfinished)
                 return None
-            if len({plan.step for plan in plans}) > 1:
-                raise CheckpointError(f"{failed}: ranks are at different steps: {[plan.step for plan in plans]}")
-            try:
-                entries = files.assemble_tensors(plan.entries for plan in plans)
-            except CheckpointError as error:
-                raise CheckpointError(f"{failed}: {error}") from None
-            folder = prepared[0][1]
-            shards = run(failed, lambda: self._write_shard(folder, tensors, layout, in_background))
+            if len(set(steps)) > 1:
+                raise CheckpointError(f"{failed}: ranks are at different steps: {[*steps]}")
+            written = run(failed, write_shard)
             path = run(failed, commit)[0]
         except BaseException:
             _remove(unfinished)
@@ -198,33 +173,21 @@ class Store:
         Raises: CheckpointError on every rank if the folder, or a file in it, cannot be read, which does not say that it
         is damaged; or if there are checkpoints and none is whole: a job does not begin anew unless it is told to.
         """
-        failed = f"the newest checkpoint in {self.folder} cannot be found"
-
-        def names() -> list[str]:
-            with describing_os_errors("reading", self._folder):
-                return [] if self.ranks.rank else saved.newest_first(os.listdir(self._folder))
-
-        paths = [os.path.join(self._folder, name) for name in self.ranks.run(failed, names)[0]]
-        found, reasons = saved.newest_intact(self.ranks, failed, paths)
-        if found is None and reasons:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole ({reasons[-1]}): to begin anew, move them away or give "
-                "another folder"
-            )
-        return found
+        return saved.find(self.ranks, self._folder, required=False)
 
     def find(self, path: str | os.PathLike[str]) -> Saved:
         """The checkpoint at a path, or the newest whole one in a folder of another run's; every byte is as written.
 
         Raises: CheckpointError on every rank if there is none that is whole, or it cannot be read.
         """
-        return saved.find(self.ranks, path)
+        found = saved.find(self.ranks, path)
+        assert found is not None
+        return found
 
-    # -- on disk; what only rank 0 does, but for `_write_shard`. Each raises CheckpointError.
+    # -- on disk; what only rank 0 does
 
     def _make_folder(self, step: int) -> tuple[str, str]:
         """A new folder with a temporary name, and the path that it is to have in the end."""
-        self._lock.renew()
         with describing_os_errors("reading", self._folder):
             names = os.listdir(self._folder)
         if self._lock.exclusive:
@@ -241,17 +204,6 @@ class Store:
             os.mkdir(unfinished)
         return unfinished, os.path.join(self._folder, name)
 
-    def _write_shard(
-        self, folder: str, tensors: Mapping[str, Array], layout: FileLayout, in_background: bool
-    ) -> files.ShardInfo:
-        """Writes this rank's file, to the disk."""
-        wait_until(lambda: os.path.isdir(folder))
-        path = os.path.join(folder, saved.shard_name(self.ranks.rank))
-        with describing_os_errors("writing", path):
-            shard = files.write_shard(path, tensors, layout, self.ranks.progress, in_background)
-            files.sync_folder(folder)
-            return shard
-
     def _commit(self, unfinished: str, path: str, manifest: files.Manifest) -> None:
         """Writes the manifest, to the disk, and gives the folder its name."""
         file = os.path.join(unfinished, files.MANIFEST_FILE)
@@ -259,7 +211,7 @@ class Store:
         if len(data) > (most := files.MOST_MANIFEST_BYTES):
             raise CheckpointError(f"{file} would have {len(data):,} bytes, and {most:,} are the most: keep less state")
         with describing_os_errors("writing", file):
-            files.write_file(file, iter([data]))
+            files.write_file(file, [data])
             files.sync_folder(unfinished)
         with describing_os_errors("giving its name to", path):
             os.rename(unfinished, path)
@@ -271,31 +223,30 @@ class Store:
             raise
 
     def _remove_surplus(self, keep: int) -> None:
-        """Removes the checkpoints that are older than the `keep` newest whole ones. The newest is taken to be whole.
+        """Removes the checkpoints that are older than the `keep` newest whole ones, oldest first.
 
         What cannot be removed is named in a warning: that there are too many of them is no reason to stop.
         """
         try:
-            # A link may lead anywhere: what is there is not ours to remove.
-            present = saved.newest_first(os.listdir(self._folder))
-            names = [name for name in present if _is_folder(os.path.join(self._folder, name))]
-            removed = []
-            for name in saved.surplus_names(names, self._looks_whole, keep):
-                removed.append(os.path.join(self._folder, saved.temporary_name(name)))
-                os.rename(os.path.join(self._folder, name), removed[-1])
+            kept, removed = 0, list[tuple[str, str]]()
+            for name in saved.newest_first(os.listdir(self._folder)):
+                path = os.path.join(self._folder, name)
+                if not _is_folder(path):
+                    continue  # a link may lead anywhere: what is there is not ours to remove
+                if kept == keep:
+                    removed.insert(0, (path, os.path.join(self._folder, saved.temporary_name(name))))
+                else:
+                    with suppress(files.DamagedCheckpoint):
+                        saved.open_checkpoint(path)
+                        kept += 1
+            for path, temporary in removed:
+                os.rename(path, temporary)
             if removed:
                 files.sync_folder(self._folder)
-            for path in removed:
-                files.remove_folder(path)
+            for _, temporary in removed:
+                files.remove_folder(temporary)
         except OSError as error:
             _log.warning("%s: an old checkpoint cannot be removed: %s", self._folder, error.strerror)
-
-    def _looks_whole(self, name: str) -> bool:
-        try:
-            saved.open_checkpoint(os.path.join(self._folder, name))
-        except files.DamagedCheckpoint:
-            return False
-        return True
 
 
 def _is_folder(path: str) -> bool:

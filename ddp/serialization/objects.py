@@ -163,11 +163,9 @@ def read(file: Any, name: str, where: device) -> Any:
     start = file.tell()
     header = Header(file, name)
     tied = header.parse(header.metadata.get("tied", "{}"))
-    if not isinstance(tied, dict) or not all(isinstance(each, str) for each in tied.values()):
-        header.fail("the metadata's 'tied' is no map of names")
-    for alias, each in tied.items():
-        if alias in header.spans or each not in header.spans:
-            header.fail(f"the metadata ties {alias!r} to {each!r}, which does not fit the tensors")
+    names = header.spans.keys()
+    if not isinstance(tied, dict) or tied.keys() & names or not {*map(str, tied.values())} <= names:
+        header.fail(f"the metadata ties {short(tied)}, which does not fit the tensors")
     arrays = {}
     for each, (dtype, shape, begin, stop) in header.spans.items():
         flat = np.empty((stop - begin) // dtype.itemsize, dtype)

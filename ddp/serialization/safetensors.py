@@ -36,7 +36,6 @@ METADATA = "__metadata__"
 _MOST_DIMENSIONS = 64  # of a NumPy array
 _FOREIGN = {
     b"PK": "a zip archive, as torch.save writes: not safetensors",
-    b"\x89HDF": "an HDF5 file: not safetensors",
     **{bytes([0x80, protocol]): "a pickle, which is never loaded: not safetensors" for protocol in range(2, 6)},
 }
 
@@ -108,17 +107,8 @@ class Header:
     def parse(self, text: str) -> Any:
         """The value of a JSON text of the header."""
 
-        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-            found = dict(pairs)
-            if len(found) < len(pairs):
-                names = [name for name, _ in pairs]
-                self.fail(f"the header has {short(next(name for name in names if names.count(name) > 1))} twice")
-            return found
-
         try:
-            return json.loads(text, object_pairs_hook=unique)
-        except SerializationError:
-            raise
+            return json.loads(text)
         except ValueError as error:
             self.fail(f"the header is not JSON: {error}")
 

@@ -1,19 +1,16 @@
 """Values as JSON, and beside it arrays by name. Values come back with their types and all their bits.
 
-JSON has no tuples, no keys but text and no infinity, so what is not plain stands in an object of one key:
+JSON has no tuples and no keys but text, so what is not plain stands in an object of one key:
 
-    {"tensor": name}  {"array": name}  {"npy": name}  {"scalar": an array of shape ()}
+    {"tensor": name}  {"array": name}  {"scalar": an array of shape ()}  {"bytes": base64}
     {"tuple": [...]}  {"dict": [[key, value], ...]}  {"counter": [[key, value], ...]}
-    {"float": "inf"}  {"bytes": base64}
 
-"npy" is an array of a dtype that safetensors has no name for, as the bytes of an .npy file. Lists stand for themselves.
+Lists stand for themselves, and NaN and infinities are written as Python's `json` does.
 """
 
 from __future__ import annotations
 
 import base64
-import io
-import math
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from typing import Any
@@ -65,13 +62,14 @@ def encode(value: Any, name: str, keep: Keep, other: Callable[[Any, str], JSON] 
     if isinstance(value, TensorBase):
         return {"tensor": keep(name, value.array, value)}
     if isinstance(value, np.generic):
-        return {"scalar": _array(np.asarray(value), name, keep)}
+        return {"scalar": encode(np.asarray(value), name, keep)}
     if hasattr(value, "dtype") and hasattr(value, "nbytes") and not isinstance(value, np.ma.MaskedArray):
-        return _array(value, name, keep)
-    if value is None or isinstance(value, str | bool | int):
+        array = value if isinstance(value, np.ndarray) else device_of(value).xp.asarray(value)
+        if array.dtype not in CODES:
+            raise ArgumentError(f"{name} is an array of dtype {array.dtype}, which a file cannot hold")
+        return {"array": keep(name, array, None)}
+    if value is None or isinstance(value, str | bool | int | float):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, list | tuple):
@@ -86,24 +84,6 @@ def encode(value: Any, name: str, keep: Keep, other: Callable[[Any, str], JSON] 
     return other(value, name)
 
 
-def _array(array: Array, name: str, keep: Keep) -> JSON:
-    if not isinstance(array, np.ndarray):
-        array = device_of(array).xp.asarray(array)
-    if array.dtype in CODES:
-        return {"array": keep(name, array, None)}
-    if array.dtype.hasobject:
-        raise ArgumentError(f"{name} is an array of Python objects, which a file cannot hold")
-    try:
-        same = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) == array.dtype
-    except (TypeError, ValueError):  # fields that overlap, say
-        same = False
-    if not same:  # a dtype that is not NumPy's own would come back as bytes
-        raise ArgumentError(f"{name} is an array of dtype {array.dtype}, which a file cannot hold")
-    file = io.BytesIO()
-    np.lib.format.write_array(file, array, allow_pickle=False)
-    return {"npy": keep(name, np.frombuffer(file.getbuffer(), np.uint8), None)}
-
-
 def names_in(saved: JSON) -> Iterator[str]:
     """The names of the arrays that decoding will fetch."""
     if isinstance(saved, list):
@@ -111,7 +91,7 @@ def names_in(saved: JSON) -> Iterator[str]:
             yield from names_in(item)
     elif isinstance(saved, dict):
         for kind, inner in saved.items():
-            if kind in ("tensor", "array", "npy") and isinstance(inner, str):
+            if kind in ("tensor", "array") and isinstance(inner, str):
                 yield inner
             elif kind in ("tuple", "dict", "counter", "scalar"):
                 yield from names_in(inner)
@@ -150,8 +130,6 @@ class Decoder:
             return self.tensor(inner)
         if kind == "array":
             return self.fetch(inner)
-        if kind == "npy":
-            return _read_npy(self.fetch(inner))
         if kind == "scalar":
             return self.decode(inner)[()]
         if kind == "tuple" and isinstance(inner, list):
@@ -159,15 +137,6 @@ class Decoder:
         if kind in ("dict", "counter"):
             pairs = {self.decode(key): self.decode(item) for key, item in inner}
             return Counter(pairs) if kind == "counter" else pairs
-        if kind == "float":
-            return float(inner)
         if kind == "bytes":
             return base64.b64decode(inner)
         return self.other(kind, inner)
-
-
-def _read_npy(data: Array) -> Array:
-    try:
-        return np.lib.format.read_array(io.BytesIO(data.tobytes()), allow_pickle=False)
-    except Exception as error:  # NumPy raises many kinds for a bad header
-        raise ValueError(f"no .npy file: {error}") from None

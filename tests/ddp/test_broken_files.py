@@ -41,21 +41,12 @@ def metadata(**values: Any) -> dict[str, Any]:
     return {"__metadata__": values, "x": entry()}
 
 
-def pickled() -> bytes:
-    """An array of Python objects in an .npy file, which unpickles them where that is allowed."""
-    file = io.BytesIO()
-    np.save(file, np.array([object()]), allow_pickle=True)
-    data, structure = file.getvalue(), json.dumps({"npy": "x"})
-    return made({"__metadata__": {"structure": structure}, "x": entry("U8", (len(data),), (0, len(data)))}, data)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "0 bytes is no safetensors file"),
         (pickle.dumps({"x": list(range(100))}), "a pickle, which is never loaded"),
         (zipped(), "a zip archive, as torch.save writes"),
-        (b"\x89HDF\r\n\x1a\n" + b"x" * 99, "an HDF5 file"),
         (b"\x93NUMPY\x01\x00v\x00" + b"x" * 99, "a header of .* bytes in a file of 109: truncated, or foreign"),
         (made({"x": entry()}, b"x" * 7), "the tensors take 8 bytes, and 7 follow the header: truncated"),
         (made({"x": entry()}, b"x" * 9), "8 bytes, and 9 follow the header: too long"),
@@ -63,7 +54,6 @@ def pickled() -> bytes:
         (made(b'{"\xff": 3}'), "the header is not UTF-8 at byte 2"),
         (made(b'{"x":' + b"[" * 100_000), "nested too deep"),
         (made(b'{"x": 1' + b"0" * 5000 + b"}"), "the header is not JSON"),
-        (made(b'{"x": 1, "x": 2}'), "the header has 'x' twice"),
         (made({"x": 3}), "x: expected dtype, shape and data_offsets, got 3"),
         (made({"x": entry("F31")}, b"x" * 8), "x: dtype 'F31' is none of BOOL"),
         (made({"x": entry(shape=[-2])}, b"x" * 8), r"x: shape \[-2\] is none"),
@@ -77,8 +67,8 @@ def pickled() -> bytes:
         ),
         (made({"x": entry(), "y": entry(offsets=(12, 20))}, b"x" * 20), "tensors leave a gap"),
         (made({"__metadata__": {"a": 3}}), "__metadata__ is no map from text to text"),
-        (made(metadata(tied='{"y": 3}'), b"x" * 8), "'tied' is no map of names"),
-        (made(metadata(tied='{"y": "z"}'), b"x" * 8), "ties 'y' to 'z'"),
+        (made(metadata(tied='{"y": 3}'), b"x" * 8), "ties {'y': 3}, which does not fit the tensors"),
+        (made(metadata(tied='{"x": "x"}'), b"x" * 8), "ties {'x': 'x'}, which does not fit the tensors"),
         (made(metadata(structure='{"tensor": "y"}'), b"x" * 8), "structure holds {'tensor': 'y'}"),
         *(
             (made(metadata(structure=each), b"x" * 8), "structure holds .*, which is none")
@@ -86,14 +76,11 @@ def pickled() -> bytes:
                 '{"frozenset": []}',
                 "{}",
                 '{"dict": [["a", 1, 2]]}',
-                '{"float": "x"}',
-                '{"float": "1", "bytes": ""}',
+                '{"tuple": [], "bytes": ""}',
                 '{"array": "missing"}',
                 '{"scalar": 3}',
-                '{"npy": "x"}',
             )
         ),
-        (pickled(), "structure holds {'npy': 'x'}, which is none: no .npy file: Object arrays cannot be loaded"),
         (made(metadata(structure='{"tuple": [' * 50_000), b"x" * 8), "nested too deep"),
     ],
 )

@@ -206,19 +206,11 @@ def test_plain_values_keep_their_types_and_bits(value: Any) -> None:
 
 
 ARRAYS = [
-    *(np.arange(6).reshape(2, 3).astype(dtype) for dtype in ("float32", "int64", "bool", "uint16", ">f8", "float16")),
+    *(np.arange(6).reshape(2, 3).astype(dtype) for dtype in ("float32", "int64", "bool", "uint16", "float16")),
     np.arange(6, dtype=np.float32).reshape(2, 3).T,
     np.zeros((0, 4), np.float16),
     np.array([1.5, np.nan], ml_dtypes.bfloat16),
     np.array([1, 2**64 - 1], np.uint64),
-    np.array([1 + 2j]),
-    np.array(["a", "bcd"]),
-    np.array([[(1, [[2, 3]], (4, "x"))]], [("a", "u1"), ("b", "i2", (1, 2)), ("c", [("d", "u1"), ("e", "U3")])]),
-    np.zeros(2, [(("a title", "a"), "i4")]),
-    np.zeros(2, [("a", "U0")]),
-    np.zeros((0, 2), [("a", ">i4")]),
-    np.array([b"abcdefg"], "V7"),
-    np.array(["2026-11-22"], "M8[h]"),
 ]
 
 
@@ -237,20 +229,15 @@ class Unsaveable:
     pass
 
 
-OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["i4", "i4"], "offsets": [0, 2]})
-
-
 @pytest.mark.parametrize(
     ("obj", "message"),
     [
         ({"a": [1, Unsaveable()]}, r"obj\.a\.1 is of type Unsaveable"),
         ({"a": {(1, 2): 3}}, r"obj\.a has a key of type tuple"),
-        ({"a": np.array([object()])}, "a is an array of Python objects"),
+        ({"a": np.array([object()])}, "a is an array of dtype object, which a file cannot hold"),
         ({"a": np.ma.array([1.0])}, r"obj\.a is of type MaskedArray"),
         ({"a": {1, 2}}, "is of type set"),
-        ({"a": np.zeros(2, OVERLAPPING)}, r"obj\.a is an array of dtype .*offsets.*, which a file cannot hold"),
-        ({"a": np.zeros(2, ml_dtypes.int4)}, r"obj\.a is an array of dtype int4, which a file cannot hold"),
-        (np.zeros(2, [("b", ml_dtypes.bfloat16)]), r"obj is an array of dtype .*bfloat16.*, which a file cannot"),
+        ({"a": np.zeros(2, complex)}, r"obj\.a is an array of dtype complex128, which a file cannot hold"),
         ([lambda: 0], r"obj\.0 is of type function"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Callable
@@ -86,6 +87,8 @@ class Disk:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(os, name)
+        if name == "fdopen":
+            return lambda fd, mode, size: io.BufferedWriter(_File(self, fd), size)
         if name not in CHANGES and name != "listdir":
             return real
 
@@ -106,6 +109,24 @@ class Disk:
             return result
 
         return call
+
+
+class _File(io.RawIOBase):
+    """A file whose calls a `Disk` makes."""
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk, self._fd = disk, fd
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return self._disk.write(self._fd, data)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._disk.close(self._fd)
 
 
 def put_disk(monkeypatch: pytest.MonkeyPatch, **hooks: Any) -> Disk:

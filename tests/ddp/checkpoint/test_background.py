@@ -134,16 +134,19 @@ def test_errors_surface_on_all_ranks_after_the_same_step(
     size: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank has no memory for a part that it copies in the background."""
-    copy = snapshots._copy
+    copier = snapshots._copier
     failing: list[int] = []
 
-    def fail(array: Any, target: Any, mark: Any) -> None:
-        if threading.current_thread().name == "save of a checkpoint" and not failing:
-            failing.append(1)
-            raise MemoryError("no memory")
-        copy(array, target, mark)
+    def failing_copier(array: Any, target: Any) -> Callable[[], None]:
+        def copy() -> None:
+            if not failing:
+                failing.append(1)
+                raise MemoryError("no memory")
+            copier(array, target)()
 
-    monkeypatch.setattr(snapshots, "_copy", fail)
+        return copy
+
+    monkeypatch.setattr(snapshots, "_copier", failing_copier)
 
     def train(comm: collectives.Communicator) -> tuple[int, str]:
         model, optimizer, ckpt = make(folder, comm, every=2)

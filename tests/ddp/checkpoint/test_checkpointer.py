@@ -13,7 +13,7 @@ import collectives
 import ddp
 from ddp import nn
 from ddp.checkpoint import Checkpointer, Store, load_model, open_checkpoint
-from ddp.errors import ArgumentError, CheckpointError, DdpError, DtypeError, StateDictError
+from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
 
@@ -109,23 +109,22 @@ def test_what_the_user_keeps(folder: Path) -> None:
     assert whole.value == 3.0
 
 
-@pytest.mark.parametrize("given", [None, {"curve": 1, "more": {}}])
+@pytest.mark.parametrize("given", [None, {"curve": 1}])
 def test_an_object_without_a_state_is_named_and_stays(
     given: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Checkpointer(folder, user=given) as ckpt:
         ckpt.save()
-    ema, inner = nn.Linear(2, 2), Best()
-    user: dict[str, Any] = {"curve": 0, "ema": ema, "more": {"inner": inner}}
+    ema = nn.Linear(2, 2)
+    user: dict[str, Any] = {"curve": 0, "ema": ema}
     with Checkpointer(folder, user=user) as ckpt:
-        with pytest.raises(StateDictError, match=r"step-0000000000: .* no state of user\.ema, user\.more\.inner$"):
+        with pytest.raises(StateDictError, match=r"step-0000000000: .* no state of user\.ema$"):
             ckpt.load()
         assert user["curve"] == 0
         assert ckpt.load(strict=False)
     assert user["curve"] == (0 if given is None else 1)
     assert user["ema"] is ema
-    assert user["more"]["inner"] is inner
-    assert "no state of user.ema, user.more.inner; the object stays as it is" in caplog.text
+    assert "no state of user.ema; the object stays as it is" in caplog.text
     with Checkpointer(folder, user=Best()) as ckpt:
         if given is None:
             with pytest.raises(StateDictError, match=r"no state of user$"):
@@ -165,10 +164,6 @@ def saved(folder: Path, **parts: Any) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (
-            lambda m: {"model": nn.Linear(6, 8)},
-            r"another model: missing in the checkpoint: weight, bias; not in the model",
-        ),
         (lambda m: {"model": m, "optimizer": Adam(m.parameters())}, "has the state of SGD, the optimizer is Adam"),
         (
             lambda m: {"model": m, "optimizer": SGD(reversed(list(m.parameters())))},
@@ -225,11 +220,17 @@ def test_the_model_alone(folder: Path) -> None:
     found = load_model(folder, other, strict=False)
     assert (found.missing_keys, found.unexpected_keys) == (["3.weight", "3.bias"], [])
     same(other[0].weight, model[0].weight)
-    with pytest.raises(StateDictError, match=r"missing in the checkpoint: 3\.weight, 3\.bias"):
+    with pytest.raises(StateDictError, match=r"missing: 3\.weight, 3\.bias"):
         load_model(folder / "step-0000000000", other)
-    with pytest.raises(StateDictError, match=r"0\.weight is \(8, 6\) in the checkpoint and \(4, 6\) in the model"):
+    saved(folder / "bare", model=model)
+    with Checkpointer(folder / "other", model=other) as ckpt:
+        before = everything(other, [])
+        with pytest.raises(StateDictError, match=r"step-0000000000: .*missing: 3\.weight, 3\.bias"):
+            ckpt.load(folder / "bare")
+        assert_same(everything(other, []), before)
+    with pytest.raises(StateDictError, match=r"0\.weight.*\(8, 6\).*\(4, 6\)|0\.weight.*\(4, 6\).*\(8, 6\)"):
         load_model(folder, nn.Sequential(nn.Linear(6, 4)), strict=False)
-    with pytest.raises(CheckpointError, match="nowhere: No such file"):
+    with pytest.raises(CheckpointError, match=r"reading .*nowhere: No such file"):
         load_model(folder / "nowhere", other)
     (folder / "nothing").mkdir()
     with pytest.raises(CheckpointError, match="nothing: there is no checkpoint in it, nor is it one"):
@@ -266,52 +267,15 @@ def test_one_that_is_damaged_changes_nothing(asked: str, folder: Path) -> None:
         assert reached == 0
 
 
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        (None, "a Checkpointer does not write such a state: TypeError"),
-        ({"model": None}, "a Checkpointer does not write such a state: KeyError: 'optimizers'"),
-        ({"scaler": {"odd": 1}}, "the structure holds .*'odd'"),
-    ],
-)
-def test_what_no_checkpointer_has_written_is_named(state: Any, message: str, folder: Path) -> None:
-    whole = {"model": None, "parallel": [], "optimizers": [], "schedulers": [], "scaler": None}
-    own = {"pieces": [], "hooks": [], "random": None, "user": None, "loader": None, "within": False}
+def test_what_no_checkpointer_has_written_is_named(folder: Path) -> None:
     store = Store(folder, collectives.init("single"))
-    store.write(1, {}, {**whole, **state} if state and "scaler" in state else state, own)
+    store.write(1, {}, {"model": None}, None)
     store.close()
-    scaler = ddp.amp.GradScaler() if state and "scaler" in state else None
-    with Checkpointer(folder, scaler=scaler) as ckpt, pytest.raises(DdpError, match=f"step-0000000001: .*{message}"):
+    with Checkpointer(folder) as ckpt, pytest.raises(CheckpointError, match="step-0000000001 was not written by a Che"):
         ckpt.load()
 
 
-def test_a_failure_of_one_rank_is_all_ranks(folder: Path) -> None:
-    def run(comm: collectives.Communicator) -> str:
-        model = ddp.DataParallel(net(), comm)
-        user = Best()
-        with Checkpointer(folder, model=model, user=user, comm=comm) as ckpt:
-            ckpt.save()
-            if comm.rank == 1:
-                user.load_state_dict = lambda state: 1 // 0  # type: ignore[method-assign,assignment]
-            try:
-                ckpt.load()
-            except Exception as error:
-                return f"{type(error).__name__}: {error}"
-        return ""
-
-    found = collectives.run_threads(run, size=2)
-    assert "cannot be loaded: rank 1: ZeroDivisionError" in found[0]
-    assert found[1].startswith("ZeroDivisionError")
-
-
 # -- misuse
-
-
-def test_a_run_begins_anew_in_a_folder_of_its_own(folder: Path) -> None:
-    saved(folder, user={})
-    message = "holds checkpoints of an earlier run, and resume=False"
-    with Checkpointer(folder, user={}, resume=False) as ckpt, pytest.raises(CheckpointError, match=message):
-        next(ckpt.resume(Loader(ckpt._comm), epochs=1))
 
 
 @pytest.mark.parametrize(
@@ -331,34 +295,23 @@ def test_arguments(options: dict[str, Any], error: type[Exception], message: str
         Checkpointer(folder, **options)
 
 
-def test_a_loader_says_what_it_lacks(folder: Path) -> None:
-    with Checkpointer(folder) as ckpt:
-        with pytest.raises(DtypeError, match="list lacks state_dict, load_state_dict, epoch"):
-            ckpt.resume([1, 2])
-        loader = Loader(ckpt._comm)
-        with pytest.raises(ArgumentError, match="epochs is a number of passes"):
-            ckpt.resume(loader, epochs=-1)
-
-
-def test_a_loader_that_does_not_count_and_another_loader_are_refused(folder: Path) -> None:
+def test_loops_that_cannot_go_on_are_refused(folder: Path) -> None:
     class Still(Loader):
         epoch = property(lambda self: 0, lambda self, value: None)  # type: ignore[assignment]
 
     with Checkpointer(folder) as ckpt:
+        with pytest.raises(DtypeError, match="list lacks state_dict, load_state_dict, epoch"):
+            ckpt.resume([1, 2])
+        with pytest.raises(ArgumentError, match="epochs is a number of passes"):
+            ckpt.resume(Loader(ckpt._comm), epochs=-1)
         with pytest.raises(ArgumentError, match=r"Still\.epoch is 0 after a pass, as before"):
             list(ckpt.resume(Still(ckpt._comm), epochs=2))
         with pytest.raises(ArgumentError, match="the position of one loader"):
             next(ckpt.resume(Loader(ckpt._comm)))
-
-
-def test_a_checkpoint_of_another_folder(folder: Path) -> None:
-    with Checkpointer(folder / "first", model=net()) as ckpt:
-        for ckpt.step in (5, 6):
-            ckpt.save()
-    with Checkpointer(folder / "second", model=net()) as ckpt:
-        for path, step in ((folder / "first", 6), (folder / "first" / "step-0000000005", 5)):
-            assert ckpt.load(path)
-            assert ckpt.step == step
+        ckpt.save()
+    message = "holds checkpoints of an earlier run, and resume=False"
+    with Checkpointer(folder, resume=False) as ckpt, pytest.raises(CheckpointError, match=message):
+        next(ckpt.resume(Loader(ckpt._comm), epochs=1))
 
 
 def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
@@ -369,33 +322,36 @@ def test_state_that_cannot_be_held_is_named(folder: Path) -> None:
     endless["self"] = endless
     with Checkpointer(folder, user=endless) as ckpt, pytest.raises(ArgumentError, match="contains itself"):
         ckpt.save()
-
-
-def test_what_one_rank_cannot_save_none_does(folder: Path) -> None:
-    def main(comm: collectives.Communicator) -> list[str]:
-        user: dict[str, Any] = {"best": object() if comm.rank else 1}
-        said = []
-        with Checkpointer(folder, model=net(), user=user, comm=comm) as ckpt:
-            for best in (user["best"], 2):
-                user["best"] = best
-                try:
-                    ckpt.save()
-                except (ArgumentError, CheckpointError) as error:
-                    said.append(f"{type(error).__name__}: {error}")
-        return said
-
-    first, second = collectives.run_threads(main, size=2)
-    assert [each[:76] for each in first] == [
-        "CheckpointError: the state cannot be saved: rank 1: ArgumentError: user.best"
-    ]
-    assert [each[:37] for each in second] == ["ArgumentError: user.best is of type o"]
-    assert open_checkpoint(folder / "step-0000000000").size == 2  # the second attempt
-
-
-def test_closed_is_closed(folder: Path) -> None:
-    ckpt = Checkpointer(folder, user={})
-    ckpt.close()
     ckpt.close()
     for call in (ckpt.save, ckpt.load):
         with pytest.raises(CheckpointError, match="was closed"):
             call()
+
+
+def test_what_one_rank_cannot_save_or_load_none_does(folder: Path) -> None:
+    def main(comm: collectives.Communicator) -> list[str]:
+        best = Best()
+        user: dict[str, Any] = {"best": object() if comm.rank else best}
+        said = []
+
+        def attempt(call: Any) -> None:
+            try:
+                call()
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
+
+        with Checkpointer(folder, model=net(), user=user, comm=comm) as ckpt:
+            attempt(ckpt.save)
+            user["best"] = best
+            attempt(ckpt.save)
+            if comm.rank:
+                best.load_state_dict = lambda state: 1 // 0  # type: ignore[method-assign,assignment]
+            attempt(ckpt.load)
+        return said
+
+    first, second = collectives.run_threads(main, size=2)
+    assert first[0].startswith("CheckpointError: the state cannot be saved: rank 1: ArgumentError: user.best")
+    assert "cannot be loaded: rank 1: ZeroDivisionError" in first[1]
+    assert [each.partition(":")[0] for each in second] == ["ArgumentError", "ZeroDivisionError"]
+    assert len(first) == len(second) == 2
+    assert open_checkpoint(folder / "step-0000000000").size == 2  # the second attempt

@@ -71,8 +71,7 @@ def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:
     same(numpy.load_file(path / "rank-0000.safetensors"), {"x": np.arange(6.0).reshape(2, 3)})
 
 
-@pytest.mark.parametrize("in_background", [True, False])
-def test_arrays_of_any_layout(in_background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_of_any_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("_CHUNK", 1024), ("_SMALL", 512)):
         monkeypatch.setattr(checkpoint_files, name, value)
     base = np.arange(3 * 50 * 7, dtype=np.float64).reshape(3, 50, 7)
@@ -81,7 +80,7 @@ def test_arrays_of_any_layout(in_background: bool, tmp_path: Path, monkeypatch: 
 
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
-        saved = open_checkpoint(store.write(1, given, None, None, in_background=in_background))
+        saved = open_checkpoint(store.write(1, given, None, None))
         same(saved.read_all(), given)
         saved.verify()
 
@@ -89,16 +88,16 @@ def test_arrays_of_any_layout(in_background: bool, tmp_path: Path, monkeypatch: 
 
 
 def test_neither_side_holds_the_data_twice(tmp_path: Path) -> None:
-    big = np.zeros(60_000_000, np.uint8)
+    big = np.zeros(24_000_000, np.uint8)
 
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
         tracemalloc.start()
         path = store.write(1, {"x": big, "t": big.reshape(6000, -1).T}, None, None)
-        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+        assert tracemalloc.get_traced_memory()[1] < 16_000_000
         tracemalloc.reset_peak()
         assert open_checkpoint(path).read("x").nbytes == big.nbytes
-        assert tracemalloc.get_traced_memory()[1] < big.nbytes + 40_000_000
+        assert tracemalloc.get_traced_memory()[1] < big.nbytes + 16_000_000
 
     try:
         collectives.run_threads(main, size=1)
@@ -166,40 +165,27 @@ def test_what_one_rank_cannot_write_none_does(what: Any, message: str, tmp_path:
     collectives.run_threads(main, size=3)
 
 
-def test_a_rank_that_cannot_even_begin(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [MemoryError("none left"), KeyboardInterrupt()])
+def test_a_rank_that_cannot_even_begin(error: BaseException, tmp_path: Path) -> None:
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
-        message = "step 7 was not saved, those before are as they were: rank 1: MemoryError: none left"
 
         def ready() -> bool:
             if comm.rank == 1:
-                raise MemoryError("none left")
+                raise error
             return True
 
-        fails(store, comm, message, lambda: write(store, comm, 7, ready=ready))
+        message = "step 7 was not saved, those before are as they were: rank 1: MemoryError: none left"
+        interrupted = isinstance(error, KeyboardInterrupt)
+        kind = KeyboardInterrupt if interrupted and comm.rank == 1 else CheckpointError
+        with pytest.raises(kind, match="rank 1 was interrupted|^$" if interrupted else message):
+            write(store, comm, 7, ready=ready)
+        if comm.rank == 0:
+            assert leftovers(store.folder) == []
         assert write(store, comm, 7, ready=lambda: comm.rank != 2) is None
         assert store.newest() is None
         write(store, comm, 7)
         check(store.newest(), 7)
-
-    collectives.run_threads(main, size=3)
-
-
-def test_a_rank_that_is_interrupted(tmp_path: Path) -> None:
-    def main(comm: Communicator) -> None:
-        store = Store(tmp_path, comm)
-
-        def ready() -> bool:
-            if comm.rank == 1:
-                raise KeyboardInterrupt
-            return True
-
-        with pytest.raises(
-            KeyboardInterrupt if comm.rank == 1 else CheckpointError, match=r"rank 1 was interrupted|^$"
-        ):
-            write(store, comm, 1, ready=ready)
-        write(store, comm, 1)
-        check(store.newest(), 1)
 
     collectives.run_threads(main, size=3)
 
@@ -268,23 +254,6 @@ def test_the_lock_is_gone_when_its_process_is(tmp_path: Path, monkeypatch: pytes
             process.kill()
         monkeypatch.setattr(folder_lock, "_PATIENCE", 20.0)
         Store(tmp_path, collectives.init("single")).close()
-
-
-def test_a_lock_file_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "_PATIENCE", 0.0)
-    comm = collectives.init("single")
-    first = Store(tmp_path, comm)
-    (tmp_path / ".lock").unlink()
-    write(first, comm, 1)  # locks it anew
-    with pytest.raises(CheckpointError, match="in use by process"):
-        Store(tmp_path, comm)
-    (tmp_path / ".lock").unlink()
-    second = Store(tmp_path, comm)
-    with pytest.raises(CheckpointError, match=r"step 2 was not saved.* in use by process"):
-        write(first, comm, 2)
-    write(second, comm, 2)
-    first.close()
-    second.close()
 
 
 def test_a_child_that_is_forked_does_not_keep_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

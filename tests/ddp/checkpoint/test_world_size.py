@@ -113,18 +113,13 @@ def test_what_hooks_have_left_out_is_kept(folder: Path) -> None:
 
 def test_one_line_says_what_is_not_as_it_was(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     train = training(lambda model: SGD(model.parameters(), lr=0.2), folder)
+    bare = net(dtype=ddp.float64)
+    before = {name: value.numpy().copy() for name, value in bare.state_dict().items()}
     with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
         interrupted(train, [2, 4, None], [2, 3, 2])
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 2
     assert "step-0000000002: saved by 2 ranks and loaded by 3: random numbers of rank 2 begin anew" in texts[0]
     assert "step-0000000004: saved by 3 ranks and loaded by 2: what rank 2 had alone is left out" in texts[1]
-
-
-def test_the_model_alone_from_any_number_of_ranks(folder: Path) -> None:
-    interrupted(training(lambda model: ZeroOptimizer(model, AdamW), folder), [None], 3)
-    bare = net(dtype=ddp.float64)
-    before = {name: value.numpy().copy() for name, value in bare.state_dict().items()}
-    assert not load_model(folder, bare).missing_keys
-    after = {name: value.numpy() for name, value in bare.state_dict().items()}
-    assert all((before[name] != after[name]).any() for name in before)
+    assert not load_model(folder, bare).missing_keys  # one process reads it, whichever wrote it
+    assert all((before[name] != value.numpy()).any() for name, value in bare.state_dict().items())
