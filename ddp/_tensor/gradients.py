@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp import _engine
 from ddp._device import device
 from ddp._engine import Leaf, Node, RemovableHandle
-from ddp._tensor.base import TensorBase, root_of, seed_of, wrap
+from ddp._tensor.base import Tensor, TensorBase, root_of, seed_of, wrap
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from ddp.ops.op import OPS
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
 
 
 class GradFn:
