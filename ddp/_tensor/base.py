@@ -18,7 +18,7 @@ from ddp._device import device as Device
 from ddp._device import device_of, on, place
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes, stream_sync
 from ddp._engine.anomaly import user_line
-from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
+from ddp.errors import DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
 from ddp.ops.op import BFLOAT16, Op
 
 if TYPE_CHECKING:
@@ -372,19 +372,18 @@ def root_of(x: TensorBase) -> Node | Leaf:
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
-    """The array that a backward from `x` starts with. Raises: ShapeError, ArgumentError, DeviceError."""
+    """The array that a backward from `x` starts with. Raises: ShapeError, DeviceError."""
     if gradient is None:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")
         where = x._device
         with on(where):
             return where.xp.ones(x.array.shape, x.array.dtype)
-    if not isinstance(gradient, TensorBase):
-        raise ArgumentError(f"backward: gradient is a Tensor, not {type(gradient).__name__}")
+    if not isinstance(gradient, TensorBase) or gradient._device is not x._device:
+        where = getattr(gradient, "device", type(gradient).__name__)
+        raise DeviceError(f"backward: gradient is a tensor on {x._device}, as this one is, not {where}")
     if gradient.array.shape != x.array.shape:
         raise ShapeError(f"backward: gradient of shape {gradient.array.shape} for a tensor of {x.array.shape}")
-    if gradient._device is not x._device:
-        raise DeviceError(f"backward: gradient on {gradient._device} for a tensor on {x._device}")
     return gradient.array.astype(x.array.dtype, copy=False)
 
 

@@ -94,7 +94,7 @@ def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: 
     pair = promote_pair(x, y, name)
     if pair is None:
         return NotImplemented
-    divisor = pair[0 if swap else 1]
+    divisor: Any = pair[0 if swap else 1]
     known = not isinstance(divisor, TensorBase) or divisor._device.type == "cpu"
     if known and not is_float(pair[0].array.dtype) and not np.all(getattr(divisor, "array", divisor)):
         above, below = (getattr(each, "shape", each) for each in ((y, x) if swap else (x, y)))

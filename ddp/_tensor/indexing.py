@@ -500,7 +500,7 @@ class Indexing(TensorBase):
         """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
         x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
         found = read_index(x, _check_vector(x, "index_select", dim, index)[1])
-        return found if self.array.ndim else cast("Tensor", found.reshape(()))
+        return found if self.array.ndim else found.reshape(())
 
     def masked_select(self, mask: TensorBase) -> Tensor:
         """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""

@@ -123,7 +123,7 @@ def check_operand(result: Any, name: str, y: Other) -> Tensor:
     return result
 
 
-def number_as_tensor(number: Other, x: TensorBase) -> Tensor:
+def number_as_tensor(number: Other, x: Any) -> Tensor:
     """A number as a 0-d tensor, in the dtype that it has beside `x`; an array as a tensor."""
     if isinstance(number, np.generic):
         number = number.item()
