@@ -380,8 +380,8 @@ def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
         with on(where):
             return where.xp.ones(x.array.shape, x.array.dtype)
     if not isinstance(gradient, TensorBase) or gradient._device is not x._device:
-        where = getattr(gradient, "device", type(gradient).__name__)
-        raise DeviceError(f"backward: gradient is a tensor on {x._device}, as this one is, not {where}")
+        got = getattr(gradient, "device", type(gradient).__name__)
+        raise DeviceError(f"backward: gradient is a tensor on {x._device}, as this one is, not {got}")
     if gradient.array.shape != x.array.shape:
         raise ShapeError(f"backward: gradient of shape {gradient.array.shape} for a tensor of {x.array.shape}")
     return gradient.array.astype(x.array.dtype, copy=False)

@@ -10,12 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ddp._tensor import operands
 from ddp._tensor.base import Tensor, TensorBase, apply, to_common_device, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import assign, both_forms, in_place_forms, update
 from ddp._tensor.operands import as_method, binary, check_operand, compare, number_as_tensor, promote_all, promote_pair
-from ddp._tensor.reductions import floating, required_float, to_dtype
+from ddp._tensor.reductions import required_float, to_dtype
 from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import activation, special
 from ddp.ops import elementwise as ops
@@ -29,7 +30,7 @@ Binary = Callable[[Any, Other], "Tensor"]
 
 def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
     """A function that has results between the integers."""
-    return apply(op, (floating(x),), **parameters)
+    return apply(op, (operands.floating(x),), **parameters)
 
 
 def rounding(op: Op, x: TensorBase, **parameters: Any) -> Tensor:

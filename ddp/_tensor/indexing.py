@@ -293,7 +293,8 @@ def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, bool | int | float):
-        raise ShapeError(f"{name}: the value is a number or a 0-d tensor, not {getattr(value, 'shape', type(value))}")
+        kind = ShapeError if isinstance(value, TensorBase) else DtypeError
+        raise kind(f"{name}: the value is a number or a 0-d tensor, not {getattr(value, 'shape', type(value))}")
     return value
 
 
@@ -484,11 +485,10 @@ class Indexing(TensorBase):
         if index.array.ndim != self.array.ndim:
             raise ShapeError(f"take_along_dim: {self.array.shape} by {index.array.shape}: dimensions differ")
         at = axis(self, dim, "take_along_dim")
-        n, m = self.array.shape[at], index.array.shape[at]
-        shapes = [(*each.array.shape[:at], 1, *each.array.shape[at + 1 :]) for each in (self, index)]
-        lead, rest = np.split(np.array(broadcast_shape("take_along_dim", *shapes), int), [at])
-        shape, where = [[*lead, size, *rest[1:]] for size in (n, m)]
-        return cast("Tensor", x.expand(shape).gather(at, _wrap_negative(index.expand(where), n)))
+        sizes = [(*each.array.shape[:at], 1, *each.array.shape[at + 1 :]) for each in (self, index)]
+        common = broadcast_shape("take_along_dim", *sizes)
+        x, index = (each.expand(*common[:at], each.array.shape[at], *common[at + 1 :]) for each in (x, index))
+        return cast("Tensor", x.gather(at, _wrap_negative(index, x.array.shape[at])))
 
     def take(self, index: TensorBase) -> Tensor:
         """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""

@@ -162,16 +162,3 @@ def test_grad_fn() -> None:
     assert before.next_functions[0][0].next_functions == ()
     y.sum().backward()
     assert y.grad_fn.next_functions == ()
-
-
-def test_grad_fn_of_a_function() -> None:
-    class Double(ddp.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: ddp.Tensor) -> ddp.Tensor:
-            return g * 2
-
-    assert repr(Double.apply(ddp.ones(1, requires_grad=True))) == "tensor([2.], grad_fn=<DoubleBackward>)"

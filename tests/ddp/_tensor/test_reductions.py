@@ -153,6 +153,17 @@ def test_linalg_norm_of_matrices(ord: Any, keepdim: bool) -> None:
         agree(ours, torch.linalg.matrix_norm(y, ord, (2, 0), keepdim))
 
 
+def test_linalg_norm_of_vectors() -> None:
+    x, y = both(draw(2, 3, 4).tolist())
+    agree(ddp.linalg.vector_norm(x, 3, (0, 2)), torch.linalg.vector_norm(y, 3, (0, 2)))
+    agree(ddp.linalg.vector_norm(x), torch.linalg.vector_norm(y))
+    agree(ddp.linalg.norm(x, 1, 1), torch.linalg.norm(y, 1, 1))
+    with pytest.raises(errors.ArgumentError, match="nuc"):
+        ddp.linalg.norm(x, "nuc", (0, 1))
+    with pytest.raises(errors.ArgumentError):
+        ddp.linalg.norm(x, 2, (0, 1))
+
+
 @pytest.mark.parametrize("name", ["var", "std"])
 def test_var_takes_its_arguments_every_way(name: str) -> None:
     x, y = both(draw(3, 4).tolist())
