@@ -179,7 +179,9 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
 
     @_QUIET
     def make(xp: Any, dtype: Any) -> Any:
-        if dtype == dtypes.int64 and int(stride):
+        if not int(stride) and not dtypes.is_float(dtype):
+            raise ArgumentError(f"arange: step {stride} is 0 as an integer")
+        if dtype == dtypes.int64:
             return xp.arange(int(first), int(last), int(stride), dtype)
         # start + i * step in float64 and rounded once: adding up steps would add up their errors.
         count, floating = math.ceil((last - first) / stride), dtypes.is_float(dtype)

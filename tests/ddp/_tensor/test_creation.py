@@ -89,6 +89,8 @@ class TestRanges:
         for args in ((1, 2, 0), (3, 1), (1, 3, -1), (math.inf,)):
             with pytest.raises(ArgumentError, match="expected finite steps that lead there"):
                 ddp.arange(*args)
+        with pytest.raises(ArgumentError, match=r"step 0.5 is 0 as an integer"):
+            ddp.arange(0, 5, 0.5, dtype=ddp.int64)
 
     @pytest.mark.parametrize("args", [(0, 1, 5), (3, -3, 4), (0, 10, 1), (2, 2, 3), (0, 1, 0), (-1.5, 7.25, 11)])
     @pytest.mark.parametrize("dtype", [None, ddp.float64, ddp.int64])
