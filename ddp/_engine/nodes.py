@@ -105,8 +105,9 @@ class Node:
         """
         if self.metadata is not None and self.metadata.recompute is not None:
             self.metadata.recompute()
-        if self.versions:
-            self.check_versions()
+        for counter, count, _ in self.versions:
+            if counter.count != count:
+                self.check_versions()
         if outs is None:
             return self.op.backward(self.xp, g, needs, self.saved, self.residual)
         return self.op.backward(self.xp, g, needs, self.saved, self.residual, outs)

@@ -152,7 +152,8 @@ def _run(
                 if type(edge) is Leaf:
                     _complete_leaf(edge, incoming, sinks)
                 else:
-                    _complete_node(edge, incoming, sinks)
+                    if edge.metadata is not None or sinks is not None:
+                        _complete_node(edge, incoming, sinks)
                     if sinks is None or any(each in pending for each in edge.edges or ()):
                         heappush(ready, (-edge.number, edge))
                     else:

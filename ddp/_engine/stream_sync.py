@@ -38,14 +38,8 @@ def enable(blocking: bool = False) -> None:
 
 def on_other_gpu(grads: Iterable[Any]) -> bool:
     """Whether some gradient that a backward begins with is on another GPU than the current one."""
-    here = None
-    for g in grads:
-        index = _device_of(g)
-        if index is not None:
-            here = _device.device("cuda").xp.cuda.runtime.getDevice() if here is None else here
-            if index != here:
-                return True
-    return False
+    found = {_device_of(g) for g in grads} - {None}
+    return bool(found) and found != {_device.device("cuda").xp.cuda.runtime.getDevice()}
 
 
 def note_stream(node: Node) -> None:

@@ -6,26 +6,29 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from ddp._device import device as Device
 from ddp._device import device_of, on, place
-from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes
-from ddp._tensor.device_guard import guarded_run, needs_guard
-from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
-from ddp.ops.op import BFLOAT16
+from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes, stream_sync
+from ddp._engine.anomaly import user_line
+from ddp.errors import DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
+from ddp.ops.op import BFLOAT16, Op
 
 if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
-    from ddp.ops import Op
+    from ddp._tensor.core import Tensor as Tensor
+else:
+    Tensor = Any  # a name for annotations alone: the class is made of what imports this
 
 Array = Any
 Self = TypeVar("Self", bound="TensorBase")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TensorBase:
@@ -90,8 +93,8 @@ class TensorBase:
     def grad(self) -> Tensor | None:
         """The gradient: None if there is none, else a tensor of this shape that shares the gradient buffer's memory.
 
-        Assigning a tensor copies it in; None empties the buffer. Raises: ShapeError, DtypeError, DeviceError if the
-        assigned tensor is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
+        Assigning a tensor copies it in; None empties the buffer. Raises: ShapeError, DtypeError if the assigned tensor
+        is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
         """
         if self.maybe_leaf is None or not self.maybe_leaf.grad_buffer.full:
             return None
@@ -108,14 +111,12 @@ class TensorBase:
         if value is None:
             clear_grad(self, True)
             return
-        if not isinstance(value, TensorBase):
-            raise DtypeError(f"grad: expected a Tensor or None, got {type(value).__name__}")
+        like = self.array.dtype, self._device
+        if not isinstance(value, TensorBase) or (value.array.dtype, value._device) != like:
+            got = f"{value.dtype} on {value.device}" if isinstance(value, TensorBase) else type(value).__name__
+            raise DtypeError(f"grad: expected a tensor of {like[0]} on {like[1]}, got {got}")
         if value.array.shape != self.array.shape:
             raise ShapeError(f"grad: a tensor of shape {self.array.shape} was given one of {value.array.shape}")
-        if value.array.dtype != self.array.dtype:
-            raise DtypeError(f"grad: a tensor of {self.array.dtype} was given one of {value.array.dtype}")
-        if value._device is not self._device:
-            raise DeviceError(f"grad: a tensor on {self._device} was given one on {value._device}")
         with on(self._device):
             self.leaf.grad_buffer.set(value.array)
 
@@ -371,17 +372,81 @@ def root_of(x: TensorBase) -> Node | Leaf:
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:
-    """The array that a backward from `x` starts with. Raises: ShapeError, ArgumentError, DeviceError."""
+    """The array that a backward from `x` starts with. Raises: ShapeError, DeviceError."""
     if gradient is None:
         if x.array.size != 1:
             raise ShapeError(f"backward: shape {x.array.shape} needs a gradient of that shape; sum() it first")
         where = x._device
         with on(where):
             return where.xp.ones(x.array.shape, x.array.dtype)
-    if not isinstance(gradient, TensorBase):
-        raise ArgumentError(f"backward: gradient is a Tensor, not {type(gradient).__name__}")
+    if not isinstance(gradient, TensorBase) or gradient._device is not x._device:
+        got = getattr(gradient, "device", type(gradient).__name__)
+        raise DeviceError(f"backward: gradient is a tensor on {x._device}, as this one is, not {got}")
     if gradient.array.shape != x.array.shape:
         raise ShapeError(f"backward: gradient of shape {gradient.array.shape} for a tensor of {x.array.shape}")
-    if gradient._device is not x._device:
-        raise DeviceError(f"backward: gradient on {gradient._device} for a tensor on {x._device}")
     return gradient.array.astype(x.array.dtype, copy=False)
+
+
+# The device guard: an op launches on the GPU of its tensors, whichever one is current; with CUDA_LAUNCH_BLOCKING=1
+# every op waits, and an error names its op.
+
+
+def needs_guard(where: Device) -> bool:
+    """Whether an op on a device that is watched has to be guarded, and is not yet."""
+    if modes.state.guarded:
+        return False
+    if where.watched == 2:
+        return True
+    stream_sync.switch.several_gpus = True
+    return bool(where.xp.cuda.runtime.getDevice() != where.index)
+
+
+def guarded_function(function: F) -> F:
+    """A function that launches without `apply`, under the device of its first tensor, wherever among the arguments."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, TensorBase):
+                if x._device.watched and needs_guard(x._device):
+                    return guarded_run(function.__name__, x._device, (x.array,), partial(function, *args, **kwargs))
+                break
+        return function(*args, **kwargs)
+
+    cast(Any, inner).guarded = True
+    return cast(F, inner)
+
+
+def guard_methods(kind: type, names: str) -> None:
+    """Puts methods that launch without `apply` under the device of their tensor; called once CUDA is used."""
+    for name in names.split():
+        owner = next(each for each in kind.__mro__ if name in vars(each))
+        method = vars(owner)[name]
+        if not hasattr(method, "guarded"):
+            setattr(owner, name, guarded_function(method))
+
+
+def guarded_run(name: str, where: Device, arrays: Sequence[Any], run: Callable[[], Any]) -> Any:
+    """What `run` returns, which launches op `name` on `arrays`. Raises: CudaError, where every op waits."""
+    from ddp._cuda import cuda_errors, device_checks, stream_order
+
+    blocking = cuda_errors.blocking()
+    stream_sync.enable(blocking)
+    before, modes.state.guarded = modes.state.guarded, True
+    try:
+        with on(where):
+            result = run()
+            lane = stream_order.current(where.xp)
+            if blocking and not lane.capturing:
+                lane.stream.synchronize()
+                device_checks.raise_pending()
+            return result
+    except Exception as error:
+        if blocking:
+            inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in arrays if hasattr(x, "shape"))
+            named = cuda_errors.attribute_to_op(error, name, inputs or "numbers", f"it ran at {user_line()}")
+            if named is not error:
+                raise named from error
+        raise
+    finally:
+        modes.state.guarded = before

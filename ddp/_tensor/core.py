@@ -13,21 +13,20 @@ from ddp import _device
 from ddp._engine import Node
 from ddp._tensor import base
 from ddp._tensor.creation import Making, construct
-from ddp._tensor.device_guard import guard_methods
 from ddp._tensor.dtypes import get_default_dtype
 from ddp._tensor.elementwise import Elementwise
 from ddp._tensor.gradients import GradFn, Gradients
-from ddp._tensor.indexing import Indexing, Scatter
+from ddp._tensor.indexing import Indexing
 from ddp._tensor.interop import Interop
 from ddp._tensor.linear_algebra import LinearAlgebra
 from ddp._tensor.operands import numpy_names
 from ddp._tensor.printing import text_of
-from ddp._tensor.reductions import Reductions, Sorting
+from ddp._tensor.reductions import Reductions
 from ddp._tensor.results import Size
 from ddp._tensor.sampling import Drawing
 from ddp._tensor.shapes import Shapes
 from ddp._tensor.storage import Conversion, Storage
-from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp.errors import ArgumentError, DtypeError, RangeError
 from ddp.ops.memory_formats import channels_last, contiguous_format, is_channels_last, memory_format
 
 
@@ -38,8 +37,6 @@ class Tensor(
     LinearAlgebra,
     Shapes,
     Indexing,
-    Sorting,
-    Scatter,
     Making,
     Drawing,
     Interop,
@@ -120,18 +117,7 @@ class Tensor(
         return GradFn(self.edge) if isinstance(self.edge, Node) else None
 
     @property
-    def H(self) -> Tensor:
-        """The transpose of a matrix; a number stays. Raises: ShapeError for other dimensions."""
-        if self.array.ndim not in (0, 2):
-            raise ShapeError(f"H: expected a matrix, got shape {self.array.shape}; mH is for batches of them")
-        return self.T
-
-    @property
     def mH(self) -> Tensor:
-        """The last two dimensions exchanged: mT, as no dtype here is complex."""
-        return self.mT
-
-    def adjoint(self) -> Tensor:
         """The last two dimensions exchanged: mT, as no dtype here is complex."""
         return self.mT
 
@@ -185,19 +171,11 @@ class Tensor(
         return text_of(self)
 
 
-def _name_after_tensor(kind: type) -> None:
-    """Names the methods of a mixin after the class that users know: Python's errors show the name of the function."""
-    for name, function in vars(kind).items():
-        while inspect.isfunction(function):
-            if function.__qualname__ == f"{kind.__name__}.{function.__name__}" or "<lambda>" in function.__qualname__:
-                function.__module__, function.__name__ = Tensor.__module__, function.__name__.replace("<lambda>", name)
-                function.__qualname__ = f"Tensor.{function.__name__}"
-            function = getattr(function, "__wrapped__", None)
-
-
-for _kind in Tensor.__mro__[1:-1]:
-    _name_after_tensor(_kind)
 base._plain.append(Tensor)
+for _kind in Tensor.__mro__[1:-1]:
+    for _function in filter(inspect.isfunction, vars(_kind).values()):
+        if _function.__qualname__ == f"{_kind.__name__}.{_function.__name__}":  # Python's errors show it
+            _function.__module__, _function.__qualname__ = Tensor.__module__, f"Tensor.{_function.__name__}"
 
 _WITH_NUMPY_NAMES = (  # axis and keepdims for dim and keepdim
     "all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum log_softmax logsumexp "
@@ -216,4 +194,4 @@ _LAUNCHING = (
     "scatter_add scatter_add_ sort take take_along_dim tensor_split tolist topk uniform_ unique "
     "unique_consecutive"
 )
-_device.on_first_use.append(functools.partial(guard_methods, Tensor, _LAUNCHING))
+_device.on_first_use.append(functools.partial(base.guard_methods, Tensor, _LAUNCHING))

@@ -17,20 +17,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor import dtypes
-from ddp._tensor.base import TensorBase, wrap
-from ddp._tensor.dtypes import (
-    INTEGERS,
-    bfloat16,
-    float32,
-    float64,
-    get_default_dtype,
-    iinfo,
-    int64,
-    is_float,
-    of_number,
-    parse,
-    promote_types,
-)
+from ddp._tensor.base import Tensor, TensorBase, wrap
 from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
 from ddp._tensor.operands import as_method, parse_sizes
 from ddp._tensor.results import Size as Shape
@@ -42,8 +29,6 @@ __all__ += ["get_default_device", "ones", "ones_like", "set_default_device", "ze
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from ddp._tensor.core import Tensor
 
 Where = _device.device | str | int | None
 Size = int | Sequence[int]
@@ -86,13 +71,10 @@ def check_device_index(where: _device.device) -> None:
 
 def as_number(value: Any, name: str) -> Any:
     """A Python number from one, a NumPy scalar or a tensor of one element. Raises: ArgumentError for anything else."""
-    if isinstance(value, bool | int | float):
-        if isinstance(value, np.generic):
-            return value.item()  # np.float64 is a float
-        return value
-    if hasattr(value, "item"):
-        return value.item()
-    raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, bool | int | float):
+        raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
+    return number
 
 
 def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, ...]:
@@ -134,7 +116,7 @@ def new(
 
     usual: the dtype where none was asked for; None is the default one
     """
-    kind = parse(dtype) if dtype is not None else usual or get_default_dtype()
+    kind = dtypes.parse(dtype) if dtype is not None else usual or dtypes.get_default_dtype()
     where = resolve_device(device)
     with on(where):
         array = make(np if pin_memory else where.xp, kind)
@@ -173,13 +155,13 @@ def full(size: Size, fill_value: Any, **options: Unpack[Options]) -> Tensor:
 
     @_QUIET
     def make(xp: Any, dtype: Any) -> Any:
-        whole = dtype in INTEGERS and isinstance(value, float) and math.isfinite(value)
+        whole = dtype in dtypes.INTEGERS and isinstance(value, float) and math.isfinite(value)
         try:
             return xp.full(shape, int(value) if whole else value, dtype)
         except (OverflowError, ValueError) as error:
             raise ArgumentError(f"full: {value} does not fit {dtype}") from error
 
-    return new(make, of_number(value), **options)
+    return new(make, dtypes.of_number(value), **options)
 
 
 def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> Tensor:
@@ -190,25 +172,23 @@ def arange(start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Opt
     if end is None:
         start, end = 0, start
     first, last, stride = numbers = [as_number(n, "arange") for n in (start, end, step)]
-    if stride == 0:
-        raise ArgumentError("arange: step is 0")
-    if not all(map(math.isfinite, numbers)):
-        raise ArgumentError(f"arange: expected finite numbers, got {first}, {last}, {stride}")
-    if (last - first) * stride < 0:
-        raise ArgumentError(f"arange: step {stride} leads away from {last}, starting at {first}")
+    if stride == 0 or not all(map(math.isfinite, numbers)) or (last - first) * stride < 0:
+        raise ArgumentError(
+            f"arange: from {first} to {last} by steps of {stride}: expected finite steps that lead there"
+        )
 
     @_QUIET
     def make(xp: Any, dtype: Any) -> Any:
-        if dtype == int64:
-            if not int(stride):
-                raise ArgumentError(f"arange: step {step} is 0 as an integer")
+        if not int(stride) and not dtypes.is_float(dtype):
+            raise ArgumentError(f"arange: step {stride} is 0 as an integer")
+        if dtype == dtypes.int64:
             return xp.arange(int(first), int(last), int(stride), dtype)
         # start + i * step in float64 and rounded once: adding up steps would add up their errors.
-        count, floating = math.ceil((last - first) / stride), is_float(dtype)
-        steps = xp.arange(count, dtype=float64 if floating else int64)
+        count, floating = math.ceil((last - first) / stride), dtypes.is_float(dtype)
+        steps = xp.arange(count, dtype=dtypes.float64 if floating else dtypes.int64)
         return (first + steps * stride if floating else int(first) + steps * int(stride)).astype(dtype)
 
-    return new(make, None if any(isinstance(n, float) for n in numbers) else int64, **options)
+    return new(make, None if any(isinstance(n, float) for n in numbers) else dtypes.int64, **options)
 
 
 def linspace(start: Any, end: Any, steps: int, **options: Unpack[Options]) -> Tensor:
@@ -230,11 +210,12 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dt
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
     def points(xp: Any, kind: np.dtype[Any]) -> Any:
-        low, high = (first, last) if is_float(kind) else (int(first), int(last))  # before the steps, as in PyTorch
+        # Rounded before the steps, as in PyTorch.
+        low, high = (first, last) if dtypes.is_float(kind) else (int(first), int(last))
         if steps == 1:
             return xp.full((1,), float(low))
         # From each end towards the middle, so that both ends are exact.
-        at, step = xp.arange(steps, dtype=float64), (high - low) / max(steps - 1, 1)
+        at, step = xp.arange(steps, dtype=dtypes.float64), (high - low) / max(steps - 1, 1)
         return xp.where(at < steps // 2, low + at * step, high - (steps - 1 - at) * step)
 
     return points
@@ -242,8 +223,8 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dt
 
 def eye(n: int, m: int | None = None, **options: Unpack[Options]) -> Tensor:
     """Ones on the diagonal: (n, m or n)."""
-    parse_shape((n, n if m is None else m), None, "eye")
-    return new(lambda xp, dtype: xp.eye(n, m, dtype=dtype), **options)
+    shape = parse_shape((n, n if m is None else m), None, "eye")
+    return new(lambda xp, dtype: xp.eye(*shape, dtype=dtype), **options)
 
 
 def options_like(x: TensorBase, options: Mapping[str, Any]) -> Any:
@@ -297,18 +278,18 @@ def construct(name: str, dtype: np.dtype[Any], given: tuple[Any, ...], device: W
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
-    if len(given) == 1 and isinstance(given[0], TensorBase):
-        x = given[0]
-        if x.array.dtype != dtype:
-            raise DtypeError(f"{name}: a tensor of {dtype} was expected, not {x.array.dtype}; use to()")
-        return wrap(x.array, x._device, x)
-    if len(given) == 1 and isinstance(given[0], Shape):
-        return empty(given[0], dtype=dtype, device=device)
     if all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in given):
         return empty([operator.index(n) for n in given] or (0,), dtype=dtype, device=device)
     if len(given) > 1:
         raise ArgumentError(f"{name}: expected sizes, or one sequence of data, got {len(given)} arguments")
-    return tensor(given[0], dtype=dtype, device=device)
+    x = given[0]
+    if isinstance(x, Shape):
+        return empty(x, dtype=dtype, device=device)
+    if not isinstance(x, TensorBase):
+        return tensor(x, dtype=dtype, device=device)
+    if x.array.dtype != dtype:
+        raise DtypeError(f"{name}: a tensor of {dtype} was expected, not {x.array.dtype}; use to()")
+    return wrap(x.array, x._device, x)
 
 
 class TypedTensor(type):
@@ -359,8 +340,8 @@ def cast(array: Any, kind: np.dtype[Any]) -> Any:
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
     if isinstance(data, bool | int | float) and not isinstance(data, np.generic):
-        kind = of_number(data) if dtype is None else parse(dtype)
-        if kind in INTEGERS and math.isfinite(data):
+        kind = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
+        if kind in dtypes.INTEGERS and math.isfinite(data):
             data = int(data)
         try:
             with np.errstate(over="ignore"):
@@ -379,29 +360,26 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
         array = np.asarray(data)
     else:
         return _of_sequence(data, dtype, name), True
-    kind = parse(array.dtype if dtype is None else dtype)
+    kind = dtypes.parse(array.dtype if dtype is None else dtype)
     return cast(array, kind), array.dtype != kind or isinstance(data, np.generic)
 
 
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     """A new array of nested lists of numbers, arrays and tensors."""
-    if isinstance(data, list | tuple):
-        kinds = _element_types(data)
-        if any(hasattr(kind, "dtype") for kind in kinds):
-            found: set[np.dtype[Any]] = set()
-            data = _unwrap_tensors(data, found)
-            if dtype is None:
-                dtype = functools.reduce(promote_types, found)
+    if isinstance(data, list | tuple) and any(hasattr(kind, "dtype") for kind in _element_types(data)):
+        found: set[np.dtype[Any]] = set()
+        data = _unwrap_tensors(data, found)
+        dtype = functools.reduce(dtypes.promote_types, found) if dtype is None else dtype
     try:
         array = np.array(data)
     except ValueError as error:
         raise ShapeError(f"{name}: the nested lists are ragged: {error}") from error
     if dtype is None:
-        return cast(array, get_default_dtype() if array.dtype == float64 else parse(array.dtype))
-    kind = parse(dtype)
-    parse(array.dtype)
-    if kind in INTEGERS and array.size:
-        limits, low, high = iinfo(kind), array.min(), array.max()
+        return cast(array, dtypes.get_default_dtype() if array.dtype == dtypes.float64 else dtypes.parse(array.dtype))
+    kind = dtypes.parse(dtype)
+    dtypes.parse(array.dtype)
+    if kind in dtypes.INTEGERS and array.size:
+        limits, low, high = dtypes.iinfo(kind), array.min(), array.max()
         if not (low >= limits.min and high <= limits.max):
             raise ArgumentError(f"{name}: {low if not low >= limits.min else high} does not fit {kind}")
     return cast(array, kind)
@@ -410,20 +388,18 @@ def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
 def _element_types(data: Any) -> set[type]:
     """The types of what is in nested lists."""
     kinds = set(map(type, data))
-    if any(issubclass(kind, list | tuple) for kind in kinds):
-        for part in data:
-            if isinstance(part, list | tuple):
-                kinds |= _element_types(part)
-    return kinds
+    nested = any(issubclass(kind, list | tuple) for kind in kinds)
+    return kinds.union(*[_element_types(part) for part in data if isinstance(part, list | tuple)] if nested else ())
 
 
 def _unwrap_tensors(data: Any, found: set[np.dtype[Any]]) -> Any:
     """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
     if isinstance(data, list | tuple):
         return [_unwrap_tensors(part, found) for part in data]
-    found.add(data.dtype if hasattr(data, "dtype") else of_number(data))
+    found.add(data.dtype if hasattr(data, "dtype") else dtypes.of_number(data))
     array = place(data.array, CPU) if isinstance(data, TensorBase) else data
-    return array.astype(float32) if getattr(array, "dtype", None) == bfloat16 else array  # NumPy mixes it with no other
+    mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy mixes it with no other
+    return array if mixes else array.astype(dtypes.float32)
 
 
 def tensor(
@@ -484,7 +460,7 @@ def asarray(
 
 def scalar_tensor(s: Any, *, dtype: Any = None, device: Where = None, requires_grad: bool = False) -> Tensor:
     """A 0-d tensor of one number, of the default dtype unless `dtype` says otherwise."""
-    kind = get_default_dtype() if dtype is None else parse(dtype)
+    kind = dtypes.get_default_dtype() if dtype is None else dtypes.parse(dtype)
     return tensor(as_number(s, "scalar_tensor"), dtype=kind, device=device, requires_grad=requires_grad)
 
 
@@ -492,7 +468,7 @@ def from_numpy(ndarray: np.ndarray[Any, Any]) -> Tensor:
     """A tensor that shares the memory of `ndarray`. Raises: DtypeError for anything but an array of a known dtype."""
     if not isinstance(ndarray, np.ndarray):
         raise DtypeError(f"from_numpy: expected a NumPy array, got {type(ndarray).__name__}")
-    parse(ndarray.dtype)
+    dtypes.parse(ndarray.dtype)
     return wrap(ndarray if type(ndarray) is np.ndarray else ndarray.view(np.ndarray), CPU)
 
 
@@ -502,7 +478,7 @@ def frombuffer(buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, req
     Raises: ArgumentError if the bytes are no whole number of elements, or fewer than `count`.
     """
     try:
-        array = np.frombuffer(buffer, parse(dtype), count, offset)
+        array = np.frombuffer(buffer, dtypes.parse(dtype), count, offset)
     except ValueError as error:
         raise ArgumentError(f"frombuffer: {error}") from error
     return from_array(array, CPU, requires_grad)
@@ -517,11 +493,11 @@ def from_dlpack(ext_tensor: Any, *, device: Where = None, copy: bool | None = No
     and `device` is another one.
     """
     where = dlpack_device(ext_tensor)
-    if copy is False and device is not None and resolve_device(device) is not where:
+    target = where if device is None else resolve_device(device)
+    if copy is False and target is not where:
         raise ArgumentError(f"from_dlpack: an array on {where} cannot become a tensor on {device} without a copy")
     array = take_dlpack(ext_tensor, where)
-    x = from_array(array.copy() if copy else array, where)
-    return x if device is None else from_array(x.array, resolve_device(device))
+    return from_array(array.copy() if copy else array, target)
 
 
 def from_foreign(value: Any) -> Any:

@@ -6,39 +6,36 @@ Most are made of an op and a line of help; those that PyTorch has in place, too,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ddp._tensor.base import TensorBase, apply, to_common_device, wrap
+from ddp._tensor import operands
+from ddp._tensor.base import Tensor, TensorBase, apply, to_common_device, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
+from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import assign, both_forms, in_place_forms, update
-from ddp._tensor.operands import (
-    Other,
-    as_method,
-    binary,
-    broadcast,
-    check_operand,
-    compare,
-    convert,
-    number_as_tensor,
-    promote_all,
-    promote_pair,
-    rounding,
-    unary,
-)
-from ddp._tensor.reductions import required_float
+from ddp._tensor.operands import as_method, binary, check_operand, compare, number_as_tensor, promote_all, promote_pair
+from ddp._tensor.reductions import required_float, to_dtype
 from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import activation, special
 from ddp.ops import elementwise as ops
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
-    from ddp.ops import Op
+from ddp.ops.op import Op
 
 T = TypeVar("T", bound="Elementwise")
+Other = Any  # a tensor, a Python number, or an array
 Unary = Callable[[Any], "Tensor"]
 Binary = Callable[[Any, Other], "Tensor"]
+
+
+def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
+    """A function that has results between the integers."""
+    return apply(op, (operands.floating(x),), **parameters)
+
+
+def rounding(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
+    """A function that leaves integers and bool as they are: a copy of these."""
+    return apply(op, (x,), **parameters) if is_float(x.array.dtype) else apply(ops.clone, (x,))
 
 
 def _operators(run: Callable[..., Any], op: Op, **options: Any) -> tuple[Binary, Binary]:
@@ -98,18 +95,11 @@ def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: 
     pair = promote_pair(x, y, name)
     if pair is None:
         return NotImplemented
-    if not is_float(pair[0].array.dtype):
-        divisor = pair[0 if swap else 1]
-        if isinstance(divisor, TensorBase):
-            zero = divisor._device.type == "cpu" and not divisor.array.all()
-        else:
-            zero = divisor == 0
-        if zero:
-            above, below = (y, x) if swap else (x, y)
-            raise ArgumentError(
-                f"{name}: {getattr(above, 'shape', above)} / {getattr(below, 'shape', below)}, "
-                f"of {pair[0].array.dtype}: division by zero"
-            )
+    divisor: Any = pair[0 if swap else 1]
+    known = not isinstance(divisor, TensorBase) or divisor._device.type == "cpu"
+    if known and not is_float(pair[0].array.dtype) and not np.all(getattr(divisor, "array", divisor)):
+        above, below = (getattr(each, "shape", each) for each in ((y, x) if swap else (x, y)))
+        raise ArgumentError(f"{name}: {above} / {below}, of {pair[0].array.dtype}: division by zero")
     return binary(op, *pair, swap, **parameters)
 
 
@@ -205,7 +195,7 @@ class Elementwise(TensorBase):
 
     def square(self) -> Tensor:
         """self * self; of bool int64."""
-        x = convert(self, np.dtype("int64")) if self.array.dtype.kind == "b" else self
+        x = to_dtype(self, "int64") if self.array.dtype.kind == "b" else self
         return apply(ops.square, (x,))
 
     def addcmul(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
@@ -215,19 +205,15 @@ class Elementwise(TensorBase):
     def addcdiv(self, tensor1: TensorBase, tensor2: TensorBase, *, value: float = 1) -> Tensor:
         """self + value*tensor1/tensor2; all broadcast. Raises: DtypeError for integers."""
         xs = promote_all("addcdiv", self, tensor1, tensor2)
-        if not is_float(xs[0].array.dtype):
-            raise DtypeError(f"addcdiv: expected floating tensors, got {xs[0].array.dtype}")
+        required_float(xs[0], "addcdiv")
         return apply(ops.addcdiv, xs, value=value)
 
     def lerp(self, end: TensorBase, weight: Other) -> Tensor:
         """self + weight*(end - self); weight: a number or a tensor. Raises: DtypeError for integers."""
-        if isinstance(weight, TensorBase):
-            xs: Sequence[Any] = promote_all("lerp", self, end, weight)
-        else:
-            xs = (*promote_all("lerp", self, end), float(weight))
-        if not is_float(xs[0].array.dtype):
-            raise DtypeError(f"lerp: expected floating tensors, got {xs[0].array.dtype}")
-        return apply(ops.lerp, xs)
+        weights = (weight,) if isinstance(weight, TensorBase) else ()
+        xs: Sequence[Any] = promote_all("lerp", self, end, *weights)
+        required_float(xs[0], "lerp")
+        return apply(ops.lerp, xs if weights else (*xs, float(weight)))
 
     exp, exp_ = both_forms(_unary(special.exp, "exp(self): e to the power of each element."))
     exp2, exp2_ = both_forms(_unary(special.exp2, "2 to the power of each element."))
@@ -297,19 +283,16 @@ class Elementwise(TensorBase):
         """
         if min is None and max is None:
             raise ArgumentError("clamp: expected min, max or both")
+        bounds = [each for each in (min, max) if each is not None]
         if isinstance(min, TensorBase) or isinstance(max, TensorBase):
-            bounds = [
-                each if each is None or isinstance(each, TensorBase) else number_as_tensor(each, self)
-                for each in (min, max)
-            ]
-            found = iter(promote_all("clamp", self, *[each for each in bounds if each is not None]))
-            x = next(found)
-            return apply(ops.clamp_between, (x, *[None if each is None else next(found) for each in bounds]))
-        x = self
-        for bound in (min, max):
-            if bound is not None:
-                x = convert(x, promote_scalar(x.array.dtype, bound))
-        return apply(ops.clamp, (x,), low=min, high=max)
+            bounds = [each if isinstance(each, TensorBase) else number_as_tensor(each, self) for each in bounds]
+            x, *rest = promote_all("clamp", self, *bounds)
+            low, high = rest if len(rest) > 1 else (rest[0], None) if max is None else (None, rest[0])
+            return apply(ops.clamp_between, (x, low, high))
+        dtype = self.array.dtype
+        for bound in bounds:
+            dtype = promote_scalar(dtype, bound)
+        return apply(ops.clamp, (to_dtype(self, dtype),), low=min, high=max)
 
     clip = clamp
 
@@ -390,14 +373,10 @@ class Elementwise(TensorBase):
 
         Raises: ShapeError if they do not broadcast; DeviceError.
         """
-        pair = promote_pair(self, other, "isclose")
-        if pair is None:
-            return check_operand(None, "isclose", other)
-        x, y = pair
-        if isinstance(y, TensorBase) and y._device is not x._device:
-            x, y = to_common_device("isclose", pair)
-        xp = x._device.xp
-        a, b = x.array, y.array if isinstance(y, TensorBase) else y
+        y = other if isinstance(other, TensorBase) else number_as_tensor(other, self)
+        pair = promote_all("isclose", self, y)
+        x, y = pair if pair[0]._device is pair[1]._device else to_common_device("isclose", pair)
+        xp, a, b = x._device.xp, x.array, y.array
         if not is_float(a.dtype) or a.dtype == bfloat16:
             # A difference of unsigned integers would wrap around, and float64 holds bfloat16 whole.
             a, b = xp.asarray(a, "float64"), xp.asarray(b, "float64")
@@ -458,11 +437,8 @@ def select_where(condition: TensorBase, input: Any, other: Any) -> Tensor:
     """`input` where `condition`, else `other`: tensors or numbers. Raises: DtypeError, ShapeError."""
     if condition.array.dtype.kind != "b":
         raise DtypeError(f"where: the condition is bool, not {condition.array.dtype}")
-    values = [input, other]
-    for i, each in enumerate(values):
-        if not isinstance(each, TensorBase):
-            values[i] = number_as_tensor(each, values[1 - i] if isinstance(values[1 - i], TensorBase) else condition)
+    like = next((x for x in (input, other) if isinstance(x, TensorBase)), condition)
+    values = [x if isinstance(x, TensorBase) else number_as_tensor(x, like) for x in (input, other)]
     pair = promote_all("where", *values)
-    for x in pair:
-        broadcast(condition.array.shape, x.array.shape, "where")
+    broadcast_shape("where", condition.array.shape, *[x.array.shape for x in pair])
     return apply(ops.where, (condition, *pair))

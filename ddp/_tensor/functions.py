@@ -21,7 +21,7 @@ from ddp._tensor.elementwise import select_where
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import function_form, with_out
 from ddp._tensor.operands import convert, numpy_names
-from ddp._tensor.reductions import Dims, axis, searchsorted
+from ddp._tensor.reductions import axis, searchsorted
 from ddp._tensor.shapes import new_axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import shape
@@ -124,16 +124,9 @@ def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
 
 
 def _with_mean(name: str, doc: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    def form(
-        input: Tensor,
-        dim: Dims | bool = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: float | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        spread = getattr(input, name)(dim, unbiased, keepdim, correction=correction)
-        return spread, input.mean(None if isinstance(dim, bool) else dim, keepdim)
+    def form(x: Any, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
+        spread = getattr(x, name)(dim, unbiased, keepdim, correction=correction)
+        return spread, x.mean(None if isinstance(dim, bool) else dim, keepdim)
 
     return numpy_names(rename(form, f"{name}_mean", doc))
 
@@ -174,12 +167,8 @@ def result_type(tensor1: Any, tensor2: Any) -> np.dtype[Any]:
         if isinstance(x, bool | int | float):
             return promote_scalar(of_number(x), y) if of_number(x) != bool_ else of_number(y)
     raise DtypeError(
-        f"result_type: expected tensors or numbers, got {type(tensor1).__name__} and {type(tensor2).__name__}"
+        f"result_type: expected tensors or numbers, not {type(tensor1).__name__}, {type(tensor2).__name__}"
     )
-
-
-if not TYPE_CHECKING:  # checkers know which names are defined here
-    __all__ = [n for n, f in globals().items() if n[0] != "_" and getattr(f, "__module__", "") == __name__]
 
 
 def _promote(tensors: Sequence[Tensor], name: str) -> list[TensorBase]:
@@ -219,10 +208,8 @@ concat = concatenate = cat
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, all of one shape, side by side along a new `dim`. Raises: ShapeError, ArgumentError, RangeError."""
     xs = _promote(tensors, "stack")
-    first = tensors[0].shape
-    for x in tensors:
-        if x.shape != first:
-            raise ShapeError(f"stack: shapes {first} and {x.shape} differ")
+    if len(shapes := {x.array.shape for x in xs}) > 1:
+        raise ShapeError(f"stack: shapes {', '.join(map(str, shapes))} differ")
     return apply(shape.stack, xs, dim=new_axis(xs[0], dim, "stack"))
 
 
@@ -268,21 +255,18 @@ def repeat_interleave(
     return input.repeat_interleave(repeats, dim)
 
 
-def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Where a (row, col) matrix is on or below a diagonal: int64 (2, n), row by row."""
-    return _triangle("tril", row, col, offset, dtype, device)
+def _triangle(which: str, side: str) -> Callable[..., Tensor]:
+    def form(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
+        where = Device("cpu" if device is None else device)
+        # On the CPU, which knows how many there are: a GPU would be waited for.
+        found = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
+        return wrap(place(found.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
+
+    doc = f"Where a (row, col) matrix is on or {side} a diagonal: int64 (2, n), row by row."
+    return rename(form, f"{which}_indices", doc)
 
 
-def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
-    """Where a (row, col) matrix is on or above a diagonal: int64 (2, n), row by row."""
-    return _triangle("triu", row, col, offset, dtype, device)
-
-
-def _triangle(which: str, row: int, col: int, offset: int, dtype: Any, device: Any) -> Tensor:
-    where = Device("cpu" if device is None else device)
-    # On the CPU, which knows how many there are: a GPU would be waited for.
-    found = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
-    return wrap(place(found.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
+tril_indices, triu_indices = _triangle("tril", "below"), _triangle("triu", "above")
 
 
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
@@ -329,21 +313,15 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
     Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or no tensor.
     """
     xs: list[Any] = [x.reshape(-1) if x.ndim < 2 else x for x in _as_list(tensors)]
-    if indexing not in ("ij", "xy"):
-        raise ArgumentError(f"meshgrid: indexing is 'ij' or 'xy', not {indexing!r}")
-    if not xs:
-        raise ArgumentError("meshgrid: expected at least one tensor")
+    if indexing not in ("ij", "xy") or not xs:
+        raise ArgumentError(f"meshgrid: expected tensors, and an indexing of 'ij' or 'xy', not {indexing!r}")
     for x in xs:
         if x.ndim > 1:
             raise ShapeError(f"meshgrid: expected vectors, got shape {x.shape}")
-    swap = indexing == "xy" and len(xs) > 1
-    if swap:
-        xs[0], xs[1] = xs[1], xs[0]
+    if indexing == "xy" and len(xs) > 1:
+        return tuple([grid.transpose(0, 1) for grid in meshgrid(*xs)])
     shape = [len(x) for x in xs]
-    grids = [x.reshape([-1 if i == j else 1 for j in range(len(xs))]).expand(shape) for i, x in enumerate(xs)]
-    if swap:
-        grids[0], grids[1] = grids[1], grids[0]
-    return tuple(grids)
+    return tuple([x.reshape([-1 if i == j else 1 for j in range(len(xs))]).expand(shape) for i, x in enumerate(xs)])
 
 
 if not TYPE_CHECKING:  # checkers know which names are defined here

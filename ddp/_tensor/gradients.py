@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp import _engine
 from ddp._device import device
 from ddp._engine import Leaf, Node, RemovableHandle
-from ddp._tensor.base import TensorBase, root_of, seed_of, wrap
+from ddp._tensor.base import Tensor, TensorBase, root_of, seed_of, wrap
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from ddp.ops.op import OPS
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
 
 
 class GradFn:
@@ -165,6 +162,16 @@ def gradient_array(name: str, g: Any, like: Like) -> Any:
     return g.array.astype(dtype, copy=False)
 
 
+def sink_gradients(
+    tensors: Sequence[TensorBase], gradients: Sequence[Any], retain_graph: bool, wanted: Sequence[TensorBase]
+) -> list[Any]:
+    """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived; no `grad` is touched."""
+    sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
+    seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
+    _engine.backward([root_of(x) for x in tensors], seeds, retain_graph, sinks)
+    return [sinks[root_of(x)] for x in wanted]
+
+
 def run_backward(
     tensors: Sequence[TensorBase], gradients: Sequence[Any], retain_graph: bool | None, create_graph: bool, inputs: Any
 ) -> None:
@@ -175,12 +182,12 @@ def run_backward(
     """
     if create_graph:
         raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
-    roots = [root_of(x) for x in tensors]
-    seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
     if inputs is None:
-        _engine.backward(roots, seeds, bool(retain_graph))
+        seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
+        _engine.backward([root_of(x) for x in tensors], seeds, bool(retain_graph))
         return
-    wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
+    # One that is named twice gets its gradient once.
+    wanted = [inputs] if isinstance(inputs, TensorBase) else list({id(x): x for x in inputs}.values())
     if not wanted:
         raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")
     for x in wanted:
@@ -189,10 +196,7 @@ def run_backward(
                 f"backward(inputs=...): the parameter of shape {x.array.shape} is under DataParallel, and the other "
                 "ranks would not reduce its gradient: leave inputs out, or use autograd.grad"
             )
-    sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
-    _engine.backward(roots, seeds, bool(retain_graph), sinks)
-    for x in {id(x): x for x in wanted}.values():  # one that is named twice gets its gradient once
-        g = sinks[root_of(x)]
+    for x, g in zip(wanted, sink_gradients(tensors, gradients, bool(retain_graph), wanted), strict=True):
         if g is not None:
             x.leaf.grad_buffer.accumulate(g)
             for after in [*x.leaf.after]:

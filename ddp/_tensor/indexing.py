@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from ddp._device import CPU, place
-from ddp._tensor.base import TensorBase, apply, copy_if_needed, wrap
+from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, wrap
 from ddp._tensor.inplace import assign, must_record
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
 from ddp._tensor.reductions import axis
@@ -17,10 +17,7 @@ from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeErr
 from ddp.ops import indexing
 from ddp.ops import indexing as ops
 from ddp.ops import shape as shape_ops
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
-    from ddp.ops import Op
+from ddp.ops.op import Op
 
 Step = tuple[Any, ...]
 FULL = slice(None)
@@ -189,8 +186,7 @@ def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) ->
     Raises: DtypeError; RangeError naming the first that is out of range.
     """
     if not isinstance(index, TensorBase) or index.array.dtype.kind not in "iu":
-        what = index.array.dtype if isinstance(index, TensorBase) else type(index).__name__
-        raise DtypeError(f"{name}: the index is an int64 tensor, not {what}")
+        raise DtypeError(f"{name}: the index is an int64 tensor, not {getattr(index, 'dtype', type(index).__name__)}")
     array = place(index.array, x._device)
     if x._device is not CPU:
         return indexing.check_index(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
@@ -220,121 +216,6 @@ def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, i
     if any(i != at and m > n for i, (m, n) in enumerate(zip(array.shape, shape, strict=False))):
         raise ShapeError(f"{name}: index of shape {array.shape} is larger than {shape} apart from dimension {at}")
     return array, at
-
-
-class Indexing(TensorBase):
-    """Reading and writing by index. Integers and slices give views, arrays and masks copies."""
-
-    __slots__ = ()
-
-    def __getitem__(self, where: Any) -> Tensor:
-        try:
-            view, step = index_parts(self, where)
-            return read_index(self if view is None else read_index(self, view), step)
-        except (RangeError, IndexError) as error:
-            raise RangeError(f"indexing a tensor of shape {self.array.shape}: {error}") from error
-
-    def __setitem__(self, where: Any, value: Other) -> None:
-        name = "x[index] = value"
-        try:
-            selects, rest = index_parts(self, where)
-            if must_record(self, name, value):
-                if isinstance(value, TensorBase):
-                    value = drop_leading_ones(convert(value, self.array.dtype))
-                    if value._device is not self._device:
-                        value = cast(Any, value).to(self._device)
-                else:
-                    value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
-                rest = copy_index(rest, self, value)
-                steps = (rest,) if selects is None else (selects, rest)
-                assign(self, name, apply(ops.setitem, (self, value), steps=steps, within=True))
-                return
-            source = place(drop_leading_ones(value).array, self._device) if isinstance(value, TensorBase) else value
-            target = self.array if selects is None else self.array[selects]
-            ops.assign(self._device.xp, target, rest, source)
-            self.version.count += 1
-        except IndexError as error:
-            raise RangeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
-        except DdpError:
-            raise
-        except OverflowError as error:
-            raise as_ddp_error(name, error) from error
-        except (TypeError, ValueError) as error:
-            if isinstance(error, TypeError) and not getattr(value, "shape", ()):
-                raise as_ddp_error(name, error) from error
-            # NumPy calls it a TypeError if a mask is given more than a vector.
-            raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
-
-    def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
-        """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.
-
-        sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
-        """
-        x: Any = self
-        if not self.array.ndim and isinstance(index, TensorBase) and index.array.ndim == 1:
-            x = x.reshape(1)
-        where, at = check_gather(x, dim, index, "gather")
-        if not where.size:
-            return wrap(self._device.xp.zeros(where.shape, self.array.dtype), self._device)
-        if not x.array.ndim:
-            return cast("Tensor", x.clone())
-        found = apply(ops.gather, (x,), index=where, dim=at)
-        return found if index.array.ndim else cast("Tensor", found.reshape(()))
-
-    def take_along_dim(self, indices: TensorBase, dim: int | None = None) -> Tensor:
-        """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""
-        x: Any = self
-        index: Any = indices
-        if dim is None:
-            return cast("Tensor", x.reshape(-1).gather(0, _wrap_negative(index.reshape(-1), x.array.size)))
-        if index.array.ndim != self.array.ndim:
-            raise ShapeError(f"take_along_dim: {self.array.shape} by {index.array.shape}: dimensions differ")
-        at = axis(self, dim, "take_along_dim")
-        shape, where = list(self.array.shape), list(index.array.shape)
-        for i, (m, n) in enumerate(zip(shape, where, strict=True)):
-            if i != at:
-                if m != n and m != 1 and n != 1:
-                    raise ShapeError(f"take_along_dim: {tuple(shape)} by {tuple(where)} do not broadcast")
-                shape[i] = where[i] = n if m == 1 else m
-        return cast("Tensor", x.expand(shape).gather(at, _wrap_negative(index.expand(where), shape[at])))
-
-    def take(self, index: TensorBase) -> Tensor:
-        """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
-        x: Any = self
-        array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
-        return read_index(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
-
-    def index_select(self, dim: int, index: TensorBase) -> Tensor:
-        """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
-        at = axis(self, dim, "index_select")
-        array = check_indices(self, index, self.array.shape[at] if self.array.ndim else 1, "index_select")
-        if array.ndim > 1:
-            raise ShapeError(f"index_select: the index is a vector, got shape {array.shape}")
-        if not self.array.ndim:
-            return cast(Any, self).clone()
-        return read_index(self, index_along(self, at, array.reshape(-1)))
-
-    def masked_select(self, mask: TensorBase) -> Tensor:
-        """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
-        if mask.array.dtype.kind != "b":
-            raise DtypeError(f"masked_select: the mask is bool, not {mask.array.dtype}")
-        x: Any = self
-        m: Any = mask
-        shape = broadcast_shape("masked_select", self.array.shape, mask.array.shape)
-        return cast("Tensor", x.expand(shape).reshape(-1)[m.expand(shape).reshape(-1)])
-
-    def nonzero(self, as_tuple: bool = False) -> Any:
-        """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
-        array, xp = self.array, self._device.xp
-        if as_tuple:
-            return tuple([wrap(each, self._device) for each in xp.nonzero(array if array.ndim else array.reshape(1))])
-        if not array.ndim:
-            return wrap(xp.zeros((int(bool(array)), 0), xp.int64), self._device)
-        return wrap(xp.ascontiguousarray(xp.stack(xp.nonzero(array), axis=1)), self._device)
-
-    def argwhere(self) -> Tensor:
-        """Where elements are not zero, int64 (n, ndim), in order."""
-        return cast("Tensor", self.nonzero())
 
 
 def _wrap_negative(index: Any, n: int) -> Any:
@@ -399,23 +280,21 @@ def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, par
 
 def _check_source(x: TensorBase, name: str, source: Any) -> TensorBase:
     """`source`, if it is a tensor of the dtype of `x`. Raises: DtypeError."""
-    if not isinstance(source, TensorBase):
-        raise DtypeError(f"{name}: expected a tensor of {x.array.dtype}, got {type(source).__name__}")
-    if source.array.dtype != x.array.dtype:
-        raise DtypeError(f"{name}: expected {x.array.dtype}, as the tensor is, got {source.array.dtype}")
+    if not isinstance(source, TensorBase) or source.array.dtype != x.array.dtype:
+        got = getattr(source, "dtype", type(source).__name__)
+        raise DtypeError(f"{name}: expected a tensor of {x.array.dtype}, as this one is, got {got}")
     return source
 
 
 def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
     """`value`, a number or a 0-d tensor, as what can be written into `x`. Raises: ShapeError, DtypeError."""
-    if isinstance(value, TensorBase):
-        if value.array.ndim:
-            raise ShapeError(f"{name}: the value is a number or a 0-d tensor, got shape {value.array.shape}")
+    if isinstance(value, TensorBase) and not value.array.ndim:
         return convert(value, x.array.dtype)
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, bool | int | float):
-        raise DtypeError(f"{name}: the value is a number or a 0-d tensor, not {type(value).__name__}")
+        kind = ShapeError if isinstance(value, TensorBase) else DtypeError
+        raise kind(f"{name}: the value is a number or a 0-d tensor, not {getattr(value, 'shape', type(value))}")
     return value
 
 
@@ -463,9 +342,7 @@ def _check_vector(
     n = x.array.shape[at] if x.array.ndim else 1
     where = check_indices(x, index, n, name, low=-n if negative else 0)
     if where.ndim > 1 or not x.array.ndim:
-        raise ShapeError(
-            f"{name}: an index of shape {where.shape} for a tensor of shape {x.array.shape}: expected a vector"
-        )
+        raise ShapeError(f"{name}: a vector is the index of a tensor of shape {x.array.shape}, not {where.shape}")
     where = where.reshape(-1)
     return where, index_along(x, at, where), at
 
@@ -473,13 +350,10 @@ def _check_vector(
 def _check_slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> TensorBase:
     """`source`, if it is what a vector of places along `at` asks for. Raises: ShapeError, DtypeError."""
     source = _check_source(x, name, source)
-    shape = x.array.shape
-    if source.array.ndim == 0 and where.size == 1 and len(shape) == 1:
-        return source
-    if source.array.shape != (*shape[:at], where.size, *shape[at + 1 :]):
-        raise ShapeError(
-            f"{name}: {where.size} places along dimension {at} of shape {shape}, but a source of {source.array.shape}"
-        )
+    shape, n = x.array.shape, where.size
+    number = source.array.ndim == 0 and n == 1 and len(shape) == 1
+    if not number and source.array.shape != (*shape[:at], n, *shape[at + 1 :]):
+        raise ShapeError(f"{name}: {n} places along dimension {at} of {shape}, but a source of {source.array.shape}")
     return source
 
 
@@ -523,8 +397,7 @@ def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: 
 def _masked(x: TensorBase, name: str, mask: TensorBase) -> tuple[Any, Any]:
     """`x` and the array of the mask in the shape that both broadcast to. Raises: DtypeError, ShapeError."""
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
-        what = mask.array.dtype if isinstance(mask, TensorBase) else type(mask).__name__
-        raise DtypeError(f"{name}: the mask is a bool tensor, not {what}")
+        raise DtypeError(f"{name}: the mask is a bool tensor, not {getattr(mask, 'dtype', type(mask).__name__)}")
     shape = broadcast_shape(name, x.array.shape, mask.array.shape)
     return x if shape == x.array.shape else cast(Any, x).expand(shape), place(mask.array, x._device)
 
@@ -542,30 +415,112 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
     shape, xp = target.array.shape, x._device.xp
     where = xp.broadcast_to(where, shape)
     value = cast(Any, _check_source(x, name, source)).reshape(-1)
-    n = value.array.size
-    if x._device is CPU:
-        if n < (count := int(where.sum())):
-            raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
-        where, value = copy_if_needed(where, x, value), value[:count]
-        return target, ops.setitem, value, {"steps": ((where if where.ndim else where.reshape(1),),)}
-    # Without asking how many places there are: the number of those before a place says which element it gets.
-    if not n:
-        raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
-    which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
-    message = f"{name}: more places than the {{limit}} elements of the source"
-    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, message)
-    value = apply(ops.index, (value,), places=(which,)).reshape(shape)
-    return target, ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
+    if value.array.size < (count := int(where.sum())):
+        raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
+    where, value = copy_if_needed(where, x, value), value[:count]
+    return target, ops.setitem, value, {"steps": ((where if where.ndim else where.reshape(1),),)}
 
 
-class Scatter(TensorBase):
-    """Where a place is named twice, sums add both up; what else is written there is one of both.
-
-    Raises: ShapeError, RangeError, DtypeError; in place also InplaceError, where autograd cannot follow.
-    """
+class Indexing(TensorBase):
+    """Reading and writing by index. Integers and slices give views, arrays and masks copies."""
 
     __slots__ = ()
 
+    def __getitem__(self, where: Any) -> Tensor:
+        try:
+            view, step = index_parts(self, where)
+            return read_index(self if view is None else read_index(self, view), step)
+        except (RangeError, IndexError) as error:
+            raise RangeError(f"indexing a tensor of shape {self.array.shape}: {error}") from error
+
+    def __setitem__(self, where: Any, value: Other) -> None:
+        name = "x[index] = value"
+        try:
+            selects, rest = index_parts(self, where)
+            if must_record(self, name, value):
+                if isinstance(value, TensorBase):
+                    value = drop_leading_ones(convert(value, self.array.dtype))
+                    if value._device is not self._device:
+                        value = cast(Any, value).to(self._device)
+                else:
+                    value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
+                rest = copy_index(rest, self, value)
+                steps = (rest,) if selects is None else (selects, rest)
+                assign(self, name, apply(ops.setitem, (self, value), steps=steps, within=True))
+                return
+            source = place(drop_leading_ones(value).array, self._device) if isinstance(value, TensorBase) else value
+            target = self.array if selects is None else self.array[selects]
+            ops.assign(self._device.xp, target, rest, source)
+            self.version.count += 1
+        except IndexError as error:
+            raise RangeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
+        except DdpError:
+            raise
+        except OverflowError as error:
+            raise as_ddp_error(name, error) from error
+        except (TypeError, ValueError) as error:
+            if isinstance(error, TypeError) and not getattr(value, "shape", ()):
+                raise as_ddp_error(name, error) from error
+            # NumPy calls it a TypeError if a mask is given more than a vector.
+            raise ShapeError(f"{name} on a tensor of shape {self.array.shape}: {error}") from error
+
+    def gather(self, dim: int, index: TensorBase, sparse_grad: bool = False) -> Tensor:
+        """out[..i..] = self[..index[..i..]..] along `dim`. index: int64, nowhere larger than this but along `dim`.
+
+        sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
+        """
+        x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
+        where, at = check_gather(x, dim, index, "gather")
+        if not where.size:
+            return wrap(self._device.xp.zeros(where.shape, self.array.dtype), self._device)
+        found = apply(ops.gather, (x,), index=where, dim=at)
+        return found if index.array.ndim else cast("Tensor", found.reshape(()))
+
+    def take_along_dim(self, indices: TensorBase, dim: int | None = None) -> Tensor:
+        """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""
+        x: Any = self
+        index: Any = indices
+        if dim is None:
+            return cast("Tensor", x.reshape(-1).gather(0, _wrap_negative(index.reshape(-1), x.array.size)))
+        if index.array.ndim != self.array.ndim:
+            raise ShapeError(f"take_along_dim: {self.array.shape} by {index.array.shape}: dimensions differ")
+        at = axis(self, dim, "take_along_dim")
+        sizes = [(*each.array.shape[:at], 1, *each.array.shape[at + 1 :]) for each in (self, index)]
+        common = broadcast_shape("take_along_dim", *sizes)
+        x, index = (each.expand(*common[:at], each.array.shape[at], *common[at + 1 :]) for each in (x, index))
+        return cast("Tensor", x.gather(at, _wrap_negative(index, x.array.shape[at])))
+
+    def take(self, index: TensorBase) -> Tensor:
+        """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
+        x: Any = self
+        array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
+        return read_index(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
+
+    def index_select(self, dim: int, index: TensorBase) -> Tensor:
+        """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
+        x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
+        found = read_index(x, _check_vector(x, "index_select", dim, index)[1])
+        return found if self.array.ndim else found.reshape(())
+
+    def masked_select(self, mask: TensorBase) -> Tensor:
+        """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
+        x, where = _masked(self, "masked_select", mask)
+        return cast("Tensor", x.reshape(-1)[self._device.xp.broadcast_to(where, x.array.shape).reshape(-1)])
+
+    def nonzero(self, as_tuple: bool = False) -> Any:
+        """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
+        array, xp = self.array, self._device.xp
+        found = xp.nonzero(array if array.ndim else array.reshape(1))
+        if as_tuple:
+            return tuple([wrap(each, self._device) for each in found])
+        rows = xp.stack(found, axis=1)[:, : array.ndim]  # of a number: as many rows, of no index
+        return wrap(xp.ascontiguousarray(rows), self._device)
+
+    def argwhere(self) -> Tensor:
+        """Where elements are not zero, int64 (n, ndim), in order."""
+        return cast("Tensor", self.nonzero())
+
+    # Where a place is named twice, sums add both up; what else is written there is one of both.
     scatter, scatter_ = _forms(_scatter)
     scatter_add, scatter_add_ = _forms(_scatter_add)
     index_add, index_add_ = _forms(_index_add)

@@ -11,21 +11,17 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
 from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
-from ddp._tensor.base import TensorBase, apply, written_in_graph
+from ddp._tensor.base import Tensor, TensorBase, apply, check_current, guarded_run, needs_guard, written_in_graph
 from ddp._tensor.creation import array_of
-from ddp._tensor.device_guard import guarded_run, needs_guard
 from ddp._tensor.operands import Other, as_ddp_error, as_method, broadcast, convert, number_as_tensor
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError, ShapeError
 from ddp.ops import elementwise
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
 
 T = TypeVar("T", bound=TensorBase)
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,10 +41,8 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     where = f"{name} on a tensor of shape {x.array.shape}"
     if x.edge is not None and not isinstance(x.edge, Node):
         raise InplaceError(f"{where} that is a leaf and requires grad: wrap the call in ddp.no_grad()")
-    version = x.version
-    if version.epoch != x._epoch and x._epoch >= 0:
-        raise InplaceError(f"{where} that shares memory with one that was changed in place inside the graph since")
-    base = None if version.base is None else version.base()
+    check_current(name, x)
+    base = None if x.version.base is None else x.version.base()
     if base is not None and base is not x:
         raise InplaceError(
             f"{where} that is a view of a tensor of shape {base.array.shape}, inside the graph: use the out-of-place "
@@ -61,12 +55,6 @@ def must_record(x: TensorBase, name: str, *operands: Other) -> bool:
     return True
 
 
-def _written(x: TensorBase, values: Any) -> None:
-    """Writes values into the memory of `x`, on its GPU."""
-    with on(x._device):
-        x.array[...] = values
-
-
 def assign(x: T, name: str, result: TensorBase) -> T:
     """Writes the values of `result`, which was computed of `x`, into `x`, which takes over its place in the graph.
 
@@ -77,19 +65,19 @@ def assign(x: T, name: str, result: TensorBase) -> T:
         raise ShapeError(f"{name}: a result of shape {values.shape} does not fit a tensor of shape {array.shape}")
     if _CATEGORY[values.dtype.kind] > _CATEGORY[array.dtype.kind]:
         raise DtypeError(f"{name}: a result of {values.dtype} does not fit a tensor of {array.dtype}")
-    if not must_record(x, name, result):
-        if values is not array:
-            _written(x, values)
-            x.version.count += 1
-        return x
-    before = x.edge
-    node = convert(result, array.dtype).edge
-    if isinstance(node, Leaf):  # the result is an operand itself
-        node = apply(elementwise.clone, (result,)).edge
-    if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
-        _copy_saved(node, x)
+    before, node = x.edge, None
+    if recorded := must_record(x, name, result):
+        node = convert(result, array.dtype).edge
+        if isinstance(node, Leaf):  # the result is an operand itself
+            node = apply(elementwise.clone, (result,)).edge
+        if isinstance(node, Node):  # else the result has no gradient, as that of logical_not
+            _copy_saved(node, x)
     if values is not array:
-        _written(x, values)
+        with on(x._device):
+            array[...] = values
+    if not recorded:
+        x.version.count += values is not array
+        return x
     written_in_graph(x)
     x.edge = node
     old = before.metadata if isinstance(before, Node) else None
@@ -113,14 +101,11 @@ def _copy_saved_result(x: TensorBase) -> None:
 
 def _copy_saved(node: Node, x: TensorBase) -> None:
     """What `node` saved of `x`, which is about to be overwritten, becomes a copy of its own."""
-    saved, versions = list(node.saved), []
-    for counter, count, position in node.versions:
-        if counter is x.version and counter.count == count:
-            if saved:  # a checkpointed region keeps none
-                saved[position] = saved[position].copy()
-        else:
-            versions.append((counter, count, position))
-    node.saved, node.versions = tuple(saved), versions
+    saved = list(node.saved)
+    changed = [each for each in node.versions if each[0] is x.version and each[0].count == each[1]]
+    for _, _, position in changed if saved else ():  # a checkpointed region keeps none
+        saved[position] = saved[position].copy()
+    node.saved, node.versions = tuple(saved), [each for each in node.versions if each not in changed]
 
 
 def operand_array(x: TensorBase, y: Other, name: str) -> Any:
@@ -211,16 +196,12 @@ def function_form(method: F, *, number_first: bool = False) -> F:
 
     @functools.wraps(method)
     def form(*args: Any, out: Any = None, **named: Any) -> Any:
-        if not args and "input" in named:
-            args = (named.pop("input"),)
-        if not args:
-            raise TypeError(f"{name}() missing 1 required positional argument: 'input'")
-        if not isinstance(args[0], TensorBase):
-            other: Any = args[1] if len(args) > 1 else named.get("other")
+        first, *rest = args or (named.pop("input", None),)
+        if not isinstance(first, TensorBase):
             if not number_first:
-                raise DtypeError(f"{name}: input is a Tensor, not {type(args[0]).__name__}")
-            args = (number_as_tensor(args[0], other), *args[1:])
-        result = getattr(args[0], name)(*args[1:], **named)
+                raise DtypeError(f"{name}: input is a Tensor, not {type(first).__name__}")
+            first = number_as_tensor(first, rest[0] if rest else named.get("other"))
+        result = getattr(first, name)(*rest, **named)
         return result if out is None else _write_out(name, result, out)
 
     return cast(F, _described(form, method, "ddp._tensor.functions"))
@@ -246,10 +227,8 @@ def with_out(function: F) -> F:
 def _described(form: Any, function: Any, module: str) -> Any:
     """`form` with the signature that help() shows, and the name by which it is pickled."""
     first, *rest = inspect.signature(function).parameters.values()
-    if first.name == "self":
-        first = first.replace(name="input")
     out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Any")
-    form.__signature__ = inspect.Signature([first, *rest, out])
+    form.__signature__ = inspect.Signature([first.replace(name="input") if first.name == "self" else first, *rest, out])
     form.__module__, form.__qualname__ = module, function.__name__
     return form
 

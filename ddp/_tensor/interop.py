@@ -9,17 +9,14 @@ Source: dlpack.h 1.0, DLManagedTensor and DLManagedTensorVersioned.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ddp._device import CPU, device, on, place, raise_cuda_error, raise_pending
 from ddp._tensor.base import TensorBase
-from ddp._tensor.dtypes import (
-    FLOATS,
-    bfloat16,
-    parse,
-)
+from ddp._tensor.dtypes import FLOATS, bfloat16, parse
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphError, ShapeError
 
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
@@ -132,27 +129,23 @@ class Interop(TensorBase):
         """The one element as a Python number. Raises: ShapeError if there are more, or none; CudaError."""
         if self.array.size != 1:
             raise ShapeError(f"item: a tensor of shape {self.array.shape} has {self.array.size} elements, not one")
-        if self._device is CPU:
-            return self.array.item()
-        try:
-            found = self.array.item()
-        except Exception as error:
-            raise_cuda_error(self._device, error, "item")
-            raise
-        raise_pending()
-        return found
+        return self.array.item() if self._device is CPU else self._read("item", self.array.item)
 
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers; a number for a 0-d tensor."""
+        if self._device is CPU:
+            return self.array.tolist()
+        # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
+        return self._read("tolist", lambda: self._device.xp.ascontiguousarray(self.array).tolist())
+
+    def _read(self, name: str, read: Callable[[], Any]) -> Any:
+        """What `read` returns, for which the host waits for a GPU. Raises: CudaError."""
         try:
-            array = self.array
-            # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
-            found = (array if array.flags.c_contiguous else self._device.xp.ascontiguousarray(array)).tolist()
+            found = read()
         except Exception as error:
-            raise_cuda_error(self._device, error, "tolist")
+            raise_cuda_error(self._device, error, name)
             raise
-        if self._device is not CPU:
-            raise_pending()
+        raise_pending()
         return found
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
@@ -185,10 +178,8 @@ class Interop(TensorBase):
 
         Raises: AttributeError on the CPU, if it requires grad, and for bfloat16, which has no name there.
         """
-        if self._device is CPU or self.edge is not None:
+        if self._device is CPU or self.edge is not None or self.array.dtype == bfloat16:
             raise AttributeError("__cuda_array_interface__: only for tensors on CUDA that do not require grad")
-        if self.array.dtype == bfloat16:
-            raise AttributeError("__cuda_array_interface__: it has no name for bfloat16; DLPack has (from_dlpack)")
         with on(self._device):  # the stream that it names is the current one there
             return self.array.__cuda_array_interface__
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp._engine import modes
-from ddp._tensor.base import TensorBase, apply
+from ddp._tensor.base import Tensor, TensorBase, apply
+from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import in_place, with_out
 from ddp._tensor.operands import array_as_tensor, broadcast, check_operand
 from ddp._tensor.reductions import axis
@@ -15,9 +16,6 @@ from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import products
 
 __all__ = ["cdist", "einsum", "kron", "tensordot"]
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
 
 
 Other = Any  # a tensor, or an array
@@ -53,10 +51,7 @@ def check_ndim(name: str, *each: tuple[TensorBase, int]) -> None:
 
 def _add_scaled(name: str, base: Any, made: Any, beta: float, alpha: float) -> Tensor:
     """beta * base + alpha * made; a beta of 0 lets no nan of `base` through."""
-    broadcast(base.array.shape, made.array.shape, name)
-    if len(base.array.shape) > made.array.ndim or any(
-        m not in (1, n) for m, n in zip(base.array.shape[::-1], made.array.shape[::-1], strict=False)
-    ):
+    if broadcast_shape(name, base.array.shape, made.array.shape) != made.array.shape:
         raise ShapeError(f"{name}: shape {base.array.shape} does not broadcast to {made.array.shape}")
     if alpha != 1:
         made = made * alpha
@@ -159,12 +154,8 @@ DOTS = -1  # stands for "..." until the operands' numbers of dimensions are know
 
 def parse_equation(equation: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Labels], Labels]:
     """The operands, the labels of each, and those of the result. Raises: ArgumentError."""
-    if not isinstance(equation, str):  # einsum(x, [0, 1], y, [1, 2], [0, 2])
-        parts = [equation, *operands]
-        out = None if len(parts) % 2 == 0 else parts.pop()
-        terms = [[DOTS if label is ... else int(label) for label in labels] for labels in parts[1::2]]
-        result = None if out is None else [DOTS if label is ... else int(label) for label in out]
-        return _expanded(parts[::2], terms, result)
+    if not isinstance(equation, str):
+        raise ArgumentError(f"einsum: the equation is a string, not {type(equation).__name__}")
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = operands[0]
     left, arrow, right = equation.replace(" ", "").partition("->")
@@ -212,11 +203,9 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
     sizes: dict[int, int] = {}
     for x, labels in zip(operands, terms, strict=True):
         for k, n in zip(labels, x.array.shape, strict=True):
-            if sizes.setdefault(k, n) != n and n != 1:
-                if sizes[k] != 1:
-                    shapes = ", ".join(str(each.array.shape) for each in operands)
-                    raise ShapeError(f"einsum: sizes {sizes[k]} and {n} of one label differ, in shapes {shapes}")
-                sizes[k] = n
+            if n != 1 and sizes.get(k, 1) not in (1, n):
+                raise ShapeError(f"einsum: sizes {sizes[k]} and {n} of one label differ")
+            sizes[k] = n if n != 1 else sizes.get(k, 1)
     ready = [_unique_labels(x, labels, sizes) for x, labels in zip(operands, terms, strict=True)]
     x, labels = ready[0]
     for i, (y, others) in enumerate(ready[1:], 1):
@@ -271,8 +260,7 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
     """The sum of products that `equation` describes: "bij,bjk->bik", with "..." for broadcast dimensions.
 
     A label that stands twice in one operand is its diagonal; without "->" the result has the labels that stand once,
-    in alphabetical order. Also einsum(x, [0, 1], y, [1, 2], [0, 2]), and einsum(equation, [x, y]). Several operands are
-    multiplied from left to right.
+    in alphabetical order. Also einsum(equation, [x, y]). Several operands are multiplied from left to right.
 
     Raises: ArgumentError for an equation that does not fit the operands; ShapeError for sizes that differ.
     """
@@ -285,18 +273,10 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
     Raises: ShapeError, ArgumentError, RangeError.
     """
-    if isinstance(dims, int):
-        if not 0 <= dims <= min(a.ndim, b.ndim):
-            raise ArgumentError(f"tensordot: {dims} dimensions of shapes {a.shape} and {b.shape}")
-        left, right = list(range(a.ndim - dims, a.ndim)), list(range(dims))
-    else:
-        left = [axis(a, d, "tensordot") for d in dims[0]]
-        right = [axis(b, d, "tensordot") for d in dims[1]]
-        if len(left) != len(right):
-            raise ArgumentError(f"tensordot: {len(left)} dimensions of one, {len(right)} of the other")
-    for i, j in zip(left, right, strict=True):
-        if a.shape[i] != b.shape[j]:
-            raise ShapeError(f"tensordot: {a.shape} and {b.shape}: sizes of dimensions {i} and {j} differ")
+    pairs = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
+    left, right = ([axis(x, d, "tensordot") for d in each] for x, each in zip((a, b), pairs, strict=True))
+    if [a.shape[i] for i in left] != [b.shape[j] for j in right]:
+        raise ShapeError(f"tensordot: {a.shape} and {b.shape}: sizes of dimensions {left} and {right} differ")
     of_a = list(range(a.ndim))
     of_b = [left[right.index(j)] if j in right else a.ndim + j for j in range(b.ndim)]
     out = [k for k in of_a if k not in left] + [k for k in of_b if k >= a.ndim]

@@ -6,22 +6,16 @@ import functools
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ddp._device import on, place
-from ddp._tensor.base import TensorBase, apply, copy_if_needed, to_common_device, wrap
-from ddp._tensor.device_guard import guarded_run, needs_guard
+from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, guarded_run, needs_guard, to_common_device, wrap
 from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops.op import BFLOAT16, upcast
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
-    from ddp.ops import Op
-
+from ddp.ops.op import BFLOAT16, Op, upcast
 
 Other = Any  # a tensor, a Python number, or an array
 
@@ -85,16 +79,6 @@ def floating(x: TensorBase) -> TensorBase:
     return x if is_float(x.array.dtype) else convert(x, get_default_dtype())
 
 
-def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
-    """A function that has results between the integers."""
-    return apply(op, (floating(x),), **parameters)
-
-
-def rounding(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
-    """A function that leaves integers and bool as they are: a copy of these."""
-    return apply(op, (x,), **parameters) if is_float(x.array.dtype) else apply(ops.clone, (x,))
-
-
 def binary(op: Op, x: TensorBase, y: Other, swap: bool = False, floating: bool = False, **parameters: Any) -> Any:
     """op(x, y), or op(y, x) with `swap`; NotImplemented if `y` is nothing to compute with."""
     pair = promote_pair(x, y, op.name, floating)
@@ -139,7 +123,7 @@ def check_operand(result: Any, name: str, y: Other) -> Tensor:
     return result
 
 
-def number_as_tensor(number: Other, x: TensorBase) -> Tensor:
+def number_as_tensor(number: Other, x: Any) -> Tensor:
     """A number as a 0-d tensor, in the dtype that it has beside `x`; an array as a tensor."""
     if isinstance(number, np.generic):
         number = number.item()

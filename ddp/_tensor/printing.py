@@ -5,10 +5,9 @@ The text is PyTorch's, with `ddp.` for `torch.`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Options:
+class _Options(NamedTuple):
     precision: int = 4
     threshold: float = 1000
     edgeitems: int = 3
@@ -51,17 +49,12 @@ def set_printoptions(
     linewidth: characters; profile: "default", "short" or "full", which the others then change.
     Raises: ArgumentError for another profile.
     """
-    options = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems, "linewidth": linewidth}
-    if profile is not None:
-        if profile not in _PROFILES:
-            raise ArgumentError(f"set_printoptions: profile {profile!r}: expected one of {', '.join(_PROFILES)}")
-        options = {
-            name: getattr(_PROFILES[profile], name) if value is None else value for name, value in options.items()
-        }
-    for name, value in options.items():
-        if value is not None:
-            setattr(_options, name, value)
-    _options.sci_mode = sci_mode
+    global _options
+    if profile not in (None, *_PROFILES):
+        raise ArgumentError(f"set_printoptions: profile {profile!r}: expected one of {', '.join(_PROFILES)}")
+    options: dict[str, Any] = {"precision": precision, "threshold": threshold, "edgeitems": edgeitems}
+    asked = {name: value for name, value in {**options, "linewidth": linewidth}.items() if value is not None}
+    _options = (_options if profile is None else _PROFILES[profile])._replace(sci_mode=sci_mode, **asked)
 
 
 def text_of(x: Tensor) -> str:
@@ -100,11 +93,10 @@ def _append_notes(text: str, notes: list[str], indent: int) -> str:
 
 def _body(array: Any, xp: Any, indent: int) -> str:
     edge, shape = _options.edgeitems, array.shape
-    cut = array.size > _options.threshold
-    if cut:  # only the corners leave the device
-        for axis, n in enumerate(shape):
-            if n > 2 * edge:
-                array = xp.take(array, xp.asarray([*range(edge), *range(n - edge, n)]), axis=axis)
+    gaps = [n > 2 * edge and array.size > _options.threshold for n in shape]
+    for axis, n in enumerate(shape):
+        if gaps[axis]:  # only the corners leave the device
+            array = xp.take(array, xp.asarray([*range(edge), *range(n - edge, n)]), axis=axis)
     array = place(array, CPU)
     if array.dtype in HALVES:
         array = array.astype(float32)
@@ -114,16 +106,13 @@ def _body(array: Any, xp: Any, indent: int) -> str:
         if depth == len(shape):
             return form(part.item())
         parts = [lines(each, depth + 1, indent + 1) for each in part]
-        gap = cut and shape[depth] > 2 * edge
-        if depth < len(shape) - 1:
-            if gap:
-                parts.insert(edge, "...")
-            return "[" + ("," + "\n" * (len(shape) - 1 - depth) + " " * (indent + 1)).join(parts) + "]"
-        if gap:
-            parts.insert(edge, " ...")
-        row = max(1, (_options.linewidth - indent) // (width + 2))
-        rows = [", ".join(parts[i : i + row]) for i in range(0, len(parts), row)]
-        return "[" + (",\n" + " " * (indent + 1)).join(rows) + "]"
+        breaks = len(shape) - 1 - depth
+        if gaps[depth]:
+            parts.insert(edge, "..." if breaks else " ...")
+        if not breaks:
+            row = max(1, (_options.linewidth - indent) // (width + 2))
+            parts = [", ".join(parts[i : i + row]) for i in range(0, len(parts), row)]
+        return "[" + ("," + "\n" * max(breaks, 1) + " " * (indent + 1)).join(parts) + "]"
 
     return lines(array, 0, indent)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from ddp._device import place
 from ddp._tensor import results
-from ddp._tensor.base import TensorBase, apply, wrap
-from ddp._tensor.device_guard import guarded_function
+from ddp._tensor.base import Tensor, TensorBase, apply, guarded_function, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
 from ddp._tensor.inplace import in_place
 from ddp._tensor.operands import as_method, convert, floating
@@ -21,8 +20,6 @@ from ddp.ops.op import upcast
 
 __all__ = ["isin", "searchsorted"]
 
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
 
 T = TypeVar("T", bound=TensorBase)
 Dims = int | Sequence[int] | None
@@ -157,6 +154,22 @@ def _running(kind: Any, ufunc: str, which: str) -> Any:
     )
 
 
+def _spread(name: str, doc: str) -> Any:
+    """The methods var and std."""
+
+    def method(self: T, dim: Any = None, unbiased: Any = None, keepdim: bool = False, *, correction: Any = None) -> Any:
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        x = required_float(self, name)
+        if correction is None:
+            correction = 1 if unbiased is None or unbiased else 0
+        found = apply(reduction.var, (x,), dims=axes(x, dim, name), keepdim=keepdim, correction=correction)
+        return apply(reduction.deviation, (found,)) if name == "std" else found
+
+    options = f"unbiased: True is a correction of 1, as nothing is; False of 0. Also {name}(unbiased)."
+    return as_method(method, name, f"{doc}. {options} Raises: DtypeError unless floating.")
+
+
 def _truth(name: str, doc: str) -> Any:
     def method(self: TensorBase, dim: Dims = None, keepdim: bool = False) -> Tensor:
         array, xp = self.array, self._device.xp
@@ -193,36 +206,8 @@ class Reductions(TensorBase):
         present = wrap(x.array == x.array, x._device)
         return x.nansum(dim, keepdim) / present.sum(dim, keepdim)
 
-    def var(
-        self,
-        dim: Dims | bool = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: float | None = None,
-    ) -> Tensor:
-        """The sum of squared distances from the mean, over n - correction.
-
-        unbiased: True is a correction of 1, as nothing is; False of 0. Also var(unbiased). Raises: DtypeError unless
-        floating.
-        """
-        if isinstance(dim, bool):
-            dim, unbiased = None, dim
-        x = required_float(self, "var")
-        if correction is None:
-            correction = 1 if unbiased is None or unbiased else 0
-        return apply(reduction.var, (x,), dims=axes(x, dim, "var"), keepdim=keepdim, correction=correction)
-
-    def std(
-        self,
-        dim: Dims | bool = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: float | None = None,
-    ) -> Tensor:
-        """The square root of var(), with the same arguments."""
-        return apply(reduction.deviation, (self.var(dim, unbiased, keepdim, correction=correction),))
+    var = _spread("var", "The sum of squared distances from the mean, over n - correction")
+    std = _spread("std", "The square root of var()")
 
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
@@ -274,11 +259,10 @@ class Reductions(TensorBase):
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
             return apply(reduction.median, (check_not_empty(self, axes(self, None, "median"), "median"),))
-        check_not_empty(self, axes(self, dim, "median"), "median")
-        array, xp = upcast(self.array), self._device.xp
+        at = axis(self, dim, "median")
+        array, xp = upcast(check_not_empty(self, axes(self, at, "median"), "median").array), self._device.xp
         if not array.ndim:
             return results.median(*_values_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
-        at = axis(self, dim, "median")
         middle = (array.shape[at] - 1) // 2
         found = xp.argsort(array, axis=at).take([middle], axis=at)
         if array.dtype.kind == "f":
@@ -290,12 +274,6 @@ class Reductions(TensorBase):
     cumprod = _cumulative(reduction.cumprod, "The products of all up to each along `dim`; of integers and bool int64.")
     cumsum_, cumprod_ = in_place(cumsum), in_place(cumprod)
     cummax, cummin = _running(results.cummax, "maximum", "largest"), _running(results.cummin, "minimum", "smallest")
-
-
-class Sorting(TensorBase):
-    """dim: the dimension along which; a 0-d tensor counts as having one."""
-
-    __slots__ = ()
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
         """(values, indices) in order along `dim`. stable: accepted; equal elements always keep their order."""
@@ -321,10 +299,8 @@ class Sorting(TensorBase):
         xp, x, at = _along(self, dim, "kthvalue")
         if not 1 <= k <= x.shape[at]:
             raise RangeError(f"kthvalue: k={k} of dimension {at} of shape {self.array.shape}")
-        values, indices = _gather_found(self, reduction.ranked(xp, x, k, at), dim)
-        if keepdim or not self.array.ndim:
-            return results.kthvalue(values, indices)
-        return results.kthvalue(cast(Any, values).squeeze(at), cast(Any, indices).squeeze(at))
+        pair = _gather_found(self, reduction.ranked(xp, x, k, at), dim)
+        return results.kthvalue(*(pair if keepdim or not self.array.ndim else [each.squeeze(at) for each in pair]))
 
     def unique(
         self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
@@ -334,17 +310,15 @@ class Sorting(TensorBase):
         return_inverse: also, for each element its number among them. return_counts: also, how often each is there.
         sorted: accepted; they always are.
         """
-        at = None if dim is None else axis(self, dim, "unique")
-        if not self.array.ndim:
-            at = None
+        at = None if dim is None or not self.array.ndim else axis(self, dim, "unique")
         return _requested(self, reduction.unique(self._device.xp, self.array, at, return_inverse, return_counts))
 
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
         """As unique, but only what is next to its equal counts as one, and nothing is sorted."""
-        at = None if dim is None else axis(self, dim, "unique_consecutive")
-        values, inverse, counts = reduction.runs(self._device.xp, self.array, at if self.array.ndim else None)
+        at = None if dim is None or not self.array.ndim else axis(self, dim, "unique_consecutive")
+        values, inverse, counts = reduction.runs(self._device.xp, self.array, at)
         return _requested(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
@@ -353,14 +327,10 @@ class Sorting(TensorBase):
         The result has max(minlength, the largest + 1) elements. Raises: DtypeError, ShapeError, RangeError.
         """
         x, xp = self.array, self._device.xp
-        if x.dtype.kind not in "iu":
-            raise DtypeError(f"bincount: expected a vector of integers, got {x.dtype}")
-        if x.ndim != 1:
-            raise ShapeError(f"bincount: expected a vector, got shape {x.shape}")
-        if x.size and x.min() < 0:
-            raise RangeError(f"bincount: {int(x.min())} is below 0")
-        if minlength < 0:
-            raise ArgumentError(f"bincount: minlength is {minlength}")
+        if x.dtype.kind not in "iu" or x.ndim != 1:
+            raise DtypeError(f"bincount: expected a vector of integers, got {x.dtype} of shape {x.shape}")
+        if minlength < 0 or (x.size and x.min() < 0):
+            raise RangeError(f"bincount: minlength {minlength}, or a number to count, is below 0")
         if weights is None:
             return wrap(reduction.bincount(xp, x, None, minlength), self._device)
         if weights.array.shape != x.shape:
@@ -375,17 +345,14 @@ class Sorting(TensorBase):
         In this dtype, which is floating; elements outside, and nan, are not counted. Raises: DtypeError, ArgumentError.
         """
         array, xp = self.array.reshape(-1), self._device.xp
-        if array.dtype.kind in "biu":
-            raise DtypeError(f"histc: expected a floating tensor, got {array.dtype}")
-        if bins < 1 or min > max:
-            raise ArgumentError(f"histc: {bins} bins from {min} to {max}")
+        required_float(self, "histc")
         low, high = float(min), float(max)
         if low == high and array.size:
             low, high = float(array.min()), float(array.max())
         if low == high:
             low, high = low - 1, high + 1
-        if not (np.isfinite(low) and np.isfinite(high)):
-            raise RangeError(f"histc: from {low} to {high} is no finite range")
+        if bins < 1 or not 0 < high - low < float("inf"):
+            raise ArgumentError(f"histc: {bins} bins from {low} to {high}: expected some, in a finite range")
         inside = array[(array >= low) & (array <= high)].astype("float64")
         part = xp.minimum(((inside - low) * (bins / (high - low))).astype("int64"), bins - 1)
         return wrap(reduction.bincount(xp, part, None, bins).astype(array.dtype), self._device)
@@ -441,12 +408,10 @@ def searchsorted(
     rows = sorted_sequence.array
     if isinstance(input, TensorBase):
         values = place(input.array, where)
-        if rows.ndim != 1 and (not rows.ndim or rows.shape[:-1] != values.shape[:-1]):
-            raise ShapeError(f"searchsorted: values of shape {values.shape} in rows of shape {rows.shape}")
-    elif rows.ndim == 1:
-        values = xp.asarray(input, rows.dtype if rows.dtype.kind not in "biu" else None)
     else:
-        raise ShapeError(f"searchsorted: a number in rows of shape {rows.shape}: expected one row")
+        values = xp.asarray(input, rows.dtype if rows.dtype.kind not in "biu" else None)
+    if rows.ndim != 1 and (not rows.ndim or not values.ndim or rows.shape[:-1] != values.shape[:-1]):
+        raise ShapeError(f"searchsorted: values of shape {values.shape} in rows of shape {rows.shape}")
     if sorter is not None:
         if sorter.array.shape != rows.shape:
             raise ShapeError(f"searchsorted: a sorter of shape {sorter.array.shape} for rows of shape {rows.shape}")

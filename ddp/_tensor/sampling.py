@@ -14,20 +14,10 @@ import numpy as np
 
 from ddp import _device
 from ddp._device import CPU, BaseGenerator, on, thread_generator
-from ddp._tensor.base import TensorBase, to_common_device, wrap
+from ddp._tensor import dtypes
+from ddp._tensor.base import Tensor, TensorBase, guarded_function, to_common_device, wrap
 from ddp._tensor.creation import Options, Size, Where, like_form, new, options_like, parse_shape, rename, resolve_device
-from ddp._tensor.device_guard import guarded_function
-from ddp._tensor.dtypes import (
-    HALVES,
-    bfloat16,
-    bool_,
-    float16,
-    float32,
-    float64,
-    iinfo,
-    int64,
-    is_float,
-)
+from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import must_record
 from ddp._tensor.operands import parse_sizes
 from ddp._tensor.reductions import required_float
@@ -39,8 +29,6 @@ __all__ += ["rand", "rand_like", "randint", "randint_like", "randn", "randn_like
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from ddp._tensor.core import Tensor
 
 
 class Generator(BaseGenerator):
@@ -96,7 +84,7 @@ def seed() -> int:
     return _device.manual_seed(BaseGenerator().seed()).initial_seed()
 
 
-_BITS = {float16: 11, bfloat16: 8}  # of precision
+_BITS = {dtypes.float16: 11, dtypes.bfloat16: 8}  # of precision
 
 
 def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Any:
@@ -104,14 +92,14 @@ def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) 
 
     Raises: DtypeError unless floating.
     """
-    if not is_float(kind):
+    if not dtypes.is_float(kind):
         raise DtypeError(f"random numbers are floating, not {kind}")
-    drawn = getattr(source, method)(shape, dtype=float32 if kind in HALVES else kind)
-    if kind not in HALVES:
+    drawn = getattr(source, method)(shape, dtype=dtypes.float32 if kind in dtypes.HALVES else kind)
+    if kind not in dtypes.HALVES:
         return drawn
     if method == "random":
         scale = 2.0 ** _BITS[kind]  # multiples of 1 / scale are exact, where rounding would reach 1
-        drawn = np.floor(drawn * float32.type(scale)) / float32.type(scale)
+        drawn = np.floor(drawn * dtypes.float32.type(scale)) / dtypes.float32.type(scale)
     return drawn.astype(kind)
 
 
@@ -180,7 +168,7 @@ def randint(
     if int(high) <= int(low):
         raise ArgumentError(f"randint: no integer is in [{low}, {high})")
     first, last, shape = int(low), int(high), parse_sizes((size,))
-    return _sampled(lambda rng, kind: rng.integers(first, last, shape), int64, **options)
+    return _sampled(lambda rng, kind: rng.integers(first, last, shape), dtypes.int64, **options)
 
 
 def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
@@ -192,7 +180,7 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
         # CuPy's generators have no permutation.
         return rng.permutation(n) if hasattr(rng, "permutation") else rng.random(n).argsort()
 
-    return _sampled(sample, int64, **options)
+    return _sampled(sample, dtypes.int64, **options)
 
 
 def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **options: Unpack[RandomOptions]) -> Tensor:
@@ -213,19 +201,13 @@ def normal(mean: Any = 0.0, std: Any = 1.0, size: Size | None = None, **options:
     """
     tensors = [x for x in (mean, std) if isinstance(x, TensorBase)]
     if len({x._device for x in tensors}) > 1:
-        mean, std = to_common_device("normal", (mean, std))
-        return normal(mean, std, **options)
+        return normal(*to_common_device("normal", (mean, std)), **options)
     centre, width = (x.array if isinstance(x, TensorBase) else x for x in (mean, std))
-    if isinstance(std, TensorBase):
-        check_all(std._device.xp, ~(width < 0), ArgumentError, "normal: std is negative")
-    elif width < 0:
-        raise ArgumentError("normal: std is negative")
+    xp = std._device.xp if isinstance(std, TensorBase) else np
+    check_all(xp, ~(xp.asarray(width) < 0), ArgumentError, "normal: std is negative")
     if tensors:
         options |= {"device": tensors[0]._device, "dtype": tensors[0].array.dtype}
-        try:
-            shape: tuple[int, ...] = np.broadcast_shapes(*(x.array.shape for x in tensors))
-        except ValueError as error:
-            raise ShapeError(f"normal: means {centre.shape} and deviations {width.shape} do not broadcast") from error
+        shape = broadcast_shape("normal", *[x.array.shape for x in tensors])
     elif size is None:
         raise ArgumentError("normal: a size is needed where mean and std are numbers")
     else:
@@ -240,11 +222,9 @@ def bernoulli(input: TensorBase, p: float | None = None, *, generator: BaseGener
     Raises: ArgumentError for probabilities outside [0, 1]; DtypeError for integers without `p`.
     """
     x, xp = input.array, input._device.xp
-    if p is None and not is_float(x.dtype):
-        raise DtypeError(f"bernoulli: probabilities are floating, not {x.dtype}")
-    chance = _probability(input if p is None else p, "bernoulli")
+    chance = _probability(required_float(input, "bernoulli") if p is None else p, "bernoulli")
     with on(input._device):
-        drawn = _device.generator(input._device, generator).random(x.shape, dtype=float64)
+        drawn = _device.generator(input._device, generator).random(x.shape, dtype=dtypes.float64)
     return wrap(xp.asarray(drawn < chance).astype(x.dtype), input._device)
 
 
@@ -269,31 +249,25 @@ def multinomial(
     floating; ArgumentError for weights that are negative, not finite or all 0, or fewer than asked for.
     """
     x, xp = input.array, input._device.xp
+    required_float(input, "multinomial")
     if x.ndim not in (1, 2) or not x.shape[-1]:
         raise ShapeError(f"multinomial: expected weights of shape (C,) or (N, C), got {x.shape}")
-    if not is_float(x.dtype):
-        raise DtypeError(f"multinomial: expected floating weights, got {x.dtype}")
-    if num_samples <= 0:
-        raise ArgumentError(f"multinomial: num_samples={num_samples} is not positive")
-    weights = x.reshape(-1, x.shape[-1]).astype(float64)
-    if not bool(((weights >= 0) & (weights < math.inf)).all()):
-        raise ArgumentError("multinomial: a weight is negative, infinite or nan")
-    rows, possible = len(weights), (weights > 0).sum(axis=1)
-    needed = 1 if replacement else num_samples
-    if rows and int(possible.min()) < needed:
-        raise ArgumentError(
-            f"multinomial: {needed} categories of positive weight are needed, a row has {int(possible.min())}"
-        )
+    weights = x.reshape(-1, x.shape[-1]).astype(dtypes.float64)
+    possible = int((weights > 0).sum(axis=1).min(initial=x.shape[-1]))
+    if num_samples <= 0 or not bool(((weights >= 0) & (weights < math.inf)).all()):
+        raise ArgumentError(f"multinomial: {num_samples} samples, or a weight that is negative, infinite or nan")
+    if possible < (1 if replacement else num_samples):
+        raise ArgumentError(f"multinomial: {num_samples} samples of a row with {possible} positive weights")
     source = _device.generator(input._device, generator)
     with on(input._device):
         if replacement:
-            out = _inverse(xp, weights, xp.asarray(source.random((rows, num_samples), dtype=float64)))
+            out = _inverse(xp, weights, xp.asarray(source.random((len(weights), num_samples), dtype=dtypes.float64)))
         else:
             # The smallest of exponential waiting times of these rates come in the order of draws without replacement.
             with np.errstate(all="ignore"):
                 waits = _exponential(xp, source, weights.shape) / weights
             out = xp.argsort(waits, axis=1)[:, :num_samples]
-    return wrap(out.astype(int64, copy=False).reshape(*x.shape[:-1], num_samples), input._device)
+    return wrap(out.astype(dtypes.int64, copy=False).reshape(*x.shape[:-1], num_samples), input._device)
 
 
 def _exponential(xp: Any, source: Any, shape: tuple[int, ...]) -> Any:
@@ -327,15 +301,7 @@ class Drawing(TensorBase):
 
     __slots__ = ()
 
-    def bernoulli(self, p: float | None = None, *, generator: BaseGenerator | None = None) -> Tensor:
-        """1 with the probability of each element, or `p`, else 0: see `ddp.bernoulli`."""
-        return bernoulli(self, p, generator=generator)
-
-    def multinomial(
-        self, num_samples: int, replacement: bool = False, *, generator: BaseGenerator | None = None
-    ) -> Tensor:
-        """Categories drawn by these weights: see `ddp.multinomial`."""
-        return multinomial(self, num_samples, replacement, generator=generator)
+    bernoulli, multinomial = bernoulli, multinomial
 
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: BaseGenerator | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.
@@ -376,7 +342,7 @@ class Drawing(TensorBase):
         Raises: ArgumentError for an empty range.
         """
         if high is None:
-            low, high = 0, low or _COUNTS.get(self.array.dtype) or iinfo(self.array.dtype).max + 1
+            low, high = 0, low or _COUNTS.get(self.array.dtype.name) or dtypes.iinfo(self.array.dtype).max + 1
         if high <= low:
             raise ArgumentError(f"random_: no integer is in [{low}, {high})")
         drawn = _device.generator(self._device, generator).integers(low, high, self.array.shape, dtype="int64")
@@ -384,4 +350,5 @@ class Drawing(TensorBase):
 
 
 # Up to here a floating dtype holds every integer.
-_COUNTS = {bool_: 2, bfloat16: 2**8 + 1, float16: 2**11 + 1, float32: 2**24 + 1, float64: 2**53 + 1, int64: 2**63 - 1}
+_COUNTS = {"bool": 2, "bfloat16": 2**8 + 1, "float16": 2**11 + 1, "float32": 2**24 + 1, "float64": 2**53 + 1}
+_COUNTS["int64"] = 2**63 - 1

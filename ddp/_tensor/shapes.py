@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ddp._device import CPU, place
-from ddp._tensor.base import TensorBase, alias, apply, wrap
+from ddp._tensor.base import Tensor, TensorBase, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import index_along
 from ddp._tensor.inplace import become_view, in_place
@@ -17,10 +17,6 @@ from ddp._tensor.reductions import axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
 from ddp.ops.indexing import check_all
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
-
 
 Self = TypeVar("Self", bound="Shapes")
 
@@ -84,9 +80,7 @@ class Shapes(TensorBase):
         try:
             return wrap(self.array.view(kind), self._device, self)
         except ValueError as error:
-            raise ShapeError(
-                f"view({kind}): the last dimension of shape {self.array.shape} of {self.array.dtype}: {error}"
-            ) from error
+            raise ShapeError(f"view({kind}) of shape {self.array.shape} of {self.array.dtype}: {error}") from error
 
     def view_as(self, other: TensorBase) -> Tensor:
         """As view, in the shape of `other`. Raises: ShapeError."""
@@ -202,21 +196,19 @@ class Shapes(TensorBase):
 
         Raises: ShapeError if sizes do not add up; ArgumentError for a size below 1.
         """
-        at, n = _axis_and_size(self, dim, "split")
         if not isinstance(split_size, int):
             return self.split_with_sizes(split_size, dim)
+        at, n = _axis_and_size(self, dim, "split")
         if split_size < 0 or (split_size == 0 and n):
             raise ArgumentError(f"split: pieces of {split_size} of shape {self.array.shape}, dimension {at}")
-        whole, rest = divmod(n, split_size) if n else (0, 0)
-        return _split(self, at, (split_size,) * whole + ((rest,) if rest or not n else ()))
+        return _split(self, at, [min(split_size, n - i) for i in range(0, n, split_size)] if n else [0])
 
     def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """Stretches of these sizes along `dim`. Raises: ShapeError if they do not add up to its size."""
         at, n = _axis_and_size(self, dim, "split")
-        lengths = tuple(split_sizes)
-        if sum(lengths) != n or any(length < 0 for length in lengths):
-            raise ShapeError(f"split: sizes {lengths} do not add up to {n}, dimension {at} of {self.array.shape}")
-        return _split(self, at, lengths)
+        if sum(split_sizes) != n or any(length < 0 for length in split_sizes):
+            raise ShapeError(f"split: sizes {split_sizes} do not add up to {n}, dimension {at} of {self.array.shape}")
+        return _split(self, at, split_sizes)
 
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """At most `chunks` stretches of one size along `dim`; the last one may be shorter. Raises: ArgumentError."""
@@ -224,7 +216,7 @@ class Shapes(TensorBase):
         if chunks < 1:
             raise ArgumentError(f"chunk: expected at least 1 chunk, got {chunks}")
         if not n:
-            return _split(self, at, (0,) * chunks)
+            return _split(self, at, [0] * chunks)
         return self.split(-(-n // chunks), at)
 
     def tensor_split(self, indices_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
@@ -236,7 +228,7 @@ class Shapes(TensorBase):
             if indices_or_sections < 1:
                 raise ArgumentError(f"tensor_split: expected at least 1 section, got {indices_or_sections}")
             size, longer = divmod(n, indices_or_sections)
-            return _split(self, at, (size + 1,) * longer + (size,) * (indices_or_sections - longer))
+            return _split(self, at, [size + 1] * longer + [size] * (indices_or_sections - longer))
         cuts = [None, *indices_or_sections, None]
         return tuple([_slice_view(self, at, slice(*pair)) for pair in pairwise(cuts)])
 
@@ -246,14 +238,11 @@ class Shapes(TensorBase):
         return _share_versions(self, apply(shape.unbind, (self,), dim=at))
 
     def narrow(self, dim: int, start: Any, length: int) -> Tensor:
-        """`length` elements along `dim`, from `start` on. Raises: RangeError, ShapeError if they are not there."""
+        """`length` elements along `dim`, from `start` on. Raises: RangeError if they are not there."""
         at, n = _axis_and_size(self, dim, "narrow")
-        first = int(start)
-        if not -n <= first <= n:
-            raise RangeError(f"narrow: start {first} in dimension {at} of shape {self.array.shape}")
-        first += n if first < 0 else 0
-        if length < 0 or first + length > n:
-            raise ShapeError(f"narrow: {first} + {length} elements in dimension {at} of shape {self.array.shape}")
+        first = int(start) + (n if start < 0 else 0)
+        if length < 0 or not 0 <= first <= n - length:
+            raise RangeError(f"narrow: {first} + {length} elements in dimension {at} of shape {self.array.shape}")
         return _slice_view(self, at, slice(first, first + length))
 
     def select(self, dim: int, index: int) -> Tensor:
@@ -265,20 +254,20 @@ class Shapes(TensorBase):
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """The diagonal over two dimensions, as a last dimension; above the main one if offset > 0."""
-        at = _two_axes(self, dim1, dim2, "diagonal")
-        return apply(shape.diagonal, (self,), offset=offset, dim0=at[0], dim1=at[1])
+        a, b = axis(self, dim1, "diagonal"), axis(self, dim2, "diagonal")
+        if a == b:
+            raise ShapeError(f"diagonal: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
+        return apply(shape.diagonal, (self,), offset=offset, dim0=a, dim1=b)
 
     def unfold(self, dimension: int, size: int, step: int) -> Tensor:
         """Windows of `size` elements along `dimension`, `step` apart, their elements in a new last dimension.
 
-        Raises: ShapeError if no window fits; ArgumentError for a step below 1.
+        Raises: ShapeError if no window fits, or for a step below 1.
         """
         at = axis(self, dimension, "unfold")
         n = self.array.shape[at] if self.array.ndim else 1
-        if step < 1 or size < 0:
-            raise ArgumentError(f"unfold: windows of {size}, {step} apart: expected a step of at least 1")
-        if size > n:
-            raise ShapeError(f"unfold: windows of {size} in dimension {at} of shape {self.array.shape}")
+        if step < 1 or not 0 <= size <= n:
+            raise ShapeError(f"unfold: windows of {size}, {step} apart, in dimension {at} of shape {self.array.shape}")
         if not self.array.ndim:
             return cast(Any, self).reshape(1)[:size]
         return apply(shape.unfold, (self,), dim=at, size=size, step=step)
@@ -288,16 +277,16 @@ class Shapes(TensorBase):
 
         Elements may show in several places, so it should not be written to.
 
-        Raises: ShapeError unless contiguous; RangeError if an element lies outside of it.
+        Raises: ShapeError unless contiguous, or if an element lies outside of it.
         """
         array = self.array
-        if not array.flags.c_contiguous:
-            raise ShapeError(f"as_strided: shape {array.shape} with strides {array.strides} is not contiguous")
-        if len(size) != len(stride) or any(n < 0 for n in (*size, *stride, storage_offset)):
-            raise ArgumentError(f"as_strided: sizes {tuple(size)} with strides {tuple(stride)}, from {storage_offset}")
-        last = storage_offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if 0 not in size and last >= array.size:
-            raise RangeError(f"as_strided: element {last} of a tensor of {array.size} elements")
+        last = storage_offset + sum((n - 1) * step for n, step in zip(size, stride, strict=False))
+        fits = len(size) == len(stride) and min((*size, *stride, storage_offset)) >= 0
+        if not array.flags.c_contiguous or not fits or (0 not in size and last >= array.size):
+            raise ShapeError(
+                f"as_strided: sizes {tuple(size)} with strides {tuple(stride)}, element {storage_offset} to {last}, "
+                f"of a tensor of shape {array.shape} and strides {array.strides}"
+            )
         return apply(shape.as_strided, (self,), shape=tuple(size), stride=tuple(stride), offset=storage_offset)
 
     def __len__(self) -> int:
@@ -376,14 +365,8 @@ class Shapes(TensorBase):
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
         """Turned k times by 90 degrees, from the first of two dimensions towards the second."""
         first, second = axes(self, dims, "rot90")
-        x: Any = self
-        turned = {
-            0: lambda: x.clone(),
-            1: lambda: x.flip(second).transpose(first, second),
-            2: lambda: x.flip(first, second),
-            3: lambda: x.flip(first).transpose(first, second),
-        }
-        return turned[k % 4]()
+        turned = self.flip(*((), (second,), (first, second), (first,))[k % 4])
+        return turned.transpose(first, second) if k % 2 else turned
 
     def roll(self, shifts: Dims, dims: Dims | None = None) -> Tensor:
         """Shifted along `dims`, around the end; without `dims`, along the flattened order.
@@ -392,14 +375,10 @@ class Shapes(TensorBase):
         """
         by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
         at = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+        if len(at or (0,)) != len(by):
+            raise ArgumentError(f"roll: {len(by)} shifts {by} for dims {at}: expected as many")
         if not at:
-            if len(by) != 1:
-                raise ArgumentError(f"roll: shifts {by} without dims: expected one shift")
-            return cast(Any, apply(shape.roll, (cast(Any, self).reshape(-1),), shifts=by, dims=(0,))).reshape(
-                self.array.shape
-            )
-        if len(at) != len(by):
-            raise ArgumentError(f"roll: {len(by)} shifts {by} for {len(at)} dims {at}")
+            return cast(Any, self).reshape(-1).roll(by, 0).reshape(self.array.shape)
         return apply(shape.roll, (self,), shifts=by, dims=tuple([axis(self, d, "roll") for d in at]))
 
     def tril(self, diagonal: int = 0) -> Tensor:
@@ -423,9 +402,7 @@ class Shapes(TensorBase):
         """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""
         if self.array.ndim not in (1, 2):
             raise ShapeError(f"diag: expected a vector or a matrix, got shape {self.array.shape}")
-        if self.array.ndim == 1:
-            return self.diag_embed(diagonal)
-        return cast(Any, self).diagonal(diagonal).clone()
+        return self.diag_embed(diagonal) if self.array.ndim == 1 else cast(Any, self).diagonal(diagonal).clone()
 
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
         """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
@@ -452,19 +429,12 @@ def _axis_and_size(x: TensorBase, dim: int, name: str) -> tuple[int, int]:
     return at, x.array.shape[at]
 
 
-def _two_axes(x: TensorBase, dim1: int, dim2: int, name: str) -> tuple[int, int]:
-    a, b = axis(x, dim1, name), axis(x, dim2, name)
-    if a == b or x.array.ndim < 2:
-        raise ShapeError(f"{name}: dimensions {dim1} and {dim2} of shape {x.array.shape}: expected two of them")
-    return a, b
-
-
 def _slice_view(x: TensorBase, at: int, part: int | slice) -> Tensor:
     return apply(indexing.getitem, (x,), index=(*(slice(None),) * at, part, ...))
 
 
-def _split(x: TensorBase, dim: int, lengths: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return _share_versions(x, apply(shape.split, (x,), dim=dim, lengths=lengths))
+def _split(x: TensorBase, dim: int, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+    return _share_versions(x, apply(shape.split, (x,), dim=dim, lengths=tuple(lengths)))
 
 
 def _share_versions(x: TensorBase, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

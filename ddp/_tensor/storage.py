@@ -11,7 +11,7 @@ import copy
 import gc
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.lib.array_utils import byte_bounds
@@ -21,16 +21,13 @@ from ddp._block import Block, is_shared
 from ddp._device import CPU, device, device_of, found_cupy, place
 from ddp._engine import Node, Version
 from ddp._tensor import dtypes
-from ddp._tensor.base import TensorBase, apply, record, wrap
+from ddp._tensor.base import Tensor, TensorBase, apply, record, wrap
 from ddp._tensor.dtypes import TYPES, is_float, parse
 from ddp._tensor.inplace import must_record, operand_array
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
 from ddp.ops.memory_formats import channels_last, is_channels_last, memory_format, preserve_format
-
-if TYPE_CHECKING:
-    from ddp._tensor.core import Tensor
 
 T = TypeVar("T", bound="Storage")
 
@@ -62,13 +59,12 @@ class Storage(TensorBase):
         if self.edge is not None and not is_float(new.dtype):
             raise DtypeError(f"data: a tensor that requires grad cannot become {new.dtype}")
         alike = new.shape == old.shape and new.dtype == old.dtype and value._device is self._device
-        if isinstance(self.edge, Node) and not alike:
+        full = self.maybe_leaf is not None and self.maybe_leaf.grad_buffer.full
+        if (isinstance(self.edge, Node) and not alike) or (new.shape != old.shape and full):
             raise ShapeError(
-                f"data: {old.dtype} {old.shape} on {self._device} is the result of an op, and cannot become "
-                f"{new.dtype} {new.shape} on {value._device}"
+                f"data: {old.dtype} {old.shape} on {self._device} is the result of an op, or has a grad, and cannot "
+                f"become {new.dtype} {new.shape} on {value._device}"
             )
-        if new.shape != old.shape and self.maybe_leaf is not None and self.maybe_leaf.grad_buffer.full:
-            raise ShapeError(f"data: shape {old.shape} cannot become {new.shape} with grad there; set that to None")
         if alike:  # the leaf, and the graph that leads to it, stay
             self.array, self.version, self._epoch = new, Version(), 0
         else:
@@ -88,38 +84,22 @@ class Storage(TensorBase):
 
         non_blocking: between a GPU and pinned memory of one shape and dtype the host does not wait; see `to`.
         """
-        if isinstance(source, TensorBase) and source._device is not self._device:
-            plain = not must_record(self, "copy_", source)
-            if plain and "cpu" in (source._device.type, self._device.type) and self.array.flags.c_contiguous:
-                from ddp._cuda import copies  # only where there is a GPU
+        recorded = must_record(self, "copy_", source)
+        away = isinstance(source, TensorBase) and source._device is not self._device
+        if away and not recorded and "cpu" in (source._device.type, self._device.type):
+            from ddp._cuda import copies  # only where there is a GPU
 
-                if copies.straight(self.array, source.array, non_blocking):
-                    self.version.count += 1
-                    return self
-        value = operand_array(self, source, "copy_")
-        if must_record(self, "copy_", source):
-            cast(Any, self)[...] = source
-            return self
-        try:
-            self.array[...] = value
-        except REJECTED as error:
-            raise as_ddp_error("copy_", error) from error
-        self.version.count += 1
-        return self
+            if self.array.flags.c_contiguous and copies.straight(self.array, source.array, non_blocking):
+                self.version.count += 1
+                return self
+        return _write(self, "copy_", source, operand_array(self, source, "copy_"), recorded)
 
     def fill_(self: T, value: Any) -> T:
         """Every element becomes `value`, a number or a tensor of one element."""
         if isinstance(value, TensorBase) and value.array.size != 1:
             raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value.array.shape}")
-        if must_record(self, "fill_", value):
-            cast(Any, self)[...] = value
-            return self
-        try:
-            self.array.fill(value.array.item() if isinstance(value, TensorBase) else value)
-        except REJECTED as error:
-            raise as_ddp_error("fill_", error) from error
-        self.version.count += 1
-        return self
+        number = value.array.item() if isinstance(value, TensorBase) else value
+        return _write(self, "fill_", value, number, must_record(self, "fill_", value))
 
     def zero_(self: T) -> T:
         """Every element becomes 0."""
@@ -160,6 +140,19 @@ class Storage(TensorBase):
     def is_shared(self) -> bool:
         """Whether other processes can map this tensor's memory; always on a GPU."""
         return self._device is not CPU or is_shared(self.array)
+
+
+def _write(x: T, name: str, source: Any, values: Any, recorded: bool) -> T:
+    """x[...] = source, whose `values` are a number or an array; `recorded`: followed by autograd."""
+    if recorded:
+        cast(Any, x)[...] = source
+        return x
+    try:
+        x.array[...] = values
+    except REJECTED as error:
+        raise as_ddp_error(name, error) from error
+    x.version.count += 1
+    return x
 
 
 def check_leaf(x: TensorBase, name: str) -> None:
@@ -315,7 +308,7 @@ class Conversion(TensorBase):
             elif isinstance(each, _Device | int) or (isinstance(each, str) and each[:4] in ("cpu", "cpu:", "cuda")):
                 device = each
             else:
-                dtype = _named(each) if isinstance(each, str) else each
+                dtype = each
         x: Any = self
         if dtype is not None:
             x = convert(x, parse(dtype))
@@ -410,14 +403,6 @@ class Conversion(TensorBase):
     double, byte, char = _as(dtypes.float64), _as(dtypes.uint8), _as(dtypes.int8)
     short, int, long = _as(dtypes.int16), _as(dtypes.int32), _as(dtypes.int64)
     bool = _as(dtypes.bool_)
-
-
-def _named(text: str) -> Any:
-    """A dtype by its name. Raises: DtypeError for what names no device either."""
-    try:
-        return parse(text)
-    except DtypeError as error:
-        raise DtypeError(f"to({text!r}): no device ('cpu', 'cuda', 'cuda:1'), and no {error}") from None
 
 
 def transfer(x: TensorBase, where: device, non_blocking: Flag = False) -> Tensor:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp import _engine
-from ddp._tensor.base import root_of, seed_of, wrap
+from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.gradients import run_backward
+from ddp._tensor.gradients import run_backward, sink_gradients
 from ddp.errors import ArgumentError, GraphError
 
 Tensors = Tensor | Sequence[Tensor]
@@ -72,13 +71,10 @@ def grad(
     for i, x in enumerate(wanted):
         if x.edge is None:
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
-    sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
     tensors = as_list(outputs)
-    seeds = [seed_of(x, g) for x, g in zip(tensors, _seeds(tensors, grad_outputs), strict=True)]
-    _engine.backward([root_of(x) for x in tensors], seeds, bool(retain_graph), sinks)
     found: list[Tensor | None] = []
-    for i, x in enumerate(wanted):
-        g = sinks[root_of(x)]
+    gradients = sink_gradients(tensors, _seeds(tensors, grad_outputs), bool(retain_graph), wanted)
+    for i, (x, g) in enumerate(zip(wanted, gradients, strict=True)):
         if g is None and materialize_grads:
             g = x.device.xp.zeros(x.shape)
         elif g is None and not allow_unused:

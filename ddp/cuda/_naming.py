@@ -6,9 +6,8 @@ import os
 import sys
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_DEVICE_GUARD = os.path.join(_OURS, "_tensor", "device_guard.py")  # around an op, and not it
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # contextlib, say
-_WRAPPERS = ("inner", "hooked")  # they bear another name than what they call
+_WRAPPERS = ("inner", "hooked", "guarded_run")  # they bear another name than what they call
 
 
 def origin(error: BaseException) -> tuple[str, str]:
@@ -23,7 +22,7 @@ def origin(error: BaseException) -> tuple[str, str]:
         name = frame.f_code.co_filename
         if name.endswith((".pyx", ".pxi")) or any(name.startswith(each) for each in below):
             break  # compiled modules name their sources
-        if name == _DEVICE_GUARD or (name.startswith(_STANDARD) and "-packages" not in name):
+        if name.startswith(_STANDARD) and "-packages" not in name:
             continue
         if name.startswith(_OURS):
             if not within or op in _WRAPPERS:

@@ -6,10 +6,9 @@ from typing import Any, ClassVar
 
 from ddp._device import on
 from ddp._engine import no_grad
-from ddp._tensor.base import apply, copy_if_needed, wrap
+from ddp._tensor.base import apply, copy_if_needed, guarded_function, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
-from ddp._tensor.device_guard import guarded_function
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Layer

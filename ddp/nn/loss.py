@@ -16,9 +16,8 @@ import numpy as np
 
 from ddp._device import place
 from ddp._engine import modes
-from ddp._tensor.base import apply, to_common_device
+from ddp._tensor.base import apply, guarded_function, to_common_device
 from ddp._tensor.core import Tensor
-from ddp._tensor.device_guard import guarded_function
 from ddp._tensor.dtypes import is_float, promote
 from ddp._tensor.operands import broadcast, convert, floating
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError

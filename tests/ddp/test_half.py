@@ -29,12 +29,6 @@ def broadcast(dtype: Any) -> Any:
     return [x.grad, y.grad]
 
 
-def expand(dtype: Any) -> Any:
-    x = ones(2, dtype=dtype, grad=True)
-    x.expand(N, 2).backward(ones(N, 2, dtype=dtype))
-    return [x.grad]
-
-
 def matmul(dtype: Any) -> Any:
     x = ones(2, 2, dtype=dtype, grad=True)
     (ones(N, 1, 2, dtype=dtype) @ x).backward(ones(N, 1, 2, dtype=dtype))
@@ -60,13 +54,6 @@ def log_softmax(dtype: Any) -> Any:
     return [y, x.grad + 1]  # beside 1: g and its sum cancel, up to the rounding of y
 
 
-def logsumexp(dtype: Any) -> Any:
-    x = ones(N, 2, dtype=dtype, grad=True)
-    y = x.logsumexp(0)
-    y.backward(ones(2, dtype=dtype))
-    return [y, x.grad]
-
-
 def cross_entropy_of_many_samples(dtype: Any) -> Any:
     x, target = ones(N, 2, dtype=dtype), ddp.zeros(N, dtype=ddp.int64)
     return [F.cross_entropy(x, target, reduction="sum"), F.cross_entropy(x, target)]
@@ -75,7 +62,7 @@ def cross_entropy_of_many_samples(dtype: Any) -> Any:
 @pytest.mark.parametrize(
     "sums",
     [
-        *(sum_and_mean, broadcast, expand, matmul, linear, conv2d, log_softmax, logsumexp),
+        *(sum_and_mean, broadcast, matmul, linear, conv2d, log_softmax),
         cross_entropy_of_many_samples,
     ],
 )
@@ -86,13 +73,6 @@ def test_as_in_float32(sums: Callable[[Any], Any]) -> None:
         assert half.dtype == ddp.float16
         # Four units in the last place of float16, its smallest number beside zero.
         np.testing.assert_allclose(half.detach().numpy(), single.detach().numpy(), 4e-3, 1e-6)
-
-
-@pytest.mark.parametrize("dtype", [ddp.bool, ddp.uint8, ddp.int8])
-def test_integers_sum_to_int64(dtype: Any) -> None:
-    y = ddp.ones(300, dtype=dtype).sum()
-    assert y.dtype == ddp.int64
-    assert y.item() == 300
 
 
 def test_a_number_beside_float16_counts_in_float32() -> None:

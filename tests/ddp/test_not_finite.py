@@ -39,8 +39,6 @@ CASES = {
         lambda t, x, y: t.where(t.tensor([[True], [False]]), x, y), ([1.0, 2.0], [[3.0]]), [[inf, 1.0], [nan, 2.0]]
     ),
     "clamp": Case(lambda t, x: x.clamp(0.0, 1.0), ([nan, -1.0, 0.5, 2.0, 0.0],), [2.0, inf, nan, -inf, 3.0]),
-    "clamp low": Case(lambda t, x: x.clamp(0.0), ([nan, -1.0, 0.5, 2.0],), [2.0, inf, nan, nan]),
-    "clamp high": Case(lambda t, x: x.clamp(max=0.0), ([nan, -1.0, 0.5, 2.0],), [2.0, inf, nan, nan]),
     "maximum": Case(
         lambda t, x, y: t.maximum(x, y),
         ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
@@ -90,7 +88,6 @@ CASES = {
         lambda t, x: t.nn.functional.hardswish(x), ([-4.0, -3.0, 0.0, 3.0, 4.0],), [inf, nan, 2.0, 3.0, inf]
     ),
     "max": Case(lambda t, x: x.max(), ([[1.0, nan, nan], [5.0, inf, 0.0]],), 3.0),
-    "max infinite": Case(lambda t, x: x.max(), ([[1.0, inf, inf], [5.0, -inf, 0.0]],), inf),
     "min": Case(lambda t, x: x.min(), ([1.0, nan, nan],), 3.0),
     "max dim": Case(lambda t, x: x.max(1)[0], ([[1.0, nan, nan], [2.0, 1.0, 2.0]],), [1.0, inf]),
     "min dim": Case(lambda t, x: x.min(1)[0], ([[1.0, nan, nan], [2.0, 1.0, 2.0]],), [1.0, inf]),
@@ -115,12 +112,6 @@ def test_against_pytorch(name: str, dtype: str) -> None:
     expected.backward(torch.tensor(case.g, dtype=getattr(torch, dtype)))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(a.grad.numpy(), b.grad.numpy())
-
-
-def test_hardswish_hands_nan_on() -> None:
-    # PyTorch's answer depends on the dtype and on the place in a vector: nan or 1.
-    x = ddp.tensor([nan, -4.0], requires_grad=True)
-    np.testing.assert_array_equal(ddp.autograd.grad(ddp.nn.functional.hardswish(x).sum(), x)[0].numpy(), [nan, 0.0])
 
 
 def test_over_dimensions_the_nan_get_the_gradient() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.errors import DeviceError, DtypeError, RangeError, ShapeError
+from ddp.errors import DeviceError
 
 
 class TestPromotion:
@@ -33,13 +32,6 @@ class TestPromotion:
         assert (x @ np.ones((3, 2), np.float32)).requires_grad
         assert x.matmul(np.ones(3, np.float32)).item() == 3.0
 
-    @pytest.mark.parametrize("dim", [None, (), []])
-    def test_no_dimension_means_all(self, dim: Any) -> None:
-        x = ddp.ones(2, 3)
-        assert x.sum(dim).item() == x.sum(dim=dim, keepdim=True).item() == 6.0
-        assert x.mean(dim).shape == x.amax(dim).shape == ()
-        assert x.sum(dim, keepdim=True).shape == (1, 1)
-
 
 class TestValues:
     def test_metadata(self) -> None:
@@ -60,30 +52,8 @@ class TestValues:
         assert len({x, x.detach(), x}) == 2  # by identity
         assert (x == "text") is False
 
-    def test_membership_and_order(self) -> None:
-        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-        for t in (ddp, torch):
-            x = t.tensor([[1, 2], [3, 4]])
-            assert 3 in x
-            assert 5 not in x
-            assert t.tensor(2) in x
-            assert reversed(x).tolist() == [[3, 4], [1, 2]]
-            assert reversed(t.tensor(1)).tolist() == 1
-            with pytest.raises((DtypeError, RuntimeError)):
-                assert "text" in x
-
     def test_iteration(self) -> None:
         assert [row.tolist() for row in ddp.tensor([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
-
-
-class TestViews:
-    def test_adjoints(self) -> None:
-        x = ddp.tensor([[1.0, 2.0]])
-        assert x.H.tolist() == x.mH.tolist() == x.adjoint().tolist() == [[1.0], [2.0]]
-        assert np.shares_memory(x.H.numpy(), x.numpy())
-        assert ddp.zeros(2, 3, 4).mH.shape == (2, 4, 3)
-        with pytest.raises(ShapeError, match="matrix"):
-            _ = ddp.zeros(2).H
 
 
 class TestInPlace:
@@ -97,21 +67,6 @@ class TestInPlace:
         x.copy_(x * 2)
         assert x.version.count == 6
 
-    def test_bounds_and_dtypes_of_random_fills(self) -> None:
-        for call in (lambda x: x.uniform_(3, 2), lambda x: x.normal_(0, -1)):
-            with pytest.raises(ddp.errors.ArgumentError, match=r"uniform_: low 3 is above|normal_: std is at"):
-                call(ddp.zeros(2))
-        for call in (lambda x: x.uniform_(), lambda x: x.normal_()):
-            with pytest.raises(ddp.errors.DtypeError, match="expected a floating tensor, got int64"):
-                call(ddp.zeros(2, dtype=ddp.int64))
-
-    def test_refusals(self) -> None:
-        x = ddp.zeros(2, 3)
-        with pytest.raises(RangeError, match="index 5"):
-            x[5] = 1
-        with pytest.raises(ShapeError, match="broadcast"):
-            x[0] = ddp.zeros(2)
-
 
 class TestMessages:
     def test_other_devices_are_named(self) -> None:
@@ -123,15 +78,6 @@ class TestMessages:
             x.add_(y)
         with pytest.raises(DeviceError, match=r"cpu\(\)"):
             y.numpy()
-
-    def test_gradients_must_fit(self) -> None:
-        x = ddp.zeros(2, requires_grad=True)
-        with pytest.raises(ShapeError, match=r"\(2,\) was given one of \(3,\)"):
-            x.grad = ddp.zeros(3)
-        with pytest.raises(DtypeError, match="float64"):
-            x.grad = ddp.zeros(2, dtype=ddp.float64)
-        with pytest.raises(DtypeError, match="ndarray"):
-            x.grad = np.zeros(2, np.float32)
 
 
 class TestGrad:
@@ -166,8 +112,5 @@ def test_errors_of_python_name_the_class_that_users_know() -> None:
     ):
         with pytest.raises(TypeError, match=rf"Tensor\.{name}\(\)"):
             call()
-    inner = [
-        n for n, f in inspect.getmembers(ddp.Tensor, inspect.isfunction) if not f.__qualname__.startswith("Tensor.")
-    ]
-    assert not inner
+
     assert pickle.loads(pickle.dumps(ddp.Tensor.clone)) is ddp.Tensor.clone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 import typing
@@ -13,7 +12,7 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.errors import ArgumentError, ShapeError
 from tests.ddp._tensor.oracle import agree
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
@@ -50,16 +49,6 @@ class TestSizes:
         assert make.__name__ == name
         assert not make(ddp.ones(2, requires_grad=True)).requires_grad
 
-    @pytest.mark.parametrize("name", ["new_zeros", "new_ones", "new_empty"])
-    def test_new(self, name: str) -> None:
-        x = ddp.ones(2, dtype=ddp.int32)
-        make, expected = getattr(x, name), getattr(torch.ones(2, dtype=torch.int32), name)
-        for size in ((3, 2), ((3, 2),), ([3, 2],), (4,)):
-            assert make(*size).shape == tuple(expected(*size).shape)
-        assert make(size=(3, 2)).shape == (3, 2)
-        assert make(2).dtype == ddp.int32
-        assert make(2, dtype=ddp.float64, requires_grad=True).requires_grad
-
 
 class TestConstants:
     @pytest.mark.parametrize("value", [True, 3, 3.5, math.inf])
@@ -69,12 +58,6 @@ class TestConstants:
         agree(ddp.full((2, 3), value, dtype=dtype), torch.full((2, 3), value, dtype=kind), rtol=0)
         x, y = ddp.zeros(2, dtype=ddp.float64), torch.zeros(2, dtype=torch.float64)
         agree(ddp.full_like(x, value, dtype=dtype), torch.full_like(y, value, dtype=kind), rtol=0)
-
-    def test_full_of_other_numbers(self) -> None:
-        agree(ddp.full((2,), 2.7, dtype=ddp.int64), torch.full((2,), 2.7, dtype=torch.int64), rtol=0)
-        assert ddp.full((2,), ddp.tensor(3)).tolist() == [3, 3]
-        assert ddp.full((2,), np.float32(3)).dtype == ddp.float32
-        assert ddp.full(2, 7.0).shape == (2,)
 
     def test_eye(self) -> None:
         agree(ddp.eye(2, 3), torch.eye(2, 3), rtol=0)
@@ -102,13 +85,12 @@ class TestRanges:
         agree(ddp.arange(start=1, end=5, step=2), torch.arange(start=1, end=5, step=2), rtol=0)
         agree(ddp.arange(2**53, 2**53 + 3), torch.arange(2**53, 2**53 + 3), rtol=0)
 
-    @pytest.mark.parametrize(
-        ("args", "message"),
-        [((1, 2, 0), "step is 0"), ((3, 1), "leads away"), ((1, 3, -1), "leads away"), ((math.inf,), "finite")],
-    )
-    def test_arange_refusals(self, args: Any, message: str) -> None:
-        with pytest.raises(ArgumentError, match=message):
-            ddp.arange(*args)
+    def test_arange_refusals(self) -> None:
+        for args in ((1, 2, 0), (3, 1), (1, 3, -1), (math.inf,)):
+            with pytest.raises(ArgumentError, match="expected finite steps that lead there"):
+                ddp.arange(*args)
+        with pytest.raises(ArgumentError, match=r"step 0.5 is 0 as an integer"):
+            ddp.arange(0, 5, 0.5, dtype=ddp.int64)
 
     @pytest.mark.parametrize("args", [(0, 1, 5), (3, -3, 4), (0, 10, 1), (2, 2, 3), (0, 1, 0), (-1.5, 7.25, 11)])
     @pytest.mark.parametrize("dtype", [None, ddp.float64, ddp.int64])
@@ -138,17 +120,6 @@ def test_sizes_make_memory(name: str, sizes: Any) -> None:
     assert getattr(ddp, name)(*sizes).shape == tuple(getattr(torch, name)(*sizes).shape)
 
 
-def test_a_tensor_shares_its_memory() -> None:
-    x = ddp.zeros(2)
-    ddp.FloatTensor(x).fill_(1)
-    assert x.tolist() == [1, 1]
-
-
-def test_wrong_data() -> None:
-    with pytest.raises(DtypeError, match="Tensor: a tensor of float32 was expected, not int64"):
-        ddp.Tensor(ddp.zeros(2, dtype=ddp.int64))
-
-
 def test_type_takes_them() -> None:
     assert ddp.zeros(2).type(ddp.LongTensor).dtype == ddp.int64
     assert ddp.zeros(2, dtype=ddp.LongTensor).dtype == ddp.int64
@@ -176,11 +147,3 @@ def test_annotations_as_models_have_them() -> None:
     x = ddp.zeros(2, dtype=ddp.int64)
     assert isinstance(x, ddp.LongTensor | None)
     assert not isinstance(x, ddp.FloatTensor | ddp.BoolTensor)
-
-
-def test_parameters_of_uninitialised_memory() -> None:
-    weight = nn.Parameter(ddp.Tensor(2, 3))
-    weight.data.uniform_(-1, 1)
-    assert weight.requires_grad
-    assert copy.deepcopy(weight).tolist() == weight.tolist()
-    assert nn.Buffer(ddp.Tensor([1])).tolist() == [1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +34,6 @@ def test_names() -> None:
 
 
 class TestParse:
-    @pytest.mark.parametrize("dtype", ALL, ids=str)
-    def test_forms(self, dtype: Any) -> None:
-        assert parse(dtype) is parse(dtype.name) is parse(dtype.type) is dtype
-        assert parse(pickle.loads(pickle.dumps(dtype))) == dtype
-        assert str(dtype) == dtype.name == str(theirs(dtype))[6:]
-
     @pytest.mark.parametrize(
         "dtype", [None, "float31", "complex64", complex, "uint16", ">f4", object, [1], {}], ids=str
     )
@@ -114,10 +107,6 @@ class TestLimits:
             assert getattr(ours, name) == getattr(expected, name), name
         assert "max=" in repr(ours)
 
-    def test_defaults_and_refusals(self) -> None:
-        assert ddp.finfo().dtype == "float32"
-        assert ddp.get_default_dtype() == ddp.float32
-
 
 class TestConversion:
     @pytest.mark.parametrize(
@@ -174,35 +163,23 @@ class TestConversion:
 def test_the_default_dtype_is_followed_as_in_pytorch(dtype: str) -> None:
     makers: list[Callable[[Any], Any]] = [
         lambda t: t.tensor(1.5),
-        lambda t: t.tensor([[1.0, 2]]),
         lambda t: t.tensor([1, 2]),
         lambda t: t.tensor(np.ones(2, np.float32)),
         lambda t: t.zeros(2),
         lambda t: t.Tensor(2, 3),
-        lambda t: t.Tensor([1, 2]),
         lambda t: t.FloatTensor([1, 2]),
         lambda t: t.full((2,), 1.5),
-        lambda t: t.full((2,), 1),
         lambda t: t.arange(3),
         lambda t: t.arange(3.0),
-        lambda t: t.linspace(0, 1, 3),
-        lambda t: t.eye(2),
-        lambda t: t.empty(2),
         lambda t: t.rand(2),
-        lambda t: t.randn(2),
         lambda t: t.normal(0.0, 1.0, (2,)),
         lambda t: t.as_tensor([0.5]),
-        lambda t: t.scalar_tensor(2),
         lambda t: t.tensor([1, 2]) / 2,
         lambda t: t.tensor([1, 2]) * 0.5,
-        lambda t: t.tensor([1, 2]) / t.tensor([3, 4]),
         lambda t: t.tensor([1, 2]).exp(),
-        lambda t: t.tensor([1, 2]).sqrt(),
         lambda t: t.zeros(2, dtype=t.float32) * 0.5,
         lambda t: t.nn.Linear(2, 3).weight,
-        lambda t: t.nn.BatchNorm1d(2).running_mean,
         lambda t: t.nn.Embedding(2, 3).weight,
-        lambda t: t.nn.LSTM(2, 3).weight_hh_l0,
     ]
     try:
         for t in (ddp, torch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,16 +28,11 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
     **{f"{name}_": lambda x, y, name=name: getattr(x, f"{name}_")() for name in NAMES.split()},
     **{f"{name}_ tensor": lambda x, y, name=name: getattr(x, f"{name}_")(y) for name in WITH_TENSOR.split()},
     "acosh_": lambda x, y: x.add_(1).acosh_(),
-    "arccosh_": lambda x, y: x.add_(1).arccosh_(),
     "add_ alpha": lambda x, y: x.add_(y, alpha=2),
-    "sub_ number": lambda x, y: x.sub_(3, alpha=2),
     "div_ floor": lambda x, y: x.div_(y, rounding_mode="floor"),
-    "div_ trunc": lambda x, y: x.div_(y, rounding_mode="trunc"),
     "remainder_": lambda x, y: x.remainder_(y),
     "pow_ number": lambda x, y: x.pow_(3),
-    "pow_ square": lambda x, y: x.pow_(2),
     "clamp_": lambda x, y: x.clamp_(0.3, 0.6),
-    "clip_": lambda x, y: x.clip_(max=0.5),
     "clamp_ tensors": lambda x, y: x.clamp_(y, y + 0.1),
     "round_ decimals": lambda x, y: x.round_(decimals=1),
     "lerp_": lambda x, y: x.lerp_(y, 0.3),
@@ -57,11 +51,8 @@ FORMS: dict[str, Callable[[Any, Any], Any]] = {
     "cumsum_": lambda x, y: x.cumsum_(1),
     "cumprod_": lambda x, y: x.cumprod_(1),
     "squeeze_": lambda x, y: x.unsqueeze_(1).squeeze_(),
-    "squeeze_ dim": lambda x, y: x.unsqueeze_(1).squeeze_(1),
     "unsqueeze_": lambda x, y: x.unsqueeze_(-1),
     "transpose_": lambda x, y: x.transpose_(0, 1),
-    "swapaxes_": lambda x, y: x.swapaxes_(0, 1),
-    "swapdims_": lambda x, y: x.swapdims_(0, 1),
     "t_": lambda x, y: x.t_(),
     "tril_": lambda x, y: x.tril_(-1),
     "triu_": lambda x, y: x.triu_(),
@@ -132,14 +123,6 @@ def test_operators() -> None:
     assert results[0][0] == results[1][0]
     assert results[0][1] == pytest.approx(results[1][1])
     assert results[0][2] == results[1][2]
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_other_floats(dtype: str) -> None:
-    x = ddp.tensor([0.5, 2.0]).to(dtype)
-    x.exp_().mul_(2).clamp_(max=4.0).sqrt_()
-    assert x.dtype == getattr(ddp, dtype)
-    assert x.float().tolist() == pytest.approx([(2 * 2.718281828**0.5) ** 0.5, 2.0], rel=1e-2)
 
 
 def test_leaves_keep_their_shape() -> None:
@@ -234,28 +217,6 @@ def test_a_view_made_before_the_change_is_left_behind() -> None:
     assert x.grad.tolist() == [3.0, 0.0]
 
 
-def test_a_constant_that_becomes_part_of_the_graph() -> None:
-    total = ddp.zeros(2)
-    w = leaf(3.0, 4.0)
-    total += w
-    total += w * w
-    assert total.requires_grad
-    assert not total.is_leaf
-    total.sum().backward()
-    assert w.grad.tolist() == [7.0, 9.0]
-
-
-def test_on_a_leaf_only_without_grad() -> None:
-    x = leaf(1.0)
-    for write in (lambda: x.add_(1), lambda: x.zero_(), lambda: x.__setitem__(0, 2.0), lambda: x.copy_(ddp.ones(1))):
-        with pytest.raises(InplaceError, match="no_grad"):
-            write()
-    with ddp.no_grad():
-        x.add_(1)
-    assert x.is_leaf
-    assert x.tolist() == [2.0]
-
-
 def test_nothing_is_written_where_it_does_not_fit() -> None:
     x = leaf(1.0, 2.0) * 1
     with pytest.raises(ShapeError, match=r"\(3, 2\)"):
@@ -344,44 +305,24 @@ def test_a_checkpointed_region_computes_its_result_again() -> None:
 # --- what backward reads stays what forward saw ---
 
 
-def cross_entropy(x: ddp.Tensor) -> tuple[ddp.Tensor, Callable[[], Any]]:
-    target = ddp.tensor([0, 1, 0])
-    return F.cross_entropy(x, target), lambda: target.fill_(2)
+LATER: dict[str, Callable[[ddp.Tensor], tuple[ddp.Tensor, Any]]] = {
+    "classes": lambda x: (F.cross_entropy(x, y := ddp.tensor([0, 1, 0])), y),
+    "tensor": lambda x: (x[i := ddp.tensor([0, 1, 1])].sum(), i),
+    "array": lambda x: (x[0, (i := np.array([0, 1, 1]))].sum(), i),
+    "mask": lambda x: (x[m := x > 4].sum(), m),
+    "indices of max": lambda x: ((found := x.max(1, keepdim=True)).values.sum(), found.indices),
+    "operand": lambda x: ((x * (factor := np.full((3, 3), 3, np.float32))).sum(), factor),
+}
 
 
-def tensor_index(x: ddp.Tensor) -> tuple[ddp.Tensor, Callable[[], Any]]:
-    rows = ddp.tensor([0, 1, 1])
-    return x[rows].sum(), lambda: rows.fill_(2)
-
-
-def array_index(x: ddp.Tensor) -> tuple[ddp.Tensor, Callable[[], Any]]:
-    rows = np.array([0, 1, 1])
-    return x[0, rows].sum(), lambda: rows.fill(2)
-
-
-def mask(x: ddp.Tensor) -> tuple[ddp.Tensor, Callable[[], Any]]:
-    positive = x > 4
-    return x[positive].sum(), lambda: positive.fill_(False)
-
-
-def indices_of_max(x: ddp.Tensor) -> tuple[ddp.Tensor, Callable[[], Any]]:
-    values, indices = x.max(1, keepdim=True)
-    return values.sum(), lambda: indices.fill_(0)
-
-
-def array_operand(x: ddp.Tensor) -> tuple[ddp.Tensor, Callable[[], Any]]:
-    factor = np.full((3, 3), 3, np.float32)
-    return (x * factor).sum(), lambda: factor.fill(100)
-
-
-@pytest.mark.parametrize("made", [cross_entropy, tensor_index, array_index, mask, indices_of_max, array_operand])
-def test_a_later_write_does_not_reach_backward(made: Callable[[ddp.Tensor], Any]) -> None:
+@pytest.mark.parametrize("name", LATER)
+def test_a_later_write_does_not_reach_backward(name: str) -> None:
     grads = []
     for write in (False, True):
         x = ddp.arange(9, dtype=ddp.float32).reshape(3, 3).clone().requires_grad_()
-        loss, change = made(x)
+        loss, read = LATER[name](x)
         if write:
-            change()
+            read[...] = 0
         loss.backward()
         grads.append(x.grad.tolist())
     assert grads[0] == grads[1]
@@ -420,7 +361,6 @@ CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "cat": lambda t, x, out: t.cat([x, x], 1, out=out),
     "sum": lambda t, x, out: t.sum(x, 0, out=out),
     "gather": lambda t, x, out: t.gather(x, 1, t.tensor([[0, 2]]), out=out),
-    "clamp": lambda t, x, out: t.clamp(x, 1, 2, out=out),
 }
 
 
@@ -468,23 +408,8 @@ def test_what_does_not_fit() -> None:
         ddp.exp(x, out=np.zeros((2, 3)))
 
 
-def test_no_gradient_passes() -> None:
-    x, w = ddp.tensor(NUMBERS), ddp.ones(2, 3, requires_grad=True)
-    for call in (lambda: ddp.mul(x, w, out=x), lambda: ddp.exp(x, out=w)):
-        with pytest.raises(InplaceError, match=r"no gradient passes through out=, of shape \(2, 3\)"):
-            call()
-    with ddp.no_grad():
-        assert ddp.exp(x, out=w) is w
-    assert w.requires_grad
-
-
 @pytest.mark.parametrize("name", ["exp", "sum", "round", "tril", "topk", "nan_to_num"])
 def test_arguments_that_are_no_tensors(name: str) -> None:
     for wrong in ([1.0], np.ones(3), 2.0, "a"):
         with pytest.raises(DtypeError, match=f"{name}: input is a Tensor, not"):
             getattr(ddp, name)(wrong)
-
-
-def test_it_is_in_the_signature() -> None:
-    found = [list(inspect.signature(function).parameters) for function in (ddp.add, ddp.masked_fill)]
-    assert found == [["input", "other", "alpha", "out"], ["input", "mask", "value", "out"]]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp._tensor import printing
 
 torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
 
@@ -26,30 +25,19 @@ def defaults() -> Iterator[None]:
 RANDOM = np.random.default_rng(0)
 VALUES: dict[str, Any] = {
     "fractions": [1.0, 2.5],
-    "zeros": [0.0, 0.0],
     "negative zero": [-0.0, 1.5],
-    "0-d": 3.0,
     "0-d fraction": 3.14159,
-    "small": [1e-5, 1.0],
-    "large": [1e9, 1.0],
     "wide range": [0.001, 12.5],
     "nan": [1.0, math.nan],
     "infinite": [math.inf, -math.inf, 0.5],
     "integers": [[1, -20], [300, 4]],
-    "bools": [True, False],
     "matrix": RANDOM.standard_normal((3, 4)),
-    "cube": RANDOM.standard_normal((2, 3, 2)),
     "four": np.arange(16).reshape(2, 2, 2, 2),
     "wraps": RANDOM.standard_normal(40) * 10,
     "wide rows": np.arange(100.0).reshape(2, 50),
-    "long": np.arange(1001),
     "long floats": RANDOM.standard_normal(2000),
-    "large matrix": RANDOM.standard_normal((50, 40)),
     "large cube": np.arange(4000).reshape(10, 20, 20),
-    "thousand": np.arange(1000).reshape(40, 25),
-    "empty": [],
     "empty matrix": np.zeros((0, 3)),
-    "mixed magnitudes": [[1e-4, 1.0], [999.0, 3.0]],
     "exponents": [[1e-12, 1e12], [0.0, math.nan]],
 }
 
@@ -84,14 +72,10 @@ def test_text_is_pytorchs(label: str, dtype: str | None) -> None:
 
 OPTIONS: list[dict[str, Any]] = [
     {"precision": 2},
-    {"precision": 8},
-    {"threshold": 10},
     {"threshold": 10, "edgeitems": 1},
     {"linewidth": 40},
     {"sci_mode": True},
-    {"sci_mode": False},
     {"profile": "short"},
-    {"profile": "full"},
     {"profile": "short", "precision": 1},
 ]
 
@@ -103,16 +87,6 @@ def test_options(options: dict[str, Any]) -> None:
     for label, values in VALUES.items():
         ours, expected = both(values, None)
         assert joined(repr(ours)) == text(expected), label
-
-
-def test_profiles() -> None:
-    ddp.set_printoptions(precision=2)
-    assert repr(ddp.tensor(1.23456)) == "tensor(1.23)"
-    ddp.set_printoptions(edgeitems=2)
-    assert repr(ddp.tensor(1.23456)) == "tensor(1.23)"
-    ddp.set_printoptions(profile="default")
-    assert repr(ddp.tensor(1.23456)) == "tensor(1.2346)"
-    assert printing._options == printing._PROFILES["default"]
 
 
 @pytest.mark.parametrize(
@@ -163,15 +137,6 @@ SIZES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_slices_and_sums(name: str) -> None:
-    ours, theirs = (SIZES[name](t.zeros(2, 3, 4).shape) for t in (ddp, torch))
-    assert ours == theirs
-    assert type(ours).__name__ == type(theirs).__name__
-    if name != "s[0]":
-        assert ours.numel() == theirs.numel()
-
-
 def test_formats() -> None:
     for t in (ddp, torch):
         assert f"{t.tensor(1.5)}" == "1.5"
@@ -197,16 +162,3 @@ def test_grad_fn() -> None:
     assert before.next_functions[0][0].next_functions == ()
     y.sum().backward()
     assert y.grad_fn.next_functions == ()
-
-
-def test_grad_fn_of_a_function() -> None:
-    class Double(ddp.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: ddp.Tensor) -> ddp.Tensor:
-            return g * 2
-
-    assert repr(Double.apply(ddp.ones(1, requires_grad=True))) == "tensor([2.], grad_fn=<DoubleBackward>)"

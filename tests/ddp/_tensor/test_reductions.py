@@ -27,13 +27,9 @@ def both(values: Any, dtype: str = "float32") -> tuple[Any, Any]:
 
 FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda t, x: t.sum(x, 1),
-    "sum to float64": lambda t, x: t.sum(x, dtype=t.float64),
     "nansum": lambda t, x: t.nansum(x),
     "prod": lambda t, x: t.prod(x, 0),
-    "prod of all": lambda t, x: x.prod(),
-    "prod to float64": lambda t, x: x.prod(0, dtype=t.float64),
     "amax": lambda t, x: t.amax(x, (0, 1)),
-    "amin": lambda t, x: t.amin(x, 0, keepdim=True),
     "max": lambda t, x: t.max(x),
     "max along": lambda t, x: t.max(x, 1),
     "min along": lambda t, x: t.min(x, 0, keepdim=True),
@@ -47,9 +43,7 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "cummin": lambda t, x: t.cummin(x, 1),
     "any": lambda t, x: t.any(x),
     "all along": lambda t, x: t.all(x, 1),
-    "any of several": lambda t, x: t.any(x, (0, 1), keepdim=True),
     "count_nonzero": lambda t, x: t.count_nonzero(x),
-    "count_nonzero along": lambda t, x: t.count_nonzero(x, 1),
     "aminmax": lambda t, x: t.aminmax(x, dim=1),
 }
 NOT_OF_BOOL = {"median", "median along", "argmax", "argmin along"}
@@ -206,12 +200,6 @@ def test_softmax_of_nothing_but_minus_infinity_and_of_masked_rows() -> None:
         agree(getattr(ddp, name)(x, 1), getattr(torch, name)(y, 1))
 
 
-def test_softmax_converts_first() -> None:
-    x, y = both([[1, 2], [3, 5]], "int64")
-    agree(ddp.softmax(x, 1, dtype=ddp.float64), torch.softmax(y, 1, dtype=torch.float64))
-    agree(x.log_softmax(0, dtype=ddp.float32), y.log_softmax(0, dtype=torch.float32))
-
-
 @pytest.mark.parametrize("shape", [(3, 70_000), (700, 200), (2, 300, 300), (2, 70_000, 2), (1, 3, 70_000)])
 def test_blocks_cover_everything(shape: tuple[int, ...]) -> None:
     values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -225,15 +213,6 @@ def test_blocks_cover_everything(shape: tuple[int, ...]) -> None:
         ours.backward(ddp.from_numpy(g))
         theirs.backward(torch.from_numpy(g))
         np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), 2e-4, 2e-5)
-
-
-def test_median_shares_and_selects() -> None:
-    x, y = both([3.0, 1.0, 1.0, 2.0, 1.0])
-    x.requires_grad_()
-    y.requires_grad_()
-    x.median().backward()
-    y.median().backward()
-    agree(x.grad, y.grad)
 
 
 NAN = float("nan")
@@ -251,23 +230,15 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
         for dim in (0, -1)
         for descending in (False, True)
     },
-    "sort integers": lambda t: as_tuple(t.tensor(WORDS).sort(descending=True, stable=True)),
     "sort bfloat16": lambda t: t.tensor(ROWS[0][2:], dtype=t.bfloat16).sort().values.float(),
-    "sort 0-d": lambda t: as_tuple(t.tensor(3.0).sort()),
     "sort of nothing": lambda t: as_tuple(t.zeros(2, 0).sort()),
     "msort": lambda t: t.msort(t.tensor([[2, 1], [1, 3]])),
     "topk": lambda t: as_tuple(t.topk(t.tensor(ROWS)[:, :3], 2)),
     "topk smallest": lambda t: as_tuple(t.tensor(ROWS)[:, 1:4].topk(2, largest=False)),
-    "topk none": lambda t: as_tuple(t.tensor([4, 2, 9]).topk(0)),
-    "topk 0-d": lambda t: as_tuple(t.tensor(3.0).topk(1)),
     "kthvalue": lambda t: as_tuple(t.kthvalue(t.tensor([[4, 2, 9], [1, 7, 3]]), 2)),
-    "kthvalue nan": lambda t: as_tuple(t.tensor([NAN, 2.0, 9.0]).kthvalue(2)),
-    "kthvalue 0-d": lambda t: as_tuple(t.tensor(3.0).kthvalue(1)),
     "unique": lambda t: t.unique(t.tensor([[3, 1], [1, 2]])),
     "unique all": lambda t: t.tensor([[3, 1], [1, 2]]).unique(return_inverse=True, return_counts=True),
     "unique dim": lambda t: t.tensor([[3, 1, 3], [1, 2, 1]]).unique(dim=1, return_inverse=True, return_counts=True),
-    "unique 0-d": lambda t: t.tensor(3).unique(return_inverse=True, return_counts=True),
-    "unique of nothing": lambda t: t.zeros(0).unique(return_counts=True),
     "unique_consecutive": lambda t: t.unique_consecutive(t.tensor(WORDS), return_inverse=True, return_counts=True),
     "unique_consecutive dim": lambda t: t.tensor([[1, 1, 2], [3, 3, 3]]).unique_consecutive(dim=1, return_counts=True),
     "searchsorted": lambda t: t.searchsorted(t.tensor([1.0, 3.0, 3.0, 5.0]), t.tensor([[0.0, 3.0], [NAN, 4.0]])),
@@ -275,32 +246,22 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
     "searchsorted side": lambda t: t.searchsorted(t.tensor([1, 3, 3]), 3, side="right"),
     "searchsorted rows": lambda t: t.searchsorted(t.tensor([[1, 3], [2, 9]]), t.tensor([[2, 4, 1], [2, 10, 5]])),
     "searchsorted sorter": lambda t: t.searchsorted(t.tensor([3, 1]), t.tensor([2]), sorter=t.tensor([1, 0])),
-    "searchsorted of nothing": lambda t: t.searchsorted(t.zeros(2, 0), t.ones(2, 3)),
     "bucketize": lambda t: t.bucketize(t.tensor([[1.0, 2.5], [4.0, 0.0]]), t.tensor([1.0, 2.0, 4.0])),
-    "bucketize right": lambda t: t.bucketize(2, t.tensor([1, 2, 4]), right=True),
     "bincount": lambda t: t.bincount(t.tensor(WORDS), minlength=6),
     "bincount weights": lambda t: t.bincount(t.tensor(WORDS), t.tensor([0.5] * 6)),
-    "bincount of nothing": lambda t: t.bincount(t.zeros(0, dtype=t.int64), minlength=2),
     "histc": lambda t: t.histc(t.tensor([1.0, 2.0, 1.0, 4.0]), 4),
-    "histc range": lambda t: t.tensor([1.0, 2.0, 1.0, 9.0]).histc(4, 0, 3),
     "histc of one value": lambda t: t.histc(t.tensor([2.0, 2.0]), 3),
     "isin": lambda t: t.isin(t.tensor([[1, 2], [3, 4]]), t.tensor([2, 3])),
-    "isin of a number": lambda t: t.isin(2, t.tensor([1, 2])),
     "nonzero": lambda t: t.nonzero(t.tensor([[0, 1], [2, 0]])),
-    "nonzero tuple": lambda t: t.tensor([[0, 1], [2, 0]]).nonzero(as_tuple=True),
     "nonzero 0-d": lambda t: (t.tensor(1.0).nonzero(), t.tensor(0.0).nonzero(), *t.tensor(1).nonzero(as_tuple=True)),
     "argwhere": lambda t: t.argwhere(t.tensor([True, False, True])),
     "gather 0-d": lambda t: t.tensor(2.0).gather(0, t.tensor(0)),
     "gather nothing": lambda t: t.ones(2, 3).gather(0, t.zeros(0, dtype=t.int64)),
     "gather int32": lambda t: t.arange(3).gather(0, t.tensor([2, 2], dtype=t.int32)),
-    "take 0-d": lambda t: t.arange(6).reshape(2, 3).take(t.tensor(-1)),
     "index_select 0-d": lambda t: t.tensor(2.0).index_select(0, t.tensor([0])),
     "scatter number": lambda t: t.ones(3).scatter_(0, t.tensor([1, 2]), 2.5, reduce="add"),
-    "scatter nothing": lambda t: t.ones(2, 3).scatter(0, t.zeros(0, dtype=t.int64), t.ones(1)),
     "scatter bfloat16": lambda t: t.ones(3, dtype=t.bfloat16).scatter_add_(0, *bf16(t)).float(),
-    "index_add integers": lambda t: t.zeros(3, dtype=t.int32).index_add_(0, t.tensor([1, 1]), t.tensor([2, 3]).int()),
     "index_put": lambda t: t.zeros(2, 3).index_put_((t.tensor([0, 1]), t.tensor([2, 2])), t.tensor(1.0)),
-    "index_put mask": lambda t: t.zeros(2, 3).index_put((t.tensor([True, False]),), t.arange(3.0)),
     "masked_fill infinite": lambda t: t.zeros(2, dtype=t.bfloat16).masked_fill_(t.tensor([True, False]), -1e9).float(),
     "masked_scatter": lambda t: t.zeros(2, 2).masked_scatter(t.tensor([True, False]), t.arange(4.0)),
 }
@@ -328,12 +289,6 @@ def test_agrees_with_pytorch(call: Callable[[Any], Any]) -> None:
 def test_every_nan_is_unlike_the_others() -> None:
     assert ddp.tensor([NAN, 1.0, NAN]).unique().shape == (3,)
     assert ddp.tensor([NAN, NAN]).unique_consecutive().shape == (2,)
-
-
-def test_equal_elements_keep_their_order() -> None:
-    x = ddp.tensor([1, 0] * 40)
-    assert x.argsort().tolist() == [*range(1, 80, 2), *range(0, 80, 2)]
-    assert x.argsort(descending=True).tolist() == [*range(0, 80, 2), *range(1, 80, 2)]
 
 
 def test_topk_agrees_with_sort(count: Callable[[int, int], int]) -> None:

