@@ -64,24 +64,24 @@ class Size(NamedTuple):
 
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
-    "ddp/_engine, ddp/autograd": Size(1034, 800, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(4035, 3200, ("ddp/_tensor",)),
+    "ddp/_engine, ddp/autograd": Size(1010, 800, ("ddp/_engine", "ddp/autograd")),
+    "ddp/_tensor": Size(3742, 3200, ("ddp/_tensor",)),
     "ddp/ops": Size(3200, 3200, ("ddp/ops",)),
     "ddp/_native": Size(370, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
-    "ddp/_cuda, ddp/cuda": Size(4237, 4000, ("ddp/_cuda", "ddp/cuda")),
-    "ddp/nn": Size(3770, 3600, ("ddp/nn",)),
-    "ddp/optim": Size(1396, 1200, ("ddp/optim",)),
-    "ddp/data": Size(2297, 1700, ("ddp/data",)),
-    "ddp/checkpoint, ddp/serialization": Size(2331, 1600, ("ddp/checkpoint", "ddp/serialization")),
-    "ddp/parallel, ddp/tracing": Size(3513, 2900, ("ddp/parallel", "ddp/tracing")),
-    "ddp/multiprocessing": Size(533, 450, ("ddp/multiprocessing",)),
-    "rest of ddp": Size(1311, 900, ("ddp",)),
-    "collectives": Size(6458, 5400, ("collectives",)),  # 280 of it the call cache: 4 us a small call instead of 40
-    "launcher": Size(6682, 6500, ("launcher",)),
-    "benchmarks": Size(3006, 2400, ("benchmarks",)),
-    "tests": Size(41316, 34000, ("tests",)),
+    "ddp/_cuda, ddp/cuda": Size(4104, 4000, ("ddp/_cuda", "ddp/cuda")),
+    "ddp/nn": Size(3594, 3600, ("ddp/nn",)),
+    "ddp/optim": Size(1309, 1200, ("ddp/optim",)),
+    "ddp/data": Size(1971, 1700, ("ddp/data",)),
+    "ddp/checkpoint, ddp/serialization": Size(2114, 1600, ("ddp/checkpoint", "ddp/serialization")),
+    "ddp/parallel, ddp/tracing": Size(3162, 2900, ("ddp/parallel", "ddp/tracing")),
+    "ddp/multiprocessing": Size(485, 450, ("ddp/multiprocessing",)),
+    "rest of ddp": Size(1301, 900, ("ddp",)),
+    "collectives": Size(6125, 5400, ("collectives",)),  # 200 of it the call cache: 4 us a small call instead of 40
+    "launcher": Size(6464, 6500, ("launcher",)),
+    "benchmarks": Size(2780, 2400, ("benchmarks",)),
+    "tests": Size(35969, 34000, ("tests",)),
 }
-FILES = {"ddp": (225, 220), "collectives": (50, 50), "launcher": (73, 75)}  # limit, goal
+FILES = {"ddp": (224, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:
