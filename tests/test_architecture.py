@@ -65,7 +65,7 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(1010, 800, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(3742, 3200, ("ddp/_tensor",)),
+    "ddp/_tensor": Size(3756, 3200, ("ddp/_tensor",)),
     "ddp/ops": Size(3200, 3200, ("ddp/ops",)),
     "ddp/_native": Size(370, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
     "ddp/_cuda, ddp/cuda": Size(4104, 4000, ("ddp/_cuda", "ddp/cuda")),

@@ -121,6 +121,15 @@ class Tensor(
         """The last two dimensions exchanged: mT, as no dtype here is complex."""
         return self.mT
 
+    @property
+    def H(self) -> Tensor:
+        """A matrix with its dimensions exchanged; `mH` takes batches of them."""
+        return self.t()
+
+    def adjoint(self) -> Tensor:
+        """The same as mH."""
+        return self.mT
+
     def is_contiguous(self, memory_format: memory_format = contiguous_format) -> bool:
         """Whether the elements lie in memory in the order of their indices; with ddp.channels_last in N, H, W, C."""
         if memory_format is channels_last:

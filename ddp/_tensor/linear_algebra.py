@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import Any
 
 from ddp._engine import modes
@@ -260,11 +261,23 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
     """The sum of products that `equation` describes: "bij,bjk->bik", with "..." for broadcast dimensions.
 
     A label that stands twice in one operand is its diagonal; without "->" the result has the labels that stand once,
-    in alphabetical order. Also einsum(equation, [x, y]). Several operands are multiplied from left to right.
+    in alphabetical order. Also einsum(x, [0, 1], y, [1, 2], [0, 2]), with numbers for labels, and
+    einsum(equation, [x, y]). Several operands are multiplied from left to right.
 
     Raises: ArgumentError for an equation that does not fit the operands; ShapeError for sizes that differ.
     """
+    if isinstance(equation, TensorBase):
+        parts = [equation, *operands]
+        result = [] if len(parts) % 2 == 0 else ["->" + _letters(parts.pop())]
+        equation, operands = ",".join(map(_letters, parts[1::2])) + "".join(result), tuple(parts[::2])
     return einsum_of(*parse_equation(equation, operands))
+
+
+def _letters(labels: Sequence[Any]) -> str:
+    """`_letters([0, ..., 26]) == "A...a"`. Raises: ArgumentError."""
+    if not all(each is ... or each in range(52) for each in labels):
+        raise ArgumentError(f"einsum: labels {list(labels)}: expected numbers from 0 to 51, or ...")
+    return "".join("..." if each is ... else ascii_letters.swapcase()[each] for each in labels)
 
 
 @with_out

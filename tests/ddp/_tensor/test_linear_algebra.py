@@ -24,6 +24,13 @@ def test_einsum_says_what_does_not_fit() -> None:
     for equation in ("ij->ijk", "ijk->i", "ij->ii", "i1->i", "ij,jk->ik", "i->i", "i.j->ij"):
         with pytest.raises(errors.ArgumentError):
             ddp.einsum(equation, x)
+    with pytest.raises(errors.ArgumentError, match="from 0 to 51"):
+        ddp.einsum(x, [0, 52])
+
+
+def test_a_matrix_and_its_adjoint() -> None:
+    x = ddp.tensor([[1.0, 2.0]])
+    assert x.H.tolist() == x.mH.tolist() == x.adjoint().tolist() == [[1.0], [2.0]]
 
 
 @pytest.mark.parametrize(

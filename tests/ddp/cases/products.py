@@ -87,6 +87,9 @@ def sums() -> Iterator[Case]:
     yield Case("einsum", "empty inside", lambda t, x, y: t.einsum("ij,jk->ik", x, y), (draw(2, 0), draw(0, 4)))
     three = (draw(2, 3), draw(3, 4, seed=1), draw(4, 2, seed=2))
     yield Case("einsum", "three", lambda t, x, y, z: t.einsum("ij,jk,kl->il", x, y, z), three)
+    yield Case(
+        "einsum", "lists", lambda t, x, y: t.einsum(x, [..., 0, 1], y, [1, 30], [30, 0]), (draw(2, 3), draw(3, 4))
+    )
     yield Case("einsum", "three to nothing", lambda t, x, y, z: t.einsum("ij,jk,ki->", x, y, z), three)
     yield Case("einsum", "dims", lambda t, x, y: t.tensordot(x, y, 1), three[:2])
     yield Case(
