@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from ddp._device import CPU, device_of, on, place
 from ddp._device import device as Device
-from ddp._device import device_of, on, place
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes, stream_sync
 from ddp._engine.anomaly import user_line
 from ddp.errors import DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
@@ -222,13 +222,13 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if where is None:
         raise DtypeError(f"{op.name}: expected tensors, got {', '.join(type(x).__name__ for x in inputs)}")
     xp = where.xp
-    if xp is not np:
+    if where is not CPU:
         if where.watched and needs_guard(where):
             # No lambda: names that one closes over are slower in every call.
             return guarded_run(op.name, where, arrays, partial(apply, op, inputs, **parameters))
         op = op.device_form
     run: Any = op.upcast if wide and not op.supports_bfloat16 else op
-    if op.view or xp is not np:  # these warn of nothing
+    if op.view or where is not CPU:  # these warn of nothing
         out, residual = run.forward(xp, *arrays, **parameters)
     else:
         out, residual = _silent.copy().run(run.forward, xp, *arrays, **parameters)

@@ -81,7 +81,7 @@ def take_dlpack(theirs: Any, where: device) -> Any:
     """An array over the memory of another library's, which is there. Raises: DtypeError for one of another dtype."""
     try:
         with on(where):
-            array = _take_bfloat16(theirs, where.xp) if is_bfloat16(theirs) else where.xp.from_dlpack(theirs)
+            array = _take_bfloat16(theirs, where) if is_bfloat16(theirs) else where.xp.from_dlpack(theirs)
         parse(array.dtype)
     except (BufferError, RuntimeError) as error:
         if isinstance(error, DdpError):
@@ -91,14 +91,15 @@ def take_dlpack(theirs: Any, where: device) -> Any:
     return array
 
 
-def _take_bfloat16(theirs: Any, xp: Any) -> Any:
+def _take_bfloat16(theirs: Any, where: device) -> Any:
     """The bfloat16 array of another library's, over the same memory, on the current device and stream.
 
     Raises: BufferError if it is none.
     """
+    xp = where.xp
     if isinstance(theirs, xp.ndarray):
         return theirs
-    options = {} if xp is np else {"stream": xp.cuda.get_current_stream().ptr or 1}
+    options = {} if where is CPU else {"stream": xp.cuda.get_current_stream().ptr or 1}
     try:
         capsule = theirs.__dlpack__(max_version=(1, 0), **options)
     except TypeError:  # of a library from before the versions

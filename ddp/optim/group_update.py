@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import capturing, device, place
+from ddp._device import CPU, capturing, device, place
 from ddp._engine import enable_grad
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
@@ -83,7 +83,7 @@ class FormulaOptimizer(Optimizer):
         states = self.states(group)
         known = self._updates.get((id(group), where))
         if known is None or known.group is not group or known.names != states:
-            if where.xp is np:
+            if where is CPU:
                 known = GroupUpdate(self, group, where, states)
             else:
                 from ddp.optim.device_update import DeviceUpdate  # only where there is a GPU
