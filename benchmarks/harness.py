@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 import time
@@ -110,7 +111,10 @@ def write(path: Path | None, benchmark: str, goals: Sequence[Goal] = (), **resul
 
 
 def machine() -> str:
-    return f"{platform.machine()}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f}"
+    """Its processor, as the system names it, its cores, and how busy it is."""
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    name = found[1] if found else platform.machine()
+    return f"{name}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f}"
 
 
 def versions() -> dict[str, str]:

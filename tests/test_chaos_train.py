@@ -104,7 +104,7 @@ def test_kinds_take_turns_and_the_seed_decides_the_rest() -> None:
 @pytest.mark.mpi
 @pytest.mark.timeout(3600)
 def test_nothing_is_lost(run_job: Callable[..., Any], count: Callable[[int, int], int], tmp_path: Path) -> None:
-    kills, steps = count(2, 40), count(1, 8)
+    kills, steps = count(1, 40), count(1, 8)
     found = tmp_path / "found.json"
     args = ["--kills", str(kills), "--moves", str(steps), "--json", str(found)]
     done = run_job([sys.executable, "-m", "benchmarks.chaos_train", *args], timeout=count(120, 3000))
