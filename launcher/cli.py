@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from launcher.errors import UsageError
 from launcher.job import Job
@@ -72,23 +71,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     try:
         options = read(sys.argv[1:] if argv is None else argv)
-        if "help" in options:
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
-            print(parser().format_help(), end="")
-            return 0
-        if "version" in options:
+        if "help" in options or "version" in options:
             from collectives.version import __version__
 
-            print(f"ddp-launch {__version__}")
-            return 0
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
+            return _print(parser().format_help() if "help" in options else f"ddp-launch {__version__}\n", sys.stdout)
         job = job_of(options)
         from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
 
         return _run(resolve_size(job, os.environ))
     except UsageError as error:
-        with contextlib.suppress(OSError):  # the exit code says it, too
-            print(f"ddp-launch: {error}", file=sys.stderr, flush=True)
+        _print(f"ddp-launch: {error}\n", sys.stderr)  # if it can be; the exit code says it, too
         return 2
+
+
+def _print(text: str, stream: TextIO | None) -> int:
+    """Prints a text; returns the exit code. stream: None if it is closed, where print would take stdout instead"""
+    try:
+        if stream is not None:
+            print(text, end="", file=stream, flush=True)
+        return 0
+    except OSError as error:
+        if stream is sys.stdout:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python would try once more at its end, and complain
+            _print(f"ddp-launch: the output cannot be written: {error.strerror}\n", sys.stderr)
+        return 1
 
 
 def _run(job: Job) -> int:

@@ -94,6 +94,14 @@ def read_text(path: str) -> str:
     return read(path).decode(errors="replace")
 
 
+def working_folder() -> str:
+    """The current working folder, "" if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         code = ctypes.get_errno()

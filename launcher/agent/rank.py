@@ -17,6 +17,7 @@ from types import CodeType, ModuleType, TracebackType
 
 from collectives.world import report, supervised
 from launcher.errors import StartError
+from launcher.linux import working_folder
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoRetur
             sys.excepthook(type(error), error, trace)
     if status & 0xFF and not reported:
         report(leaving=status & 0xFF)
+    _hush()
     # Looked up now: who must know a program's status before it ends has replaced it.
     sys.exit(status)
 
@@ -97,13 +99,24 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
         pdb.Pdb().set_trace(sys._getframe(1))
 
 
+def _hush() -> None:
+    """Silences Ctrl-C from here on: Python only waits for threads and cleans up, and its end is no error."""
+    shown = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            shown(unraisable)
+
+    sys.unraisablehook = hook
+
+
 def _execute(target: Sequence[str]) -> None:
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     if target[0] == "-m":
         # As `python -m`: the working folder comes first, and is there before the module is looked for.
         sys.argv[:] = ["-m", *target[2:]]
-        _begin_path(os.getcwd())
+        _begin_path(working_folder())
         code = load_module(target[1], main)
     else:
         sys.argv[:] = list(target)
@@ -119,7 +132,8 @@ def _execute(target: Sequence[str]) -> None:
 
 def _begin_path(folder: str) -> None:
     """Puts the folder of the script, or of `-m`, where the agent has put ours, or nothing with PYTHONSAFEPATH."""
-    sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [folder]
+    # "": it has been removed, and Python does without it, too.
+    sys.path[:1] = [folder] if folder and not getattr(sys.flags, "safe_path", False) else []
 
 
 def load_module(name: str, main: ModuleType) -> CodeType:

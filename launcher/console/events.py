@@ -19,6 +19,7 @@ from launcher.diagnosis.failures import AgentLost, Failure, HeartbeatLost, Hung,
 from launcher.diagnosis.observer import Observer
 from launcher.errors import UsageError
 from launcher.job import Job
+from launcher.linux import working_folder
 from launcher.protocol import Message
 
 
@@ -56,7 +57,7 @@ class Events(Observer):
             engine=job.engine,
             host=socket.gethostname(),
             pid=os.getpid(),
-            cwd=os.getcwd(),
+            cwd=working_folder(),
         )
 
     def attempt_started(self, number: int, n: int) -> None:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from collectives.version import __version__
 from launcher.doctor.findings import Finding, error, install, note, ok, plural, warning
 from launcher.doctor.probes import Answer, ask
 from launcher.linux import format_bytes, read_text, remove_stale_segments
@@ -45,6 +46,12 @@ def version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def versions() -> dict[str, str]:
+    """Versions that all hosts of a job should share: Python's, ours, and those of the packages that are needed."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    return {"python": python, "ddp-runtime": __version__, **{name: version(name) for name in NEEDED}}
 
 
 def judge_python(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
 from launcher.doctor import gpu, mpi
 from launcher.doctor.findings import Finding, count, error, note, ok, plural, warning
+from launcher.doctor.machine import versions
 from launcher.doctor.probes import Answer, ask, outside_a_job
 from launcher.engines import slurm
 from launcher.linux import format_bytes
@@ -99,6 +102,12 @@ def judge(answer: Answer, trial: Trial) -> Iterator[Finding]:
         yield warning(f"{trial} then ended with exit status {answer.status}: {''.join(answer.lines[-1:])}")
     for text in seen["refused"]:
         yield warning(text)
+    here = versions()
+    for host, there in seen["versions"].items():
+        if differing := [name for name in here if there.get(name) != here[name]]:
+            text = ", ".join(f"{name} {there.get(name) or '(none)'} (here: {here[name]})" for name in differing)
+            copy = shlex.join(["rsync", "-a", f"{sys.prefix}/", f"{host}:{sys.prefix}/"])
+            yield warning(f"{host} has {text}: ranks may compute different numbers", copy)
     who = plural(trial.n, "rank") + (f" on {seen['nodes']} hosts" if seen["nodes"] > 1 else "")
     for nbytes, seconds in seen["timed"]:
         # A few bytes have only a latency.

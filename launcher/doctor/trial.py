@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import io
+import platform
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from collectives import Communicator, init
 from launcher.bench.collective_table import KINDS
 from launcher.bench.runner import run
 from launcher.bench.settings import Settings
+from launcher.doctor.machine import versions
 from launcher.doctor.probes import print_answer
 
 _HOST_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
@@ -36,7 +38,7 @@ def look(comm: Communicator) -> dict[str, Any]:
     """Tries and times. Collective.
 
     wrong: [collective, dtype, number of wrong elements]; tried, dtypes: how many; refused: sentences
-    timed: [bytes, seconds] of all-reduces of float32, in place; nodes: how many
+    timed: [bytes, seconds] of all-reduces of float32, in place; nodes: how many; versions: by host
     """
     dtypes = _DEVICE_DTYPES if comm.backend == "nccl" else _HOST_DTYPES
     names = tuple(name for name, kind in KINDS.items() if kind.least_ranks <= comm.size)
@@ -53,6 +55,7 @@ def look(comm: Communicator) -> dict[str, Any]:
         "refused": list(outcome.unsupported),
         "timed": timed,
         "nodes": outcome.nodes,
+        "versions": dict(comm.all_gather_object((platform.node(), versions()))),
     }
 
 

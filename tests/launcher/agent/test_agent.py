@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.launcher.agent.conftest import AGENT
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -107,6 +110,41 @@ def test_freezing_and_thawing_all_but_what_was_stopped_before(keep: Any, becomes
     becomes(still, "T")
     kept.send(kill=True)
     kept.end()
+
+
+# The launcher of an agent, in a network of their own, whose only interface it switches off.
+CUT_OFF = """
+import os, select, subprocess, sys
+from launcher.supervisor.listener import Listener
+from launcher.protocol import ADDRESS, SECRET
+
+ip, agent, job = sys.argv[1:]
+subprocess.run([ip, "link", "set", "lo", "up"], check=True)
+listener = Listener()
+environ = {**os.environ, ADDRESS: listener.address, SECRET: listener.secret}
+process = subprocess.Popen([sys.executable, agent, job], env=environ)
+news = None
+while news is None:
+    for fileno in select.select(list(listener.filenos()), [], [], 20)[0]:
+        news = listener.serve(fileno)
+channel, hello = news
+channel.send({"heartbeat": 1.0})
+select.select([channel], [], [], 20)
+channel.receive()
+subprocess.run([ip, "link", "set", "lo", "down"], check=True)
+assert process.wait(20) == 1
+assert not os.path.exists(f"/proc/{hello['pid']}")
+"""
+
+
+def test_who_is_cut_off_from_the_launchers_machine_ends(run_job: Any, tmp_path: Path) -> None:
+    ip = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    alone = ["unshare", "--user", "--map-root-user", "--net"]
+    if ip is None or subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+        pytest.skip("a network of its own takes ip, and user namespaces or root")
+    (tmp_path / "job.py").write_text("import time\ntime.sleep(60)\n")
+    done = run_job([*alone, sys.executable, "-c", CUT_OFF, ip, AGENT, tmp_path / "job.py"], timeout=50)
+    assert done.returncode == 0, done.stderr
 
 
 def test_beats_and_the_memory_of_a_rank_that_was_killed(keep: Any) -> None:

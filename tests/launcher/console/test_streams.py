@@ -33,6 +33,15 @@ def test_a_closed_stream_is_as_good_as_dev_null(
     assert done.stdout.count("out") == (0 if n > 1 else 1)
 
 
+def test_what_cannot_be_printed_says_so_by_the_exit_code(run_job: Any) -> None:
+    for words, code in (("--bogus 2>/dev/full", 2), ("--bogus 2>&-", 2), ("--version >/dev/full 2>&-", 1)):
+        done = run_job(["sh", "-c", f"{LAUNCH} {words}"], timeout=20)
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    done = run_job(["sh", "-c", f"{LAUNCH} --help >/dev/full"], timeout=20)
+    says = "ddp-launch: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, says)
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.15])
 def test_ctrl_c_before_the_job_has_started_prints_no_traceback(
     start_job: Any, script: Callable[[str], str], delay: float
@@ -44,6 +53,18 @@ def test_ctrl_c_before_the_job_has_started_prints_no_traceback(
     done = job.wait(15)
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") <= 1
+
+
+@pytest.mark.mpi
+def test_ctrl_c_while_a_rank_waits_for_its_threads_prints_no_traceback(ddp_launch: Any) -> None:
+    body = """
+    import threading
+    wait = threading.Event().wait
+    threading.Thread(target=lambda: (wait(0.3), os.kill(os.getpid(), signal.SIGINT), wait(0.3))).start()
+    """
+    done = ddp_launch(body, n=1)
+    assert "Traceback" not in done.stderr
+    assert "ignored" not in done.stderr
 
 
 @pytest.mark.mpi

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from launcher.doctor import ranks
+from launcher.doctor.machine import versions
 from launcher.doctor.probes import Answer
 from launcher.doctor.ranks import Trial, trials
 from launcher.network import Host
 
 TIMED = [[16, 2.5e-6], [16384, 1.25e-5], [16 << 20, 5.2e-3]]
-SEEN = {"wrong": [], "tried": 10, "dtypes": 7, "refused": [], "timed": TIMED, "nodes": 1}
+SEEN = {"wrong": [], "tried": 10, "dtypes": 7, "refused": [], "timed": TIMED, "nodes": 1, "versions": {}}
 SPEED = [
     "ok all_reduce (2 ranks)     16 B       2.5 us",
     "ok all_reduce (2 ranks)   16 KiB      12.5 us     1.3 GB/s",
@@ -22,6 +23,8 @@ RIGHT = "ok 2 ranks over MPI and shared memory: 10 collectives give the right nu
 AGAIN = "\nto see it again: ddp-launch -n 2 -m launcher.doctor.trial mpi 90.0"
 HOSTS = (Host("a", 4), Host("b", 4), Host("c", 1))
 ALL = {"mpiexec": True, "tasks": 0, "gpus": 0, "hosts": ()}
+OLD = {"numpy": "1.26.4", "mpi4py": ""}
+OLDER = f"b has numpy 1.26.4 (here: {versions()['numpy']}), mpi4py (none) (here: "
 RAISED = ("0: Traceback", "0: ValueError: no", "ddp-launch: rank 0 (pid 7) raised ValueError: no")
 
 
@@ -35,6 +38,8 @@ def seen(**change: Any) -> Answer:
         (seen(), [RIGHT, *SPEED]),
         (seen(wrong=[["gather", "int32", 7]]), ["error gather of int32 gave 7 wrong elements between 2 ", *SPEED]),
         (seen(refused=["ours mpi has no reduce of uint8"]), [RIGHT, "warning ours mpi has no reduce of uint8", *SPEED]),
+        (seen(versions={"a": versions()}), [RIGHT, *SPEED]),
+        (seen(versions={"a": versions(), "b": versions() | OLD}), [RIGHT, f"warning {OLDER} -> rsync -a", *SPEED]),
         (Answer(SEEN, "", ("ddp-launch: killed",), 137), [RIGHT, "warning with exit status 137: ddp-l", *SPEED]),
         (
             Answer(None, "x", RAISED),

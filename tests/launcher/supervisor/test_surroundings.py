@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -70,6 +71,16 @@ def test_a_machine_on_which_no_rank_can_run(
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(f"ddp-launch: {says}\n", done.stderr), done.stderr
     assert list(files.iterdir()) == []
+
+
+def test_a_working_folder_that_has_been_removed(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("print('well')\n")
+    (tmp_path / "gone").mkdir()
+    line = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    environ = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    done = run_job([*line, *LAUNCH, "--events", str(tmp_path / "events"), "-m", "job"], LIMIT, env=environ)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+    assert json.loads((tmp_path / "events").read_text().splitlines()[0])["cwd"] == ""
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know it")
