@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 import types
 import warnings
+import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, DtypeError
@@ -78,11 +81,13 @@ class LRScheduler:
         """The rate of each group at `last_epoch`: called by `step`; others want `get_last_lr`."""
         raise NotImplementedError(f"{type(self).__name__} defines no get_lr()")
 
-    def step(self) -> None:
-        """Goes on to the next epoch: after `optimizer.step()`.
+    def step(self, epoch: None = None) -> None:
+        """Goes on to the next epoch: after `optimizer.step()`. Raises: ArgumentError for an `epoch` to go to instead.
 
         Warns if the optimizer has made no step before the second call: the first rate would be skipped.
         """
+        if epoch is not None:
+            raise ArgumentError(f"{type(self).__name__}: step() goes on to the next epoch, and to no other")
         if self._step_count == 1 and not self.optimizer._stepped:
             warnings.warn(
                 f"{type(self).__name__}.step() before optimizer.step(): the first rate of the schedule is skipped",
@@ -108,48 +113,60 @@ class LRScheduler:
         self._last_lr = self._rates()
 
     def _rates(self) -> list[float]:
-        return [number(group["lr"]) for group in self.optimizer.param_groups]
+        return [_read(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer and functions; of callable objects their attributes."""
-        return {name: _saved(value) for name, value in self.__dict__.items() if name != "optimizer"}
+        """Everything but the optimizer; of our own functions and schedules, what they save."""
+        return {key: _saved(x) if key in _OWN else x for key, x in self.__dict__.items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what `state_dict` returned; functions and schedules stay those that were given here."""
-        for name, value in state_dict.items():
-            self.__dict__[name] = _loaded(self.__dict__.get(name), value)
+        self.__dict__.update({name: value for name, value in state_dict.items() if name not in _OWN})
+        for name in _OWN & state_dict.keys():
+            _load(self.__dict__.get(name), state_dict[name])
 
 
-def _has_state(value: Any) -> bool:
-    """Whether a schedule keeps this object, a schedule or a function, and saves only its state."""
-    return callable(value) or isinstance(value, LRScheduler)
+# The attributes that hold functions and schedules: these stay, and only their state is saved.
+_OWN = {"lr_lambdas", "_scale_fn_custom", "_schedulers"}
 
 
-def _saved(value: Any) -> Any:
-    if isinstance(value, LRScheduler):
-        return value.state_dict()
-    if callable(value):
-        return None if isinstance(value, types.FunctionType) else dict(getattr(value, "__dict__", {}))
-    return [_saved(each) for each in value] if isinstance(value, list) and any(map(_has_state, value)) else value
-
-
-def _loaded(held: Any, saved: Any) -> Any:
-    """What takes the place of `held` when `saved` is loaded."""
-    if isinstance(held, list) and any(map(_has_state, held)):
-        return [_loaded(*each) for each in zip(held, saved, strict=True)]
+def _saved(held: Any) -> Any:
+    """The state of a function or schedule, or of each in a list; None for a function without any."""
+    if isinstance(held, list):
+        return [_saved(each) for each in held]
     if isinstance(held, LRScheduler):
+        return held.state_dict()
+    return None if isinstance(held, types.FunctionType) else dict(getattr(held, "__dict__", {})) or None
+
+
+def _load(held: Any, saved: Any) -> None:
+    if isinstance(held, list):
+        for each in zip(held, saved, strict=True):
+            _load(*each)
+    elif isinstance(held, LRScheduler):
         held.load_state_dict(saved)
-    elif callable(held) and saved:
-        held.__dict__.update(saved)
-    return held if _has_state(held) else saved
+    elif held is not None and saved:
+        vars(held).update(saved)
 
 
 def _set_lr(group: Group, rate: float) -> None:
     """Gives a group its rate; a tensor keeps its identity, since others may hold it."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
+    held = group["lr"]
+    if isinstance(held, Tensor):
+        held.fill_(rate)
+        if held.device.type != "cpu":
+            _written[id(held)] = weakref.ref(held), held.version.count, float(np.asarray(rate, held.dtype))
     else:
         group["lr"] = rate
+
+
+# (weak reference, version, what was written then) by id, of rates on GPUs: schedules need not wait to read them.
+_written: dict[int, tuple[Any, int, float]] = {}
+
+
+def _read(rate: Any) -> Any:
+    known = _written.get(id(rate))
+    return known[2] if known and known[0]() is rate and known[1] == rate.version.count else number(rate)
 
 
 def _per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
@@ -370,9 +387,10 @@ class _MomentumCycle(LRScheduler):
         if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
             raise ArgumentError(f"{kind}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
         self.use_beta1 = "betas" in optimizer.defaults
-        lowest, highest = _per_group(kind, optimizer, base), _per_group(kind, optimizer, largest)
+        self.base_momentums = _per_group(f"{kind}: base_momentum", optimizer, base)
+        self.max_momentums = _per_group(f"{kind}: max_momentum", optimizer, largest)
         if begin:
-            for low, high, group in zip(lowest, highest, optimizer.param_groups, strict=True):
+            for low, high, group in zip(self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True):
                 self._set_momentum(group, high)
                 group["max_momentum"], group["base_momentum"] = high, low
 
@@ -524,9 +542,9 @@ class CyclicLR(_MomentumCycle):
         part = x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
         scale = self.scale_fn(cycle if self.scale_mode == "cycle" else self.last_epoch)
         if self.cycle_momentum:
-            for group in self.optimizer.param_groups:
-                high = group["max_momentum"]
-                self._set_momentum(group, high - (high - group["base_momentum"]) * part * scale)
+            limits = zip(self.base_momentums, self.max_momentums, self.optimizer.param_groups, strict=True)
+            for low, high, group in limits:
+                self._set_momentum(group, high - (high - low) * part * scale)
         return [low + (high - low) * part * scale for low, high in zip(self.base_lrs, self.max_lrs, strict=True)]
 
 
@@ -599,8 +617,9 @@ class ReduceLROnPlateau(LRScheduler):
         return sign * current > sign * limit
 
     def _reduce(self) -> None:
-        lowest_of_all = self.min_lrs if self.default_min_lr is None else self.default_min_lr
-        self.min_lrs = _per_group("ReduceLROnPlateau: min_lrs", self.optimizer, lowest_of_all)  # a group may be new
+        if len(self.min_lrs) != len(self.optimizer.param_groups):  # a group is new
+            lowest_of_all = self.min_lrs if self.default_min_lr is None else self.default_min_lr
+            self.min_lrs = _per_group("ReduceLROnPlateau: min_lrs", self.optimizer, lowest_of_all)
         for group, old, lowest in zip(self.optimizer.param_groups, self._rates(), self.min_lrs, strict=True):
             new = max(old * self.factor, lowest)
             if old - new > self.eps:
@@ -647,7 +666,7 @@ class SequentialLR(_Composed):
         first._initial_step()
         self._last_lr = first.get_last_lr()
 
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]  # as in PyTorch
         """Goes on to the next epoch."""
         self.last_epoch += 1
         position = bisect_right(self._milestones, self.last_epoch)
@@ -674,7 +693,7 @@ class ChainedScheduler(_Composed):
             each._step_count = 0  # what follows is a first step once more
         self.step()
 
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]  # as in PyTorch
         """Goes on to the next epoch."""
         for each in self._schedulers:
             each.step()

@@ -171,6 +171,8 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
         for hook in tuple(self._before):
             changed = hook(self, args, kwargs)
             if changed is not None:
+                if not (isinstance(changed, tuple) and len(changed) == 2):
+                    raise DtypeError(f"step pre-hook: expected None or (args, kwargs), got {type(changed).__name__}")
                 args, kwargs = changed
         self._stepping = True
         try:
@@ -210,7 +212,8 @@ def number(value: Any) -> Any:
 def settings_of(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The settings among the `locals()` of an optimizer's `__init__`: all but self and params.
 
-    Raises: ArgumentError for a negative number (of all but dampening), nan, betas not in [0, 1), or differentiable.
+    Raises: ArgumentError for None, nan or a negative number (of all but dampening), betas not in [0, 1), or
+    differentiable.
     """
     settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
     if settings.get("differentiable"):
@@ -220,6 +223,6 @@ def settings_of(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
             raise ArgumentError(f"{kind}: {name} is a number, or a tensor of one element, not of shape {value.shape}")
         if name == "betas" and not all(0 <= beta < 1 for beta in value):
             raise ArgumentError(f"{kind}: betas are in [0, 1), got {value}")
-        if name not in ("betas", "dampening") and value is not None and not number(value) >= 0:
+        if name not in ("betas", "dampening", "foreach", "fused") and (value is None or not number(value) >= 0):
             raise ArgumentError(f"{kind}: {name} is at least 0, got {value}")
     return settings

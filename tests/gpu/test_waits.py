@@ -89,3 +89,18 @@ def test_what_does_not_wait(name: str, gpu: Any) -> None:
     gpu.reset()
     QUIET[name]()
     assert gpu.waits == []
+
+
+def test_a_schedule_knows_the_rate_that_it_wrote(gpu: Any) -> None:
+    rate = ddp.tensor(0.5, device="cuda")
+    optimizer = ddp.optim.SGD([ddp.ones(1, device="cuda", requires_grad=True)], lr=rate)
+    schedule = ddp.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    gpu.reset()
+    schedule.step()
+    schedule.step()
+    assert gpu.waits == []
+    assert schedule.get_last_lr() == [rate.item()] == [0.125]
+    rate.fill_(1.0)
+    schedule.step()
+    assert schedule.get_last_lr() == [0.5]

@@ -60,6 +60,9 @@ CASES: dict[str, Make] = {
     "sequential-restarts": lambda s, o: s.SequentialLR(
         o, [s.ConstantLR(o, 0.5, 100), s.CosineAnnealingWarmRestarts(o, 6, 2), s.StepLR(o, 3)], [8, 31]
     ),
+    "sequential-momenta": lambda s, o: s.SequentialLR(
+        o, [s.CyclicLR(o, 0.01, 0.3, 4), s.OneCycleLR(o, 0.5, STEPS, base_momentum=0.1, max_momentum=0.6)], [9]
+    ),
     "chained": lambda s, o: s.ChainedScheduler(
         [s.ConstantLR(o, 0.1, 4), s.ExponentialLR(o, 0.9), s.MultiStepLR(o, [10, 30], 0.5)]
     ),
@@ -125,6 +128,45 @@ def test_last_epoch_goes_on(name: str) -> None:
     assert_same(*results)
 
 
+def test_momenta_of_a_cycle_that_goes_on() -> None:
+    results = []
+    for optimizer, module in zip(optimizers(), (lr_scheduler, torch.optim.lr_scheduler), strict=True):
+        for group in optimizer.param_groups:
+            group["initial_lr"] = 0.1
+        scheduler = module.CyclicLR(optimizer, 0.01, 0.3, 5, base_momentum=[0.1, 0.2], last_epoch=11)
+        assert (scheduler.base_momentums, scheduler.max_momentums) == ([0.1, 0.2], [0.9, 0.9])
+        results.append(sequence(optimizer, scheduler, 20))
+    assert_same(*results)
+
+
+def test_only_our_functions_are_saved_by_their_state() -> None:
+    class Own(lr_scheduler.LRScheduler):
+        def get_lr(self) -> list[float]:
+            return self.base_lrs
+
+    optimizer, _ = optimizers()
+    ours, other = Own(optimizer), Own(optimizer)
+    net = ddp.nn.Linear(1, 1)
+    ours.model, ours.kind, ours.functions = net, ddp.nn.Linear, [abs]
+    held = other.model = ddp.nn.Linear(1, 1)
+    weight = held.weight
+    other.load_state_dict(ours.state_dict())
+    assert (other.model, other.kind, other.functions) == (net, ddp.nn.Linear, [abs])
+    assert held.weight is weight
+
+    cyclic = [lr_scheduler.CyclicLR(optimizer, 0.01, 0.3, scale_fn=function) for function in (Halving(), None)]
+    cyclic[1].load_state_dict(cyclic[0].state_dict())
+    assert cyclic[1].scale_fn(1) == 1.0
+
+
+def test_none_is_no_epoch_to_go_to() -> None:
+    optimizer, _ = optimizers()
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    optimizer.step()
+    scheduler.step(None)
+    assert scheduler.last_epoch == 1
+
+
 def test_restarts_take_fractions() -> None:
     mine, theirs = optimizers()
     ours = lr_scheduler.CosineAnnealingWarmRestarts(mine, 3, T_mult=2)
@@ -153,6 +195,15 @@ def test_plateau(mode: str, threshold_mode: str, options: dict[str, Any]) -> Non
             state = ours.state_dict()
             ours = lr_scheduler.ReduceLROnPlateau(mine)
             ours.load_state_dict(state)
+
+
+def test_lowest_rates_may_be_changed() -> None:
+    for optimizer, module in zip(optimizers(), (lr_scheduler, torch.optim.lr_scheduler), strict=True):
+        scheduler = module.ReduceLROnPlateau(optimizer, patience=0)
+        scheduler.min_lrs = [0.05, 0.2]
+        for _ in range(3):
+            scheduler.step(1.0)
+        assert (scheduler.min_lrs, scheduler.get_last_lr()) == ([0.05, 0.2], [0.05, 0.2])
 
 
 @pytest.mark.parametrize("name", lr_scheduler.__all__)
@@ -197,6 +248,7 @@ def test_the_first_rate_is_not_skipped_silently() -> None:
     [
         (lambda o: lr_scheduler.StepLR(3, 2), DtypeError, "expected an Optimizer, not int"),
         (lambda o: lr_scheduler.StepLR(o, 2, last_epoch=4), ArgumentError, "group 0 has no 'initial_lr'"),
+        (lambda o: lr_scheduler.StepLR(o, 2).step(4), ArgumentError, "goes on to the next epoch"),
         (lambda o: lr_scheduler.LambdaLR(o, [abs]), ArgumentError, "1 values for 2"),
         (lambda o: lr_scheduler.ConstantLR(o, 1.5), ArgumentError, "between 0 and 1"),
         (lambda o: lr_scheduler.LinearLR(o, 0.0), ArgumentError, "start_factor is in"),

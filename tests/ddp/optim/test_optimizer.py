@@ -142,6 +142,9 @@ def test_hooks() -> None:
     assert len(seen) == 2
     optimizer.register_step_pre_hook(lambda o, args, kwargs: ((lambda: "loss",), {}))
     assert optimizer.step() == "loss"
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: 3)
+    with pytest.raises(DtypeError, match=r"expected None or \(args, kwargs\), got int"):
+        optimizer.step()
 
 
 def test_a_step_that_extends_another_is_one_step() -> None:
@@ -204,6 +207,7 @@ def test_adamw_stays_adamw_after_a_state_dict_of_adam() -> None:
         (lambda p: ddp.optim.SGD([3]), DtypeError, "not int"),
         (lambda p: ddp.optim.SGD([p * 2]), ArgumentError, "not a leaf"),
         (lambda p: ddp.optim.SGD([p], lr=-1), ArgumentError, "SGD: lr is at least 0, got -1"),
+        (lambda p: ddp.optim.SGD([p], momentum=None), ArgumentError, "SGD: momentum is at least 0, got None"),
         (lambda p: ddp.optim.SGD([p], lr=ddp.ones(2)), ArgumentError, r"of shape \(2,\)"),
         (lambda p: ddp.optim.SGD([p], nesterov=True), ArgumentError, "nesterov"),
         (lambda p: ddp.optim.SGD([p], differentiable=True), ArgumentError, "differentiable"),
