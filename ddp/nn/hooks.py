@@ -6,6 +6,7 @@ behind the inputs of a call, and one behind its outputs, which backward reaches 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -20,8 +21,9 @@ Hook = Callable[..., Any]
 Grads = tuple[Any, ...]
 
 
-# The hooks of one module by kind, in the order in which they are called: each with its options. Kinds: forward_pre and
-# forward (with_kwargs), backward_pre, backward, and pre and post of state_dict and load_state_dict.
+# The hooks of one module by kind, in the order in which they are called: each with its options. Kinds: forward_pre
+# (with_kwargs), forward (with_kwargs, always_call), backward_pre, backward, and pre and post of state_dict and
+# load_state_dict.
 Hooks = dict[str, list[tuple[Any, ...]]]
 
 
@@ -50,12 +52,15 @@ class HasHooks:
         """
         return self._add_hook("forward_pre", (hook, with_kwargs), prepend)
 
-    def register_forward_hook(self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
+    def register_forward_hook(
+        self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
+    ) -> RemovableHandle:
         """Calls hook(module, args, output) after forward; what it returns replaces the output.
 
-        with_kwargs: hook(module, args, kwargs, output). prepend: before all others.
+        with_kwargs: hook(module, args, kwargs, output). prepend: before all others. always_call: also where the call
+        raises, with the output so far, or None.
         """
-        return self._add_hook("forward", (hook, with_kwargs), prepend)
+        return self._add_hook("forward", (hook, with_kwargs, always_call), prepend)
 
     def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Calls hook(module, grad_output) before backward passes the module; what it returns replaces grad_output.
@@ -94,17 +99,27 @@ class HasHooks:
         return self._add_hook("load_state_dict_post", (hook,))
 
     def _call_with_hooks(self, forward: Hook, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        for hook, with_kwargs in self._hooks("forward_pre"):
-            inputs, options = _run_pre_hook(self, hook, with_kwargs, inputs, options)
-        backward = None
-        if modes.state.enabled and (self._hooks("backward_pre") or self._hooks("backward")):
-            backward = _BackwardHooks(self, len(inputs))
-            inputs = backward.attach_inputs(inputs)
-        output = forward(*inputs, **options)
-        for hook, with_kwargs in self._hooks("forward"):
-            result = hook(self, inputs, options, output) if with_kwargs else hook(self, inputs, output)
-            output = output if result is None else result
-        return output if backward is None else backward.attach_output(output)
+        always = [entry for entry in self._hooks("forward") if entry[2]]
+        output = None
+        try:
+            for hook, with_kwargs in self._hooks("forward_pre"):
+                inputs, options = _run_pre_hook(self, hook, with_kwargs, inputs, options)
+            backward = None
+            if modes.state.enabled and (self._hooks("backward_pre") or self._hooks("backward")):
+                backward = _BackwardHooks(self, len(inputs))
+                inputs = backward.attach_inputs(inputs)
+            output = forward(*inputs, **options)
+            for entry in self._hooks("forward"):
+                always = [each for each in always if each is not entry]
+                output = _run_forward_hook(self, entry, inputs, options, output)
+            return output if backward is None else backward.attach_output(output)
+        except Exception:
+            for entry in always:
+                try:
+                    output = _run_forward_hook(self, entry, inputs, options, output)
+                except Exception as error:  # the first error is the one to raise
+                    warnings.warn(f"a forward hook with always_call raised {error!r}", stacklevel=3)
+            raise
 
 
 def _run_pre_hook(
@@ -119,6 +134,14 @@ def _run_pre_hook(
     if not (isinstance(result, tuple) and len(result) == 2):
         raise DtypeError(f"forward pre-hook: expected None or (args, kwargs), got {type(result).__name__}")
     return result
+
+
+def _run_forward_hook(
+    module: Any, entry: tuple[Any, ...], inputs: tuple[Any, ...], options: dict[str, Any], output: Any
+) -> Any:
+    hook, with_kwargs, _ = entry
+    result = hook(module, inputs, options, output) if with_kwargs else hook(module, inputs, output)
+    return output if result is None else result
 
 
 class _BackwardHooks:

@@ -388,11 +388,13 @@ class _SettingsSignature:
 
 
 class Layer(Module):
-    """The base of our layers. Keywords of the class become attributes: `class ReLU(Layer, function=relu)`."""
+    """The base of our layers. Keywords of the class set its ClassVars: `class ReLU(Layer, function=relu)`."""
 
     def __init_subclass__(cls, **named: Any) -> None:
-        super().__init_subclass__()
-        for name, value in named.items():
+        kinds = {name: str(kind) for each in cls.__mro__ for name, kind in inspect.get_annotations(each).items()}
+        own = {name: named.pop(name) for name in tuple(named) if "ClassVar" in kinds.get(f"_{name}", "")}
+        super().__init_subclass__(**named)
+        for name, value in own.items():
             setattr(cls, f"_{name}", staticmethod(value) if name == "function" else value)
 
     def _register_empty(self, device: Any, dtype: Any, **shapes: tuple[int, ...] | None) -> None:

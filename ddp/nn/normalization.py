@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ddp._engine import no_grad
 from ddp._tensor.base import apply, to_common_device, wrap
@@ -284,7 +284,7 @@ class GroupNorm(_Norm, shown="num_groups num_channels eps= affine= bias="):
 class _ChannelNorm(_Norm, shown="num_features eps= momentum= affine= bias= track_running_stats="):
     """Parameters and running statistics, (C,) each; these are buffers, as is how many batches they have seen."""
 
-    _ranks: tuple[int, ...]  # numbers of dimensions that an input may have
+    _ranks: ClassVar[tuple[int, ...]]  # numbers of dimensions that an input may have
 
     def __init__(
         self,

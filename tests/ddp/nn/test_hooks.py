@@ -54,6 +54,26 @@ class TestForward:
         with pytest.raises(DtypeError, match=r"expected None or \(args, kwargs\)"):
             net(ddp.ones(1), ddp.ones(1), sign=1)
 
+    def test_always_call(self) -> None:
+        class Fails(nn.Module):
+            def forward(self, x: Any) -> Any:
+                raise ValueError("inside")
+
+        def breaks(*args: Any) -> Any:
+            raise KeyError("later")
+
+        seen: list[Any] = []
+        net: Any = Fails()
+        net.register_forward_hook(lambda m, args, out: seen.append("never"))
+        net.register_forward_hook(lambda m, args, out: seen.append(out), always_call=True)
+        net.register_forward_hook(breaks, always_call=True)
+        with pytest.raises(ValueError, match="inside"), pytest.warns(UserWarning, match="later"):
+            net(1)
+        net = nn.Identity()
+        net.register_forward_hook(lambda m, args, out: seen.append(out), always_call=True)
+        net(7)
+        assert seen == [None, 7]
+
 
 def passes(t: Any, edit: Any) -> tuple[list[Any], list[Any]]:
     """What the hooks that `edit(module, log)` registers have seen, and the gradients, for a module of t.nn."""

@@ -115,6 +115,22 @@ class TestAttributes:
         with pytest.raises(AttributeError, match=r"Early: call super\(\).__init__\(\)"):
             Early()
 
+    def test_keywords_of_a_class_are_those_that_it_declares(self) -> None:
+        class Tagged:
+            mode: Any
+
+            def __init_subclass__(cls, mode: Any = None, **others: Any) -> None:
+                cls.mode = mode
+                super().__init_subclass__(**others)
+
+        class Narrow(nn.Linear, Tagged, mode="ours", shown="in_features="):
+            pass
+
+        assert Narrow.mode == "ours"
+        assert repr(Narrow(2, 3)) == "Narrow(in_features=2)"
+        with pytest.raises(TypeError):
+            type("Wrong", (nn.Linear,), {}, colour="red")
+
     def test_a_parameter_shares_its_data(self) -> None:
         data = ddp.ones(2)
         p = nn.Parameter(data)
