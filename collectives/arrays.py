@@ -97,11 +97,11 @@ def _shared(x: Any) -> Array | None:
     # DLPack before __array__, after which PyTorch never lets the storage be resized again, as FSDP does; but not where
     # its producer does not say what may be written, and NumPy takes it for read-only.
     readers: list[Callable[[Any], Array]] = [np.from_dlpack] if hasattr(x, "__dlpack__") else []
-    readers += [_by_array_method] if hasattr(x, "__array__") else []
+    readers += [np.asarray] if hasattr(x, "__array__") else []
     found, refusals = None, []
     for read in readers:
         try:
-            found = read(x)
+            found = _read_by(read, x)
         except _REFUSALS as error:
             refusals.append(str(error))
             continue
@@ -117,10 +117,10 @@ def _shared(x: Any) -> Array | None:
         return None
 
 
-def _by_array_method(x: Any) -> Array:
-    array = np.asarray(x)
-    # The protocol does not say whether it copied. Who asks twice and gets the same memory shares it.
-    return array if not array.size or np.may_share_memory(array, np.asarray(x)) else _read_only(array)
+def _read_by(read: Callable[[Any], Array], x: Any) -> Array:
+    array = read(x)
+    # Neither protocol tells NumPy whether it copied. Who asks twice and gets the same memory shares it.
+    return array if not array.size or np.may_share_memory(array, read(x)) else _read_only(array)
 
 
 def _read_only(array: Array) -> Array:

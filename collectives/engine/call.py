@@ -135,7 +135,7 @@ class CollectiveOp(Generic[T]):
 
 
 class Work(Generic[T]):
-    """A collective under way, as `async_op=True` returns it. It keeps its arrays alive.
+    """A collective under way, as `async_op=True` returns it. It keeps its arrays alive until it is complete.
 
     Until `wait` returns, the arrays given to the collective must be neither changed nor, if they are written, read.
     """

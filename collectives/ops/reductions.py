@@ -90,7 +90,7 @@ class Reductions(CommunicatorBase):
             return self._device(x).reduce(arrays, name, x, op, scale, out, root, lengths)
         source = as_array(x)
         reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
-        in_place = name == "all_reduce"
+        in_place, shape, dtype = name == "all_reduce", source.shape, source.dtype
         target = None
         if out is not None and reduction.shape is not None:
             same = out is x and reduction.shape == source.shape
@@ -108,15 +108,15 @@ class Reductions(CommunicatorBase):
             total = _deliver(total, target, source.dtype)
             return total if out is None else out
 
-        def plan(signatures: Signatures) -> CallPlan:
+        def plan(signatures: Signatures) -> CallPlan:  # a finished Work holds it, so it must not hold `source`
             if reduction.shape is None:
                 return CallPlan(reduction.wire, [], nothing)
             first = last = None
             if reduction.parts:
                 first = sum(reduction.parts[: self.rank])
                 last = first + reduction.parts[self.rank]
-            pieces = [Piece(rank, source.shape, first, last) for rank in range(self.size)]
-            combine = reduced(reduction.op, reduction.wire, source.dtype, self.size)
+            pieces = [Piece(rank, shape, first, last) for rank in range(self.size)]
+            combine = reduced(reduction.op, reduction.wire, dtype, self.size)
             return CallPlan(reduction.wire, pieces, combine)
 
         return self._collective(name, source, steps, reduction.text, plan if source is x else None)

@@ -154,6 +154,17 @@ def test_dlpack_is_read_where_it_lies_and_written_where_that_is_allowed(old: boo
             assert not x.size or np.shares_memory(x, y)
 
 
+def test_a_copy_that_dlpack_made_is_not_written_to() -> None:
+    class Copies(Exporter):
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.copy().__dlpack__(**options)
+
+    held = np.arange(3.0)
+    assert_array_equal(as_array(Copies(held, old=False)), held)
+    with pytest.raises(ArgumentError, match="could only be read by a copy"):
+        check_out(Copies(held, old=False), (3,), held.dtype)
+
+
 class Located:
     """Tells where it is, and cannot be read."""
 

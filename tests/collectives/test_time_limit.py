@@ -20,7 +20,7 @@ SECOND = 10**9
 
 
 class Page:
-    """What a agent writes, and a clock that a test sets."""
+    """What an agent writes, and a clock that a test sets."""
 
     def __init__(self) -> None:
         self.words = array("q", [0, 0])
@@ -69,7 +69,7 @@ def test_a_suspension_that_nobody_saw_while_it_lasted(clock: Page) -> None:
     assert not limit.passed()
 
 
-def test_the_page_of_a_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     fd = os.memfd_create("page")
     os.ftruncate(fd, 4096)
     monkeypatch.setenv(world.PAUSE_FD, str(fd))

@@ -212,11 +212,7 @@ class DeviceCommunicator:
         """Where the wire's result arrives: in the answer itself if it can be there at once."""
         if name == "all_reduce" and (result is source or sent is not source):
             return sent  # in place, or in a private copy, which can take the result as well
-        if (
-            result.dtype == sent.dtype
-            and result.flags.c_contiguous
-            and not self._cuda.xp.may_share_memory(result, sent)
-        ):
+        if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
             return result
         return arrays.scratch(result.shape, sent.dtype)
 
@@ -376,7 +372,7 @@ class DeviceArrays:
     def result(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
         """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
         fits = target is not None and (target.shape, target.dtype) == (shape, dtype) and target.flags.c_contiguous
-        if fits and (source is None or not self._cuda.xp.may_share_memory(target, source)):
+        if fits and (source is None or not overlap(target, source)):
             return target
         return self.new(shape, dtype)
 
@@ -449,6 +445,25 @@ def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
     return array
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two device arrays may share memory, by the addresses between which they lie.
+
+    `cupy.may_share_memory` says no of two views of one PyTorch tensor: each import makes a memory object of its own.
+    """
+    if not a.size or not b.size:
+        return False
+    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    return a_low < b_high and b_low < a_high
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    low = high = array.data.ptr
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        low += min(0, (length - 1) * stride)
+        high += max(0, (length - 1) * stride)
+    return low, high + array.itemsize
 
 
 def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceCommunicator:

@@ -90,7 +90,8 @@ def negotiate(
     """
     if cuda is not None and transport.size == 1 and wanted != "nccl":
         return SingleDeviceTransport(cuda)
-    nccl, mine = capability(cuda, transport.node, why_not, str(config or ""))
+    settings = [f"{name}={value}" for name, value in asdict(config or NcclConfig()).items() if value is not None]
+    nccl, mine = capability(cuda, transport.node, why_not, ", ".join(settings))
     use_nccl, reason = decide((yield from _exchange(transport, mine)))
     communicator: NcclCommunicator | None = None
     if use_nccl:

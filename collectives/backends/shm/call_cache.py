@@ -154,14 +154,19 @@ class CallCache:
             return  # called from ddp's code, on behalf of more than one place
         if max(header[NBYTES] + header[PREFIX] for header in signatures) > INLINE_BYTES:
             return
-        try:
-            hash(option)
-        except TypeError:
+        if not _is_fixed(option):
             return
         while len(self._cached) >= _KEPT:
             self._cached.pop(next(iter(self._cached)), None)  # another thread may have been faster
         key = (option, id(frame.f_code), frame.f_lasti, call.shape, call.dtype)
         self._cached[key] = _CachedCall(self._transport, self._queue, call, frame, call.plan(signatures), again)
+
+
+def _is_fixed(option: Any) -> bool:
+    """True if an option's numbers cannot change under its hash, as a tensor's can, which is hashed by identity."""
+    if type(option) is tuple:
+        return all(map(_is_fixed, option))
+    return option is None or isinstance(option, (str, int, np.integer, ReduceOp))
 
 
 class _CachedCall:

@@ -19,6 +19,19 @@ from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
 
 
+def test_a_finished_work_lets_its_arrays_go() -> None:
+    def check(comm: Communicator) -> None:
+        for call in (comm.all_reduce, comm.reduce, comm.reduce_scatter, comm.all_gather, comm.all_to_all):
+            x = np.ones(1000)
+            work, alive = call(x, async_op=True), weakref.ref(x)
+            work.wait()
+            del x
+            gc.collect()
+            assert alive() is None, f"{work} keeps its array"
+
+    collectives.run_threads(check, 2, timeout=20)
+
+
 class NeverTransport(SingleTransport):
     """A world whose other rank never comes."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import collectives
+from collectives.backends.device.device_communicator import overlap
 from tests.collectives.backends.device.conftest import Rig
 from tests.collectives.backends.device.fake_nccl import FakeLibrary
 
@@ -59,6 +60,30 @@ def test_the_caller_goes_on_until_it_waits(rig: Callable[..., Rig]) -> None:
         (USER, "wait"),
     ]
     assert ("user 0.1", "wait") in made.machine.log  # on whatever stream it is waited for
+
+
+class Imported:
+    """An array of another library, whose memory CuPy does not know by its own pool."""
+
+    def __init__(self, array: Any) -> None:
+        self.__cuda_array_interface__ = {**array.__cuda_array_interface__, "stream": None}
+
+
+def test_a_result_does_not_arrive_in_memory_that_is_still_read(rig: Callable[..., Rig]) -> None:
+    def rank(comm: Any, cupy: Any) -> None:
+        whole = cupy.arange(8)
+        a, b, c = (cupy.asarray(Imported(part)) for part in (whole[:4], whole[2:6], whole[4:]))
+        assert [overlap(a, b), overlap(b, c), overlap(a, c), overlap(a, b[:0])] == [True, True, False, False]
+        assert overlap(whole[::-1], c)
+        assert not cupy.may_share_memory(a, b)  # as CuPy says of two imports
+        comm.all_reduce(Imported(whole[:4]), out=Imported(whole[2:6]))
+        assert whole.get().tolist() == [0, 1, 0, comm.size, 2 * comm.size, 3 * comm.size, 6, 7]
+        comm.all_gather(Imported(whole[1:2]), out=Imported(whole[:2]))
+        comm.all_gather(Imported(whole[:2]), out=Imported(whole[4:]), lengths="equal")
+
+    moves = [what for _, what in log_of(rig(2, FakeLibrary()), rank) if what.startswith(("nccl", "copyto"))]
+    # The memory of the last is disjoint.
+    assert moves == ["nccl all_reduce", "copyto", "nccl all_gather", "copyto", "nccl all_gather"]
 
 
 @pytest.mark.parametrize("nccl", [None, FakeLibrary()], ids=["staged", "nccl"])

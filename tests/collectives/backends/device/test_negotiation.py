@@ -72,6 +72,15 @@ def test_nccl_serves_if_all_ranks_have_it_and_it_is_logged_once(
     assert [record.message for record in caplog.records] == ["arrays on GPUs go over NCCL: NCCL 2.32.3 on every rank"]
 
 
+@pytest.mark.parametrize(("max_ctas", "name"), [(None, "NCCL"), (8, "host memory")])
+def test_a_config_that_sets_nothing_is_none(rig: Callable[..., Rig], max_ctas: int | None, name: str) -> None:
+    def rank(comm: Any, cupy: Any) -> str:
+        comm.registry.nccl = collectives.NcclConfig(max_ctas=max_ctas) if comm.rank else None
+        return reduce_once(comm, cupy)
+
+    assert rig(2, FakeLibrary()).run(rank) == [name] * 2
+
+
 def test_without_nccl_on_one_rank_all_go_over_host_memory(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
+import ddp
 from collectives import Communicator, CommunicatorClosed
 from collectives.backends.shm import call_cache
 from collectives.backends.shm.segment import INLINE_BYTES, ControlBlock
@@ -240,6 +241,37 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
 
 
 PAIR = [0, 0]
+
+
+def test_lengths_that_change_in_place_are_read_again() -> None:
+    def check(comm: Communicator) -> None:
+        lengths, x = ddp.tensor([1, 3]), np.arange(4)
+        for first in (1, 1, 3, 0):
+            lengths[0], lengths[1] = first, 4 - first
+            parts: Any = lengths
+            got = comm.reduce_scatter(x, lengths=parts), comm.scatter(x, lengths=parts)
+            want = np.split(x, [first])[comm.rank]
+            assert [each.tolist() for each in got] == [(2 * want).tolist(), want.tolist()]
+
+    run_sharing(check, PAIR)
+
+
+def test_threads_that_share_a_communicator_take_turns(taken: Counter[str]) -> None:
+    def check(comm: Communicator) -> None:
+        def work() -> None:
+            for _ in range(50):
+                totals.append(float(comm.all_reduce(np.ones(5))[0]))
+
+        totals: list[float] = []
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert totals == [comm.size] * 150
+
+    run_sharing(check, PAIR)
+    assert taken["taken"] > 0
 
 
 @pytest.mark.parametrize("run", [run_sharing, lambda fn, nodes: collectives.run_threads(fn, len(nodes), timeout=20)])

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import collectives
 from collectives import Communicator
+from collectives.backends.shm.hierarchy import HierarchicalTransport
 from collectives.backends.shm.segment import INLINE_BYTES, STAGING_BYTES
 from tests.collectives.backends.shm.ranks import run_sharing
 
@@ -72,6 +73,24 @@ def test_arrays_of_comm_empty_are_shared_within_each_node(nodes: list[int]) -> N
                 got = each.reduce(x, root=root)
                 assert got is None or (got == sum(range(comm.size))).all()
             assert_array_equal(each.broadcast(x, root=2), np.full(STAGING_BYTES, 2))
+
+    run_sharing(check, nodes)
+
+
+@on_all_nodes
+def test_splits_of_ranks_on_nodes_find_their_own_nodes(nodes: list[int]) -> None:
+    def check(comm: Communicator) -> None:
+        for color, key in ((comm.rank % 2, None), (nodes[comm.rank], None), (0, -comm.rank), (comm.rank // 3, 0)):
+            part = comm.split(color, key)
+            assert part is not None
+            ranks = part.all_gather_object(comm.rank)
+            stand = [nodes[rank] for rank in ranks]
+            assert part.local_size == stand.count(nodes[comm.rank])
+            several = 1 < len(set(stand)) < len(stand)
+            assert isinstance(part.transport, HierarchicalTransport) == several
+            x = np.full(STAGING_BYTES, float(comm.rank))
+            assert (part.all_reduce(x) == sum(ranks)).all()
+            assert (part.duplicate().all_reduce(x) == sum(ranks)).all()
 
     run_sharing(check, nodes)
 
