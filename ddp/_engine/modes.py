@@ -92,21 +92,28 @@ class Scope:
 def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     """A generator function whose steps run in `scope`; what its caller does between them does not."""
 
+    @scope
+    def step(resume: Callable[[Any], Any], value: Any) -> Any:
+        return resume(value)
+
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
         generator = function(*args, **kwargs)
-        step: Callable[..., Any] = scope(lambda resume, value: resume(value))
-        resume: Callable[[Any], Any] = generator.send
-        value: Any = None
-        while True:
-            try:
-                item = step(resume, value)
-            except StopIteration as stop:
-                return stop.value
-            try:
-                resume, value = generator.send, (yield item)
-            except Exception as error:  # thrown in: `contextlib.contextmanager` does it
-                resume, value = generator.throw, error
+        resume, value = generator.send, None
+        try:
+            while True:
+                try:
+                    item = step(resume, value)
+                except StopIteration as stop:
+                    return stop.value
+                try:
+                    resume, value = generator.send, (yield item)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    resume, value = generator.throw, error
+        finally:
+            scope(generator.close)()
 
     return inner
 

@@ -409,7 +409,8 @@ def guarded_function(function: F) -> F:
         for x in (*args, *kwargs.values()):
             if isinstance(x, TensorBase):
                 if x._device.watched and needs_guard(x._device):
-                    return guarded_run(function.__name__, x._device, (x.array,), partial(function, *args, **kwargs))
+                    arrays = [each.array for each in (*args, *kwargs.values()) if isinstance(each, TensorBase)]
+                    return guarded_run(function.__name__, x._device, arrays, partial(function, *args, **kwargs))
                 break
         return function(*args, **kwargs)
 

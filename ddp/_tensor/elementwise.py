@@ -373,7 +373,7 @@ class Elementwise(TensorBase):
 
         Raises: ShapeError if they do not broadcast; DeviceError.
         """
-        y = other if isinstance(other, TensorBase) else number_as_tensor(other, self)
+        y = other if isinstance(other, TensorBase) else number_as_tensor(other, self, "isclose")
         pair = promote_all("isclose", self, y)
         x, y = pair if pair[0]._device is pair[1]._device else to_common_device("isclose", pair)
         xp, a, b = x._device.xp, x.array, y.array

@@ -415,10 +415,20 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
     shape, xp = target.array.shape, x._device.xp
     where = xp.broadcast_to(where, shape)
     value = cast(Any, _check_source(x, name, source)).reshape(-1)
-    if value.array.size < (count := int(where.sum())):
-        raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
-    where, value = copy_if_needed(where, x, value), value[:count]
-    return target, ops.setitem, value, {"steps": ((where if where.ndim else where.reshape(1),),)}
+    n = value.array.size
+    if x._device is CPU:
+        if n < (count := int(where.sum())):
+            raise ShapeError(f"{name}: {count} places, but a source of shape {source.array.shape}")
+        where, value = copy_if_needed(where, x, value), value[:count]
+        return target, ops.setitem, value, {"steps": ((where,),)}
+    # Without asking how many places there are: the number of those before a place says which element it gets.
+    if not n:
+        raise ShapeError(f"{name}: a source of shape {source.array.shape} for a tensor of shape {shape}")
+    which = xp.cumsum(where.reshape(-1), dtype="int64") - 1
+    message = f"{name}: more places than the {{limit}} elements of the source"
+    which = ops.check_index(xp, xp.where(where.reshape(-1), which, 0), 0, n, ShapeError, message)
+    value = apply(ops.index, (value,), places=(which,)).reshape(shape)
+    return target, ops.masked_fill, value, {"mask": copy_if_needed(where, x, value)}
 
 
 class Indexing(TensorBase):

@@ -286,6 +286,8 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
 
     Raises: ShapeError, ArgumentError, RangeError.
     """
+    if isinstance(dims, int) and not 0 <= dims <= min(a.ndim, b.ndim):
+        raise ArgumentError(f"tensordot: {dims} dimensions of shapes {a.shape} and {b.shape}")
     pairs = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
     left, right = ([axis(x, d, "tensordot") for d in each] for x, each in zip((a, b), pairs, strict=True))
     if [a.shape[i] for i in left] != [b.shape[j] for j in right]:

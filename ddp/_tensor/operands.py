@@ -123,7 +123,7 @@ def check_operand(result: Any, name: str, y: Other) -> Tensor:
     return result
 
 
-def number_as_tensor(number: Other, x: Any) -> Tensor:
+def number_as_tensor(number: Other, x: Any, name: str = "operand") -> Tensor:
     """A number as a 0-d tensor, in the dtype that it has beside `x`; an array as a tensor."""
     if isinstance(number, np.generic):
         number = number.item()
@@ -134,7 +134,7 @@ def number_as_tensor(number: Other, x: Any) -> Tensor:
                 return wrap(x._device.xp.asarray(number, dtype), x._device)
         except REJECTED as error:
             raise as_ddp_error("number", error) from error
-    return check_operand(array_as_tensor(x, number) if isinstance(x, TensorBase) else None, "operand", number)
+    return check_operand(array_as_tensor(x, number) if isinstance(x, TensorBase) else None, name, number)
 
 
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:

@@ -19,7 +19,7 @@ from ddp._tensor.base import Tensor, TensorBase, guarded_function, to_common_dev
 from ddp._tensor.creation import Options, Size, Where, like_form, new, options_like, parse_shape, rename, resolve_device
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import must_record
-from ddp._tensor.operands import parse_sizes
+from ddp._tensor.operands import as_method, parse_sizes
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops.indexing import check_all
@@ -253,7 +253,7 @@ def multinomial(
     if x.ndim not in (1, 2) or not x.shape[-1]:
         raise ShapeError(f"multinomial: expected weights of shape (C,) or (N, C), got {x.shape}")
     weights = x.reshape(-1, x.shape[-1]).astype(dtypes.float64)
-    possible = int((weights > 0).sum(axis=1).min(initial=x.shape[-1]))
+    possible = int((weights > 0).sum(axis=1).min()) if len(weights) else num_samples
     if num_samples <= 0 or not bool(((weights >= 0) & (weights < math.inf)).all()):
         raise ArgumentError(f"multinomial: {num_samples} samples, or a weight that is negative, infinite or nan")
     if possible < (1 if replacement else num_samples):
@@ -301,7 +301,8 @@ class Drawing(TensorBase):
 
     __slots__ = ()
 
-    bernoulli, multinomial = bernoulli, multinomial
+    bernoulli = as_method(guarded_function(bernoulli), "bernoulli", bernoulli.__doc__)
+    multinomial = as_method(guarded_function(multinomial), "multinomial", multinomial.__doc__)
 
     def bernoulli_(self: Self, p: Any = 0.5, *, generator: BaseGenerator | None = None) -> Self:
         """Every element becomes 1 with probability `p`, a number or a tensor that broadcasts, else 0.

@@ -96,8 +96,8 @@ class Storage(TensorBase):
 
     def fill_(self: T, value: Any) -> T:
         """Every element becomes `value`, a number or a tensor of one element."""
-        if isinstance(value, TensorBase) and value.array.size != 1:
-            raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {value.array.shape}")
+        if value.array.size != 1 if isinstance(value, TensorBase) else np.ndim(value):
+            raise ShapeError(f"fill_: expected a number or a tensor of one element, got shape {np.shape(value)}")
         number = value.array.item() if isinstance(value, TensorBase) else value
         return _write(self, "fill_", value, number, must_record(self, "fill_", value))
 

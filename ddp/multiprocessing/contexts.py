@@ -119,6 +119,17 @@ class DefaultContext(_SharingContext, context.DefaultContext):
             self._actual_context = self._default_context
         return self._actual_context
 
+    def set_start_method(self, method: str | None, force: bool = False) -> None:
+        """Sets how processes are started: "spawn", the default, "forkserver" or "fork"; once, unless `force`.
+
+        Raises: RuntimeError if it is set already; ValueError.
+        """
+        super().set_start_method(method, force)
+
+    def get_start_method(self, allow_none: bool = False) -> Any:
+        """How processes are started; with `allow_none`, None while it was neither set nor asked for."""
+        return super().get_start_method(allow_none)
+
     def get_all_start_methods(self) -> list[str]:
         """The methods that there are, the default first."""
         return list(_BY_METHOD)

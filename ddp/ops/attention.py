@@ -96,7 +96,7 @@ def _attention(
     keep = drawn_masks(xp, seed, p) if p else None
     for at in work.heads():
         scores = work.scores(at)
-        top = scores.max(-1, keepdims=True, initial=-xp.inf)
+        top = scores.max(-1, keepdims=True)
         xp.copyto(top, 0, where=top == -xp.inf)  # a query that may see no key
         scores -= top
         xp.exp(scores, out=scores)

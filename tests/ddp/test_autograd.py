@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,6 +136,28 @@ def test_a_decorated_generator_runs_its_steps_without_grad(scope: Any) -> None:
     next(generator)
     assert generator.throw(ValueError) == ("caught", False)
     generator.close()
+    assert ddp.is_grad_enabled()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_a_decorated_generator_cleans_up_without_grad(error: type[BaseException]) -> None:
+    p = leaf(1.0)
+
+    @ddp.no_grad()
+    def swapped() -> Any:
+        saved = p.clone()
+        p.zero_()
+        try:
+            yield
+        finally:
+            p.copy_(saved)
+
+    with pytest.raises(error), contextlib.contextmanager(swapped)():
+        raise error
+    assert p.tolist() == [1.0]
+    for _ in swapped():
+        break
+    assert p.tolist() == [1.0]
     assert ddp.is_grad_enabled()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp.errors import ArgumentError, RangeError
+from ddp.errors import ArgumentError, RangeError, ShapeError
 from tests.gpu import on_both
 
 F = ddp.nn.functional
@@ -37,6 +37,11 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "normal": (lambda: ddp.normal(table(), -table()), ArgumentError, "normal: std is negative"),
     "one_hot": (lambda: F.one_hot(on_gpu(0, 3), 3), RangeError, "one_hot: class 3 is not one of the 3 classes 0 to 2"),
     "variance": (lambda: F.gaussian_nll_loss(table(), table(), -table()), ArgumentError, "var has a negative entry"),
+    "masked_scatter": (
+        lambda: table().masked_scatter(table() > 2, on_gpu(1.0, 2.0)),
+        ShapeError,
+        "more places than the 2 elements",
+    ),
 }
 
 

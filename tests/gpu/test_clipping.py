@@ -77,6 +77,17 @@ def test_what_is_not_finite(bad: float, gpu: Any) -> None:
     assert np.isnan(grads(params)[4]).any()
 
 
+@on_both
+@pytest.mark.parametrize("dtypes", [(np.float16,), (BFLOAT16,), (np.float32,), (np.float16, BFLOAT16, np.float32)])
+def test_values_are_held_within_bounds(dtypes: Any, gpu: Any) -> None:
+    ours, expected = parameters("cuda", *dtypes), parameters("cpu", *dtypes)
+    with gpu.no_waits():
+        utils.clip_grad_value_(ours, 0.25)
+    utils.clip_grad_value_(expected, 0.25)
+    assert [p.grad is None or p.grad.dtype == p.dtype for p in ours] == [True] * len(ours)
+    assert_close(grads(ours), grads(expected), 0)
+
+
 def test_gradients_that_lie_with_gaps_or_turned(gpu: Any) -> None:
     ps = [ddp.zeros(6, 4, device="cuda", requires_grad=True) for _ in range(2)]
     g = ddp.from_numpy(np.arange(24, dtype=np.float32).reshape(6, 4)).cuda()

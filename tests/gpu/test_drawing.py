@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import ddp
-from tests.gpu import simulated
+from ddp.errors import ArgumentError
+from tests.gpu import on_both, simulated
 
 in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
 SIZE = 64
@@ -30,6 +31,14 @@ def expected(count: int, seed: int = 3) -> list[Any]:
 def read(found: list[Any]) -> list[Any]:
     ddp.cuda.synchronize()
     return [x.tolist() for x in found]
+
+
+@on_both
+def test_multinomial(gpu: Any) -> None:
+    weights = ddp.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]], device="cuda")
+    assert weights.multinomial(2).sort()[0].tolist() == [[0, 2], [1, 2]]
+    with pytest.raises(ArgumentError, match="3 samples of a row with 2 positive weights"):
+        ddp.multinomial(weights, 3)
 
 
 @in_any_order

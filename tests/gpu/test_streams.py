@@ -180,7 +180,7 @@ class TestFaults:
 
     def test_with_launch_blocking_the_op_is_named(self, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-        x = ddp.ones(3, 2, device="cuda")
+        x, index = ddp.ones(3, 2, device="cuda"), ddp.tensor([1], device="cuda")
         gpu.reset()
         x.exp()
         assert sum(gpu.synchronizations.values()) == 1
@@ -191,4 +191,6 @@ class TestFaults:
             x.exp()
         with pytest.raises(CudaError, match=r"add_: .*float32 \(3, 2\)"):
             x.add_(1)
+        with pytest.raises(CudaError, match=r"index_select: .*float32 \(3, 2\), int64 \(1,\)"):
+            x.index_select(0, index)
         gpu.cupy.fault = None

@@ -25,14 +25,11 @@ pytestmark = [
 MUST = {
     # How many elements a mask selects is the result's length; backward knows it.
     ("index", "mask"): (1, 0),
-    ("index", "row mask"): (1, 0),
-    ("index", "empty mask"): (1, 0),
     ("index", "mask and list"): (1, 0),
     ("index", "masked_select"): (1, 0),
     ("setitem", "mask"): (0, 1),  # one number is written anywhere; its gradients are as many as the mask selects
     ("index_add", "mask"): (2, 1),
     ("index", "repeat_interleave"): (1, 0),  # without output_size
-    ("getitem", "0-d tensor"): (1, 0),  # a view begins at an address that the host computes
 }
 #: Whether there is a zero decides between a division and a loop.
 CUMPROD = (0, 1)

@@ -56,6 +56,8 @@ class Working:
         library: bool = False,
     ) -> Any:
         """`fn` of NumPy on the numbers of arrays, in a kernel: new arrays, or `out`."""
+        if kwargs and "initial" in kwargs:
+            raise TypeError(f"{name}() got an unexpected keyword argument 'initial'")
         if library:
             self.refuse_capture("cuBLAS")
         held: list[Any] = []

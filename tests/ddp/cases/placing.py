@@ -66,6 +66,7 @@ def placing() -> Iterator[Case]:
         yield Case("setitem", label, fn, (x, v))
     yield Case("setitem", "empty", lambda t, x, v: _set(x * 2, (slice(0, 0),), v), (draw(3, 4), draw(0, 4)))
     yield Case("setitem", "0-d", lambda t, x, v: _set(x * 2, (...,), v), (draw(), draw(seed=1)))
+    yield Case("setitem", "0-d mask", lambda t, x, v: t.masked_scatter(x, t.tensor(True), v), (draw(), draw(2)))
     for label, fn in {
         "number": lambda t, x, v: t.masked_fill(x, x > 0, -1.5) * v[0],
         "tensor": lambda t, x, v: x.masked_fill(x > 0, v[0, 0]),
