@@ -10,8 +10,8 @@ backward adds to that, and reduces both. So it is not the mean, and reading `par
 State is exchanged as pieces: (parameter's number in the optimizer, start, stop, entry), elements of a parameter thought
 of as flat, and what the optimizer remembers of them. A state with an element for each of the piece's is cut and joined
 like the parameter; anything else (a count of steps) is the same for all pieces of it. When the plan of buckets changes,
-state and gradients move along. Parameters in no bucket (they were frozen when the model was wrapped) have no shard and
-no state until they are used.
+state and gradients move along. Parameters in no bucket (they were frozen when the model was wrapped) have no shard: the
+state that was loaded for them is kept whole on one rank until they get a bucket.
 """
 
 from __future__ import annotations
@@ -250,6 +250,7 @@ class ShardedExchange(Exchange):
         self.shards: list[Shard] = []  # one a bucket
         self._kind, self._settings, self._groups, self._named = kind, settings, groups, named
         self._numbers = {id(p): number for number, p in enumerate(self.params)}
+        self._resting: dict[int, Entry] = {}  # the state of parameters without a bucket that this rank keeps
 
     def set_buckets(self, buckets: Buckets) -> None:
         """Makes the shards of these buckets; state and gradients go to the ranks that own them now. Collective."""
@@ -330,11 +331,20 @@ class ShardedExchange(Exchange):
         for shard in self.shards:
             if shard.optimizer is not None:
                 yield from shard.state()
+        for number, entry in self._resting.items():
+            yield number, 0, self.params[number].array.size, entry
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """(parameter's number, start, stop) of what this rank holds, or would hold, a state of."""
         for shard in self.shards:
             yield from (piece[:3] for piece in shard.pieces)
+        for number in self._without_bucket():
+            yield number, 0, self.params[number].array.size
+
+    def _without_bucket(self) -> list[int]:
+        """The parameters without a bucket whose state this rank keeps."""
+        placed = {number for shard in self.shards for number in shard.params}
+        return [n for n in range(self._comm.rank, len(self.params), self._comm.size) if n not in placed]
 
     def put_pieces(self, find: Callable[[int, int, int], Mapping[str, Any]], convert: Convert) -> None:
         """Replaces this rank's state. find: the state of elements start to stop of a parameter, {} if it has none"""
@@ -345,6 +355,8 @@ class ShardedExchange(Exchange):
 
         for shard in self.shards:
             shard.put_state(found)
+        wholes = {number: found(number, 0, self.params[number].array.size) for number in self._without_bucket()}
+        self._resting = {number: entry for number, entry in wholes.items() if entry}
 
     def put_state(self, whole: Mapping[int, Entry], convert: Convert) -> None:
         """Keeps of the whole state what is this rank's.

@@ -12,6 +12,7 @@ from collectives import Communicator
 from ddp import optim
 from ddp.nn import functional as F
 from ddp.optim import lr_scheduler
+from ddp.parallel import DataParallel
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
     Arrays,
@@ -80,6 +81,28 @@ def test_a_parameter_unfrozen_later_and_one_frozen_meanwhile() -> None:
 
     expected, sharded = compare(rank, 3)
     assert (expected["frozen"] != 1).any()
+    for got in sharded:
+        assert_equal(got, expected)
+
+
+def test_a_parameter_without_a_bucket_keeps_its_state() -> None:
+    """Its state is loaded while it is frozen, so no bucket holds it; when it is used, its momenta go on."""
+
+    def rank(comm: Communicator, make: Make) -> Arrays:
+        model = wrapped(comm)
+        model.module.sometimes.requires_grad_(False)
+        model = DataParallel(model, comm)
+        optimizer = make(model, optim.Adam, lr=0.01)
+        number = [name for name, _ in model.module.named_parameters()].index("sometimes")
+        momenta = {name: ddp.full((37,), 0.25) for name in ("exp_avg", "exp_avg_sq")}
+        state = optimizer.state_dict()
+        optimizer.load_state_dict({**state, "state": {number: {"step": ddp.tensor(2.0), **momenta}}})
+        train(model, optimizer, range(2))
+        assert optimizer.state_dict()["state"][number]["step"].item() == 2
+        model.module.sometimes.requires_grad_(True)
+        return train(model, optimizer, range(2, 5))
+
+    expected, sharded = compare(rank, 3)
     for got in sharded:
         assert_equal(got, expected)
 
