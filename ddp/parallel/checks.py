@@ -34,7 +34,9 @@ def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     found = {}
     for number, (name, tensor) in enumerate(tensors):
         array, grad = tensor.array, "" if tensor.requires_grad else " without grad"
-        found[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}"
+        # CuPy's arrays are always writeable, and have no such flag.
+        rest = "" if getattr(array.flags, "writeable", True) else ", read-only"
+        found[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{rest}"
     return found
 
 

@@ -62,6 +62,7 @@ class DataParallel(Module):
     _unprefixed_child = "module"
     module: Module
     reducer: Reducer
+    comm_hook: Hook | None
     _hooked: HookExchange | None
 
     def __init__(
@@ -116,21 +117,22 @@ class DataParallel(Module):
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
         trained = [p.requires_grad for p in params]
-        self.comm_hook = comm_hook
+        self.__dict__["comm_hook"] = comm_hook  # one that is a Module is not part of the model
         self._hooked = None
         try:
             planner = Planner(self.comm, names, nbytes, kinds, trained, cap=cap, first=first, pinned=pinned, xp=xp)
-            if replaced is not None:
-                replaced.close()
-                replaced._closed = (
-                    "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
-                )
-                module.zero_grad()
             if comm_hook is not None:
-                self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device)
+                before = None if replaced is None else replaced._hooked
+                self._hooked = HookExchange(comm_hook, self.comm, names, params[0].device, before)
         except DdpError:  # a plan or a hook that does not fit
             self.comm.close()
             raise
+        if replaced is not None:
+            replaced.close()
+            replaced._closed = (
+                "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
+            )
+            module.zero_grad()
         self.reducer = Reducer(self, names, params, self.comm, planner, check_every=every, check_finite=finite)
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
@@ -144,7 +146,7 @@ class DataParallel(Module):
 
     @property
     def plan(self) -> Plan:
-        """Which gradients are reduced together, in which order, and what is expected of it; prints as a table."""
+        """Which gradients are reduced together, in which order; prints as a table."""
         return self.reducer.planner.plan
 
     def plan_state(self) -> dict[str, Any]:

@@ -63,15 +63,23 @@ class HookExchange(Exchange):
 
     hook: the same on all ranks, see `hook_settings`; one with a state (a `state_dict`) serves one model at a time
     names: of all parameters that the control message speaks of; where: their device
+    replaced: of the model that this one's replaces, from which it takes over the hook
 
     Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.
     """
 
-    def __init__(self, hook: Hook, comm: Communicator, names: Sequence[str], where: device = CPU) -> None:
+    def __init__(
+        self,
+        hook: Hook,
+        comm: Communicator,
+        names: Sequence[str],
+        where: device = CPU,
+        replaced: HookExchange | None = None,
+    ) -> None:
         super().__init__(comm)
         self.hook = hook
         self._names = tuple(names)
-        self._claim()
+        self._claim(replaced)
         # One stream for ever: what a hook remembers lies in memory that is freed in that stream's order.
         self._stream = HookStream(None if where.type == "cpu" else where.xp.cuda)
         self._reset()
@@ -84,11 +92,11 @@ class HookExchange(Exchange):
         self._returned: dict[int, Work[Any]] = {}  # of buckets whose hook has returned a Work
         self._used: dict[str, bool] | None = None  # None until the control message has arrived
 
-    def _claim(self) -> None:
+    def _claim(self, replaced: HookExchange | None) -> None:
         mine = True
         if hasattr(self.hook, "state_dict"):
             with _lock:
-                mine = _users.setdefault(id(self.hook), self) is self
+                mine = _users.setdefault(id(self.hook), self) in (self, replaced)
         used = np.flatnonzero(self._comm.all_gather(np.array([not mine]), lengths="equal")).tolist()
         if used:
             self.release()
@@ -97,6 +105,9 @@ class HookExchange(Exchange):
                 "remembers that one's gradients: each model needs a hook object of its own, or close() of the other "
                 "one comes first"
             )
+        with _lock:
+            if id(self.hook) in _users:
+                _users[id(self.hook)] = self
 
     def release(self) -> None:
         """Lets the hook serve another model."""

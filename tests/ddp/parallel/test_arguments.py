@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import collectives
@@ -131,6 +132,25 @@ def test_a_wrapping_that_fails_leaves_the_first_wrapper() -> None:
     with pytest.raises(ParallelError):
         DataParallel(net, plan=DataParallel(nn.Linear(1, 1)).plan)
     model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
+    used = comm_hooks.TopK()
+    other = DataParallel(nn.Linear(1, 1), comm_hook=used)
+    with pytest.raises(ParallelError, match="serves another model already"):
+        DataParallel(net, comm_hook=used)
+    assert net[0].weight.grad is not None
+    model(ddp.ones(2, 3, dtype=ddp.float64)).sum().backward()
+    other(ddp.ones(2, 1)).sum().backward()
+
+
+def test_a_hook_that_is_a_module_is_no_part_of_the_model() -> None:
+    class Learned(nn.Linear):
+        def forward(self, bucket: comm_hooks.GradBucket) -> Any:
+            return comm_hooks.bf16(bucket)
+
+    net, hook = make_net(), Learned(2, 2)
+    model = DataParallel(net, comm_hook=hook)
+    assert model.comm_hook is hook
+    assert list(model.state_dict()) == list(net.state_dict())
+    assert len(list(model.parameters())) == len(list(net.parameters()))
 
 
 def test_what_is_wrapped_is_a_module() -> None:
@@ -143,6 +163,13 @@ def changed(net: nn.Sequential, rank: int, layer: int, new: nn.Module | None) ->
     """The net with another layer on rank 1, or without it."""
     if rank == 1:
         net = nn.Sequential(*net[:layer], *([] if new is None else [new]), *net[layer + 1 :])
+    return net
+
+
+def with_buffer(net: nn.Sequential, writeable: bool) -> nn.Sequential:
+    array = np.zeros(2)
+    array.flags.writeable = writeable
+    net.register_buffer("fixed", ddp.from_numpy(array))
     return net
 
 
@@ -159,6 +186,7 @@ def changed(net: nn.Sequential, rank: int, layer: int, new: nn.Module | None) ->
         ),
         (lambda net, rank: changed(net, rank, 2, None), "but missing on rank 1"),
         (lambda net, rank: net.requires_grad_(False) if rank == 1 else net, r"0\.weight .* without grad on rank 1"),
+        (lambda net, rank: with_buffer(net, rank != 1), "fixed .*, read-only on rank 1"),
     ],
 )
 def test_models_that_differ_between_ranks_are_named_on_all(make: Callable[..., nn.Module], message: str) -> None:
