@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
 from ddp.checkpoint.checkpoint_files import MANIFEST_FILE
 from ddp.checkpoint.optimizer_state import SavedOptimizer
@@ -67,8 +68,7 @@ class Restorer:
             SavedOptimizer(described, [own["pieces"][at] for own in owns], self._value)
             for at, described in enumerate(state["optimizers"])
         ]
-        models = int(state["model"] is not None), int(training.model is not None)
-        self._try("model", lambda: _check_count("model", *models))
+        self._try("model", self._check_model)
         self._try("optimizer", self._check_optimizers)
         self._try("scheduler", self._check_schedulers)
         # A scaler that is disabled has no state.
@@ -85,6 +85,22 @@ class Restorer:
                 raise StateDictError(f"{self._saved.path}: {error}") from None
             self._fits.remove(part)
             self.notes.append(f"{error}; the {part} stays as it is")
+
+    def _check_model(self) -> None:
+        saved, model = self._saved.state["model"], self._training.model
+        _check_count("model", int(saved is not None), int(model is not None))
+        theirs, mine = dict(saved or ()), {} if model is None else model.state_dict()
+        missing, unexpected = ([path for path in a if path not in b] for a, b in ((mine, theirs), (theirs, mine)))
+        texts = [f"missing: {', '.join(missing)}"] if missing and self._strict else []
+        texts += [f"unexpected: {', '.join(unexpected)}"] if unexpected and self._strict else []
+        for path, value in theirs.items():
+            if isinstance(mine.get(path), TensorBase) and isinstance(value, dict) and "tensor" in value:
+                names, name, shape = self._saved.names, value["tensor"], tuple(mine[path].shape)
+                found = names.get(rank_array_name(self._origin, name)) or names.get(name)
+                if found is not None and found[1] != shape:
+                    texts.append(f"size mismatch: {path} is {found[1]} in the checkpoint, {shape} in the model")
+        if texts:
+            raise StateDictError(f"this is another model: {'; '.join(texts)}")
 
     def _check_optimizers(self) -> None:
         _check_count("optimizer", len(self._optimizers), len(self._training.optimizers))

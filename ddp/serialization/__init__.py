@@ -38,9 +38,10 @@ def save(obj: Any, f: File) -> None:
     A dict of tensors by name is an ordinary safetensors file, which PyTorch's `safetensors.torch.load_file` reads. A
     tensor that appears twice (the same memory, shape and strides) is written once. NumPy arrays come back as arrays. Of
     a module, the file has the name of its class and its attributes, which have to be of these kinds, too; a state dict
-    needs no class to be loaded.
+    needs no class to be loaded. Tensors and arrays keep their dtype: bool, integers of 8 to 64 bits, float16, bfloat16,
+    float32 and float64, in this machine's byte order.
 
-    Raises: ArgumentError for anything else in `obj`; OSError if the file cannot be written.
+    Raises: ArgumentError for anything else in `obj`, arrays of other dtypes too; OSError if the file cannot be written.
     """
     writer = Writer(obj)
     if not isinstance(f, str | os.PathLike):

@@ -65,6 +65,7 @@ def encode(value: Any, name: str, keep: Keep, other: Callable[[Any, str], JSON] 
         return {"scalar": encode(np.asarray(value), name, keep)}
     if hasattr(value, "dtype") and hasattr(value, "nbytes") and not isinstance(value, np.ma.MaskedArray):
         array = value if isinstance(value, np.ndarray) else device_of(value).xp.asarray(value)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype not in CODES:
             raise ArgumentError(f"{name} is an array of dtype {array.dtype}, which a file cannot hold")
         return {"array": keep(name, array, None)}

@@ -223,6 +223,8 @@ def test_arrays_come_back_as_arrays(array: Any) -> None:
     assert found["data"].flags.writeable
     assert isinstance(found["tensor"], ddp.Tensor)
     assert through(array).tobytes() == array.tobytes()
+    swapped = through([array.astype(array.dtype.newbyteorder("S"))])[0]
+    assert (swapped.dtype, swapped.tobytes()) == (array.dtype, array.tobytes())
 
 
 class Unsaveable:

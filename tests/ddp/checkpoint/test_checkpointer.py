@@ -199,6 +199,21 @@ def test_what_does_not_fit_is_named_and_nothing_changes(parts: Any, message: str
     assert_same(everything(given.get("model", other), [given["optimizer"]] if "optimizer" in given else []), before)
 
 
+def test_a_model_that_does_not_fit_on_one_rank_changes_none(folder: Path) -> None:
+    model = net()
+    saved(folder, model=model)
+
+    def rank(comm: collectives.Communicator) -> None:
+        other = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3 + comm.rank))
+        before = everything(other, [])
+        with Checkpointer(folder, model=other, comm=comm) as ckpt:
+            with pytest.raises((CheckpointError, StateDictError), match=r"2\.weight is \(3, 8\) in .*, \(4, 8\) in"):
+                ckpt.load()
+            assert_same(everything(other, []), before)
+
+    collectives.run_threads(rank, size=2)
+
+
 def test_not_strict_takes_what_fits(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     saved(folder, model=model, optimizer=SGD(model.parameters(), lr=0.5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tracemalloc
@@ -16,10 +17,12 @@ import pytest
 import collectives
 from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files
+from ddp.checkpoint.checkpoint_files import DamagedCheckpoint, ShardReader
 from ddp.checkpoint.saved import Saved, open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import check, write
+from tests.ddp.checkpoint.test_store_tables import signed
 
 Files = dict[str, bytes]
 SLACK = 1 << 18  # bytes, of the interpreter's own, whatever is read
@@ -184,3 +187,42 @@ def test_a_file_that_cannot_be_read_here_is_no_damaged_one(tmp_path: Path, monke
         store.newest()
     monkeypatch.undo()
     check(store.newest(), 2)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    saved(tmp_path)
+    found = open_checkpoint(tmp_path / "step-0000000001")
+    shard = ShardReader(str(found.path / FIRST), found._manifest.files[0])
+    os.truncate(found.path / FIRST, 10)
+    with shard, pytest.raises(DamagedCheckpoint, match="it became shorter while it was read"):
+        shard.verified("its header", 0, 100, "")
+
+
+def test_a_signed_manifest_with_anything_in_it(tmp_path: Path, count: Callable[[int, int], int]) -> None:
+    """It is refused, or what is read is what it says; no more memory is taken than the files have."""
+    original = saved(tmp_path)[0]
+    values = [0, -1, 2**31, 2**62, 10**30, "", "x", "F64", FIRST, None, [], {}, [1], True, 0.5]
+    refusals = 0
+
+    def places(value: Any) -> list[tuple[Any, Any]]:
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        return [place for key, inner in items for place in [(value, key), *places(inner)]]
+
+    for seed in range(count(200, 5000)):
+        rng, fields = np.random.default_rng(seed), json.loads(original[MANIFEST])
+        del fields["sha256"]
+        found = places(fields)
+        for at in rng.integers(len(found), size=rng.integers(1, 4)):
+            found[at][0][found[at][1]] = values[rng.integers(len(values))]
+        folder = put(tmp_path / "x", {**original, MANIFEST: signed(fields)})
+        tracemalloc.start()
+        try:
+            checkpoint = open_checkpoint(folder)
+            arrays = checkpoint.read_all()
+            assert {name: (each.dtype, each.shape) for name, each in arrays.items()} == checkpoint.names
+        except CheckpointError:
+            refusals += 1
+        finally:
+            assert tracemalloc.get_traced_memory()[1] < 2 * sum(map(len, original.values())) + SLACK
+            tracemalloc.stop()
+    assert refusals > count(60, 1600)

@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,28 @@ def test_killed_after_any_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(found) > 20
     assert found == sorted(found)  # never back to the old one once there was the new one
     assert set(found) == {1, 2}
+
+
+def test_killed_while_it_saves(tmp_path: Path, count: Callable[[int, int], int]) -> None:
+    code = (
+        "import sys, collectives; from ddp.checkpoint import Store; from tests.ddp.checkpoint.stores import *\n"
+        "comm = collectives.init('single'); store = Store(sys.argv[1], comm); saved = store.newest()\n"
+        "step = saved.step if saved else 0\n"
+        "if saved: check(saved, step)\n"
+        "while True: print(step, flush=True); step += 1; write(store, comm, step)\n"
+    )
+    rng, reached = np.random.default_rng(0), 0
+    for _ in range(count(2, 50)):
+        args = [sys.executable, "-c", code, str(tmp_path)]
+        with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            try:
+                assert int(process.stdout.readline() or -1) >= reached
+                reached = int(process.stdout.readline())
+                time.sleep(rng.random() * 0.1)
+            finally:
+                process.kill()
+    assert reached > 1
 
 
 @pytest.mark.root
