@@ -203,6 +203,8 @@ def _rows(dataset: Any) -> Callable[[Sequence[int], Out], list[Any]] | None:
     if not all(isinstance(each, np.ndarray) and each.dtype in SUPPORTED for each in arrays):
         return None
     length, chosen = len(dataset), [np.asarray(each) for each in subsets]
+    if any(each.dtype.kind not in "iu" or each.ndim != 1 for each in chosen):  # as a mask, which is no index
+        return None
 
     def rows(indices: Sequence[int], out: Out) -> list[Any]:
         picked = np.asarray(indices)

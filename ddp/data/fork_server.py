@@ -73,12 +73,13 @@ class ForkServer(forkserver.ForkServer):
 
     def __init__(self, modules: set[str]) -> None:
         super().__init__()
-        self.modules, self.owner = modules, os.getpid()
+        self.modules, self.owner, self._settings = modules, os.getpid(), os.memfd_create("ddp-settings")
         self._loaded = _loaded_modules()
         preparation = preparation_data("__main__" in modules)
         del preparation["authkey"]
-        settings = pickle.dumps((preparation, sorted(modules - {"__main__"}))).hex()
-        self._environ = worker_environment() | {worker.SETTINGS: settings}
+        with open(self._settings, "wb", closefd=False) as file:
+            pickle.dump((preparation, sorted(modules - {"__main__"}), self.owner), file)
+        self._environ = worker_environment() | {worker.SETTINGS: f"/proc/{self.owner}/fd/{self._settings}"}
         self.set_forkserver_preload(["ddp.data.worker"])
         self.ensure_running()
 
@@ -115,6 +116,7 @@ class ForkServer(forkserver.ForkServer):
         # Not where the interpreter ends, which ends the server, nor in a forked child, whose server it is not.
         if not sys.is_finalizing() and os.getpid() == self.owner:
             _in_background(self._stop)  # type: ignore[attr-defined]  # private: the stubs leave it out
+            os.close(self._settings)
 
 
 def _loaded_modules() -> dict[str, Any]:

@@ -134,6 +134,8 @@ class StreamBatches(Batches):
 
     def _start(self, worker: int) -> tuple[Any, Sequence[int]]:
         assert self.position is not None
+        if worker not in self.turns:  # it is at its end: its next pass would begin where this one has ended
+            return None, ()
         state, count = self.position["states"][worker], len(self._tasks)
         skipped = range(worker, worker + count * self.position["handed"][worker], count) if state is None else ()
         return state, [self._seed(_OF_BATCH, number) for number in skipped]

@@ -320,7 +320,8 @@ class BatchSampler(Sampler[list[int]]):
     sampler: a Sampler, or any iterable of indices
     drop_last: leave out the last list if it is shorter
 
-    Its position is the sampler's, if that has one.
+    Its position is the sampler's, if that has one. A last list that is shorter ends the sampler's pass: the state after
+    it is that before the next.
 
     All ranks make as many lists: one that has run out of samples, where a DistributedSampler's tail is "exact", makes
     empty ones. `len()` counts them.
@@ -358,7 +359,12 @@ class BatchSampler(Sampler[list[int]]):
             yield batch
 
     def state_dict(self) -> State:
-        """The position, as JSON values: after the lists that the pass under way has yielded, or before the next."""
+        """The position, as JSON values: after the lists that the pass under way has yielded, or before the next.
+
+        Raises: StateDictError if the sampler has no position.
+        """
+        if not hasattr(self.sampler, "state_dict"):
+            raise StateDictError(f"BatchSampler: its sampler, a {type(self.sampler).__name__}, has no state_dict()")
         return {"sampler": self.sampler.state_dict()}
 
     def state_after(self, state: State, count: int) -> State:

@@ -39,7 +39,7 @@ from ddp.data.fetching import (
 from ddp.data.shared_memory import BatchWriter, load_payload
 from ddp.multiprocessing.connections import SharingConnection
 
-#: The variable that holds the arguments of `_prepare_server`, pickled, as text.
+#: The variable that names the file with the arguments of `_prepare_server`, pickled.
 SETTINGS = "DDP_DATA_SERVER"
 
 _GRACE = 0.2  # s that workers have to end in their own way when the training process has ended
@@ -65,10 +65,11 @@ _server_pid = 0
 # -- the server
 
 
-def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
+def _prepare_server(preparation: dict[str, Any], modules: list[str], parent: int) -> None:
     """Imports what workers need. Raises nothing: a worker that needs what is missing meets the error itself.
 
     preparation: what `spawn.prepare` takes, with the user's script if it is needed; modules: names
+    parent: the training process
     """
     global importing_script, _script_failure, _server_pid
     _server_pid = os.getpid()
@@ -89,16 +90,23 @@ def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
         with contextlib.suppress(BaseException):  # the worker that needs it meets the same error, and reports it
             importlib.import_module(name)
     gc.freeze()
-    atexit.register(_end_server)
+    atexit.register(_end_server, parent)
 
 
-def _end_server() -> None:
+def _end_server(parent: int) -> None:
     """Lets workers end by themselves for a moment; those that do not are killed with this process."""
+    if os.getpid() != _server_pid:
+        return
     deadline = time.monotonic() + _GRACE
     with contextlib.suppress(ChildProcessError):  # none is left
-        while os.getpid() == _server_pid and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(0.002)
+    if os.getppid() != parent:  # it was killed, and could not remove its files
+        address = vars(forkserver)["_forkserver"]._forkserver_address
+        with contextlib.suppress(OSError, TypeError):  # TypeError: it had no address yet
+            os.unlink(address)
+            os.rmdir(os.path.dirname(address))
 
 
 # -- a worker
@@ -189,6 +197,10 @@ class _Worker:
         while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("ddp.data."):
             trace = trace.tb_next  # begins in the user's code
         shown = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__)).rstrip()
+        try:
+            text = str(error)
+        except Exception:  # a broken __str__ must not hide the error
+            text = "(its message cannot be shown)"
         at = None if self._maker is None else self._maker.at
         if isinstance(at, list):
             at = f"indices [{', '.join(map(repr, at[:8]))}{', …' if len(at) > 8 else ''}]"
@@ -196,8 +208,13 @@ class _Worker:
             at = f"index {at!r}"
         where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
         where = where if at is None else f"{where}, {at}"
-        return kind, f"{type(error).__name__} in {where}: {error}\n\nIn the worker:\n{shown}"
+        return kind, f"{type(error).__name__} in {where}: {text}\n\nIn the worker:\n{shown}"
 
 
 if SETTINGS in os.environ:
-    _prepare_server(*pickle.loads(bytes.fromhex(os.environ.pop(SETTINGS))))
+    try:
+        with open(os.environ.pop(SETTINGS), "rb") as _file:
+            _arguments = pickle.load(_file)
+    except OSError:  # the training process has ended already
+        _arguments = {}, [], 0
+    _prepare_server(*_arguments)

@@ -27,6 +27,7 @@ from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 
 _HEADER = struct.Struct("!IQ")  # descriptors, bytes
 _MOST = 253  # descriptors a sendmsg; the kernel's SCM_MAX_FD
+_ROOM = socket.CMSG_LEN(4 * _MOST)  # bytes
 _TOGETHER = 1 << 14  # bytes that are better copied than sent by a call of their own
 _PAUSE = 1e-3  # seconds, between two looks whether the kernel takes more descriptors
 
@@ -106,8 +107,10 @@ class SharingConnection(Connection):
         """That many bytes, and the descriptors with them."""
         got = b""
         while len(got) < size:
-            data, more, _, _ = socket.recv_fds(self._socket, size - len(got), _MOST, socket.MSG_CMSG_CLOEXEC)
-            fds += more
+            # Not `socket.recv_fds`, which ignores its flags.
+            data, ancillary, _, _ = self._socket.recvmsg(size - len(got), _ROOM, socket.MSG_CMSG_CLOEXEC)
+            for _, _, packed in ancillary:
+                fds += memoryview(packed).cast("i")
             if not data:
                 raise EOFError if not got and not fds else OSError("got end of file during message")
             got += data

@@ -9,6 +9,7 @@ import pytest
 
 import ddp
 from ddp.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset, TensorDataset
+from ddp.errors import ShapeError
 from tests.ddp.data import samples
 from tests.ddp.data.samples import Drawn, Mixed, Squares, Stream, Whoami
 
@@ -51,6 +52,17 @@ def batches(dataset: Any, workers: int, **options: Any) -> list[Any]:
 def test_the_same_with_any_number_of_workers(dataset: Any, options: dict[str, Any]) -> None:
     expected = batches(dataset, 0, **options)
     assert batches(dataset, 2, **options) == expected
+
+
+@pytest.mark.parametrize("indices", [np.array([[1], [0]]), np.array([1, 0], object)], ids=["2-d", "objects"])
+def test_a_subset_by_any_indices_that_its_dataset_takes(indices: Any) -> None:
+    (batch,) = DataLoader(Subset(TensorDataset(np.arange(0, 50, 10)), indices), 2)
+    assert batch[0].flatten().tolist() == [10, 0]
+
+
+def test_a_mask_gives_no_samples() -> None:
+    with pytest.raises(ShapeError):
+        list(DataLoader(Subset(TensorDataset(np.arange(5)), np.arange(5) % 2 == 0), 2))
 
 
 def test_a_batch_can_be_written_to_and_kept() -> None:

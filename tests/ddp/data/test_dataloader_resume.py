@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import ddp
-from ddp.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from ddp.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 from ddp.errors import StateDictError
 from tests.ddp.data.samples import Counted, Drawn, Squares, Stream
 
@@ -149,6 +156,31 @@ def test_a_stream_goes_on_with_the_next_batch(kind: Any, workers: int) -> None:
         third = loader()
         third.load_state_dict(second.state_dict())  # after a pass that was gone on with
         assert [rows(batch) for batch in third] == whole
+
+
+class Ranged(IterableDataset[int]):
+    """1 to 5. Its state after the last number is that of the end."""
+
+    start = at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        start, self.start = self.start, 0
+        for self.at in range(start + 1, 6):
+            yield self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
+def test_a_pass_follows_one_that_was_resumed_at_its_end() -> None:
+    batches = zip(range(3), first := DataLoader(Ranged(), 2), strict=False)
+    whole = [batch.tolist() for _, batch in batches]
+    second = DataLoader(Ranged(), 2)
+    second.load_state_dict(first.state_dict())
+    assert [[batch.tolist() for batch in second] for _ in range(2)] == [[], whole]
 
 
 @pytest.mark.parametrize("size", [None, 2])

@@ -35,6 +35,12 @@ def test_what_has_changed_since_the_server_was_started(monkeypatch: pytest.Monke
     assert fork_server.fork_server(()).pid == pid
 
 
+def test_any_number_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", *map(str, range(20_000))])  # more than a variable can hold
+    monkeypatch.setattr(fork_server, "_server", None)
+    assert around()[0] == sys.argv
+
+
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
     """Writes a module `ddp_test_edited`, whose dataset's one sample is a given text, and gives it."""

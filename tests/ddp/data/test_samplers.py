@@ -194,6 +194,11 @@ def test_a_state_of_something_else_is_refused(name: str, state: Any, told: str) 
     assert sampler.state_dict() == before
 
 
+def test_a_sampler_without_a_position_has_no_state() -> None:
+    with pytest.raises(StateDictError, match=r"a range, has no state_dict\(\)"):
+        BatchSampler(range(10), 3, False).state_dict()
+
+
 def test_a_sampler_of_ones_own_may_have_a_position_too() -> None:
     class Evens(Sampler[int]):
         start = 0

@@ -44,6 +44,16 @@ def test_an_exception_that_ends_loops_ends_none(workers: int) -> None:
         list(DataLoader(Failing("raise", StopIteration), batch_size=8, num_workers=workers))
 
 
+class _Mute(ValueError):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_error_whose_message_fails() -> None:
+    _, error = until_it_fails(DataLoader(Failing("raise", _Mute), batch_size=8, num_workers=1))
+    assert "index 5: (its message cannot be shown)" in error.args[0]
+
+
 def test_collating_names_the_batch() -> None:
     loader = DataLoader(samples.Mixed(), batch_size=2, sampler=[6, 1], num_workers=1, collate_fn=_broken)
     with pytest.raises(ZeroDivisionError, match=r"batch 0, indices \[6, 1\]"):

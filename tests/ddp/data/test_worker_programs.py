@@ -119,12 +119,16 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_their_program(start_job: Callable[..., Any], tmp_path: Path, number: int) -> None:
     use = """
+from multiprocessing import util
 if __name__ == "__main__":
+    print(util.get_temp_dir(), flush=True)
     for batch in DataLoader(Mine(), batch_size=20, num_workers=2):
         print(os.getpid(), flush=True)
 """
     job = start_job(script(tmp_path, HEAD, SLOW, use))
+    folder = job.process.stdout.readline().strip()
     assert int(job.process.stdout.readline()) == job.process.pid
+    assert os.listdir(folder)
     if number == signal.SIGINT:
         for pid in set(job.pids()) - {job.process.pid}:
             os.kill(pid, signal.SIGTERM)  # as schedulers do; it is the program's to handle
@@ -137,6 +141,7 @@ if __name__ == "__main__":
         job.process.send_signal(number)
     done = job.wait(20)
     assert done.returncode == -number
+    assert not os.path.exists(folder)
     if number == signal.SIGINT:
         assert done.stderr.count("Traceback") == 1
         assert done.stderr.rstrip().endswith("KeyboardInterrupt")

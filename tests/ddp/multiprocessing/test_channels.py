@@ -120,6 +120,14 @@ def test_more_descriptors_than_one_call_takes(pipe: tuple[Any, Any], monkeypatch
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_what_was_received_is_not_inherited(pipe: tuple[Any, Any]) -> None:
+    reader, writer = pipe
+    writer.post(b"", [writer.fileno()])
+    packed = reader.take()
+    assert [os.get_inheritable(fd) for fd in packed.fd_owners] == [False]
+    packed.close()
+
+
 def test_a_receiver_with_too_many_files_open_says_so(pipe: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickling, "_SMALL", -1)
     reader, writer = pipe
