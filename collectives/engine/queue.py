@@ -190,7 +190,7 @@ class CallQueue:
         if not call.done:
             if self._helper is None:
                 self._start_helper()
-            elif self._asleep or not call.small:  # else it looks soon, and to be woken takes as long as a small call
+            elif self._asleep and not self._waiting:  # else it looks soon: to be woken takes as long as a small call
                 self._wake.set()
 
     def resume(self, call: CollectiveOp[Any], record: int) -> None:
@@ -233,6 +233,8 @@ class CallQueue:
                         return call.done
         finally:
             self._waiting.discard(thread)
+            if self._asleep and self._has_work():
+                self._wake.set()
         return True
 
     def drain(self, limit: TimeLimit) -> bool:
@@ -389,20 +391,24 @@ class CallQueue:
                 self._break(call, error)
                 self._forget(call)
 
+    def _has_work(self) -> bool:
+        """Whether the helper thread has steps to take: not while a thread waits, whose core it would share."""
+        return bool(self._ordered or self._unordered) and not self._waiting
+
     def _help(self) -> None:
         idle = 0
         with np.errstate(all="ignore"):
             while not self._closing:
-                if not (self._ordered or self._unordered):
+                if not self._has_work():
                     idle += 1
                     self._end_if_idle()
-                    self._asleep = idle > _IDLE_LOOKS
+                    self._asleep = bool(self._waiting) or idle > _IDLE_LOOKS
                     self._wake.clear()
-                    if not (self._ordered or self._unordered):
+                    if not self._has_work():
                         self._wake.wait(None if self._asleep and not self._closed else LONG_PAUSE)
                     continue
                 idle, self._asleep = 0, False
-                if not self._waiting and self._take_steps(look=True):
+                if self._take_steps(look=True):
                     while not self._waiting and spin(self._take_steps):
                         pass
                 time.sleep(LONG_PAUSE)
