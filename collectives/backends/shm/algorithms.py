@@ -15,15 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from collectives.backends.shm.segment import STAGING_BYTES, ControlBlock
+from collectives.backends.shm.segment import STAGING_BYTES, SUM_ALONE, ControlBlock
 from collectives.transport import Finish, chunks, parts_of
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
 Waits = Generator[Callable[[], bool], None, None]
 
-# Up to this many ranks each one sums whole tiles for itself: fewer phases, and nothing to copy back.
-_SUM_ALONE = 3
 _ALIGN = 64  # bytes: no two ranks write into the same cache line
 
 
@@ -88,7 +86,7 @@ def reduce_into_all(
 
 def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, finish: Finish | None) -> Waits:
     """x, out: (n,); out may be x."""
-    if control.size <= _SUM_ALONE:
+    if control.size <= SUM_ALONE:
         yield from reduce(control, x, out, ufunc, finish)
         return
     scratch = np.empty(STAGING_BYTES // x.itemsize // control.size + _ALIGN, x.dtype)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from collectives.backends.shm.segment import INLINE_BYTES, ControlBlock
+from collectives.backends.shm.segment import ControlBlock
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.queue import CallQueue, spin
 from collectives.flight.recorder import FAILED
@@ -152,7 +152,7 @@ class CallCache:
             return
         if (frame.f_code.co_filename, frame.f_lineno) != (call.file, call.line):
             return  # called from ddp's code, on behalf of more than one place
-        if max(header[NBYTES] + header[PREFIX] for header in signatures) > INLINE_BYTES:
+        if max(header[NBYTES] + header[PREFIX] for header in signatures) > self._transport.control.inline_bytes:
             return
         if not _is_fixed(option):
             return

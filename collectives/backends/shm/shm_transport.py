@@ -13,7 +13,6 @@ import numpy as np
 from collectives.backends.shm import algorithms as rounds
 from collectives.backends.shm.call_cache import CallCache
 from collectives.backends.shm.segment import (
-    INLINE_BYTES,
     NOWHERE,
     ArrayLocation,
     ControlBlock,
@@ -101,7 +100,7 @@ class ShmTransport(LayeredTransport):
             inline_buffer[:before] = prefix
         if payload is not None:
             nbytes = payload.nbytes
-            if before + nbytes <= INLINE_BYTES:
+            if before + nbytes <= len(inline_buffer):
                 inline_buffer[before : before + nbytes] = payload.view(np.uint8)
             else:
                 come = self.shared_arrays.find(payload)
@@ -249,7 +248,7 @@ class ShmTransport(LayeredTransport):
             nbytes, before = header[NBYTES], header[PREFIX]
             if nbytes < 0:
                 return signatures, None
-            if before + nbytes <= INLINE_BYTES:
+            if before + nbytes <= self.control.inline_bytes:
                 sources.append(self.control.inline[parity][rank][before : before + nbytes])
             elif header[IN]:
                 sources.append(self._array_at(rank, header, IN, nbytes))

@@ -16,14 +16,14 @@ import collectives
 import ddp
 from collectives import Communicator, CommunicatorClosed
 from collectives.backends.shm import call_cache
-from collectives.backends.shm.segment import INLINE_BYTES, ControlBlock
+from collectives.backends.shm.segment import ControlBlock, inline_bytes
 from collectives.engine.call import MISS
 from collectives.engine.queue import CallQueue
 from collectives.errors import CollectiveInterrupted, CollectivesError, MismatchError
 from collectives.time_limit import TimeLimit
 from tests.collectives.backends.shm.ranks import run_sharing
 
-LENGTHS = [1, INLINE_BYTES // 8, INLINE_BYTES // 8 + 1]
+LENGTHS = [1, inline_bytes(2) // 8, inline_bytes(2) // 8 + 1]
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
     }
     owner, name = waits[where]
     monkeypatch.setattr(owner, name, striking(getattr(owner, name)))
-    x = np.ones(100_000 if where == "stages" else 100)
+    x = np.ones(200_000 if where == "stages" else 100)
 
     def check(comm: Communicator) -> str:
         def call_again_and_again() -> None:

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 from collectives import Communicator
 from collectives.backends.shm.hierarchy import HierarchicalTransport
-from collectives.backends.shm.segment import INLINE_BYTES, STAGING_BYTES
+from collectives.backends.shm.segment import STAGING_BYTES, inline_bytes
 from tests.collectives.backends.shm.ranks import run_sharing
 
 NODES = [[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1, 2], [0, 1, 1, 2]]
@@ -20,8 +20,8 @@ on_all_nodes = pytest.mark.parametrize("nodes", NODES, ids=str)
 LENGTHS = [
     0,
     1,
-    INLINE_BYTES // 4,
-    INLINE_BYTES // 4 + 1,
+    inline_bytes(2) // 4,
+    inline_bytes(2) // 4 + 1,
     STAGING_BYTES // 4,
     STAGING_BYTES // 4 + 1,
     STAGING_BYTES + 3,
