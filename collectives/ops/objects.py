@@ -136,7 +136,7 @@ class _Unpicklable(str):
 
 
 def _pickled(o: Any) -> tuple[Array, bool]:
-    """The object's bytes, (n,) uint8, and False; those of a refusal and True if it has none."""
+    """The object's bytes, (n,) uint8, and False; those of the error and True if it cannot be pickled."""
     try:
         data, refused = pickle.dumps(o, _PROTOCOL), False
     except Exception as error:  # whatever an object's own code raises

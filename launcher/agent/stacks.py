@@ -43,9 +43,9 @@ class Stacks:
         """Has the rank write its stacks; the text at once if it says only why there are none. now: monotonic, s"""
         if self._until is not None:
             return None  # a second request gets no text of its own
-        refusal = self._refusal()
-        if refusal is not None:
-            return f"{refusal}; {self._heartbeat.stood()}\n"
+        reason = self._why_not()
+        if reason is not None:
+            return f"{reason}; {self._heartbeat.stood()}\n"
         os.ftruncate(self._fd, 0)
         self._until, self._size, self._grown = now + _LIMIT, 0, now
         os.kill(self._pid, STACKS)
@@ -67,7 +67,7 @@ class Stacks:
         how = f"within {_LIMIT:g} s" + (f" (its state is {state})" if state else ", it has ended")
         return f"it did not write its stacks {how}; {self._heartbeat.stood()}\n"
 
-    def _refusal(self) -> str | None:
+    def _why_not(self) -> str | None:
         """Why the rank cannot write its stacks, None if nothing speaks against it."""
         state = self._heartbeat.state()
         if state in ("", "Z"):

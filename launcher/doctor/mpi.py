@@ -49,13 +49,13 @@ def starters() -> Starters:
     local = False
     try:
         mpiexec, family = find_mpiexec_for("auto")
-    except UsageError as refusal:
-        failure = str(refusal)
+    except UsageError as error:
+        failure = str(error)
     try:
         chosen = engines.choose_engine(Job(module="launcher.doctor.trial", n=2), os.environ)
         srun, local = str(getattr(chosen, "srun", "")), isinstance(chosen, LocalEngine)
-    except UsageError as refusal:
-        failure = failure or str(refusal)
+    except UsageError as error:
+        failure = failure or str(error)
     bare = shutil.which("mpiexec") or ""
     try:
         bare_family = mpi_family(bare) if bare else ""

@@ -12,7 +12,7 @@ import pytest
 from tests.collectives.backends.nccl.stub.build import build
 
 BODIES = Path(__file__).with_name("bodies.py")
-Crew = Callable[..., subprocess.CompletedProcess[str]]
+RunRanks = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -23,8 +23,8 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def crew(stub: Callable[..., Path], run_job: Callable[..., object], tmp_path: Path) -> Crew:
-    """Runs functions of bodies.py on every rank: `crew(2, "ring", "splits", minor=12, fails=False, **environment)`."""
+def run_ranks(stub: Callable[..., Path], run_job: Callable[..., object], tmp_path: Path) -> RunRanks:
+    """Runs functions of bodies.py on every rank: `run_ranks(2, "ring", "splits", minor=12, **environment)`."""
 
     def run(size: int, *bodies: str, minor: int = 32, fails: bool = False, **env: str) -> object:
         command = [sys.executable, str(BODIES), str(stub(minor)), str(size), *bodies]

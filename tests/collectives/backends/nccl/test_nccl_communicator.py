@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.collectives.backends.nccl.conftest import Crew
+from tests.collectives.backends.nccl.conftest import RunRanks
 
 
 @pytest.mark.parametrize("blocking", ["0", "1"])
 @pytest.mark.parametrize("minor", [18, 32])
-def test_wrong_arguments_are_named_and_groups_ended(crew: Crew, minor: int, blocking: str) -> None:
+def test_wrong_arguments_are_named_and_groups_ended(run_ranks: RunRanks, minor: int, blocking: str) -> None:
     """What every collective computes is tested on arrays, over the same library: `backends/device/test_stub.py`."""
-    crew(2, "wrong_arguments", minor=minor, NCCL_COMM_BLOCKING=blocking)
+    run_ranks(2, "wrong_arguments", minor=minor, NCCL_COMM_BLOCKING=blocking)
 
 
-def test_counts_beyond_31_bits_arrive_whole(crew: Crew) -> None:
-    crew(2, "huge_count", NCCL_STUB_DRY="1")
+def test_counts_beyond_31_bits_arrive_whole(run_ranks: RunRanks) -> None:
+    run_ranks(2, "huge_count", NCCL_STUB_DRY="1")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_counts_beyond_31_bits_arrive_whole(crew: Crew) -> None:
         ("ncclCommGetAsyncError", 3),
     ],
 )
-def test_a_call_that_fails_is_named_with_nccls_own_words(crew: Crew, function: str, code: int) -> None:
+def test_a_call_that_fails_is_named_with_nccls_own_words(run_ranks: RunRanks, function: str, code: int) -> None:
     names = {
         2: "ncclSystemError",
         3: "ncclInternalError",
@@ -39,34 +39,34 @@ def test_a_call_that_fails_is_named_with_nccls_own_words(crew: Crew, function: s
     culprit = (
         rf"rank \d of 2: {function} returned {code} \({names[code]}.*NCCL says: {function} fails as the stub was told"
     )
-    crew(2, "told_to_fail", NCCL_STUB_FAIL=f"{function}:1:{code}", CULPRIT=culprit)
+    run_ranks(2, "told_to_fail", NCCL_STUB_FAIL=f"{function}:1:{code}", CULPRIT=culprit)
 
 
 @pytest.mark.parametrize("function", ["ncclCommFinalize", "ncclCommDestroy"])
-def test_a_close_that_fails_leaves_nothing(crew: Crew, function: str) -> None:
-    crew(2, "close_fails", NCCL_STUB_FAIL=f"{function}:1:3")
+def test_a_close_that_fails_leaves_nothing(run_ranks: RunRanks, function: str) -> None:
+    run_ranks(2, "close_fails", NCCL_STUB_FAIL=f"{function}:1:3")
 
 
-def test_a_rank_that_never_comes_ends_the_meeting_at_its_limit(crew: Crew) -> None:
-    crew(3, "never_comes")
+def test_a_rank_that_never_comes_ends_the_meeting_at_its_limit(run_ranks: RunRanks) -> None:
+    run_ranks(3, "never_comes")
 
 
-def test_a_call_that_never_finishes_ends_at_its_limit(crew: Crew) -> None:
-    crew(2, "hangs_in_a_call", NCCL_STUB_HANG="ncclAllReduce")
+def test_a_call_that_never_finishes_ends_at_its_limit(run_ranks: RunRanks) -> None:
+    run_ranks(2, "hangs_in_a_call", NCCL_STUB_HANG="ncclAllReduce")
 
 
-def test_an_abort_frees_a_call_that_is_stuck(crew: Crew) -> None:
-    crew(2, "abort_frees_a_stuck_call", NCCL_STUB_HANG="ncclAllReduce")
+def test_an_abort_frees_a_call_that_is_stuck(run_ranks: RunRanks) -> None:
+    run_ranks(2, "abort_frees_a_stuck_call", NCCL_STUB_HANG="ncclAllReduce")
 
 
-def test_an_abort_waits_for_a_group_to_end(crew: Crew) -> None:
-    crew(2, "abort_in_a_group")
+def test_an_abort_waits_for_a_group_to_end(run_ranks: RunRanks) -> None:
+    run_ranks(2, "abort_in_a_group")
 
 
 @pytest.mark.parametrize("blocking", ["0", "1"])
-def test_a_close_that_others_do_not_join_ends_at_its_limit(crew: Crew, blocking: str) -> None:
-    crew(3, "lonely_close", NCCL_COMM_BLOCKING=blocking)
+def test_a_close_that_others_do_not_join_ends_at_its_limit(run_ranks: RunRanks, blocking: str) -> None:
+    run_ranks(3, "lonely_close", NCCL_COMM_BLOCKING=blocking)
 
 
-def test_an_abort_that_hangs_is_left_behind(crew: Crew) -> None:
-    crew(2, "abort_hangs", NCCL_STUB_HANG="ncclCommAbort")
+def test_an_abort_that_hangs_is_left_behind(run_ranks: RunRanks) -> None:
+    run_ranks(2, "abort_hangs", NCCL_STUB_HANG="ncclCommAbort")

@@ -11,7 +11,7 @@ import pytest
 
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.errors import CollectiveTimeout, NcclError
-from tests.collectives.backends.nccl.conftest import Crew
+from tests.collectives.backends.nccl.conftest import RunRanks
 
 
 class FakeEvent:
@@ -137,5 +137,5 @@ def test_a_close_that_is_the_first_to_hear_raises() -> None:
 # Over the stub -------------------------------------------------------------------------------------------------------
 
 
-def test_a_rank_whose_peer_leaves_out_a_call(crew: Crew) -> None:
-    crew(2, "watchdog_ends_a_lonely_rank")
+def test_a_rank_whose_peer_leaves_out_a_call(run_ranks: RunRanks) -> None:
+    run_ranks(2, "watchdog_ends_a_lonely_rank")
