@@ -166,8 +166,8 @@ def reduced(inputs: list[Array], op: str, scale: float | None) -> Array:
     total = np.asarray(REDUCE[op](np.stack(inputs).astype(wide), axis=0)).astype(wide)  # sums of short ones wrap around
     if op == "mean":
         n = len(inputs)
-        total = total - np.sign(total) * (np.abs(total) % n) if wide.kind in "iu" else total
-        total = total // n if wide.kind in "iu" else total / wide.type(n)
+        # fmod has the sign of the total, so that what is left divides toward zero.
+        total = (total - np.fmod(total, n)) // n if wide.kind in "iu" else total / wide.type(n)
     if scale is not None:
         total = total * wide.type(scale)
     return np.asarray(total).astype(dtype)
