@@ -223,6 +223,9 @@ SUM_ALONE = 3
 #: Bytes of a staging buffer: tiles of it stay in a core's second-level cache.
 STAGING_BYTES = 256 << 10
 _pack_words = struct.Struct("8q").pack_into  # a header's words after the sequence number
+#: On the general path, an array in shared memory that is larger than this is read where it lies. A cached call copies
+#: it, which takes less time than the general path.
+IN_PLACE_BYTES = 256 << 10
 _LINE = 8  # int64 words of a cache line, so that no two ranks write into the same one
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from collectives.backends.shm import algorithms as rounds
 from collectives.backends.shm.call_cache import CallCache
 from collectives.backends.shm.segment import (
+    IN_PLACE_BYTES,
     NOWHERE,
     ArrayLocation,
     ControlBlock,
@@ -100,12 +101,12 @@ class ShmTransport(LayeredTransport):
             inline_buffer[:before] = prefix
         if payload is not None:
             nbytes = payload.nbytes
-            if before + nbytes <= len(inline_buffer):
-                inline_buffer[before : before + nbytes] = payload.view(np.uint8)
-            else:
+            if nbytes > IN_PLACE_BYTES:
                 come = self.shared_arrays.find(payload)
                 if out is not None and come is not NOWHERE:
                     go = come if out is payload else self.shared_arrays.find(out)
+            if come is NOWHERE and before + nbytes <= len(inline_buffer):
+                inline_buffer[before : before + nbytes] = payload.view(np.uint8)
         control.publish([header.digest, header.rows, nbytes, before, *come, *go])
         return self._met
 
@@ -248,11 +249,11 @@ class ShmTransport(LayeredTransport):
             nbytes, before = header[NBYTES], header[PREFIX]
             if nbytes < 0:
                 return signatures, None
-            if before + nbytes <= self.control.inline_bytes:
-                sources.append(self.control.inline[parity][rank][before : before + nbytes])
-            elif header[IN]:
+            if header[IN]:
                 sources.append(self._array_at(rank, header, IN, nbytes))
                 self._direct = True
+            elif before + nbytes <= self.control.inline_bytes:
+                sources.append(self.control.inline[parity][rank][before : before + nbytes])
             else:
                 return signatures, None
         return signatures, sources
