@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ddp
-from benchmarks import calls, collectives, harness, overlap, ports
+from benchmarks import calls, collectives, harness, overlap, ports, report
 from benchmarks.collectives import KIB, MIB, ROWS, goals
 from benchmarks.training_worker import TASKS
 from launcher.bench.collective_table import KINDS
@@ -29,6 +29,17 @@ def test_implementations_take_turns_and_their_order_alternates() -> None:
     assert harness.take_turns(both, 2, warmup=1) == {"a": [4.0, 5.0], "b": [3.0, 6.0]}
     assert "".join(turns) == "abbaab"
     assert harness.over([1.0, 2.0, 3.0], [2.0, 8.0, 6.0]) == 0.5
+
+
+def test_the_table_of_the_readme_is_made_of_the_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", "--check"])
+    report.main()
+    old = tmp_path / "README.md"
+    old.write_text(report.README.read_text().replace("**", "**1", 1))
+    monkeypatch.setattr(report, "README", old)
+    with pytest.raises(SystemExit, match="other results"):
+        report.main()
+    assert report.duration(0.0273) == "27.3 ms"
 
 
 def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None:
