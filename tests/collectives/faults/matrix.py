@@ -85,10 +85,8 @@ EXCLUDED = {
 
 PAIRS = [(fault, name) for fault in OUTCOMES for name in COLLECTIVES if (fault, name) not in EXCLUDED]
 _RANDOM = random.Random(2)
-#: As jobs with --long alone: a test with threads compares the words of the first, the launcher's tests have the others.
-_WITH_LONG = ("other branch", "wrong shape", "wrong dtype", "wrong op", "raises", "exits 0", "vanishes", "exits 3")
 #: What runs every time, each fault in one collective; all others with --long.
-SAMPLE = [_RANDOM.choice([pair for pair in PAIRS if pair[0] == fault]) for fault in OUTCOMES if fault not in _WITH_LONG]
+SAMPLE = [_RANDOM.choice([pair for pair in PAIRS if pair[0] == fault]) for fault in OUTCOMES]
 
 #: Under mpiexec alone: each fault once.
 BARE = [
