@@ -20,6 +20,7 @@ import numpy as np
 
 import ddp
 from benchmarks import harness
+from benchmarks.train_step import STEPS
 from ddp._layout import FlatBuckets, lay_out
 
 ROWS, WIDTH = 8, 32
@@ -68,20 +69,15 @@ def mlp(lib: Any, device: str) -> Call:
     return step
 
 
-def widths(*sizes: int) -> Shapes:
-    """The parameters of a multilayer perceptron."""
-    return [shape for n, m in itertools.pairwise(sizes) for shape in ((m, n), (m,))]
-
-
-def gpt(layers: int = 4, d: int = 128, vocabulary: int = 96, context: int = 128) -> Shapes:
-    block: Shapes = [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
-    return [(vocabulary, d), (context, d), *block * layers, (d,), (d,)]
+def shapes_of(key: str) -> Shapes:
+    """The parameters of a model of `train_step`."""
+    return [tuple(p.shape) for p in STEPS[key][2](ddp).model.parameters()]
 
 
 PARAMETERS: dict[str, Shapes] = {
-    "MLP 64-64-10": widths(64, 64, 10),
-    "MLP 784-1024-1024-10": widths(784, 1024, 1024, 10),
-    "GPT, 4 layers, d=128": gpt(),
+    "MLP 64-64-10": shapes_of("small"),
+    "MLP 784-1024-1024-10": shapes_of("mlp-sgd"),
+    "GPT, 4 layers, d=128": shapes_of("gpt"),
     "200 tensors of 1000": [(1000,)] * 200,
 }
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -14,13 +14,11 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.chaos_worker import Strike
-from benchmarks.harness import ROOT
-from benchmarks.startup import MARK, kill, processes, wait_for
+from benchmarks.startup import kill, marked_job, processes, wait_for
 from collectives.world import STOPPED
 
 LIMIT = 60.0  # s a start
@@ -117,25 +115,20 @@ def _start(command: list[str], case: Case | None, work: Path) -> tuple[int | Non
 
     case: what strikes this start from outside
     """
-    mark, struck = uuid.uuid4().hex, False
+    struck = False
     # Idle BLAS threads would spin on the cores that other ranks need.
-    environ = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1"}
-    with (work / "output").open("a") as output:
+    with (work / "output").open("a") as output, marked_job(command, output, OMP_NUM_THREADS="1") as (job, mark):
         print(f"--- {' '.join(command)}", file=output, flush=True)
-        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, cwd=ROOT)
-    try:
-        if case is not None and case.moment is not None:
-            struck = _strike(case, job, mark, work)
-        code = job.wait(LIMIT)
+        try:
+            if case is not None and case.moment is not None:
+                struck = _strike(case, job, mark, work)
+            code = job.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            return None, struck, f"it still ran after {LIMIT:g} s"
         ended = time.monotonic()
         while (left := processes(mark)) and time.monotonic() < ended + GONE:
             time.sleep(0.01)
         return code, struck, f"it left {len(left)} processes" if left else ""
-    except subprocess.TimeoutExpired:
-        return None, struck, f"it still ran after {LIMIT:g} s"
-    finally:
-        kill(mark)
-        job.wait()
 
 
 def _strike(case: Case, job: subprocess.Popen[Any], mark: str, work: Path) -> bool:

@@ -26,7 +26,7 @@ def measure(task: str, hooks: Sequence[str], rounds: int, steps: int, ours: Rank
     """All hooks' turns. Each number is the slowest rank's."""
     names = [NONE, *hooks]
     for name in names:
-        ours.ask("build", name=name, task=task, options={} if name == NONE else {"hook": name})
+        ours.ask("build", name=name, task=task, options={} if name == NONE else {"comm_hook": name})
         ours.ask("train", name=name, steps=5)  # PowerSGD begins after ten
     found: dict[str, Rounds] = {name: {"step": [], "cpu": [], "sent": []} for name in names}
     for number in range(rounds):
@@ -62,7 +62,6 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = harness.parser(__doc__, rounds=7, only=TASKS, default=("mlp-512", "gpt"))
     two_hosts.add_options(parser)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
     parser.add_argument("--hooks", default=",".join(HOOKS), help=f"default: {','.join(HOOKS)}")
     args = parser.parse_args()
     hooks, tasks = args.hooks.split(","), {}

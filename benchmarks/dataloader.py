@@ -17,8 +17,6 @@ Workers that are not forked of the process get a copy of the dataset, 12 MB for 
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -60,17 +58,14 @@ def loaders(matter: str, dataset: Samples, batch: int, workers: int) -> dict[str
     from ddp import data as ours
 
     options = {"batch_size": batch, "shuffle": True, "num_workers": workers}
-    own: Any = dataset
-    other: Any = dataset
+    own: Any = (other := dataset)
     if matter == "tensors":
         own = ours.TensorDataset(ddp.from_numpy(dataset.x), ddp.from_numpy(dataset.y))
         other = theirs.TensorDataset(torch.from_numpy(dataset.x), torch.from_numpy(dataset.y))
-    found: dict[str, Callable[[], Any]] = {"ours": lambda: ours.DataLoader(own, **options)}
+    found: dict[str, Callable[[], Any]] = {"ours": partial(ours.DataLoader, own, **options)}
     for way in WAYS if matter == "start" else WAYS[:1]:
-        context = way if workers else None
-        found[f"PyTorch, {way}"] = lambda context=context: theirs.DataLoader(
-            other, **options, multiprocessing_context=context
-        )
+        context = {"multiprocessing_context": way if workers else None}
+        found[f"PyTorch, {way}"] = partial(theirs.DataLoader, other, **options, **context)
     return found
 
 
@@ -90,11 +85,8 @@ def rate(make: Callable[[], Any]) -> float:
 
 def start(make: Callable[[], Any]) -> float:
     """Seconds from `iter` to the first batch."""
-    loader = make()
-    begin = time.perf_counter()
-    batches = iter(loader)
-    next(batches)
-    return time.perf_counter() - begin
+    loader, kept = make(), []  # a pass that is dropped ends its workers
+    return harness.seconds(lambda: kept.append(batches := iter(loader)) or next(batches))
 
 
 FIRST = """
@@ -112,13 +104,7 @@ if __name__ == "__main__":
 
 def first(name: str, workers: int) -> float:
     """Seconds from the first loader that a process makes to its first batch: nothing has been started before."""
-    code = FIRST.format(home="ddp.data" if name == "ours" else "torch.utils.data", workers=workers)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=harness.ROOT, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{name}: {done.stderr}")
-    return float(done.stdout)
+    return harness.printed(FIRST.format(home="ddp.data" if name == "ours" else "torch.utils.data", workers=workers))
 
 
 def measured(matters: Sequence[str], rounds: int) -> Iterator[tuple[str, Rounds]]:

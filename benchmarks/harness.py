@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -130,6 +131,15 @@ def versions() -> dict[str, str]:
 
 def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
+
+
+def printed(code: str, **environ: str) -> float:
+    """The number that a program prints, in a fresh process. Raises: SystemExit with what it said if it fails."""
+    command, environ = [sys.executable, "-c", code], {**os.environ, **environ}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return float(done.stdout)
 
 
 def take_turns(

@@ -7,9 +7,6 @@ Goal: at most 1.3 times NumPy's. Rounds alternate, so that both see the same mac
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 
 from benchmarks import harness
@@ -21,12 +18,7 @@ MODULES = ("numpy", "ddp", "collectives.start")
 def seconds(module: str, cache: str) -> float:
     """CPU seconds of importing one module in a fresh process."""
     code = f"import time; start = time.process_time(); import {module}; print(time.process_time() - start)"
-    environ = {**os.environ, "PYTHONPYCACHEPREFIX": cache}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environ
-    )
-    return float(done.stdout)
+    return harness.printed(code, PYTHONPYCACHEPREFIX=cache, PYTHONDONTWRITEBYTECODE="")
 
 
 def main() -> None:

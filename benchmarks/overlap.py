@@ -169,7 +169,6 @@ def show(found: dict[str, Any]) -> None:
 def main() -> None:
     parser = harness.parser(__doc__, rounds=9, only=TASKS, default=("mlp-512", "mlp-1024", "gpt"))
     two_hosts.add_options(parser)
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
     parser.add_argument("--alone", action="store_true", help="without PyTorch")
     args = parser.parse_args()
     tasks: dict[str, Any] = {}

@@ -68,6 +68,10 @@ class Port:
     seed: int = 0
 
 
+def _example(name: str, *runs: str, **options: Any) -> Port:
+    return Port(name, f"examples/{name}", runs, **options)
+
+
 _GPT = (
     "train.py --dataset=tiny --device=cpu --dtype=float32 --compile=False --eval_iters=2 --eval_interval=5 "
     "--log_interval=1 --block_size=32 --batch_size=4 --n_layer=2 --n_head=2 --n_embd=32 --lr_decay_iters=20 "
@@ -77,43 +81,29 @@ _GAN = "main.py --batchSize 16 --ngf 4 --ndf 4 --nz 10 --manualSeed 1"
 _WORDS = "main.py --epochs 2 --emsize 24 --nhid 24 --bptt 10 --batch_size 8 --log-interval 5"
 PORTS = (
     Port("nanoGPT", "nanoGPT", [f"{_GPT} --max_iters=15", f"{_GPT} --max_iters=20 --init_from=resume"], tokens),
-    Port("mnist", "examples/mnist", ["main.py --epochs 1 --batch-size 32 --log-interval 1 --save-model"]),
-    Port("vae", "examples/vae", ["main.py --epochs 2 --batch-size 64 --log-interval 1"]),
-    Port(
+    _example("mnist", "main.py --epochs 1 --batch-size 32 --log-interval 1 --save-model"),
+    _example("vae", "main.py --epochs 2 --batch-size 64 --log-interval 1"),
+    _example(
         "dcgan",
-        "examples/dcgan",
-        [
-            f"{_GAN} --dataset mnist --dataroot . --workers 1 --niter 1",
-            f"{_GAN} --dataset mnist --dataroot . --netG netG_epoch_0.pth --netD netD_epoch_0.pth --dry-run",
-            f"{_GAN} --dataset fake --workers 0 --dry-run",
-        ],
+        f"{_GAN} --dataset mnist --dataroot . --workers 1 --niter 1",
+        f"{_GAN} --dataset mnist --dataroot . --netG netG_epoch_0.pth --netD netD_epoch_0.pth --dry-run",
+        f"{_GAN} --dataset fake --workers 0 --dry-run",
     ),
-    Port("mnist_rnn", "examples/mnist_rnn", ["main.py --epochs 2 --log-interval 1"]),
-    Port(
+    _example("mnist_rnn", "main.py --epochs 2 --log-interval 1"),
+    _example(
         "word_language_model",
-        "examples/word_language_model",
-        [
-            *(f"{_WORDS} --model {kind} --dropout 0 --lr 2" for kind in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")),
-            f"{_WORDS} --model LSTM --nlayers 1 --tied --dropout 0.2 --use-optimizer --lr 0.01",
-            "generate.py --words 40",
-        ],
-        corpus,
+        *(f"{_WORDS} --model {kind} --dropout 0 --lr 2" for kind in ("LSTM", "GRU", "RNN_TANH", "RNN_RELU")),
+        f"{_WORDS} --model LSTM --nlayers 1 --tied --dropout 0.2 --use-optimizer --lr 0.01",
+        "generate.py --words 40",
+        prepare=corpus,
     ),
-    Port(
-        "siamese_network", "examples/siamese_network", ["main.py --epochs 1 --batch-size 64 --log-interval 1 --lr 0.1"]
-    ),
+    _example("siamese_network", "main.py --epochs 1 --batch-size 64 --log-interval 1 --lr 0.1"),
     # Seed 0 needs more steps, on a loss where every rounding grows with them.
-    Port("regression", "examples/regression", ["main.py"], seed=7),
-    Port(
-        "mnist_forward_forward",
-        "examples/mnist_forward_forward",
-        ["main.py --epochs 20 --train_size 256 --test_size 128 --log-interval 1 --save-model"],
+    _example("regression", "main.py", seed=7),
+    _example(
+        "mnist_forward_forward", "main.py --epochs 20 --train_size 256 --test_size 128 --log-interval 1 --save-model"
     ),
-    Port(
-        "mnist_hogwild",
-        "examples/mnist_hogwild",
-        ["main.py --epochs 1 --num-processes 1 --log-interval 1 --save_model"],
-    ),
+    _example("mnist_hogwild", "main.py --epochs 1 --num-processes 1 --log-interval 1 --save_model"),
 )
 
 

@@ -21,72 +21,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from benchmarks import harness
 
-# What a rank does, by the first argument; it writes moments into the folder that the second names. The monotonic clock
-# is the machine's, so that they may be compared.
-RANK = """
-import os, signal, sys, time
-matter, folder = sys.argv[1:]
-
-def note(name, rank, what):
-    with open(f"{folder}/{name}.{rank}.new", "w") as file:
-        file.write(str(what))
-    os.rename(file.name, f"{folder}/{name}.{rank}")
-
-rank, attempt, reduce = start()
-reduce()
-note(f"first{attempt}", rank, time.monotonic())
-note("pid", rank, os.getpid())
-if matter == "memory":
-    while not os.path.exists(f"{folder}/enough"):
-        time.sleep(0.01)
-elif matter in ("exit", "killed", "restart") and attempt == 0:
-    reduce()
-    if rank == 1:
-        time.sleep(0.3)  # until all is quiet
-        note("failed", rank, time.monotonic())
-        if matter == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(1)
-    while True:
-        reduce()
-"""
-
-OURS = """
-import numpy as np
-import collectives
-
-def start():
-    import os
-    comm = collectives.init()
-    return comm.rank, int(os.environ.get("DDP_ATTEMPT", 0)), lambda: comm.all_reduce(np.ones(1))
-"""
-
-BARE = """
-import numpy as np
-from mpi4py import MPI
-
-def start():
-    world, total = MPI.COMM_WORLD, np.zeros(1)
-    return world.rank, 0, lambda: world.Allreduce(np.ones(1), total)
-"""
-
-TORCH = """
-import torch
-import torch.distributed as dist
-
-def start():
-    import atexit, os
-    dist.init_process_group("gloo")
-    atexit.register(dist.destroy_process_group)
-    return dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), lambda: dist.all_reduce(torch.ones(1))
-"""
-
+RANK = str(harness.ROOT / "benchmarks" / "startup_rank.py")
 N = 2
 LIMIT = 20.0  # s a run; a restarted torchrun may wait for ranks of before without end
 TRIES = 4  # of torchrun
@@ -100,39 +42,49 @@ MATTERS = ("first", "exit", "killed", "restart", "memory")
 LACKS = {"mpiexec + collectives": ("restart",), "mpiexec + mpi4py": ("exit", "killed", "restart")}
 
 
-def implementations(folder: Path, matter: str) -> dict[str, list[str]]:
-    """Name → command, to which the matter and a folder are added. The scripts are written into `folder`."""
-    for name, text in {"ours": OURS, "bare": BARE, "gloo": TORCH}.items():
-        (folder / f"{name}.py").write_text(text + RANK)
+def implementations(matter: str) -> dict[str, list[str]]:
+    """Name → command, to which the matter and a folder are added."""
     bin = Path(sys.executable).parent
     restarts = ["--max-restarts=1"] if matter == "restart" else []
     mpiexec = [str(bin / "mpiexec"), "-n", str(N), sys.executable]
     torchrun = [str(bin / "torchrun"), f"--nproc-per-node={N}", *restarts]
     commands = {
-        "ddp-launch": [sys.executable, "-m", "launcher", "-n", str(N), *restarts, str(folder / "ours.py")],
-        "mpiexec + collectives": [*mpiexec, str(folder / "ours.py")],
-        "mpiexec + mpi4py": [*mpiexec, str(folder / "bare.py")],
-        "torchrun": [*torchrun, str(folder / "gloo.py")],
-        "torchrun --standalone": [*torchrun, "--standalone", str(folder / "gloo.py")],
+        "ddp-launch": [sys.executable, "-m", "launcher", "-n", str(N), *restarts, RANK, "collectives"],
+        "mpiexec + collectives": [*mpiexec, RANK, "collectives"],
+        "mpiexec + mpi4py": [*mpiexec, RANK, "mpi4py"],
+        "torchrun": [*torchrun, RANK, "torch"],
+        "torchrun --standalone": [*torchrun, "--standalone", RANK, "torch"],
     }
     able = {name: command for name, command in commands.items() if matter not in LACKS.get(name, ())}
     return {name: command for name, command in able.items() if Path(command[0]).exists()}
 
 
+@contextlib.contextmanager
+def marked_job(
+    command: Sequence[str], output: IO[str], **environ: str
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A job and the mark of all its processes, which end with the context at the latest."""
+    mark = uuid.uuid4().hex
+    environ = {**ENVIRONMENT, **environ, MARK: mark}
+    job = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, cwd=harness.ROOT
+    )
+    try:
+        yield job, mark
+    finally:
+        kill(mark)
+        job.wait()
+
+
 def measure(command: Sequence[str], matter: str) -> float:
     """Seconds, or MiB. Raises: SystemExit with its output, if the job does not end as it should or in time."""
-    mark, ends_badly = uuid.uuid4().hex, matter in ("exit", "killed")
-    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryFile("w+") as output:
+    ends_badly, start, found = matter in ("exit", "killed"), time.monotonic(), 0.0
+    with (
+        tempfile.TemporaryDirectory() as name,
+        tempfile.TemporaryFile("w+") as output,
+        marked_job([*command, matter, name], output) as (job, mark),
+    ):
         folder = Path(name)
-        start, found = time.monotonic(), 0.0
-        job = subprocess.Popen(
-            [*command, matter, name],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**ENVIRONMENT, MARK: mark},
-            cwd=harness.ROOT,
-        )
         try:
             if matter == "memory":
                 wait_for(lambda: all((folder / f"pid.{rank}").exists() for rank in range(N)), job)
@@ -145,9 +97,6 @@ def measure(command: Sequence[str], matter: str) -> float:
             end = time.monotonic()
         except subprocess.TimeoutExpired:
             code = None
-        finally:
-            kill(mark)
-            job.wait()
         failed = (folder / "failed.1").exists()
         if code is None or (code != 0) != ends_badly or failed != (ends_badly or matter == "restart"):
             output.seek(0)
@@ -222,15 +171,14 @@ def main() -> None:
     args = harness.parser(__doc__, rounds=10, only=MATTERS).parse_args()
     found: dict[str, harness.Rounds] = {}
     goals = []
-    with tempfile.TemporaryDirectory() as folder:
-        for matter in args.only:
-            commands = implementations(Path(folder), matter)
-            calls = {name: partial(measure_again, name, command, matter) for name, command in commands.items()}
-            rounds = found[matter] = harness.take_turns(calls, args.rounds, warmup=1)
-            harness.show(f"{matter}, {'MiB a rank' if matter == 'memory' else 's'}", rounds)
-            for name in [name for name in rounds if name.startswith("torchrun") and matter != "memory"]:
-                ratio = harness.over(rounds["ddp-launch"], rounds[name])
-                goals.append(harness.at_most(f"{matter}: ddp-launch / {name}", GOAL, ratio))
+    for matter in args.only:
+        commands = implementations(matter)
+        calls = {name: partial(measure_again, name, command, matter) for name, command in commands.items()}
+        rounds = found[matter] = harness.take_turns(calls, args.rounds, warmup=1)
+        harness.show(f"{matter}, {'MiB a rank' if matter == 'memory' else 's'}", rounds)
+        for name in [name for name in rounds if name.startswith("torchrun") and matter != "memory"]:
+            ratio = harness.over(rounds["ddp-launch"], rounds[name])
+            goals.append(harness.at_most(f"{matter}: ddp-launch / {name}", GOAL, ratio))
     harness.write(args.json, "startup", goals, ranks=N, rounds=found)
 
 

@@ -1,11 +1,11 @@
 """One rank that trains on request, and answers how long it took: for overlap.py, compression.py.
 
-    python -m benchmarks.training_worker LIBRARY SOCKET ADDRESS RANK SIZE
+    python -m benchmarks.training_worker LIBRARY SOCKET RANK SIZE
 
 Each library has ranks of its own, as it has for its users, which live for the whole run (`worker_pool.py`). Rank r has
 the r-th core of this machine to itself, with all its threads, and no other core.
 
-`ddp` finds its ranks as a job of its own does; PyTorch's use gloo, rank 0 at ADDRESS.
+`ddp` finds its ranks as a job of its own does; PyTorch's use gloo, and meet by a file beside the socket.
 """
 
 from __future__ import annotations
@@ -56,18 +56,13 @@ class Ours:
 
         self.t: Any = ddp
         self.comm = collectives.init(timeout=LIMIT)
-        self.rank, self.size = self.comm.rank, self.comm.size
+        self.rank, self.barrier = self.comm.rank, self.comm.barrier
         self._alone = self.comm.duplicate()
-
-    def barrier(self) -> None:
-        self.comm.barrier()
 
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         """The net under data parallelism."""
-        options = dict(options)
-        if "hook" in options:
-            options["comm_hook"] = our_hook(options.pop("hook"))
-        return self.t.DataParallel(net, self.comm, **options)
+        hook = {"comm_hook": our_hook(options["comm_hook"])} if "comm_hook" in options else {}
+        return self.t.DataParallel(net, self.comm, **options | hook)
 
     def array(self, length: int) -> Any:
         """A float32 array to be reduced."""
@@ -79,21 +74,17 @@ class Ours:
 
 
 class Theirs:
-    """Ranks of PyTorch, with gloo. store: rank 0's; port: of it"""
+    """Ranks of PyTorch, with gloo. store: the file by which they meet"""
 
-    def __init__(self, address: str, rank: int, size: int, store: Any, port: int) -> None:
+    def __init__(self, store: str, rank: int, size: int) -> None:
         import torch
 
         torch.set_num_threads(1)
-        limit = datetime.timedelta(seconds=LIMIT)
         self.t: Any = torch
         self._dist: Any = torch.distributed
-        store = store or self._dist.TCPStore(address, port, size, is_master=False, timeout=limit)
-        self._dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-        self.rank, self.size = rank, size
-
-    def barrier(self) -> None:
-        self._dist.barrier()
+        limit = datetime.timedelta(seconds=LIMIT)
+        self._dist.init_process_group("gloo", f"file://{store}", limit, size, rank)
+        self.rank, self.barrier = rank, self._dist.barrier
 
     def wrap(self, net: Any, options: dict[str, Any]) -> Any:
         return self.t.nn.parallel.DistributedDataParallel(net, **options)
@@ -105,10 +96,8 @@ class Theirs:
         return self._dist.all_reduce(x, async_op=True)
 
 
-def our_hook(name: str | None) -> Any:
-    """`our_hook("powersgd:4")`: one of `comm_hooks`, with its rank or ratio if it has one; None: no hook."""
-    if name is None:
-        return None
+def our_hook(name: str) -> Any:
+    """`our_hook("powersgd:4")`: one of `comm_hooks`, with its rank or ratio if it has one."""
     from ddp.parallel import comm_hooks
 
     kind, _, number = name.partition(":")
@@ -119,18 +108,14 @@ def our_hook(name: str | None) -> Any:
     return getattr(comm_hooks, kind)
 
 
-Ranks = Ours | Theirs
-
-
 class Trained:
     """One implementation: a net, wrapped or not, and its training."""
 
-    def __init__(self, ranks: Ranks, task: str, options: dict[str, Any] | None) -> None:
+    def __init__(self, ranks: Ours | Theirs, task: str, options: dict[str, Any] | None) -> None:
         ranks.t.manual_seed(0)
         self._t = ranks.t
         self._task = TASKS[task][1](ranks.t, 1000 * ranks.rank)  # other samples on each rank
-        named = dict(self._task.model.named_parameters())
-        self.names, self.parameters = [*named], [*named.values()]
+        self.names, self.parameters = zip(*self._task.model.named_parameters(), strict=True)
         self.model = self._task.model if options is None else ranks.wrap(self._task.model, options)
         self._optimizer = self._task.optimizer(ranks.t, self.model)
         self._ready = [0.0] * len(self.parameters)
@@ -180,31 +165,15 @@ class Trained:
 
 
 class Worker:
-    """Answers requests: each public method is one. address: where rank 0 of PyTorch's listens"""
+    """Answers requests: each public method is one."""
 
-    def __init__(self, library: str, address: str, rank: int, size: int) -> None:
-        self._library, self._address, self._rank, self._size = library, address, rank, size
-        self._store: Any = None
-        self._ranks: Any = None  # Ours or Theirs
+    def __init__(self, join: Callable[[], Any]) -> None:
+        self._join = join
         self._trained: dict[str, Trained] = {}
 
-    def listen(self) -> int | None:
-        """The port at which PyTorch's ranks find rank 0."""
-        if self._library == "ddp" or self._rank != 0:
-            return None
-        from torch.distributed import TCPStore
-
-        limit = datetime.timedelta(seconds=LIMIT)
-        self._store = TCPStore(self._address, 0, self._size, is_master=True, wait_for_workers=False, timeout=limit)
-        return int(self._store.port)
-
-    def join(self, port: int | None) -> int:
+    def join(self) -> int:
         """Joins the other ranks; which rank this is."""
-        if self._library == "ddp":
-            self._ranks = Ours()
-        else:
-            assert port is not None
-            self._ranks = Theirs(self._address, self._rank, self._size, self._store, port)
+        self._ranks = self._join()
         pin(self._ranks.rank)
         return int(self._ranks.rank)
 
@@ -276,8 +245,8 @@ def pin(rank: int) -> None:
 
 
 def main() -> None:
-    library, path, address, rank, size = sys.argv[1:]
-    serve(path, Worker(library, address, int(rank), int(size)))
+    library, path, rank, size = sys.argv[1:]
+    serve(path, Worker(Ours if library == "ddp" else lambda: Theirs(f"{path}.store", int(rank), int(size))))
     if library != "ddp":
         import torch.distributed
 

@@ -33,6 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of benchmarks that may run on two hosts."""
     parser.add_argument("--rate", default="1gbit", help="of the cable, as tc writes it (default: 1gbit)")
     parser.add_argument("--here", action="store_true", help="ranks of this machine, without hosts or a wire")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
 
 
 def wanted(stack: contextlib.ExitStack, args: argparse.Namespace) -> list[str] | None:

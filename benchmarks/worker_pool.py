@@ -149,8 +149,7 @@ class RankPool(WorkerPool):
         super().__init__(commands, size, f"a rank of {library}", **environ)
         with contextlib.ExitStack() as starting:
             starting.callback(self.close)
-            port = next((port for port in self.ask("listen") if port is not None), None)
-            ranks = self.ask("join", port=port)
+            ranks = self.ask("join")
             if sorted(ranks) != list(range(size)):
                 raise WorkerError(f"{size} ranks of {library} do not know each other: {ranks}")
             self._connections = [self._connections[ranks.index(rank)] for rank in range(size)]
@@ -172,8 +171,7 @@ class RankPool(WorkerPool):
 
 def rank_commands(library: str, size: int, hosts: list[str] | None, path: str) -> list[list[str]]:
     """What starts the ranks: one command for a job, or one for each rank."""
-    address = "127.0.0.1" if hosts is None else two_hosts.ADDRESS
-    rank = ["-m", "benchmarks.training_worker", library, path, address]
+    rank = ["-m", "benchmarks.training_worker", library, path]
     if library == "torch":
         at = [[str(two_hosts.SCRIPT), host] for host in hosts] if hosts else [[]] * size
         return [[*each, sys.executable, *rank, str(number), str(size)] for number, each in enumerate(at)]

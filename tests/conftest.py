@@ -36,8 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """`-n auto`: more workers than cores, because tests that start processes spend half of their time waiting."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-n auto`: more workers than cores, because tests that start processes spend half of their time waiting.
+
+    Each begins in a part of its own, so that not all wait, or compute, at the same time.
+    """
+    if config.option.dist == "no":
+        config.option.dist = "worksteal"
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None  # it is xdist's to read
     return max(2, 3 * len(os.sched_getaffinity(0)) // 2)
@@ -63,10 +68,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="takes long: pytest --long runs it"))
 
 
+def pytest_collection() -> None:
+    gc.disable()  # it would look at more and more tests, time and again
+
+
 def pytest_collection_finish() -> None:
     """What lies there by now stays: no collection of garbage need look at tens of thousands of tests again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

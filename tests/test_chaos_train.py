@@ -12,17 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos_train import (
-    KINDS,
-    Ended,
-    Undisturbed,
-    cases,
-    judge,
-    move,
-    repeated,
-    samples_wrong,
-    that_count,
-)
+from benchmarks.chaos_train import KINDS, Ended, Undisturbed, cases, judge, move, repeated, samples_wrong, that_count
 from benchmarks.chaos_worker import SAMPLES
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import pytest
 
 from benchmarks.startup import implementations, measure, processes
 
 
-def test_who_hangs_when_a_rank_dies_is_not_measured(tmp_path: Path) -> None:
-    names = {matter: {*implementations(tmp_path, matter)} for matter in ("killed", "restart")}
+def test_who_hangs_when_a_rank_dies_is_not_measured() -> None:
+    names = {matter: {*implementations(matter)} for matter in ("killed", "restart")}
     assert all("ddp-launch" in each and "mpiexec + mpi4py" not in each for each in names.values())
     assert "mpiexec + collectives" not in names["restart"]
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("matter", ["first", "exit", "killed", "restart", "memory"])
-def test_ours_does_what_is_measured(matter: str, tmp_path: Path, mpiexec: list[str]) -> None:
-    assert 0 < measure(implementations(tmp_path, matter)["ddp-launch"], matter) < 60
+def test_ours_does_what_is_measured(matter: str, mpiexec: list[str]) -> None:
+    assert 0 < measure(implementations(matter)["ddp-launch"], matter) < 60
 
 
-@pytest.mark.mpi
-def test_a_job_that_ends_otherwise_is_no_measurement(tmp_path: Path, mpiexec: list[str]) -> None:
-    command = implementations(tmp_path, "exit")["ddp-launch"]
-    (tmp_path / "ours.py").write_text("raise SystemExit(3)")
+def test_a_job_that_ends_otherwise_is_no_measurement() -> None:
     with pytest.raises(SystemExit, match="ended with 3"):
-        measure(command, "exit")
+        measure([sys.executable, "-c", "raise SystemExit(3)"], "exit")
     assert processes("no such mark") == []

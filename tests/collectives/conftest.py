@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,11 +22,11 @@ _PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", *("-p", "no:cacheprovider
 def hold_over_mpi(
     run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], request: pytest.FixtureRequest
 ) -> Callable[..., None]:
-    """`hold_over_mpi(__file__, "TestMPI", 3)`: those tests of a file pass on each of three ranks."""
+    """`hold_over_mpi([__file__], "TestMPI", 3)`: those tests of the files pass on each of three ranks."""
 
-    def hold(file: str, names: str, size: int, timeout: float = 110) -> None:
+    def hold(files: Sequence[str | Path], names: str, size: int, timeout: float = 220) -> None:
         long = ["--long"] if request.config.getoption("--long") else []
-        done = run_job([*mpiexec, "-n", str(size), *_PYTEST, *long, file, "-k", names], timeout=timeout)
+        done = run_job([*mpiexec, "-n", str(size), *_PYTEST, *long, *files, "-k", names], timeout=timeout)
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count(" passed") == size
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ if world.promised() is not None:  # inside the job that the last test starts
             comm = collectives.init("mpi", timeout=20, check="always")
             return lambda fn: [fn(comm)]
 
+        @pytest.mark.long
         def test_where_there_is_no_room_every_rank_says_so_and_can_go_on(self, run: Run) -> None:
             from mpi4py import MPI
 
@@ -112,8 +114,10 @@ def by_messages(limit: int) -> Communicator:
 
 
 @pytest.mark.mpi
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "size", [pytest.param(1, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
 )  # Open MPI differs from 4 on
 def test_the_contract_holds_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
-    hold_over_mpi(__file__, "TestMPI", size)
+    on_nodes = [Path(__file__).parent / "backends/shm/test_contract_on_nodes.py"] if size > 1 else []
+    hold_over_mpi([__file__, *on_nodes], "TestMPI or in_parts", size)

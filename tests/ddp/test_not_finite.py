@@ -39,26 +39,14 @@ CASES = {
         lambda t, x, y: t.where(t.tensor([[True], [False]]), x, y), ([1.0, 2.0], [[3.0]]), [[inf, 1.0], [nan, 2.0]]
     ),
     "clamp": Case(lambda t, x: x.clamp(0.0, 1.0), ([nan, -1.0, 0.5, 2.0, 0.0],), [2.0, inf, nan, -inf, 3.0]),
-    "maximum": Case(
-        lambda t, x, y: t.maximum(x, y),
-        ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
-        [2.0, 3.0, inf, inf, 4.0, nan],
-    ),
-    "minimum": Case(
-        lambda t, x, y: t.minimum(x, y),
-        ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
-        [2.0, 3.0, inf, inf, 4.0, nan],
-    ),
-    "fmax": Case(
-        lambda t, x, y: t.fmax(x, y),
-        ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
-        [2.0, 3.0, inf, inf, 4.0, nan],
-    ),
-    "fmin": Case(
-        lambda t, x, y: t.fmin(x, y),
-        ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
-        [2.0, 3.0, inf, inf, 4.0, nan],
-    ),
+    **{
+        name: Case(
+            lambda t, x, y, name=name: getattr(t, name)(x, y),
+            ([nan, 1.0, 1.0, 2.0, nan, 3.0], [1.0, nan, 2.0, 2.0, nan, 1.0]),
+            [2.0, 3.0, inf, inf, 4.0, nan],
+        )
+        for name in ("maximum", "minimum", "fmax", "fmin")
+    },
     "clamp between": Case(
         lambda t, x, low, high: t.clamp(x, low, high),
         ([-1.0, 0.5, 2.0, 0.0, 1.0, 5.0], [0.0, 0.0, 0.0, 0.0, 3.0, 3.0], [1.0, 1.0, 1.0, 1.0, 2.0, 2.0]),
@@ -99,19 +87,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_against_pytorch(name: str, dtype: str) -> None:
-    case = CASES[name]
-    ours = [ddp.tensor(x, dtype=dtype, requires_grad=True) for x in case.inputs]
-    theirs = [torch.tensor(x, dtype=getattr(torch, dtype), requires_grad=True) for x in case.inputs]
-    y, expected = case.fn(ddp, *ours), case.fn(torch, *theirs)
-    np.testing.assert_array_equal(y.detach().numpy(), expected.detach().numpy())
-    y.backward(ddp.tensor(case.g, dtype=dtype))
-    expected.backward(torch.tensor(case.g, dtype=getattr(torch, dtype)))
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(a.grad.numpy(), b.grad.numpy())
+def test_against_pytorch(case: Case) -> None:
+    for dtype in ("float16", "float32", "float64"):
+        ours = [ddp.tensor(x, dtype=dtype, requires_grad=True) for x in case.inputs]
+        theirs = [torch.tensor(x, dtype=getattr(torch, dtype), requires_grad=True) for x in case.inputs]
+        y, expected = case.fn(ddp, *ours), case.fn(torch, *theirs)
+        np.testing.assert_array_equal(y.detach().numpy(), expected.detach().numpy())
+        y.backward(ddp.tensor(case.g, dtype=dtype))
+        expected.backward(torch.tensor(case.g, dtype=getattr(torch, dtype)))
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a.grad.numpy(), b.grad.numpy())
 
 
 def test_over_dimensions_the_nan_get_the_gradient() -> None:

@@ -93,19 +93,13 @@ class TestBfloat16:
 
 
 class TestLimits:
-    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-    def test_of_floats(self, dtype: Any) -> None:
-        ours, expected = ddp.finfo(dtype), torch.finfo(theirs(dtype))
-        for name in ddp.finfo.__slots__:
+    @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+    def test_are_pytorchs(self, dtype: Any) -> None:
+        info, shown = ("finfo", "eps=") if dtype in FLOATS else ("iinfo", "max=")
+        ours, expected = getattr(ddp, info)(dtype), getattr(torch, info)(theirs(dtype))
+        for name in type(ours).__slots__:
             assert getattr(ours, name) == getattr(expected, name), name
-        assert "eps=" in repr(ours)
-
-    @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
-    def test_of_integers(self, dtype: Any) -> None:
-        ours, expected = ddp.iinfo(dtype), torch.iinfo(theirs(dtype))
-        for name in ddp.iinfo.__slots__:
-            assert getattr(ours, name) == getattr(expected, name), name
-        assert "max=" in repr(ours)
+        assert shown in repr(ours)
 
 
 class TestConversion:

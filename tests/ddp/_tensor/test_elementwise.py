@@ -31,16 +31,16 @@ UNARY = """
 """
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", UNARY.split())
-def test_functions_of_every_dtype(name: str, dtype: str) -> None:
-    x, t = both(VALUES, dtype)
-    try:
-        expected = getattr(torch, name)(t)
-    except RuntimeError:  # bool, for some
-        pytest.skip("PyTorch has none")
-    agree(getattr(ddp, name)(x), expected)
-    agree(getattr(x, name)(), expected)
+def test_functions_of_every_dtype(name: str) -> None:
+    for dtype in DTYPES:
+        x, t = both(VALUES, dtype)
+        try:
+            expected = getattr(torch, name)(t)
+        except RuntimeError:  # bool, for some
+            continue
+        agree(getattr(ddp, name)(x), expected)
+        agree(getattr(x, name)(), expected)
 
 
 BINARY = """
@@ -64,9 +64,8 @@ def test_pairs_of_dtypes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "floor_divide", "remainder", "fmod", "pow", "lt", "ne"])
-@pytest.mark.parametrize("number", [2, 2.5, True])
-def test_numbers(name: str, number: float) -> None:
-    for dtype in DTYPES:
+def test_numbers(name: str) -> None:
+    for dtype, number in itertools.product(DTYPES, (2, 2.5, True)):
         x, t = both(VALUES, dtype)
         try:
             expected = getattr(torch, name)(t, number)
@@ -88,11 +87,11 @@ REFLECTED: list[Callable[[Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["int32", "float32", "float64"])
 @pytest.mark.parametrize("fn", REFLECTED)
-def test_reflected(fn: Callable[[Any], Any], dtype: str) -> None:
-    x, t = both([1, 2, 3], dtype)
-    agree(fn(x), fn(t))
+def test_reflected(fn: Callable[[Any], Any]) -> None:
+    for dtype in ("int32", "float32", "float64"):
+        x, t = both([1, 2, 3], dtype)
+        agree(fn(x), fn(t))
 
 
 SIGNED = [7.0, -7.0, 7.0, -7.0, 0.0, -0.0, inf, -inf, nan, 1.0, 1.0, -1.0, 0.0]

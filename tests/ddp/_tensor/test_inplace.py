@@ -72,27 +72,25 @@ UNTRACKED |= {f"logical_{name}_ tensor" for name in ("and", "or", "xor")}
 VIEWS = {"squeeze_", "squeeze_ dim", "unsqueeze_", "transpose_", "swapaxes_", "swapdims_", "t_"}
 
 
-@pytest.mark.parametrize("tracked", ["", "x", "y", "x y"])
 @pytest.mark.parametrize("name", FORMS)
-def test_agrees_with_pytorch(name: str, tracked: str) -> None:
-    if tracked and name in UNTRACKED:
-        return
+def test_agrees_with_pytorch(name: str) -> None:
     a, b = draw(3, 4, low=0.05, high=0.95), draw(4, seed=1, low=0.1, high=0.9)
-    found = []
-    for t in (ddp, torch):
-        x, y = t.tensor(a, requires_grad="x" in tracked), t.tensor(b, requires_grad="y" in tracked)
-        written = x * 1
-        if t is ddp:
-            memory, version = written.array, written.version.count
-        result = FORMS[name](written, y)
-        if t is ddp:
-            assert name == "a use before" or result is written
-            assert name in VIEWS or (written.array is memory and written.version.count > version)
-        if result.requires_grad:
-            (result * result).sum().backward()
-        found.append([result.detach(), *[p.detach() * 0 if p.grad is None else p.grad for p in (x, y)]])
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-9, atol=1e-12)
+    for tracked in ("", "x", "y", "x y")[: 1 if name in UNTRACKED else 4]:
+        found = []
+        for t in (ddp, torch):
+            x, y = t.tensor(a, requires_grad="x" in tracked), t.tensor(b, requires_grad="y" in tracked)
+            written = x * 1
+            if t is ddp:
+                memory, version = written.array, written.version.count
+            result = FORMS[name](written, y)
+            if t is ddp:
+                assert name == "a use before" or result is written
+                assert name in VIEWS or (written.array is memory and written.version.count > version)
+            if result.requires_grad:
+                (result * result).sum().backward()
+            found.append([result.detach(), *[p.detach() * 0 if p.grad is None else p.grad for p in (x, y)]])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-9, atol=1e-12, err_msg=tracked)
 
 
 def test_operators() -> None:
@@ -155,7 +153,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", RESULTS)
-@pytest.mark.parametrize("way", ["no_grad", "detach", "detached view", "view of what is gone"])
+@pytest.mark.parametrize("way", ["no_grad", "detach", "view of what is gone"])
 def test_a_write_past_autograd_into_a_result_leaves_backward_as_it_was(name: str, way: str) -> None:
     grads = []
     for write in (False, True):
@@ -169,7 +167,7 @@ def test_a_write_past_autograd_into_a_result_leaves_backward_as_it_was(name: str
             y = y.reshape(-1).detach()
             y.mul_(3)
         elif write:
-            (y.detach() if way == "detach" else y.detach()[0]).mul_(3)
+            y.detach()[0].mul_(3)
         loss.backward()
         grads.append(x.grad.tolist())
     assert grads[0] == grads[1]

@@ -98,10 +98,7 @@ def rearranged() -> Iterator[Case]:
     yield Case("stack", "0-d", lambda t, x, y: t.stack([x, y]), (draw(), draw(seed=1)))
     yield Case("stack", "empty", lambda t, x: t.stack([x, x], 1), (draw(0, 3),))
     for op, some in {
-        "repeat": {
-            "twice": lambda t, x: x.repeat(2, 1, 3),
-            "tile": lambda t, x: t.tile(x, (2,)),
-        },
+        "repeat": {"twice": lambda t, x: x.repeat(2, 1, 3), "tile": lambda t, x: t.tile(x, (2,))},
         "flip": {
             "two": lambda t, x: x.flip(0, -1),
             "none": lambda t, x: x.flip(()),

@@ -175,11 +175,7 @@ def saved(folder: Path, **parts: Any) -> None:
         ),
         (lambda m: {"optimizer": SGD(m.parameters())}, "has the state of 1 model, 0 given"),
         (
-            lambda m: {
-                "model": m,
-                "optimizer": (o := SGD(m.parameters())),
-                "scheduler": lr_scheduler.StepLR(o, 2),
-            },
+            lambda m: {"model": m, "optimizer": (o := SGD(m.parameters())), "scheduler": lr_scheduler.StepLR(o, 2)},
             "has the state of 0 schedulers, 1 given",
         ),
     ],

@@ -148,11 +148,7 @@ BACKGROUND = [Recipe, Sharded]
 
 @pytest.mark.parametrize(
     ("recipe", "size", "background"),
-    [
-        *[(recipe, 3, False) for recipe in RECIPES],
-        (Noisy, 1, False),
-        *[(recipe, 2, True) for recipe in BACKGROUND],
-    ],
+    [*[(recipe, 3, False) for recipe in RECIPES], (Noisy, 1, False), *[(recipe, 2, True) for recipe in BACKGROUND]],
 )
 def test_interrupted_anywhere_it_goes_on(recipe: type[Recipe], size: int, background: bool, folder: Path) -> None:
     [whole] = interrupted(training(recipe(), folder / "whole", every=None), [None], size)

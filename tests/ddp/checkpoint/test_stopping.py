@@ -78,9 +78,7 @@ def test_one_rank_is_asked_and_all_stop_after_the_same_step(
     ends = collectives.run_threads(lambda comm: training(comm, folder, ask, **options), size=size)
     assert ends == [(5, STOPPED)] * size
     said = [line for line in capfd.readouterr().err.splitlines() if "stopped as asked" in line]
-    assert said == [
-        f"stopped as asked at step 5, state saved in {folder}: start the same command to go on",
-    ]
+    assert said == [f"stopped as asked at step 5, state saved in {folder}: start the same command to go on"]
     assert open_checkpoint(folder / "step-0000000005").step == 5
     ends = collectives.run_threads(lambda comm: training(comm, folder, lambda _: None, wrapped), size=size)
     assert ends == [(12, 0)] * size

@@ -49,10 +49,7 @@ def training(make: Callable[[Any], Any], folder: Path, hook: Callable[[], Any] =
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda model: SGD(model.parameters(), lr=0.2, momentum=0.9),
-        lambda model: ZeroOptimizer(model, AdamW, lr=0.02),
-    ],
+    [lambda model: SGD(model.parameters(), lr=0.2, momentum=0.9), lambda model: ZeroOptimizer(model, AdamW, lr=0.02)],
     ids=["whole", "sharded"],
 )
 def test_two_then_one_then_four(make: Callable[[Any], Any], folder: Path) -> None:

@@ -64,12 +64,7 @@ def passes(loader: DataLoader, until: int) -> Iterator[tuple[int, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("order", "workers"),
-    [
-        *((order, (0, 0)) for order in ORDERS),
-        ("shuffle", (3, 1)),
-        ("foreign", (0, 2)),
-    ],
+    ("order", "workers"), [*((order, (0, 0)) for order in ORDERS), ("shuffle", (3, 1)), ("foreign", (0, 2))]
 )
 def test_a_new_process_goes_on_with_the_next_batch(order: str, workers: tuple[int, int]) -> None:
     before, after = workers

@@ -60,10 +60,13 @@ MANY = 70_001  # more than two tiles, and an odd piece
 
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "mish", "softplus", "logsigmoid", "elu", "hardswish", "leaky_relu"])
-@pytest.mark.parametrize("layout", ["flat", "transposed"])
-def test_tiles_join(name: str, layout: str) -> None:
+def test_tiles_join(name: str) -> None:
     array = np.linspace(-8, 8, MANY * 2, dtype=np.float32).reshape(2, MANY)
-    array = array.T if layout == "transposed" else array
+    check_tiles(name, array)
+    check_tiles(name, array.T)
+
+
+def check_tiles(name: str, array: Any) -> None:
     x = ddp.from_numpy(array).requires_grad_()
     y = getattr(F, name)(x)
     y.backward(ddp.ones(*array.shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -22,42 +23,27 @@ def on_states(layer: Any) -> Any:
     return layer
 
 
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_layers": 2, "bidirectional": True, "batch_first": True},
-    ],
-)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}])
 @pytest.mark.parametrize("name", ["RNN", "RNN relu", "LSTM", "LSTM projected", "GRU"])
 @pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")  # PyTorch's, of a slower way
-def test_layers_agree_with_pytorch(name: str, options: dict[str, Any], batched: bool, given: bool) -> None:
+def test_layers_agree_with_pytorch(name: str, options: dict[str, Any]) -> None:
     kind, _, how = name.partition(" ")
     special: dict[str, Any] = {"relu": {"nonlinearity": "relu"}, "projected": {"proj_size": 2}}.get(how, {})
-    batch = (2,) if batched else ()
-    shape = (2, 5, 3) if batched and options.get("batch_first") else (5, *batch, 3)
-    many = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
-    sizes = [special.get("proj_size", 4), 4][: 2 if kind == "LSTM" else 1]
-    states = [numbers(many, *batch, n, seed=9 + n) for n in sizes if given]
-    agree(*map(on_states, twins(kind, 3, 4, **options, **special)), numbers(*shape), *states)
+    for batch, given in itertools.product([(), (2,)], [False, True]):
+        shape = (2, 5, 3) if batch and options.get("batch_first") else (5, *batch, 3)
+        many = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+        sizes = [special.get("proj_size", 4), 4][: 2 if kind == "LSTM" else 1]
+        states = [numbers(many, *batch, n, seed=9 + n) for n in sizes if given]
+        agree(*map(on_states, twins(kind, 3, 4, **options, **special)), numbers(*shape), *states)
 
 
-@pytest.mark.parametrize("given", [False, True])
-@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("RNNCell", {"nonlinearity": "relu", "bias": False}),
-        ("LSTMCell", {"bias": False}),
-        ("GRUCell", {"bias": False}),
-    ],
+    ("name", "options"), [("RNNCell", {"nonlinearity": "relu"}), ("LSTMCell", {}), ("GRUCell", {})]
 )
-def test_cells_agree_with_pytorch(name: str, options: dict[str, Any], batched: bool, given: bool) -> None:
-    batch = (2,) if batched else ()
-    states = [numbers(*batch, 4, seed=i + 1) for i in range(2 if name == "LSTMCell" else 1) if given]
-    agree(*map(on_states, twins(name, 3, 4, **options)), numbers(*batch, 3), *states)
+def test_cells_agree_with_pytorch(name: str, options: dict[str, Any]) -> None:
+    for batch, given in itertools.product([(), (2,)], [False, True]):
+        states = [numbers(*batch, 4, seed=i + 1) for i in range(2 if name == "LSTMCell" else 1) if given]
+        agree(*map(on_states, twins(name, 3, 4, bias=False, **options)), numbers(*batch, 3), *states)
 
 
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])

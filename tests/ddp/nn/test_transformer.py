@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,14 @@ ATTENTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("weights", [False, True, "each"])
-@pytest.mark.parametrize("batch", [2, None])
 @pytest.mark.parametrize(("options", "how"), ATTENTIONS)
 @pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")  # PyTorch's, of masks of two dtypes
-def test_attention(options: Any, how: Any, batch: int | None, weights: Any) -> None:
+def test_attention(options: Any, how: Any) -> None:
+    for batch, weights in itertools.product((2, None), (False, True, "each")):
+        check_attention(options, how, batch, weights)
+
+
+def check_attention(options: Any, how: Any, batch: int | None, weights: Any) -> None:
     ours, theirs = twins("MultiheadAttention", 8, 2, **options)
     length, keys = 4, 5
 

@@ -176,14 +176,8 @@ def with_buffer(net: nn.Sequential, writeable: bool) -> nn.Sequential:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda net, rank: changed(net, rank, 2, nn.Linear(4, 3).double()),
-            r"float64 \(2, 4\) on rank 0, but",
-        ),
-        (
-            lambda net, rank: changed(net, rank, 2, nn.Linear(4, 2)),
-            r"but 2\.weight float32 \(2, 4\) on rank 1",
-        ),
+        (lambda net, rank: changed(net, rank, 2, nn.Linear(4, 3).double()), r"float64 \(2, 4\) on rank 0, but"),
+        (lambda net, rank: changed(net, rank, 2, nn.Linear(4, 2)), r"but 2\.weight float32 \(2, 4\) on rank 1"),
         (lambda net, rank: changed(net, rank, 2, None), "but missing on rank 1"),
         (lambda net, rank: net.requires_grad_(False) if rank == 1 else net, r"0\.weight .* without grad on rank 1"),
         (lambda net, rank: with_buffer(net, rank != 1), "fixed .*, read-only on rank 1"),

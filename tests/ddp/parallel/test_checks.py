@@ -51,10 +51,7 @@ def train(comm: Communicator, odd: int, at: int, every: int, name: str, steps: i
     return steps, ""
 
 
-@pytest.mark.parametrize(
-    ("every", "at", "taken", "agreed"),
-    [(1, 0, 0, 0), (1, 2, 2, 1), (2, 3, 4, 2), (3, 1, 3, 0)],
-)
+@pytest.mark.parametrize(("every", "at", "taken", "agreed"), [(1, 0, 0, 0), (1, 2, 2, 1), (2, 3, 4, 2), (3, 1, 3, 0)])
 @pytest.mark.parametrize("size", [2, 3])
 def test_one_bit_is_found_and_named(size: int, every: int, at: int, taken: int, agreed: int) -> None:
     for stopped, said in on_ranks(lambda comm: train(comm, 1, at, every, "2.weight"), size):

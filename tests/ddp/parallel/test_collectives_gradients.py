@@ -210,18 +210,16 @@ def check(case: Case, wanting: Sequence[bool]) -> None:
             assert g is None
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_one_process(name: str, size: int) -> None:
-    check(CASES[name], [True] * size)
+def test_values_and_gradients_are_those_of_one_process(name: str) -> None:
+    for size in (1, 2, 3):
+        check(CASES[name], [True] * size)
 
 
-@pytest.mark.parametrize(
-    "wanting", [[True, False], [False, True], [False, False, True], [True, False, True, False], [False] * 3]
-)
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_without_a_gradient_take_part_in_those_of_others(name: str, wanting: list[bool]) -> None:
-    check(CASES[name], wanting)
+def test_ranks_without_a_gradient_take_part_in_those_of_others(name: str) -> None:
+    for wanting in ([False, True], [True, False, True, False], [False] * 3):
+        check(CASES[name], wanting)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -52,10 +52,7 @@ def test_a_late_rank_is_named_with_the_reason() -> None:
             [[0, ms, 0] for ms in (8, 8, 0, 8, 8)],
             "rank 1 was waited for in 75 % of steps, 8.0 ms on average, lost most of all before forward",
         ),
-        (
-            [[4 * (number % 2), 2] for number in range(5)],
-            "no rank stands out: waited 2.0 ms a step for one or another",
-        ),
+        ([[4 * (number % 2), 2] for number in range(5)], "no rank stands out: waited 2.0 ms a step for one or another"),
     ],
 )
 def test_which_rank_was_waited_for(late: list[list[float]], sentence: str) -> None:

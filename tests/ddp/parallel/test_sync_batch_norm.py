@@ -109,12 +109,12 @@ def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], tol
 # Numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rest", RESTS, ids=str)
 @pytest.mark.parametrize("shards", SHARDS, ids=str)
-def test_any_split_of_the_batch_gives_what_one_process_does(shards: list[int], rest: tuple[int, ...]) -> None:
-    x = numbers(sum(shards), C, *rest) * np.array([2.0, 1.0, 0.1]).reshape(C, *[1] * len(rest)) + 0.3
-    expected = alone(started(nn.BatchNorm1d(C)), x, shards)
-    assert_same(together(synchronized, x, shards), expected)
+def test_any_split_of_the_batch_gives_what_one_process_does(shards: list[int]) -> None:
+    for rest in RESTS if len(shards) > 2 else RESTS[:2]:
+        x = numbers(sum(shards), C, *rest) * np.array([2.0, 1.0, 0.1]).reshape(C, *[1] * len(rest)) + 0.3
+        expected = alone(started(nn.BatchNorm1d(C)), x, shards)
+        assert_same(together(synchronized, x, shards), expected)
 
 
 @pytest.mark.parametrize(
@@ -322,10 +322,7 @@ def test_a_rank_under_no_grad_among_others_is_an_error_on_every_rank() -> None:
     def rank(comm: Communicator) -> None:
         layer = SyncBatchNorm(C, comm=comm)
         x = ddp.ones(2, C, requires_grad=True)
-        with (
-            ddp.set_grad_enabled(comm.rank != 1),
-            pytest.raises(GraphError, match="rank 1 is under no_grad"),
-        ):
+        with ddp.set_grad_enabled(comm.rank != 1), pytest.raises(GraphError, match="rank 1 is under no_grad"):
             layer(x)
         with ddp.set_grad_enabled(comm.rank != 1):
             layer(x.detach())  # where nobody goes back through the input, nobody misses it

@@ -53,8 +53,7 @@ _MEANINGLESS = {("bool", "sum"), ("bool", "mean"), ("bool", "prod"), ("complex64
 
 
 @pytest.mark.parametrize(
-    ("dtype", "op"),
-    sorted(set(product(["bfloat16", "uint16", "complex64", "bool"], OPS)) - _MEANINGLESS),
+    ("dtype", "op"), sorted(set(product(["bfloat16", "uint16", "complex64", "bool"], OPS)) - _MEANINGLESS)
 )
 def test_every_op_of_every_kind_of_number(dtype: str, op: str) -> None:
     outcome = threads("all_reduce", "reduce", "reduce_scatter", "-d", dtype, "-o", op)

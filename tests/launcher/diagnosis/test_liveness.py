@@ -208,11 +208,7 @@ STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at dat
             f"{DIFFERENT} rank 0 in {GATHER}, rank 1 in {REDUCE}; {BEHIND}; {SAME_ORDER}",
         ),
         # nobody waits
-        (
-            [snapshot(0), snapshot(1)],
-            (),
-            f"{NONE} rank 0 (pid 100) {STANDS}; rank 1 (pid 101) {STANDS}",
-        ),
+        ([snapshot(0), snapshot(1)], (), f"{NONE} rank 0 (pid 100) {STANDS}; rank 1 (pid 101) {STANDS}"),
         ([snapshot(0), snapshot(1, calls=415)], (1,), f"rank 1 (pid 101) {STANDS}, and no rank computes"),
         # several hosts
         ([waits(0), snapshot(1, host="node7")], (1,), f"rank 1 on node7 (pid 101) {STANDS}, {WAIT}"),

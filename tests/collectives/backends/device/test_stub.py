@@ -29,7 +29,9 @@ def on_stub(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("size", "case", "minor"), [(2, "auto", 32), (3, "nccl", 18)])
+@pytest.mark.parametrize(
+    ("size", "case", "minor"), [(2, "auto", 32), pytest.param(3, "nccl", 18, marks=pytest.mark.long)]
+)
 def test_the_contract_holds_over_a_loaded_library(
     on_stub: Callable[..., subprocess.CompletedProcess[str]], size: int, case: str, minor: int
 ) -> None:

@@ -16,13 +16,7 @@ import numpy as np
 from collectives.backends.nccl.library import Nccl, NcclConfig
 from collectives.backends.nccl.nccl_communicator import NcclCommunicator, unique_id
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.errors import (
-    CollectivesError,
-    CollectiveTimeout,
-    CommunicatorClosed,
-    DtypeError,
-    NcclError,
-)
+from collectives.errors import CollectivesError, CollectiveTimeout, CommunicatorClosed, DtypeError, NcclError
 from collectives.reduction import ReduceOp
 from tests.collectives.backends.nccl.stub.build import Stub
 

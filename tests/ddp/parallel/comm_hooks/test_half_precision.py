@@ -21,7 +21,7 @@ def error(got: np.ndarray, exact: np.ndarray) -> float:
     return float(np.abs(got - exact).max() / np.abs(exact).max())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("hook", [fp16, bf16])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_the_mean_is_rounded_to_16_bits(hook: Any, ranks: int, dtype: Any) -> None:

@@ -64,7 +64,7 @@ def train(comm: Communicator, hook: Any, steps: int = 6) -> dict[str, np.ndarray
     return found
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", HOOKS)
 def test_ranks_stay_the_same_and_near_the_exact_ones(name: str, size: int) -> None:
     ranks = collectives.run_threads(lambda comm: train(comm, HOOKS[name]()), size)
