@@ -18,6 +18,7 @@ import numpy as np
 
 import collectives
 import ddp
+from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.nn import functional as F
 
@@ -127,14 +128,19 @@ def main() -> None:
     if args.graph:
         train = ddp.cuda.graphed_step(train)
     start = time.perf_counter()
-    for step in range(args.steps):
-        starts = np.array_split(order.integers(0, len(text) - args.length, args.batch_size), comm.size)[comm.rank]
-        x, y = draw(text, starts, args.length)
-        loss = train(x.to(args.device), y.to(args.device))
-        schedule.step()
-        if comm.rank == 0 and (step + 1) % max(1, args.steps // 10) == 0:
-            each = (time.perf_counter() - start) / (step + 1)
-            print(f"step {step + 1}: loss {loss.item() / y.numel():.3f}, {1000 * each:.0f} ms a step", flush=True)
+    with progress_bar(range(args.steps), unit="step", log=False) as bar:
+        for step in bar:
+            starts = np.array_split(order.integers(0, len(text) - args.length, args.batch_size), comm.size)[comm.rank]
+            x, y = draw(text, starts, args.length)
+            loss = train(x.to(args.device), y.to(args.device))
+            schedule.step()
+            # The loss is looked at now and then: a GPU is waited for then.
+            if comm.rank == 0 and (step + 1) % max(1, args.steps // 10) == 0:
+                each = (time.perf_counter() - start) / (step + 1)
+                mean = loss.item() / y.numel()
+                bar.set_postfix(loss=mean, refresh=False)
+                with bar.external_write_mode():
+                    print(f"step {step + 1}: loss {mean:.3f}, {1000 * each:.0f} ms a step", flush=True)
     if comm.rank == 0:
         net = model.module.eval()
         x, y = draw(held, np.arange(0, len(held) - args.length - 1, args.length)[:64], args.length)

@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from typing import Any
 
 import numpy as np
 from train_digits import load_digits, make_loader
 
 import collectives
 import ddp
+from collectives.progress_bar import progress_bar
 from ddp import nn, parallel
 from ddp.nn import functional as F
 
@@ -92,30 +92,24 @@ def main() -> None:
     model = ddp.DataParallel(net, comm)
     optimizer = ddp.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     loader = make_loader(images, labels, args.batch_size, args.seed, comm)
-    bar = _progress_bar(args.epochs * len(loader), comm.rank)
-    for epoch in range(args.epochs):
-        total = 0.0
-        for x, _ in loader:
-            loss = loss_sum(model, net.scale, x, comm)
-            optimizer.zero_grad()
-            model.backward(loss, weight=len(x))
-            optimizer.step()
-            total += float(comm.all_reduce(loss.detach().numpy()))
-            bar.update()
-        if comm.rank == 0 and (epoch + 1) % max(1, args.epochs // 6) == 0:
-            bar.write(f"epoch {epoch + 1}: loss {total / len(images):.4f}", file=sys.stdout)
-    bar.close()
+    with progress_bar(total=args.epochs * len(loader), unit="step", log=False) as bar:
+        for epoch in range(args.epochs):
+            total = 0.0
+            for x, _ in loader:
+                loss = loss_sum(model, net.scale, x, comm)
+                optimizer.zero_grad()
+                model.backward(loss, weight=len(x))
+                optimizer.step()
+                total += float(comm.all_reduce(loss.detach().numpy()))
+                bar.update()
+            bar.set_postfix(loss=total / len(images))
+            if comm.rank == 0 and (epoch + 1) % max(1, args.epochs // 6) == 0:
+                bar.write(f"epoch {epoch + 1}: loss {total / len(images):.4f}", file=sys.stdout)
     found = count_found(model, test_images, comm)
     if comm.rank == 0:
         share = 100 * found / len(test_images)
         chance = 100 / len(test_images)
         print(f"retrieval {share:.1f} % ({found} of {len(test_images)} test images; by chance {chance:.1f} %)")
-
-
-def _progress_bar(steps: int, rank: int) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(total=steps, unit="step", disable=rank != 0, file=sys.stderr)
 
 
 if __name__ == "__main__":

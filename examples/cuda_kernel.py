@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import ddp
+from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.nn import functional as F
 
@@ -119,11 +120,12 @@ def main(argv: list[str] | None = None) -> int:
     model = nn.Sequential(nn.Linear(1, 32), Curve(), nn.Linear(32, 32), Curve(), nn.Linear(32, 1)).to("cuda")
     optimizer = ddp.optim.Adam(model.parameters(), lr=5e-3)
     x = ddp.linspace(-math.pi, math.pi, 256, device="cuda").reshape(-1, 1)
-    for _ in range(args.steps):
-        loss = F.mse_loss(model(x), x.sin())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    with progress_bar(range(args.steps), unit="step") as bar:
+        for _ in bar:
+            loss = F.mse_loss(model(x), x.sin())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
     print(f"a net with it learns the sine: mean squared error {loss.item():.1e}")
     return 0
 

@@ -18,6 +18,7 @@ from train_digits import load_digits
 
 import collectives
 import ddp
+from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -97,27 +98,32 @@ def main() -> None:
     fixed = ddp.randn(64, NOISE, 1, 1)  # the same noise in the end as in the beginning
     ddp.manual_seed(args.seed + 1 + comm.rank)  # each rank makes other samples
     start = time.perf_counter()
-    for epoch in range(args.epochs):
-        totals = np.zeros(3)
-        for (real,) in loader:
-            fake = generator(ddp.randn(len(real), NOISE, 1, 1))
-            ones, zeros = ddp.ones(len(real), 1), ddp.zeros(len(real), 1)
+    with progress_bar(total=args.epochs * len(loader), unit="step", log=False) as bar:
+        for epoch in range(args.epochs):
+            totals = np.zeros(3)
+            for (real,) in loader:
+                fake = generator(ddp.randn(len(real), NOISE, 1, 1))
+                ones, zeros = ddp.ones(len(real), 1), ddp.zeros(len(real), 1)
 
-            # The discriminator separates real from generated images: the generator learns nothing here.
-            optimizer_d.zero_grad()
-            loss_d = criterion(discriminator(real), ones) + criterion(discriminator(fake.detach()), zeros)
-            loss_d.backward()
-            optimizer_d.step()
+                # The discriminator separates real from generated images: the generator learns nothing here.
+                optimizer_d.zero_grad()
+                loss_d = criterion(discriminator(real), ones) + criterion(discriminator(fake.detach()), zeros)
+                loss_d.backward()
+                optimizer_d.step()
 
-            # What is made should pass for real: through the discriminator, which is not updated.
-            optimizer_g.zero_grad()
-            loss_g = criterion(discriminator(fake), ones)
-            loss_g.backward()
-            optimizer_g.step()
-            totals += loss_d.item(), loss_g.item(), 1
-        if comm.rank == 0 and (epoch + 1) % max(1, args.epochs // 6) == 0:
-            loss_d_mean, loss_g_mean = totals[:2] / max(totals[2], 1)
-            print(f"epoch {epoch + 1}: discriminator {loss_d_mean:.3f}, generator {loss_g_mean:.3f}", flush=True)
+                # What is made should pass for real: through the discriminator, which is not updated.
+                optimizer_g.zero_grad()
+                loss_g = criterion(discriminator(fake), ones)
+                loss_g.backward()
+                optimizer_g.step()
+                totals += loss_d.item(), loss_g.item(), 1
+                bar.set_postfix(discriminator=loss_d.item(), generator=loss_g.item(), refresh=False)
+                bar.update()
+            if comm.rank == 0 and (epoch + 1) % max(1, args.epochs // 6) == 0:
+                loss_d_mean, loss_g_mean = totals[:2] / max(totals[2], 1)
+                line = f"epoch {epoch + 1}: discriminator {loss_d_mean:.3f}, generator {loss_g_mean:.3f}"
+                with bar.external_write_mode():
+                    print(line, flush=True)
     if comm.rank == 0:
         generator.eval()
         with ddp.no_grad():

@@ -10,15 +10,14 @@ reduced to it, so that means are exact, however images are distributed.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from train_digits import load_digits, make_loader, make_net
 
 import collectives
 import ddp
+from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.nn import functional as F
 
@@ -42,20 +41,24 @@ def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse
     model = ddp.DataParallel(net, comm)
     optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = make_loader(images, labels, 64, args.seed, comm)
-    for epoch in range(args.epochs):
-        for x, y in progress(loader, f"epoch {epoch + 1}"):
-            loss = F.cross_entropy(model(x), y, reduction="sum")
-            optimizer.zero_grad()
-            model.backward(loss, weight=len(y))
-            optimizer.step()
+    with progress_bar(total=args.epochs * len(loader), desc="training", unit="step") as bar:
+        for _ in range(args.epochs):
+            for x, y in loader:
+                loss = F.cross_entropy(model(x), y, reduction="sum")
+                optimizer.zero_grad()
+                model.backward(loss, weight=len(y))
+                optimizer.step()
+                bar.set_postfix(loss=loss.item() / max(1, len(y)), refresh=False)  # of this rank's images
+                bar.update()
     model.close()
 
 
 def predict(net: nn.Module, images: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[np.ndarray, float]:
     """The most likely classes (N,) of images (N, 1, 8, 8), and the sum of their cross entropies."""
     guesses, total = np.zeros(len(images), np.int64), 0.0
-    with ddp.no_grad():
-        for start in progress(range(0, len(images), batch_size), "evaluation"):
+    starts = range(0, len(images), batch_size)
+    with ddp.no_grad(), progress_bar(starts, desc="evaluation", unit="batch") as bar:
+        for start in bar:
             stretch = slice(start, start + batch_size)
             logits = net(ddp.from_numpy(images[stretch]))
             guesses[stretch] = logits.numpy().argmax(axis=1)
@@ -103,13 +106,6 @@ def main() -> None:
     total = comm.reduce(np.array([loss_sum, len(mine)]), "sum", root=0)
     if comm.rank == 0:
         report(everyones, confusion, total[0] / total[1], test_labels)
-
-
-def progress(steps: Any, what: str) -> Any:
-    """`steps`, with a bar on rank 0."""
-    from tqdm import tqdm
-
-    return tqdm(steps, what, disable=collectives.init().rank != 0, leave=False, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from train_digits import count_right, load_digits, make_loader
 
 import collectives
 import ddp
+from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.nn import functional as F
 
@@ -50,12 +51,15 @@ def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse
     optimizer = ddp.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=args.lr)
     comm = collectives.init()
     loader = make_loader(images, labels, 32, args.seed, comm)
-    for _ in range(args.epochs):
-        for x, y in loader:
-            loss = F.cross_entropy(model(x), y, reduction="sum")
-            optimizer.zero_grad()
-            model.backward(loss, weight=len(y))
-            optimizer.step()
+    with progress_bar(total=args.epochs * len(loader), unit="step") as bar:
+        for _ in range(args.epochs):
+            for x, y in loader:
+                loss = F.cross_entropy(model(x), y, reduction="sum")
+                optimizer.zero_grad()
+                model.backward(loss, weight=len(y))
+                optimizer.step()
+                bar.set_postfix(loss=loss.item() / max(1, len(y)), refresh=False)  # of this rank's images
+                bar.update()
     return model
 
 

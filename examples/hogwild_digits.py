@@ -20,6 +20,7 @@ import numpy as np
 
 import ddp
 import ddp.multiprocessing as mp
+from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.nn import functional as F
 from ddp.optim import SGD
@@ -58,13 +59,19 @@ def make_net() -> nn.Module:
 def train(index: int, model: nn.Module, images: ddp.Tensor, labels: ddp.Tensor, args: argparse.Namespace) -> None:
     """What each process does: every n-th batch of each epoch, on the weights that all share."""
     optimizer = SGD(model.parameters(), lr=args.lr)
-    for epoch in range(args.epochs):
-        order = np.random.default_rng((args.seed, epoch)).permutation(len(images))
-        for start in range(index * args.batch_size, len(order), args.processes * args.batch_size):
-            batch = order[start : start + args.batch_size]
-            optimizer.zero_grad()
-            F.cross_entropy(model(images[batch]), labels[batch]).backward()
-            optimizer.step()
+    starts = range(index * args.batch_size, len(images), args.processes * args.batch_size)
+    # The first process shows how far it is.
+    with progress_bar(total=args.epochs * len(starts), unit="step", rank=index) as bar:
+        for epoch in range(args.epochs):
+            order = np.random.default_rng((args.seed, epoch)).permutation(len(images))
+            for start in starts:
+                batch = order[start : start + args.batch_size]
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(images[batch]), labels[batch])
+                loss.backward()
+                optimizer.step()
+                bar.set_postfix(loss=loss.item(), refresh=False)
+                bar.update()
 
 
 def main() -> None:

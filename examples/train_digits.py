@@ -25,6 +25,7 @@ import numpy as np
 
 import collectives
 import ddp
+from collectives.progress_bar import progress_bar
 from ddp import nn
 from ddp.checkpoint import Checkpointer
 from ddp.data import DataLoader, DistributedSampler, TensorDataset
@@ -120,8 +121,6 @@ def make_loader(
 
 def main() -> None:
     args = parse()
-    from tqdm import tqdm
-
     comm = collectives.init()
     if args.device.startswith("cuda") and not ddp.cuda.is_available():
         raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install 'ddp-runtime[cuda12]')")
@@ -140,7 +139,7 @@ def main() -> None:
             stack.enter_context(checkpointer).load()
             done, batches = checkpointer.step, checkpointer.resume(loader, args.epochs)
         total = args.epochs * len(loader)
-        bar = tqdm(enumerate(batches, done), total=total, initial=done, unit="step", disable=comm.rank != 0)
+        bar = stack.enter_context(progress_bar(enumerate(batches, done), total=total, initial=done, unit="step"))
         underway: deque[tuple[int, ddp.cuda.Fetched, int]] = deque()
 
         def log(at_most: int) -> None:

@@ -157,7 +157,7 @@ def test_a_line_is_a_line_of_the_formatters_making() -> None:
 FLOORS = {
     "collectives": (
         ("errors", "world", "version"),
-        ("lengths", "time_limit", "flight"),
+        ("lengths", "time_limit", "flight", "progress_bar"),
         ("reduction",),
         ("arrays", "transport"),
         ("backends.nccl",),
@@ -468,6 +468,7 @@ HEAVY = {
     ),
     "cudnn": ("ddp._cuda",),
     "pynccl": ("collectives.backends.nccl.library",),
+    "tqdm": ("collectives.progress_bar",),
     "torch": ("launcher.bench.implementations",),
     "matplotlib": ("ddp.tracing.step_picture", "launcher.bench.report"),
 }

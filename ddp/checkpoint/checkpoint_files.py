@@ -271,11 +271,11 @@ class ShardReader(io.FileIO):
         nbytes: int,
         sha256: str,
         into: memoryview | None = None,
-        progress: Callable[[], None] = lambda: None,
+        progress: Callable[[int], None] = lambda count: None,
     ) -> None:
         """Reads and verifies bytes, from byte `at` on. What is in `into` after an error means nothing.
 
-        what: what errors call them; into: where they go; None: nowhere
+        what: what errors call them; into: where they go; None: nowhere; progress: called with how many have been read
         """
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(min(nbytes, _CHUNK) if into is None else 0))
@@ -290,7 +290,7 @@ class ShardReader(io.FileIO):
                         raise self._damage("it became shorter while it was read")
                     rest = rest[got:]
                 digest.update(view)
-                progress()
+                progress(count)
         except OSError as error:
             raise self._damage(reason(error)) from error
         if digest.hexdigest() != sha256:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from collectives.progress_bar import progress_bar
 from ddp._files import open_regular
 from ddp.checkpoint import checkpoint_files as files
 from ddp.checkpoint.agreement import Agreement, describing_os_errors, is_transient, reason
@@ -25,6 +27,7 @@ from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import STORED
 
 MOST_STEPS = 10**18
+_LARGE = 1 << 28  # bytes that are read under a progress bar
 _NAME = re.compile(r"step-(\d{10,18})(?:\.([1-9]\d{0,8}))?")
 _TEMPORARY = re.compile(r"\.step-\d{10,18}(?:\.\d+)?\.[0-9a-f]{8}\.tmp")
 
@@ -104,6 +107,7 @@ class Saved:
     def read_names(self, names: Iterable[str]) -> dict[str, Array]:
         """The tensors of these names, which takes less time than one by one. Raises: as `read` does."""
         entries = {name: self._manifest.tensors[name] for name in names}
+        size = sum(entry.pieces[-1].stop * STORED[entry.dtype].itemsize for entry in entries.values())
         with ExitStack() as stack:
             shards = {
                 rank: stack.enter_context(self._open(rank))
@@ -112,9 +116,25 @@ class Saved:
             for rank, shard in shards.items():
                 _, header, sha256 = self._manifest.files[rank]
                 shard.verified("its header", 0, header, sha256)
-            return {name: self._read_pieces(name, entry, shards) for name, entry in entries.items()}
+            read = stack.enter_context(self._bar("reading", size))
+            return {name: self._read_pieces(name, entry, shards, read) for name, entry in entries.items()}
 
-    def _read_pieces(self, name: str, entry: files.TensorEntry, shards: Mapping[int, ShardReader]) -> Array:
+    @contextmanager
+    def _bar(self, what: str, size: int, alive: Callable[[], None] = lambda: None) -> Iterator[Callable[[int], None]]:
+        """Rank 0 shows a bar while many bytes are read, if that takes long. Yields: what is called with each number."""
+        about = partial(progress_bar, delay=1.0, unit="B", unit_scale=True, leave=False)
+        with about(desc=f"{what} {self.path.name}", total=size) if size >= _LARGE else nullcontext() as bar:
+
+            def read(count: int) -> None:
+                alive()
+                if bar is not None:
+                    bar.update(count)
+
+            yield read
+
+    def _read_pieces(
+        self, name: str, entry: files.TensorEntry, shards: Mapping[int, ShardReader], progress: Callable[[int], None]
+    ) -> Array:
         try:
             flat = np.empty(entry.pieces[-1].stop, STORED[entry.dtype])
             whole = flat.reshape(entry.shape)
@@ -122,7 +142,7 @@ class Saved:
             raise DamagedCheckpoint(f"{self.path}: {name}: shape {entry.shape}: {error}") from None
         for rank, start, stop, at, sha256 in entry.pieces:
             view = flat[start:stop].view(np.uint8).data
-            shards[rank].verified(name, at, len(view), sha256, view)
+            shards[rank].verified(name, at, len(view), sha256, view, progress)
         return whole
 
     def _open(self, rank: int) -> ShardReader:
@@ -136,12 +156,13 @@ class Saved:
             for rank, start, stop, at, sha256 in entry.pieces:
                 spans[rank].append((at, name, (stop - start) * size, sha256))
         total, before = sum(span[2] for mine in spans for span in mine) or 1, 0
-        for rank, mine in enumerate(spans):
-            with self._open(rank) as shard:  # all of them exist, and have the right length
-                for at, name, nbytes, sha256 in sorted(mine):  # in the order of the file
-                    if min(parts - 1, before * parts // total) == part:
-                        shard.verified(name, at, nbytes, sha256, progress=progress)
-                    before += nbytes
+        with self._bar("verifying", total // parts, progress) as read:
+            for rank, mine in enumerate(spans):
+                with self._open(rank) as shard:  # all of them exist, and have the right length
+                    for at, name, nbytes, sha256 in sorted(mine):  # in the order of the file
+                        if min(parts - 1, before * parts // total) == part:
+                            shard.verified(name, at, nbytes, sha256, progress=read)
+                        before += nbytes
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Saved:

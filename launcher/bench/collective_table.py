@@ -29,7 +29,7 @@ class Kind:
     name: str
     x: Extent = "part"
     out: Extent | None = "part"
-    factor: Callable[[int], float]
+    factor: Callable[[int], float] = lambda n: 1.0
     places: tuple[Place, ...] = ("out", "in")
     reduces: bool = False
     rooted: bool = False
@@ -48,10 +48,6 @@ class Kind:
         return max(1, size // (itemsize * (ranks if "whole" in (self.x, self.out) else 1)))
 
 
-def _one(n: int) -> float:
-    return 1.0
-
-
 def _others(n: int) -> float:
     return (n - 1) / n
 
@@ -64,15 +60,15 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind(name="all_reduce", factor=_twice_others, reduces=True),
-        Kind(name="reduce", factor=_one, reduces=True, rooted=True),
-        Kind(name="broadcast", factor=_one, out=None, places=("in",), rooted=True),
+        Kind(name="reduce", reduces=True, rooted=True),
+        Kind(name="broadcast", out=None, places=("in",), rooted=True),
         Kind(name="gather", factor=_others, out="whole", rooted=True),
         Kind(name="scatter", factor=_others, x="whole", rooted=True),
         Kind(name="all_gather", factor=_others, out="whole"),
         Kind(name="reduce_scatter", factor=_others, x="whole", reduces=True),
         Kind(name="all_to_all", factor=_others, x="whole", out="whole", places=("out",)),
-        Kind(name="send_recv", factor=_one, places=("out",), trips=2, least_ranks=2),
-        Kind(name="barrier", factor=_one, places=("out",), empty=True),
+        Kind(name="send_recv", places=("out",), trips=2, least_ranks=2),
+        Kind(name="barrier", places=("out",), empty=True),
     )
 }
 

@@ -129,8 +129,7 @@ class OursOnDevice(Ours):
         buffer[...] = self._cupy.asarray(values)
 
     def read(self, buffer: Any) -> Array:
-        host: Array = self._cupy.asnumpy(buffer)
-        return host
+        return self._cupy.asnumpy(buffer)
 
     def settle(self) -> None:
         self._cupy.cuda.get_current_stream().synchronize()

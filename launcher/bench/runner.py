@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from collectives import BackendError, Communicator, init, run_threads
+from collectives.progress_bar import progress_bar
 from launcher.bench import report
 from launcher.bench.collective_table import KINDS, ROOT, Kind, Place, carve
 from launcher.bench.expected import Array, dtype_of, poison, result, source, wrong
@@ -83,22 +84,17 @@ def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[
 
 
 def measure(
-    entries: Sequence[Entry],
-    barrier: Callable[[], object],
-    slowest: Slowest,
-    *,
-    warmup: int,
-    budget: float,
-    iters: int | None,
+    entries: Sequence[Entry], barrier: Callable[[], object], slowest: Slowest, settings: Settings
 ) -> list[Timing]:
     """Times all entries. Collective: every rank brings the same entries in the same order."""
     estimates = []
     for entry in entries:
         _batch(entry, 1)  # the first call touches memory and makes connections
         barrier()
-        estimates.append(_batch(entry, warmup))
+        estimates.append(_batch(entry, settings.warmup))
     # All ranks must make the same number of calls: the slowest rank's estimate counts.
-    rounds, calls = plan([max(float(each), 1e-8) for each in slowest(np.array(estimates))], budget, iters)
+    least = [max(float(each), 1e-8) for each in slowest(np.array(estimates))]
+    rounds, calls = plan(least, settings.budget, settings.iters)
     seconds = np.zeros((rounds, len(entries)))
     collecting = gc.isenabled()
     gc.disable()
@@ -139,8 +135,9 @@ def run(comm: Communicator, settings: Settings) -> Outcome:
     """
     job = _Job(comm, settings)
     try:
-        for name in settings.collectives:
-            job.measure(KINDS[name])
+        with job.bar:
+            for name in settings.collectives:
+                job.measure(KINDS[name])
     finally:
         for who, *_ in job.measured:
             who.close()
@@ -167,28 +164,37 @@ class _Job:
         self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1
         self.rows: list[Row] = []
         self.unsupported: dict[tuple[str, str, Place, str], str] = {}
+        sizes = sum(len(self._sizes(KINDS[name])) for name in settings.collectives)
+        # In a log the tables themselves say how far it is.
+        self.bar = progress_bar(total=sizes, unit="size", rank=comm.rank, log=False, leave=False)
+
+    def _sizes(self, kind: Kind) -> list[tuple[str, int]]:
+        """A dtype and elements a rank for each measurement of a collective; none if there are too few ranks."""
+        ranks, dtypes = self.comm.size, self.settings.dtype[: 1 if kind.empty else None]  # a barrier has no dtype
+        found = ((d, kind.count(size, ranks, dtype_of(d).itemsize)) for d in dtypes for size in self.settings.sizes())
+        return list(dict.fromkeys(found)) if ranks >= kind.least_ranks else []
 
     def measure(self, kind: Kind) -> None:
         """Measures one collective for all dtypes and sizes."""
-        if self.comm.size < kind.least_ranks:
+        if not (sizes := self._sizes(kind)):
             self._print(f"# {kind.name}: needs at least {kind.least_ranks} ranks", "")
             return
         self._print(*report.heading(kind, self.comm.size, self.nodes, self.comm.backend))
         first = len(self.rows)
-        for dtype in self.settings.dtype[: 1 if kind.empty else None]:  # a barrier has no dtype
-            itemsize = dtype_of(dtype).itemsize
-            counts = [kind.count(size, self.comm.size, itemsize) for size in self.settings.sizes()]
-            for count in dict.fromkeys(counts):
-                rows = self._rows(kind, dtype, count)
-                self._print(*map(report.line, rows))
-                self.rows += rows
+        self.bar.set_description(kind.name)
+        for dtype, count in sizes:
+            rows = self._rows(kind, dtype, count)
+            self._print(*map(report.line, rows))
+            self.rows += rows
+            self.bar.update()
         if self.settings.check:
             self._print(f"# wrong elements: {sum(row.wrong or 0 for row in self.rows[first:])}")
         self._print(*(f"# {text}" for (name, *_), text in self.unsupported.items() if name == kind.name), "")
 
     def _print(self, *lines: str) -> None:
         if self.comm.rank == 0 and lines:
-            print("\n".join(lines), flush=True)
+            with self.bar.external_write_mode():
+                print("\n".join(lines), flush=True)
 
     def _rows(self, kind: Kind, dtype_name: str, count: int) -> list[Row]:
         """One size: a row for each implementation and place that can do it."""
@@ -208,8 +214,7 @@ class _Job:
                 who.write(part, np.zeros(1, dtype))  # zeros stay zeros however often they are reduced in place
         if not entries:
             return []
-        budget, iters, warmup = self.settings.budget, self.settings.iters, self.settings.warmup
-        timings = measure([*entries.values()], self.barrier, self._slowest, warmup=warmup, budget=budget, iters=iters)
+        timings = measure([*entries.values()], self.barrier, self._slowest, self.settings)
         timed = dict(zip(entries, timings, strict=True))
         size, ours = kind.size(count, self.comm.size, dtype.itemsize), self.measured[0][0].name
         rows = []
@@ -229,8 +234,7 @@ class _Job:
                     seconds=seconds,
                     algbw=algbw,
                     busbw=algbw * kind.factor(self.comm.size),
-                    calls=timing.calls,
-                    rounds=timing.rounds,
+                    **vars(timing),
                     wrong=errors[by, place],
                     ratio=None if reference is None else ratio(timing, reference),
                 )
@@ -267,8 +271,7 @@ class _Job:
         return call, self._total(errors)
 
     def _slowest(self, seconds: Array) -> Array:
-        worst: Array = self.comm.all_reduce(seconds, "max")
-        return worst
+        return self.comm.all_reduce(seconds, "max")
 
     def _total(self, number: int) -> int:
         return int(self.comm.all_reduce(np.array([number], np.int64))[0])

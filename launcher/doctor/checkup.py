@@ -8,7 +8,10 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
 
+from collectives.progress_bar import columns, progress_bar
 from launcher.doctor import gpu, machine, mpi, ranks
 from launcher.doctor.findings import Finding, count, document, lines, verdict, warning
 from launcher.network import Host
@@ -37,8 +40,11 @@ def checkup(machines: tuple[Host, ...], as_json: bool) -> int:
         from collectives.version import __version__
 
         print(f"ddp-doctor {__version__} on {platform.node()}, {platform.system()} {platform.release()}\n", flush=True)
-    for name, check in checks.items():
-        findings = run(name, check)
+    bar = partial(progress_bar, total=len(checks), bar_format="{l_bar}{bar}| {n}/{total}", leave=False)
+    shows = columns() and machine.version("tqdm")  # one that is not installed is a finding
+    for done, (name, check) in enumerate(checks.items()):
+        with bar(desc=name, initial=done) if shows else nullcontext():
+            findings = run(name, check)
         found += findings
         if findings and not as_json:
             print("\n".join(lines(findings, colour)), flush=True)

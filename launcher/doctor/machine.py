@@ -36,7 +36,7 @@ def control_group(file: str, groups: str = "/proc/self/cgroup", root: str = "/sy
 # -- Python
 
 #: What must be installed, and from which version on, as setup.cfg has it.
-NEEDED = {"numpy": "2.1", "ml_dtypes": "0.4", "mpi4py": "4.0", "threadpoolctl": "3.1"}
+NEEDED = {"numpy": "2.1", "ml_dtypes": "0.4", "mpi4py": "4.0", "threadpoolctl": "3.1", "tqdm": "4.66"}
 _OLDEST = (3, 10)
 
 

@@ -130,8 +130,7 @@ _VALUE = 77
 
 def kernels() -> str:
     """Why ddp has no fused kernels for the CPU, "" if it has."""
-    found: str = importlib.import_module("ddp.backends.native").why_not()
-    return found
+    return importlib.import_module("ddp.backends.native").why_not()
 
 
 def blas() -> dict[str, Any]:

@@ -18,7 +18,8 @@ import collectives
 from collectives.communicator import Communicator
 from collectives.errors import PeerLeft
 from ddp.checkpoint import agreement, checkpoint_files, folder_lock
-from ddp.checkpoint.saved import open_checkpoint
+from ddp.checkpoint import saved as saved_module
+from ddp.checkpoint.saved import find, open_checkpoint
 from ddp.checkpoint.store import Store
 from ddp.errors import CheckpointError
 from tests.ddp.checkpoint.stores import arrays, check, leftovers, put_disk, same, write
@@ -59,6 +60,25 @@ def test_parts_of_it_are_read_without_a_communicator(tmp_path: Path) -> None:
     moved = tmp_path / "best"
     os.rename(saved.path, moved)
     same(open_checkpoint(moved).read_all(), expected)
+
+
+def test_large_ones_are_read_under_a_progress_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(comm: Communicator) -> None:
+        Store(tmp_path, comm).write(1, {"x": np.zeros(3_000_000, np.uint8), "y": np.zeros(5)}, None, None)
+
+    collectives.run_threads(main, size=1)
+    bar = saved_module.progress_bar
+    monkeypatch.setattr(saved_module, "progress_bar", lambda **options: bar(**{**options, "delay": 0, "leave": True}))
+    for large, names in ((1 << 28, []), (1 << 20, ["verifying", "reading"])):
+        monkeypatch.setattr(saved_module, "_LARGE", large)
+        found = find(agreement.Agreement(), tmp_path)
+        assert found is not None
+        found.read_all()
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.split()[0] for line in lines] == names
+        assert all("step-0000000001: 100%|" in line and "| 3.00M/3.00M [" in line for line in lines)
 
 
 def test_pytorchs_reader_reads_a_shard(tmp_path: Path) -> None:

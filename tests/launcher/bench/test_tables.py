@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -105,8 +104,8 @@ def test_implementations_alternate_and_the_slowest_rank_counts() -> None:
     calls: list[str] = []
     barrier, *names = (partial(calls.append, name) for name in "|ab")
     entries = [runner.Entry(call=name, settle=lambda: None) for name in names]
-    options: dict[str, Any] = {"warmup": 2, "budget": 1.0, "iters": 3}
-    found = runner.measure(entries, barrier, lambda seconds: seconds + 1.0, **options)
+    settings = Settings(collectives=("barrier",), warmup=2, iters=3)
+    found = runner.measure(entries, barrier, lambda seconds: seconds + 1.0, settings)
     # One call to begin with and two to warm up; then three rounds.
     assert "".join(calls) == "a|aab|bb" + "|a|b" + "|b|a" + "|a|b"
     assert [timing.calls for timing in found] == [3, 3]

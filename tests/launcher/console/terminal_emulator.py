@@ -8,8 +8,13 @@ import pty
 import re
 import select
 import struct
+import sys
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
+
+import pytest
 
 _PIECES = re.compile(r"\x1b\[(\d*)([A-Za-z])|([\r\n])|([^\x1b\r\n])")
 
@@ -79,3 +84,12 @@ class Terminal:
             self.raw += text
             self.glass.feed(text)
         return self.glass.lines
+
+
+@contextmanager
+def stderr_on_a_terminal(width: int = 60, term: str = "xterm") -> Iterator[Terminal]:
+    """A terminal that `sys.stderr` writes to meanwhile."""
+    with Terminal(width) as terminal, open(os.dup(terminal.fd), "w") as file, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TERM", term)
+        patch.setattr(sys, "stderr", file)
+        yield terminal

@@ -96,6 +96,16 @@ def test_a_progress_bar_repaints_one_line(start_job: Any, script: Any) -> None:
     assert f"{zero}57 24\n" in seen  # as wide as the terminal, less the prefix
 
 
+def test_tqdms_bar_of_rank_0_is_as_wide_as_the_terminal(start_job: Any, script: Any) -> None:
+    path = script("from collectives.progress_bar import progress_bar\nfor _ in progress_bar(range(3)): time.sleep(0.2)")
+    status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", "-n", "2", path])
+    assert status == 0
+    (bar,) = as_seen(seen)
+    assert bar.startswith("0: 100%|")
+    assert "3/3" in bar
+    assert len(bar) == 59
+
+
 def test_a_world_of_one_has_the_terminal_to_itself(start_job: Any, script: Any) -> None:
     path = script("name = input('name? ')\nprint('hello', name)\nsys.stdout.write('\\rbar')\nsys.exit(3)")
     status, seen = on_a_terminal(start_job, [sys.executable, "-m", "launcher", path], {b"name? ": b"Ann\n"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from launcher.doctor import checkup
 from launcher.doctor.findings import Finding, ok, warning
+from tests.launcher.console.terminal_emulator import stderr_on_a_terminal
 
 DOCTOR = [sys.executable, "-m", "launcher.doctor"]
 
@@ -78,6 +80,27 @@ def test_what_it_has_started_ends_with_it(start_job: Any, tmp_path: Path) -> Non
     job.process.send_signal(signal.SIGTERM)
     done: subprocess.CompletedProcess[str] = job.wait(timeout=10)
     assert (done.returncode, done.stderr) == (143, "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_terminal_shows_the_check_that_is_made(as_json: bool, monkeypatch: Any, capsys: Any) -> None:
+    for module, name in (
+        (checkup.machine, "python threads memory limits"),
+        (checkup.gpu, "check"),
+        (checkup.mpi, "check"),
+    ):
+        for each in name.split():
+            monkeypatch.setattr(module, each, lambda: [ok("fine")])
+    monkeypatch.setattr(checkup.ranks, "check", lambda found, machines: [ok("fine")])
+    assert checkup.checkup((), as_json) == 0
+    piped = capsys.readouterr()
+    assert piped.err == ""
+    with stderr_on_a_terminal(60) as terminal:
+        assert checkup.checkup((), as_json) == 0
+        assert terminal.look() == [], "it is gone in the end"
+    assert [each in terminal.raw for each in ("python:   0%|", "| 0/7", "ranks:  86%|", "| 6/7")] == 4 * [True]
+    seconds = re.compile(r"[\d.]+ s\)|\"seconds\": [\d.]+")
+    assert seconds.sub("", capsys.readouterr().out) == seconds.sub("", piped.out)
 
 
 def test_a_check_that_fails_by_itself_is_no_error() -> None:

@@ -15,7 +15,7 @@ from launcher.doctor.probes import Answer
 from launcher.linux import remove_stale_segments
 
 MIB, GIB = 1 << 20, 1 << 30
-PACKAGES = {"numpy": "2.4.6", "ml_dtypes": "0.6.0", "mpi4py": "4.1.2", "threadpoolctl": "3.8.0"}
+PACKAGES = {"numpy": "2.4.6", "ml_dtypes": "0.6.0", "mpi4py": "4.1.2", "threadpoolctl": "3.8.0", "tqdm": "4.67.1"}
 BLAS = {"name": "scipy-openblas", "version": "0.3.31", "threads": 2, "right": True}
 SHARES = {"unsupported": "", "failure": ""}
 NO_NUMPY = Answer(None, "ModuleNotFoundError: No module named 'numpy'")
