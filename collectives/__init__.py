@@ -9,6 +9,8 @@ This file imports nothing until asked: the launcher and its agents read `collect
 
 from __future__ import annotations
 
+__version__ = "0.1.0.dev0"
+
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
 if TYPE_CHECKING:
     from typing import Any
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from collectives.reduction import ReduceOp as ReduceOp
     from collectives.start import init as init
     from collectives.start import run_threads as run_threads
-    from collectives.version import __version__ as __version__
 
 _HOMES = {
     "backends.nccl.library": "NcclConfig",
@@ -42,11 +43,10 @@ _HOMES = {
     "flight.recorder": "mark_step",
     "reduction": "ReduceOp",
     "start": "init run_threads",
-    "version": "__version__",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

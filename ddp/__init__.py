@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy import dtype as dtype
 from numpy import newaxis as newaxis
 
-from collectives.version import __version__ as __version__
+from collectives import __version__ as __version__
 from ddp import _aliases, _cuda, _heap, _native
 from ddp import errors as errors
 from ddp._device import device as device

@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from collectives.version import __version__ as release  # noqa: F401
+from collectives import __version__ as release  # noqa: F401
 
 project = "ddp-runtime"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = read(sys.argv[1:] if argv is None else argv)
         if "help" in options or "version" in options:
-            from collectives.version import __version__
+            from collectives import __version__
 
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
             return _print(parser().format_help() if "help" in options else f"ddp-launch {__version__}\n", sys.stdout)

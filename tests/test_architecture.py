@@ -156,7 +156,7 @@ def test_a_line_is_a_line_of_the_formatters_making() -> None:
 # fits; rooms of one floor do not see each other, but for those written in one string.
 FLOORS = {
     "collectives": (
-        ("errors", "world", "version"),
+        ("errors", "world"),
         ("lengths", "time_limit", "flight", "progress_bar"),
         ("reduction",),
         ("arrays", "transport"),
@@ -195,7 +195,7 @@ FLOORS = {
 # Whom each package may see of the others.
 SEES = {
     "collectives": (),
-    "launcher": ("collectives.world", "collectives.version", "collectives.errors", "collectives.flight.reader"),
+    "launcher": ("collectives", "collectives.world", "collectives.errors", "collectives.flight.reader"),
     "launcher.engines.local": ("collectives.backends.mpi.pmi_server",),
     "launcher.bench": ("collectives",),
     "launcher.doctor": ("collectives",),

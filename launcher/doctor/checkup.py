@@ -37,7 +37,7 @@ def checkup(machines: tuple[Host, ...], as_json: bool) -> int:
     }
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     if not as_json:
-        from collectives.version import __version__
+        from collectives import __version__
 
         print(f"ddp-doctor {__version__} on {platform.node()}, {platform.system()} {platform.release()}\n", flush=True)
     bar = partial(progress_bar, total=len(checks), bar_format="{l_bar}{bar}| {n}/{total}", leave=False)

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from collectives.version import __version__
+from collectives import __version__
 from launcher.doctor.findings import Finding, error, install, note, ok, plural, warning
 from launcher.doctor.probes import Answer, ask
 from launcher.linux import format_bytes, read_text, remove_stale_segments

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from collectives.version import __version__
+from collectives import __version__
 from launcher import cli, placement
 from launcher.job import Job
 from launcher.options import parser
