@@ -74,14 +74,14 @@ SIZES = {
     "ddp/data": Size(1995, 1700, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(2130, 1600, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(3185, 2900, ("ddp/parallel", "ddp/tracing")),
-    "ddp/multiprocessing": Size(491, 450, ("ddp/multiprocessing",)),
+    "ddp/multiprocessing": Size(447, 450, ("ddp/multiprocessing",)),
     "rest of ddp": Size(1301, 900, ("ddp",)),
     "collectives": Size(6139, 5400, ("collectives",)),  # 200 of it the call cache: 4 us a small call instead of 40
     "launcher": Size(6498, 6500, ("launcher",)),
     "benchmarks": Size(2706, 2400, ("benchmarks",)),
     "tests": Size(36430, 34000, ("tests",)),
 }
-FILES = {"ddp": (224, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
+FILES = {"ddp": (223, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:
