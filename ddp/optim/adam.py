@@ -1,6 +1,12 @@
-"""Adam. Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237."""
+"""Adam, and AdamW, whose weight decay goes past the moments.
+
+Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237; AdamW: Loshchilov & Hutter
+2019, arXiv:1711.05101.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, number, settings_of
@@ -50,3 +56,34 @@ class Adam(FormulaOptimizer):
             *(["max_exp_avg_sq = maximum(exp_avg_sq, max_exp_avg_sq)"] if group["amsgrad"] else []),
             f"p = p - exp_avg / (sqrt({v}) + (eps * {root})) * (lr * {root} / (1 - pow(beta1, step)))",
         ]
+
+
+class AdamW(Adam):
+    """p *= 1 - lr*weight_decay, then Adam's update with d = grad (-grad to maximize); see `Adam`.
+
+    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        flags: dict[str, Any] = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "fused": fused}
+        flags |= {"differentiable": differentiable, "decoupled_weight_decay": True}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **flags)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True  # also after a state dict of Adam

@@ -185,11 +185,8 @@ class _FactorLR(LRScheduler):
     _is_relative = True
 
     def get_lr(self) -> list[float]:
-        factor = self._factor()
+        factor = self._factor()  # of the subclass
         return [rate * factor for rate in self._rates()]
-
-    def _factor(self) -> float:
-        raise NotImplementedError
 
 
 class StepLR(_FactorLR):
