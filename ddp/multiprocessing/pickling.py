@@ -131,7 +131,7 @@ def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     state = getattr(x, "__dict__", None)
     rebuilt = type(x), x.edge is not None
     if x.device is not CPU:
-        return _rebuild_tensor, (*rebuilt, ipc.import_array, *ipc.export_array(x.array, x.device)), state
+        return _rebuild_tensor, (*rebuilt, ipc.import_array, ipc.export_array(x.array, x.device)), state
     move_to_shared_memory([x])
     found = block_of(x.array)
     assert found is not None
