@@ -258,9 +258,8 @@ class BaseGenerator:
             with on(self.device):
                 self._rng = self.device.xp.random.default_rng(self._seed)
         if self.device.type != "cpu" and capturing.now is None:
-            streams = runtime().stream_order
-            here = streams.current(self.device.xp, self.device.index)
-            self._stream = streams.take_over(self._stream, here, self._rng.bit_generator._state)
+            here = runtime().stream_order.current(self.device.xp, self.device.index)
+            self._stream = runtime().stream_order.take_over(self._stream, here, self._rng.bit_generator._state)
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, number, settings_of
+from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class Adam(FormulaOptimizer):
@@ -44,13 +44,11 @@ class Adam(FormulaOptimizer):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
     def formula(self, group: Group) -> list[str]:
-        decoupled = group["decoupled_weight_decay"] and number(group["weight_decay"])
         v = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
         # lr * m/c1 / (sqrt(v/c2) + eps) = lr*sqrt(c2)/c1 * m / (sqrt(v) + eps*sqrt(c2)): one pass less
         root = "sqrt(1 - pow(beta2, step))"
         return [
-            *(["p = p * (1 - lr * weight_decay)"] if decoupled else []),
-            *descent(group, decays=not decoupled),
+            *descent(group, decoupled=group["decoupled_weight_decay"]),
             "exp_avg = exp_avg + (d - exp_avg) * (1 - beta1)",
             "exp_avg_sq = exp_avg_sq * beta2 + d * d * (1 - beta2)",
             *(["max_exp_avg_sq = maximum(exp_avg_sq, max_exp_avg_sq)"] if group["amsgrad"] else []),
