@@ -129,7 +129,7 @@ def conv_transpose2d(
     return _plus(_image_gradient(xp, x, kernel, shape, last), b), residual
 
 
-def convolution_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     """The gradients of both: the image of a transposed convolution is what a plain one writes."""
     (w, x), (shape, filters, last, kernel, transposed) = saved, residual
     written, read, image_gradient = (x, g, _correlated) if transposed else (g, x, _image_gradient)

@@ -43,11 +43,8 @@ products.linear_act.attach_device_form(matmul_kernels.linear_act, matmul_kernels
 products.feed_forward.attach_device_form(
     matmul_kernels.feed_forward, matmul_kernels.feed_forward_backward, into="adding"
 )
-for each, forward in (
-    (convolution.conv2d, cudnn_convolution.conv2d),
-    (convolution.conv_transpose2d, cudnn_convolution.conv_transpose2d),
-):
-    each.attach_device_form(forward, cudnn_convolution.convolution_backward)
+convolution.conv2d.attach_device_form(cudnn_convolution.conv2d, cudnn_convolution.backward)
+convolution.conv_transpose2d.attach_device_form(cudnn_convolution.conv_transpose2d, cudnn_convolution.backward)
 attention.attention.attach_device_form(cudnn_attention.attention, cudnn_attention.attention_backward)
 activation.dropout.attach_device_form(elementwise_kernels.dropout, elementwise_kernels.dropout_backward)
 normalization.layer_norm.attach_device_form(norm_kernels.layer_norm, norm_kernels.layer_norm_backward, into="adding")
