@@ -109,7 +109,7 @@ def _cupy(asked: device) -> Any:
         raise DeviceError(f"device {asked}: CuPy finds no CUDA device on this machine")
     if (asked.index or 0) >= (count := cupy.cuda.runtime.getDeviceCount()):
         raise DeviceError(f"device {asked}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
-    runtime().prepare(cupy)  # before the first array there
+    runtime().memory_pool.allocator(cupy)  # before the first array there
     _met.append(os.getpid())
     for prepare in on_first_use:
         prepare()
@@ -118,12 +118,12 @@ def _cupy(asked: device) -> Any:
 
 # Called when CuPy is first asked for, before an op of it: what upper floors prepare for a GPU
 on_first_use: list[Callable[[], None]] = []
-# Set by `ddp._cuda`: loads the device forms of all ops, and returns its functions that this module calls.
+# Set by `ddp._cuda`: loads the device forms of all ops, and returns that package.
 load_runtime: list[Callable[[], Any]] = []
 
 
 def runtime() -> Any:
-    """The module `ddp._cuda.runtime`; loaded when CuPy is first asked for."""
+    """The package `ddp._cuda`, whose modules are loaded when CuPy is first asked for."""
     return load_runtime[0]()
 
 
@@ -153,7 +153,7 @@ def found_cupy() -> Any:
 
 
 def _watched(xp: Any) -> int:
-    return 2 if runtime().blocking() else int(xp.cuda.runtime.getDeviceCount() > 1)
+    return 2 if runtime().cuda_errors.blocking() else int(xp.cuda.runtime.getDeviceCount() > 1)
 
 
 CPU = device("cpu")
@@ -196,29 +196,29 @@ def place(array: Any, target: device, non_blocking: bool = False) -> Any:
     if source is target or (target.index is None and source.type == target.type):
         return array
     if target.type == "cpu":
-        return runtime().down(array, non_blocking)
+        return runtime().copies.down(array, non_blocking)
     xp = target.xp  # raises for a GPU that is not there
     if source.type == "cpu":
-        return runtime().up(xp, array, target.index, non_blocking)
+        return runtime().copies.up(xp, array, target.index, non_blocking)
     assert target.index is not None
-    return runtime().across(array, target.index)
+    return runtime().copies.across(array, target.index)
 
 
 def imported(array: Any) -> Any:
     """A CuPy array over the memory of an array of CUDA of any library."""
-    return runtime().import_array_interface(device("cuda").xp, array)
+    return runtime().array_interface.import_array_interface(device("cuda").xp, array)
 
 
 def raise_cuda_error(where: device, error: BaseException, call: str) -> None:
     """For where the host waits: raises a CudaError if `error` is what CUDA reports, else returns."""
-    if where.type == "cuda" and (other := runtime().translate(error, call)) is not error:
+    if where.type == "cuda" and (other := runtime().cuda_errors.translate(error, call)) is not error:
         raise other from error
 
 
 def raise_pending() -> None:
     """For where the host has waited for a GPU: raises what a kernel found wrong with numbers meanwhile."""
     if _met:
-        runtime().raise_pending()
+        runtime().device_checks.raise_pending()
 
 
 def entropy() -> int:
@@ -258,8 +258,8 @@ class BaseGenerator:
             with on(self.device):
                 self._rng = self.device.xp.random.default_rng(self._seed)
         if self.device.type != "cpu" and capturing.now is None:
-            here = runtime().current(self.device.xp, self.device.index)
-            self._stream = runtime().take_over(self._stream, here, self._rng.bit_generator._state)
+            here = runtime().stream_order.current(self.device.xp, self.device.index)
+            self._stream = runtime().stream_order.take_over(self._stream, here, self._rng.bit_generator._state)
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:

@@ -2,16 +2,23 @@
 
 CuPy refuses its own cuBLAS calls while a CUDA graph is captured: what is a product on the CPU is a sum here, or goes
 through `matmul_kernels.product`.
+
+Ops on images have results that lie in memory as their operands do, channels last among them. Convolutions are cuDNN's.
+Everything else is computed by the array module's functions: elementwise ops on views in the order of memory; other ops
+copy their results, so that the next layer finds the format that its input had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp._cuda import matmul_kernels
 from ddp.ops import convolution
-from ddp.ops.op import Array
+from ddp.ops.memory_formats import as_format, order_of, prefers_channels_last
+from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Op, Saved
+
+Pair = tuple[Callable[..., tuple[Array, Any]], Callable[..., Gradients]]
 
 
 def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
@@ -59,3 +66,77 @@ def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
     for g in gradients:
         xp.minimum(g, bound, out=g)
         xp.maximum(g, -bound, out=g)
+
+
+# Results that lie in memory as the operands do.
+
+
+def _general(op: Op, dtype: Any) -> Any:
+    """The op that computes with the array module's functions."""
+    return op.upcast if dtype is BFLOAT16 else op
+
+
+def _in_format(xp: Any, out: Any, x: Array) -> Any:
+    if not prefers_channels_last(x):
+        return out
+    return tuple([as_format(xp, each, True) for each in out]) if isinstance(out, tuple) else as_format(xp, out, True)
+
+
+def keep_image_format(op: Op) -> Pair:
+    """The op by the array module's functions, with results and gradients laid out as the images are."""
+
+    def forward(xp: Any, x: Array, *others: Any, **how: Any) -> tuple[Array, Any]:
+        run = op if op.supports_bfloat16 else _general(op, x.dtype)
+        out, residual = run.forward(xp, x, *others, **how)
+        return _in_format(xp, out, x), (_general(op, x.dtype), residual, run is op, prefers_channels_last(x))
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        run, inner, plain, last = residual
+        if plain and run is not op:  # the forward did not come by `Upcast`
+            inner = inner, None
+        dx, *others = run.backward(xp, g, needs, saved, inner)
+        return as_format(xp, dx, True) if last and dx is not None else dx, *others
+
+    return forward, backward
+
+
+def keep_order(op: Op) -> Pair:
+    """The elementwise op by the array module's functions, with results that lie in memory as the operands do.
+
+    CuPy's own results lie in the order of their axes: so it is given views whose axes are in the order of memory.
+    """
+
+    def forward(xp: Any, *inputs: Any, **how: Any) -> tuple[Array, Any]:
+        arrays = [x for x in inputs if getattr(x, "ndim", 0)]
+        run = op.upcast if not op.supports_bfloat16 and any(x.dtype is BFLOAT16 for x in arrays) else op
+        order = _order(arrays)
+        if order is None:
+            out, residual = run.forward(xp, *inputs, **how)
+            return out, (run, residual, None)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        out, residual = run.forward(xp, *[_turned(x, order) for x in inputs], **how)
+        return out.transpose(back), (run, residual, (order, back))
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        run, inner, orders = residual
+        if orders is None:
+            found: Gradients = run.backward(xp, g, needs, saved, inner)
+            return found
+        order, back = orders
+        g, *saved = (_turned(x, order) for x in (g, *saved))
+        return [_turned(dx, back) for dx in run.backward(xp, g, needs, saved, inner)]
+
+    return forward, backward
+
+
+def _order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
+    """The axes of the first floating array in the order of memory; None where they are, or where ranks differ."""
+    first = next((x for x in arrays if x.dtype.kind in "fV"), None)
+    if first is None or first.flags.c_contiguous or any(x.ndim != first.ndim for x in arrays):
+        return None
+    order = order_of(first)
+    return order if first.transpose(order).flags.c_contiguous else None
+
+
+def _turned(x: Any, axes: Sequence[int]) -> Any:
+    return x.transpose(axes) if getattr(x, "ndim", 0) else x

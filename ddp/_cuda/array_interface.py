@@ -9,6 +9,7 @@ Source: array API standard, `__dlpack__`; CUDA Array Interface 3, "Synchronizati
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 from ddp._cuda import stream_order
@@ -56,16 +57,6 @@ def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
         order_before(stream_order.current(xp, array.device.id), stream or _LEGACY)
 
 
-class _WithoutStream:
-    """Another library's array, without the stream that CuPy would have the host wait for; it stays alive with this."""
-
-    __slots__ = ("__cuda_array_interface__", "theirs")
-
-    def __init__(self, theirs: Any, told: dict[str, Any]) -> None:
-        self.theirs = theirs
-        self.__cuda_array_interface__ = {**told, "stream": None}
-
-
 def import_array_interface(xp: Any, theirs: Any) -> Array:
     """An array over the memory of one with `__cuda_array_interface__`, which our current stream may read from now on.
 
@@ -83,7 +74,8 @@ def import_array_interface(xp: Any, theirs: Any) -> Array:
             UserWarning,
             stacklevel=5,
         )
-    array = xp.asarray(_WithoutStream(theirs, told))
+    # Without the stream that CuPy would have the host wait for. Their array stays alive with this.
+    array = xp.asarray(SimpleNamespace(theirs=theirs, __cuda_array_interface__={**told, "stream": None}))
     stream = told.get("stream")
     if stream is not None:
         order_after(stream_order.current(xp, array.device.id), int(stream))

@@ -74,13 +74,7 @@ class ArrayTable:
 
     __slots__ = ("_host", "_host_chunks", "chunk", "chunks", "count", "length", "rows")
 
-    def __init__(
-        self,
-        xp: Any,
-        dtype: Any,
-        arrays: Sequence[tuple[Array | None, Array, Sequence[Array | None]]],
-        steps: Any = None,
-    ) -> None:
+    def __init__(self, xp: Any, dtype: Any, arrays: Sequence[Together], steps: Any = None) -> None:
         host = np.zeros((len(arrays), _ROW), np.int64)
         counts = []
         first = 0

@@ -22,6 +22,7 @@ and fixes which parameters there are.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -160,8 +161,6 @@ def relaxed() -> Iterator[None]:
     if exchange is None:
         yield
         return
-    import ctypes  # where there is a GPU
-
     mode = ctypes.c_int(MODES["relaxed"])
     exchange(ctypes.byref(mode))  # gives back the mode that was
     try:
@@ -173,8 +172,6 @@ def relaxed() -> Iterator[None]:
 @functools.cache
 def _exchange() -> Any:
     """cuThreadExchangeStreamCaptureMode, which CuPy does not have; None without a driver."""
-    import ctypes
-
     try:
         return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):

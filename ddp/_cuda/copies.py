@@ -15,7 +15,7 @@ import numpy as np
 
 from ddp._cuda import device_checks, stream_order
 from ddp._cuda.cuda_errors import translate
-from ddp._device import capturing
+from ddp._device import capturing, device_of
 from ddp.errors import CaptureError
 
 Array = Any
@@ -88,7 +88,7 @@ def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
 
     Raises: CudaError for what this or earlier work met.
     """
-    xp = _module(array)
+    xp = device_of(array).xp
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
@@ -108,7 +108,7 @@ def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
 
 def across(array: Array, device: int) -> Array:
     """A new array on another GPU, in the order of the current streams of both."""
-    xp = _module(array)
+    xp = device_of(array).xp
     here = stream_order.current(xp, array.device.id)
     with xp.cuda.Device(here.device):
         source = xp.ascontiguousarray(array).reshape(array.shape)
@@ -132,7 +132,7 @@ def straight(target: Array, source: Array, non_blocking: bool) -> bool:
     here, there = (source, target) if up_there else (target, source)
     if here.shape != there.shape or here.dtype != there.dtype or not here.size:
         return False
-    xp = _module(there)
+    xp = device_of(there).xp
     if not (here.flags.c_contiguous and there.flags.c_contiguous and is_pinned(xp, here)):
         return False
     with xp.cuda.Device(there.device.id):
@@ -146,9 +146,3 @@ def straight(target: Array, source: Array, non_blocking: bool) -> bool:
         else:
             lane.stream.synchronize()
     return True
-
-
-def _module(array: Array) -> Any:
-    from ddp._device import device  # it imports this module
-
-    return device("cuda").xp

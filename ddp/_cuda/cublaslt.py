@@ -76,24 +76,14 @@ PREFERENCE = {
 # cublasLtReductionScheme_t: CUBLASLT_REDUCTION_SCHEME_...
 REDUCTION_COMPUTE_TYPE, REDUCTION_MASK = 2, 7
 
-# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_..., those that are used here
-EPILOGUES = {
-    "DEFAULT": 1,
-    "RELU": 2,
-    "RELU_AUX": 130,
-    "BIAS": 4,
-    "RELU_BIAS": 6,
-    "RELU_AUX_BIAS": 134,
-    "DRELU": 136,
-    "DRELU_BGRAD": 152,
-    "GELU": 32,
-    "GELU_AUX": 160,
-    "GELU_BIAS": 36,
-    "GELU_AUX_BIAS": 164,
-    "DGELU": 192,
-    "DGELU_BGRAD": 208,
-    "BGRADB": 512,
-}
+# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_..., those that are used here. The number of one is the sum of its parts'.
+_PARTS = {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "BGRAD": 16, "GELU": 32, "AUX": 128, "DRELU": 136, "DGELU": 192}
+_PARTS["BGRADB"] = 512
+_NAMES = (
+    "DEFAULT BIAS BGRADB RELU RELU_AUX RELU_BIAS RELU_AUX_BIAS DRELU DRELU_BGRAD "
+    "GELU GELU_AUX GELU_BIAS GELU_AUX_BIAS DGELU DGELU_BGRAD"
+)
+EPILOGUES = {name: sum(_PARTS[part] for part in name.split("_")) for name in _NAMES.split()}
 
 
 class Algorithm(ctypes.Structure):

@@ -13,7 +13,7 @@ from ddp._cuda import cudnn_graph
 from ddp._cuda.array_table import address
 from ddp._cuda.cudnn_graph import GraphBuilder, TensorSpec
 from ddp.ops.convolution import Pair, Shape, Window, im2col_layout
-from ddp.ops.memory_formats import as_format, empty_image, prefers_channels_last
+from ddp.ops.memory_formats import as_format, dense_strides, empty_image, prefers_channels_last
 from ddp.ops.op import Array, Gradients, Needs, Saved, total, upcast
 
 DTYPES = ("float16", "bfloat16", "float32")  # float64 is nowhere fast, and im2col takes it as well
@@ -23,13 +23,8 @@ _OUT = 3  # the number of the tensor that is written; the operands are 1 and 2
 
 def _spec(x: Array, last: bool) -> TensorSpec:
     # An axis of one element has the stride that the format would give it: the library reads the format off the strides.
-    shape = tuple(x.shape)
     order = (0, *range(2, x.ndim), 1) if last else tuple(range(x.ndim))
-    strides, step = [0] * x.ndim, 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= shape[axis]
-    return cudnn_graph.tensor_spec(x, tuple(strides))
+    return cudnn_graph.tensor_spec(x, dense_strides(x.shape, order))
 
 
 def _aligned(xp: Any, x: Array, last: bool) -> Array:
@@ -105,13 +100,15 @@ def _channel_sums(g: Array) -> Array:
     return total(upcast(g), (0, 2, 3)).astype(g.dtype, copy=False)
 
 
-def _prepared(xp: Any, x: Array, w: Array, groups: int, window: Window) -> tuple[Shape, Array, bool, Any]:
+def _prepared(
+    xp: Any, x: Array, w: Array, groups: int, window: Window, transposed: bool
+) -> tuple[Shape, Array, bool, Any]:
     """The shapes, the filters as images lie, whether these have channels last, and what backward wants."""
     shape = Shape.of(x.shape[0], w.shape, groups, window)
     last = prefers_channels_last(x) or prefers_channels_last(w)
     kernel = as_format(xp, w, last) if w.size else w
     # Backward takes the filters as they were laid out here, if that took a copy.
-    return shape, kernel, last, (shape, w.shape, last, None if kernel is w else kernel)
+    return shape, kernel, last, (shape, w.shape, last, None if kernel is w else kernel, transposed)
 
 
 def conv2d(
@@ -119,15 +116,8 @@ def conv2d(
 ) -> tuple[Array, Any]:
     """As `ddp.ops.convolution.conv2d`; with channels last where x or w has them."""
     window = Window(x.shape[2:], w.shape[2:], stride, padding, dilation)
-    shape, kernel, last, residual = _prepared(xp, x, w, groups, window)
+    shape, kernel, last, residual = _prepared(xp, x, w, groups, window, False)
     return _plus(_correlated(xp, x, kernel, shape, last), b), residual
-
-
-def conv2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    (w, x), (shape, filters, last, kernel) = saved, residual
-    dx = _image_gradient(xp, g, w if kernel is None else kernel, shape, last) if needs[0] else None
-    dw = _filter_gradient(xp, g, x, shape, filters, last) if needs[1] else None
-    return dx, dw, _channel_sums(g) if needs[2] else None
 
 
 def conv_transpose2d(
@@ -135,12 +125,14 @@ def conv_transpose2d(
 ) -> tuple[Array, Any]:
     """As `ddp.ops.convolution.conv_transpose2d`; with channels last where x or w has them."""
     window = Window(size, w.shape[2:], stride, padding, dilation, x.shape[2:])
-    shape, kernel, last, residual = _prepared(xp, x, w, groups, window)
+    shape, kernel, last, residual = _prepared(xp, x, w, groups, window, True)
     return _plus(_image_gradient(xp, x, kernel, shape, last), b), residual
 
 
-def conv_transpose2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    (w, x), (shape, filters, last, kernel) = saved, residual
-    dx = _correlated(xp, g, w if kernel is None else kernel, shape, last) if needs[0] else None
-    dw = _filter_gradient(xp, x, g, shape, filters, last) if needs[1] else None
+def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    """The gradients of both: the image of a transposed convolution is what a plain one writes."""
+    (w, x), (shape, filters, last, kernel, transposed) = saved, residual
+    written, read, image_gradient = (x, g, _correlated) if transposed else (g, x, _image_gradient)
+    dx = image_gradient(xp, g, w if kernel is None else kernel, shape, last) if needs[0] else None
+    dw = _filter_gradient(xp, written, read, shape, filters, last) if needs[1] else None
     return dx, dw, _channel_sums(g) if needs[2] else None

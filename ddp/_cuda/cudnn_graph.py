@@ -184,11 +184,6 @@ class CudnnLibrary:
             self.cudnn.set_stream(handle=self.handle, stream=stream)
             self._stream = stream
 
-    def run(self, plan: ExecutionPlan, arrays: Mapping[int, Array]) -> None:
-        """Runs a plan on the current stream."""
-        self.bind()
-        plan.run(self.xp, self.handle, arrays)
-
 
 def unwanted(io: str) -> list[str]:
     """The numerical notes of plans that are not taken."""
@@ -286,7 +281,8 @@ def run_graph(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Arr
     plan = None if mine is None else mine.plan(key, io, build, arrays)
     if mine is None or plan is None:
         return False
-    mine.run(plan, arrays)
+    mine.bind()
+    plan.run(xp, mine.handle, arrays)
     return True
 
 

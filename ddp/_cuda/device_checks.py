@@ -32,8 +32,7 @@ class ErrorFlag:
 
 
 _alarms: dict[Any, ErrorFlag] = {}  # by array module: there is one, but for tests
-_known: dict[tuple[type[Exception], str], int] = {}
-_messages: list[tuple[type[Exception], str]] = []
+_codes: dict[tuple[type[Exception], str], int] = {}  # from 1 on, in their order
 
 
 def flag_address(xp: Any) -> int:
@@ -46,11 +45,7 @@ def flag_address(xp: Any) -> int:
 
 def error_code(error: type[Exception], message: str) -> int:
     """What a kernel writes first, so that this is raised. message: with {value} and {limit}"""
-    found = _known.get((error, message))
-    if found is None:
-        _messages.append((error, message))
-        found = _known[error, message] = len(_messages)
-    return found
+    return _codes.setdefault((error, message), len(_codes) + 1)
 
 
 def raise_pending() -> None:
@@ -60,7 +55,7 @@ def raise_pending() -> None:
         if which:
             value, limit = int(each.words[1]), int(each.words[2])
             each.words[...] = 0
-            error, message = _messages[which - 1]
+            error, message = list(_codes)[which - 1]
             late = "" if cuda_errors.blocking() else _LATE
             raise error(message.format(value=value, limit=limit, last=limit - 1) + "." + late)
 

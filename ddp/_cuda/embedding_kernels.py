@@ -103,11 +103,6 @@ _LANES = 64  # threads at most that add up a row together
 _CYCLES = 8  # columns of a row for each of them
 
 
-def takes(g: Array, size: int) -> bool:
-    """Whether `add_rows` takes so many rows of g."""
-    return EMBEDDING.takes(g.dtype) and size < 1 << 31
-
-
 def add_rows_in_order(xp: Any, where: Array, g: Array, out: Array, onto: bool, skipped: int | None = None) -> None:
     """Writes to `out` (V, D) what rows of `g` (N, D) there are for each of its rows; adds it, with `onto`.
 
@@ -132,20 +127,24 @@ def _summed_in(dtype: Any) -> Any:
     return dtype if dtype.name in REAL else np.dtype("float32")
 
 
+def _sums(xp: Any, x: Array, where: Array, g: Array) -> Array:
+    """x with each of `g` added at where, in the dtype to add up in: x itself if that is its own."""
+    kind = _summed_in(x.dtype)
+    sums = x if x.dtype == kind else x.astype(kind)
+    xp.add.at(sums, where, g.astype(kind, copy=False))
+    return sums
+
+
 def add_rows(xp: Any, where: Array, g: Array, out: Array) -> None:
     """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D)"""
-    kind = _summed_in(out.dtype)
-    sums = out if out.dtype == kind else out.astype(kind)
-    xp.add.at(sums, where, g.astype(kind, copy=False))
+    sums = _sums(xp, out, where, g)
     if sums is not out:
         out[...] = sums
 
 
 def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
     """`x`, a vector, with each of `g` added at where (of its shape): x itself if it could be added to in place."""
-    kind = _summed_in(x.dtype)
-    sums = x if x.dtype == kind else x.astype(kind)
-    xp.add.at(sums, where.reshape(-1), g.reshape(-1).astype(kind, copy=False))
+    sums = _sums(xp, x, where.reshape(-1), g.reshape(-1))
     return sums if sums is x else sums.astype(x.dtype)
 
 
@@ -157,7 +156,7 @@ def embedding_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None,)
 ) -> Gradients:
     shape, index, padding, by_frequency = residual
-    if by_frequency or not takes(g, index.size):
+    if by_frequency or not EMBEDDING.takes(g.dtype) or index.size >= 1 << 31:
         return indexing.embedding.backward(xp, g, needs, saved, residual)
     dw, onto = outs[0], isinstance(outs[0], AccumulateInto)
     if onto:

@@ -19,7 +19,6 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ddp._cuda import stream_order
@@ -99,23 +98,26 @@ exported = _Exported()
 os.register_at_fork(after_in_child=exported.forget)
 
 
-class IpcMemory(NamedTuple):
-    """Where an array is for other processes.
+class ExportedArray(NamedTuple):
+    """An array as other processes find it. strides: in bytes
 
     handle: CUDA's of the allocation; offset: of the array in it, nbytes: as far as it reaches there; uuid: of the
     device, whatever its number is elsewhere
     """
 
+    where: device
+    reference: IpcReference
     handle: bytes
     offset: int
     nbytes: int
     uuid: bytes
+    dtype: Any
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def export_array(
-    array: Array, where: device
-) -> tuple[device, IpcReference, IpcMemory, Any, tuple[int, ...], tuple[int, ...]]:
-    """What `import_array` needs in another process: device, reference, memory, dtype, shape, strides.
+def export_array(array: Array, where: device) -> ExportedArray:
+    """What `import_array` needs in another process.
 
     Waits for the current stream. Raises: SharingError if CUDA cannot share this memory.
     """
@@ -128,8 +130,11 @@ def export_array(
             raise SharingError("a tensor cannot be sent while a graph is captured: nothing is in it before a replay")
         stream.stream.synchronize()
         owner = getattr(array.data.mem, "_owner", None)
+        layout = array.dtype, array.shape, array.strides
         if isinstance(owner, _Borrowed):
-            return where, owner.lease.reference, owner.part(array, low, high), array.dtype, array.shape, array.strides
+            base, handle = owner.lease.opened.pointer, owner.handle if high > low else b""
+            place = array.data.ptr - base, high - base
+            return ExportedArray(where, owner.lease.reference, handle, *place, owner.uuid, *layout)
         base = address_range(low) if high > low else low
         try:
             handle = xp.cuda.runtime.ipcGetMemHandle(base) if high > low else b""
@@ -139,46 +144,37 @@ def export_array(
                 "the pool does, and neither what cudaMallocAsync gave (ddp.cuda.memory.use('async')) nor managed "
                 "memory"
             ) from error
-    memory = IpcMemory(bytes(handle), array.data.ptr - base, high - base, _uuid(xp, stream.device))
-    return where, exported.hold(array), memory, array.dtype, array.shape, array.strides
+    place = array.data.ptr - base, high - base
+    return ExportedArray(where, exported.hold(array), bytes(handle), *place, _uuid(xp, stream.device), *layout)
 
 
-def import_array(
-    where: device,
-    reference: IpcReference,
-    memory: IpcMemory,
-    dtype: Any,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> Array:
+def import_array(given: ExportedArray) -> Array:
     """The array that another process exported; in the process that did so, that array itself.
 
     Raises: SharingError if CUDA cannot open the memory, or this process does not have the device.
     """
-    xp = where.xp
+    xp, reference = given.where.xp, given.reference
     if reference.pid == os.getpid():  # CUDA opens no handle where it was made
-        return _part(xp, exported.find(reference.token), memory, dtype, shape, strides)
-    index = _find(xp, memory.uuid, where, reference.pid)
+        return _part(xp, exported.find(reference.token), given)
+    index = _find(xp, given.uuid, given.where, reference.pid)
     with xp.cuda.Device(index):
-        if not memory.handle:
-            return xp.empty(shape, dtype)
-        borrowed = _Borrowed(_Lease(_opened(xp, index, memory.handle, reference.pid), reference), memory)
+        if not given.handle:
+            return xp.empty(given.shape, given.dtype)
+        borrowed = _Borrowed(_Lease(_opened(xp, index, given.handle, reference.pid), reference), given)
     # The finalizer holds the lease, and passes it on to the stream's order.
     weakref.finalize(borrowed, _end_lease, xp, index, borrowed.lease).atexit = False  # all goes with the process
-    unowned = xp.cuda.UnownedMemory(borrowed.lease.opened.pointer, memory.nbytes, borrowed, index)
-    return xp.ndarray(shape, dtype, xp.cuda.MemoryPointer(unowned, memory.offset), strides)
+    unowned = xp.cuda.UnownedMemory(borrowed.lease.opened.pointer, given.nbytes, borrowed, index)
+    return xp.ndarray(given.shape, given.dtype, xp.cuda.MemoryPointer(unowned, given.offset), given.strides)
 
 
-def _part(
-    xp: Any, array: Array, memory: IpcMemory, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> Array:
+def _part(xp: Any, array: Array, given: ExportedArray) -> Array:
     """What came back of `array`: itself, or a part of it that another process has cut out."""
-    if (array.dtype, array.shape, array.strides) == (dtype, shape, strides):
+    if (array.dtype, array.shape, array.strides) == (given.dtype, given.shape, given.strides):
         return array
-    if not memory.handle:
-        return xp.empty(shape, dtype)
-    start = address_range(array.data.ptr) + memory.offset
-    return xp.ndarray(shape, dtype, array.data + (start - array.data.ptr), strides)
+    if not given.handle:
+        return xp.empty(given.shape, given.dtype)
+    start = address_range(array.data.ptr) + given.offset
+    return xp.ndarray(given.shape, given.dtype, array.data + (start - array.data.ptr), given.strides)
 
 
 class _Opened:
@@ -209,14 +205,9 @@ class _Lease:
 class _Borrowed:
     """What arrays over another process's memory keep alive."""
 
-    def __init__(self, lease: _Lease, memory: IpcMemory) -> None:
-        self.lease, self.memory = lease, memory
-
-    def part(self, array: Array, low: int, high: int) -> IpcMemory:
-        """Where an array is in the memory of the process that it came from."""
-        base = self.lease.opened.pointer
-        handle = self.memory.handle if high > low else b""
-        return self.memory._replace(handle=handle, offset=array.data.ptr - base, nbytes=high - base)
+    def __init__(self, lease: _Lease, given: ExportedArray) -> None:
+        # Not the reference in `given`: the lease alone says when that ends.
+        self.lease, self.handle, self.uuid = lease, given.handle, given.uuid
 
 
 def _end_lease(xp: Any, index: int, lease: _Lease) -> None:
@@ -268,7 +259,7 @@ def _reach(array: Array) -> tuple[int, int]:
     return start + sum(min(each, 0) for each in reach), start + sum(max(each, 0) for each in reach) + array.itemsize
 
 
-def _address_range(address: int) -> int:
+def address_range(address: int) -> int:
     """Where the allocation begins that an address of the current device lies in: a pool cuts these into pieces."""
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
     driver = ctypes.CDLL("libcuda.so.1")
@@ -276,6 +267,3 @@ def _address_range(address: int) -> int:
     if code:
         raise SharingError(f"CUDA knows no allocation at {address:#x}: cuMemGetAddressRange answered {code}")
     return base.value
-
-
-address_range: Callable[[int], int] = _address_range

@@ -33,24 +33,6 @@ def human(nbytes: int) -> str:
     return f"{size:.2f} GiB"
 
 
-def out_of_memory(
-    device: int, *, requested: int, allocated: int, reserved: int, free: int, total: int, limit: int | None = None
-) -> OutOfMemoryError:
-    """The error for a full device: who holds how much. All sizes in bytes."""
-    cached, others = max(reserved - allocated, 0), max(total - free - reserved, 0)
-    limited = "" if limit is None else f" This process is limited to {human(limit)} (set_per_process_memory_fraction)."
-    error = OutOfMemoryError(
-        f"cuda:{device} has no memory for another {human(requested)}: of {human(total)}, tensors of this process hold "
-        f"{human(allocated)}, its pool keeps {human(cached)} that no tensor holds, {human(others)} are "
-        f"other processes' and CUDA's own, and {human(free)} are free.{limited} What helps: a smaller batch, autocast, "
-        "autograd.checkpoint, ddp.parallel.ZeroOptimizer, no_grad() where possible; where enough is free, but in "
-        "pieces, batches of one size or ddp.cuda.memory.use('async') at the start."
-    )
-    error.device, error.requested, error.allocated, error.reserved = f"cuda:{device}", requested, allocated, reserved
-    error.free, error.total, error.limit = free, total, limit
-    return error
-
-
 @dataclass
 class DeviceCounts:
     """What is known of one device. sizes: bytes of each block of cudaMalloc, by address; the rest: calls and bytes."""
@@ -191,12 +173,24 @@ class Allocator:
         return pointer
 
     def _error(self, size: int, device: int) -> OutOfMemoryError:
+        """The error for a full device: who holds how much."""
         counts, (held, reserved) = self.of(device), self.held(device)
         counts.ooms += 1
         free, total = self.cupy.cuda.runtime.memGetInfo()
-        return out_of_memory(
-            device, requested=size, allocated=held, reserved=reserved, free=free, total=total, limit=counts.limit
+        cached, others, limit = max(reserved - held, 0), max(total - free - reserved, 0), counts.limit
+        limited = ""
+        if limit is not None:
+            limited = f" This process is limited to {human(limit)} (set_per_process_memory_fraction)."
+        error = OutOfMemoryError(
+            f"cuda:{device} has no memory for another {human(size)}: of {human(total)}, tensors of this process hold "
+            f"{human(held)}, its pool keeps {human(cached)} that no tensor holds, {human(others)} are "
+            f"other processes' and CUDA's own, and {human(free)} are free.{limited} What helps: a smaller batch, "
+            "autocast, autograd.checkpoint, ddp.parallel.ZeroOptimizer, no_grad() where possible; where enough is "
+            "free, but in pieces, batches of one size or ddp.cuda.memory.use('async') at the start."
         )
+        error.device, error.requested, error.allocated, error.reserved = f"cuda:{device}", size, held, reserved
+        error.free, error.total, error.limit = free, total, limit
+        return error
 
     def _counted_pool(self) -> Any:
         cuda = self.cupy.cuda

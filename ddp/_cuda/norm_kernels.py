@@ -5,7 +5,6 @@ Each sum is taken in an order that follows from the sizes alone: every run gives
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from ddp._cuda.raw_kernel import PARAMETERS, KernelSource, either, slope, wide
@@ -122,40 +121,6 @@ def norm(
     return out, mean, rstd
 
 
-def norm_backward(
-    xp: Any,
-    g: Array,
-    x: Array | None,
-    w: Array | None,
-    mean: Array | None,
-    rstd: Array,
-    needs: tuple[bool, ...],
-    inner: tuple[int, ...],
-    to: Any,
-    outs: Sequence[Any],
-) -> tuple[Array | None, Array | None, Array | None]:
-    """dx (rows, n), and dw and db of shape `inner` in dtype `to`. outs: as of an op that takes `into`.
-
-    mean: None where rows were not centered; x: None where nothing that is needed reads it
-    """
-    (rows, n), kind, dtype = g.shape, rstd.dtype, g.dtype
-    g, x = xp.ascontiguousarray(g), None if x is None else xp.ascontiguousarray(x)
-    dx = None
-    if needs[0]:
-        dx = xp.ndarray((rows, n), dtype)
-        arrays = g, x, *either(xp, w, dtype, kind), mean, rstd, dx
-        ROW_NORM.rows(xp, "normalize_rows_backward", dtype, rows if n else 0, *arrays, rows, n, threads=_threads(n))
-    if not (needs[1] or needs[2]):
-        return dx, None, None
-    dw, to_w = slope(xp, needs[1], inner, to, outs[1], dtype, kind)
-    db, to_b = slope(xp, needs[2], inner, to, outs[2], dtype, kind)
-    chunks = max(1, min(_CHUNKS, rows // 8))
-    dws, dbs = (xp.ndarray((chunks, n), kind) if need else None for need in needs[1:])
-    ROW_NORM.over(xp, "sum_columns", dtype, chunks * n, g, x, mean, rstd, dws, dbs, rows, n, chunks)
-    ROW_NORM.over(xp, "join_chunks", dtype, n, dws, dbs, *to_w, *to_b, n, chunks)
-    return dx, dw, db
-
-
 def _normalized(
     xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float, centered: bool
 ) -> tuple[Array, Any]:
@@ -171,11 +136,26 @@ def layer_norm_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None, None, None)
 ) -> Gradients:
     w, x = saved
-    axes, mean, rstd, kind = residual
-    x = None if x is None else as_rows(x, axes)
-    inner = g.shape[g.ndim - axes :]
-    dx, dw, db = norm_backward(xp, as_rows(g, axes), x, w, mean, rstd, needs, inner, kind, outs)
-    return None if dx is None else dx.reshape(g.shape), dw, db
+    axes, mean, rstd, to = residual  # mean: None where rows were not centered
+    shape, g = g.shape, xp.ascontiguousarray(as_rows(g, axes))
+    x = None if x is None else xp.ascontiguousarray(as_rows(x, axes))  # None where nothing that is needed reads it
+    (rows, n), kind, dtype = g.shape, rstd.dtype, g.dtype
+    dx = None
+    if needs[0]:
+        dx = xp.ndarray((rows, n), dtype)
+        arrays = g, x, *either(xp, w, dtype, kind), mean, rstd, dx
+        ROW_NORM.rows(xp, "normalize_rows_backward", dtype, rows if n else 0, *arrays, rows, n, threads=_threads(n))
+        dx = dx.reshape(shape)
+    if not (needs[1] or needs[2]):
+        return dx, None, None
+    inner = shape[len(shape) - axes :]
+    dw, to_w = slope(xp, needs[1], inner, to, outs[1], dtype, kind)
+    db, to_b = slope(xp, needs[2], inner, to, outs[2], dtype, kind)
+    chunks = max(1, min(_CHUNKS, rows // 8))
+    dws, dbs = (xp.ndarray((chunks, n), kind) if need else None for need in needs[1:])
+    ROW_NORM.over(xp, "sum_columns", dtype, chunks * n, g, x, mean, rstd, dws, dbs, rows, n, chunks)
+    ROW_NORM.over(xp, "join_chunks", dtype, n, dws, dbs, *to_w, *to_b, n, chunks)
+    return dx, dw, db
 
 
 def rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tuple[Array, Any]:

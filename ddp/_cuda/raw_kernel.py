@@ -111,24 +111,20 @@ class KernelSource:
 
     def over(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any) -> None:
         """Runs a kernel whose threads share `count` elements."""
-        self._launch(xp, entry, dtype, -(-count // THREADS), arguments)
+        self.rows(xp, entry, dtype, -(-count // THREADS), *arguments)
 
     def rows(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any, threads: int = THREADS) -> None:
         """Runs a kernel whose blocks, of `threads` each, share `count` rows."""
-        self._launch(xp, entry, dtype, count, arguments, threads)
-
-    def _launch(
-        self, xp: Any, entry: str, dtype: Any, blocks: int, arguments: tuple[Any, ...], threads: int = THREADS
-    ) -> None:
-        if not blocks:
+        if not count:
             return
         key = xp, entry, dtype
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = loaded(xp, self.text(dtype), entry, self.options)
         if capturing.now is not None:
-            loaded_here(kernel)
-        kernel((min(blocks, BLOCKS),), (threads,), [_passed(each) for each in arguments])
+            with capture.relaxed():
+                _ = kernel.kernel  # CuPy's of this device: it may have been made on another
+        kernel((min(count, BLOCKS),), (threads,), [_passed(each) for each in arguments])
 
 
 def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
@@ -138,13 +134,6 @@ def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
     with capture.relaxed():
         kernel.compile()
     return kernel
-
-
-def loaded_here(*kernels: Any) -> None:
-    """Before a launch in a capture: a kernel that was made on another device is loaded on the current one as well."""
-    with capture.relaxed():
-        for each in kernels:
-            _ = each.kernel  # CuPy's of this device
 
 
 # How arguments are passed, by their type: numbers in eight bytes, None as a null pointer, arrays as they are.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from ddp._cuda import (
     array_forms,
-    channels_last,
     cross_entropy_kernels,
     cudnn_attention,
     cudnn_convolution,
@@ -44,10 +43,8 @@ products.linear_act.attach_device_form(matmul_kernels.linear_act, matmul_kernels
 products.feed_forward.attach_device_form(
     matmul_kernels.feed_forward, matmul_kernels.feed_forward_backward, into="adding"
 )
-convolution.conv2d.attach_device_form(cudnn_convolution.conv2d, cudnn_convolution.conv2d_backward)
-convolution.conv_transpose2d.attach_device_form(
-    cudnn_convolution.conv_transpose2d, cudnn_convolution.conv_transpose2d_backward
-)
+convolution.conv2d.attach_device_form(cudnn_convolution.conv2d, cudnn_convolution.backward)
+convolution.conv_transpose2d.attach_device_form(cudnn_convolution.conv_transpose2d, cudnn_convolution.backward)
 attention.attention.attach_device_form(cudnn_attention.attention, cudnn_attention.attention_backward)
 activation.dropout.attach_device_form(elementwise_kernels.dropout, elementwise_kernels.dropout_backward)
 normalization.layer_norm.attach_device_form(norm_kernels.layer_norm, norm_kernels.layer_norm_backward, into="adding")
@@ -62,14 +59,14 @@ for each in (
     *(pooling.pad, pooling.interpolate, pooling.max_pool2d, pooling.max_pool2d_with_indices, pooling.avg_pool2d),
     *(pooling.adaptive_avg_pool2d, normalization.batch_norm, normalization.channel_affine, normalization.group_norm),
 ):
-    each.attach_device_form(*channels_last.keep_image_format(each.reference))
+    each.attach_device_form(*array_forms.keep_image_format(each.reference))
 for each in (
     *(getattr(elementwise, name) for name in ("add", "sub", "mul", "div", "neg", "abs", "square")),
     *(getattr(elementwise, name) for name in ("maximum", "minimum", "where", "clamp")),
     *(getattr(activation, name) for name in ("relu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish")),
     *(getattr(activation, name) for name in ("sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu")),
 ):
-    each.attach_device_form(*channels_last.keep_order(each.reference))
+    each.attach_device_form(*array_forms.keep_order(each.reference))
 
 # What moves numbers computes nothing with them: bfloat16 need not be widened on the way back.
 for each in (

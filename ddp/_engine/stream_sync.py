@@ -47,7 +47,7 @@ def note_stream(node: Node) -> None:
     # What brings numbers to the CPU is launched on the GPU, too, and so is its backward.
     xp = node.residual.xp if node.op.name == "transfer" and node.xp.__name__ == "numpy" else node.xp
     if xp.__name__ != "numpy":
-        node.ensure_metadata().stream = _device.runtime().current(xp)
+        node.ensure_metadata().stream = _device.runtime().stream_order.current(xp)
 
 
 class StreamSync:
@@ -59,10 +59,10 @@ class StreamSync:
 
     def __init__(self, edges: Iterable[Edge]) -> None:
         xp = self._xp = _device.device("cuda").xp
-        self._streams = _device.runtime()
-        self._home: Any = _device.runtime().current(xp)
+        self._streams = _device.runtime().stream_order
+        self._home: Any = self._streams.current(xp)
         # Where nodes run that remember no stream: they were made before a stream was chosen.
-        self._usual = _device.runtime().default(xp) if note_stream in state.observers else self._home
+        self._usual = self._streams.default(xp) if note_stream in state.observers else self._home
         self._at = self._home  # the current one
         self._source, self._mark = self._home, None  # whose gradients are delivered, and the event that they are there
         self._before = {self._home.device: self._home}  # what was current on each device
@@ -153,12 +153,9 @@ class StreamSync:
     @staticmethod
     def _name_failed_op(error: Exception, node: Node) -> None:
         """Raises: CudaError if CUDA reported `error`, naming the op whose backward ran."""
-
         inputs = ", ".join(f"{x.dtype} {tuple(x.shape)}" for x in node.saved if hasattr(x, "shape"))
-        runtime = _device.runtime()
-        named = runtime.attribute_to_op(
-            error, f"the backward of {node.op.name}", inputs or "not saved", forward_line(node)
-        )
+        errors, op = _device.runtime().cuda_errors, f"the backward of {node.op.name}"
+        named = errors.attribute_to_op(error, op, inputs or "not saved", forward_line(node))
         if named is not error:
             raise named from error
 

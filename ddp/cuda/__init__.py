@@ -11,13 +11,12 @@ from ddp.cuda._graphed_step import graphed_step as graphed_step
 from ddp.errors import OutOfMemoryError as OutOfMemoryError
 
 if TYPE_CHECKING:
-    from ddp.cuda._async_read import *
     from ddp.cuda._devices import *
     from ddp.cuda.graphs import *
     from ddp.cuda.memory import *
     from ddp.cuda.streams import *
 else:
-    _names = _aliases.defined_in("ddp.cuda", "_async_read _devices graphs memory streams", (type, FunctionType))
+    _names = _aliases.defined_in("ddp.cuda", "_devices graphs memory streams", (type, FunctionType))
     del _names["use"], _names["device_stream_of"]  # of memory; for other modules of this package
     globals().update(_names)
     __all__ = sorted([*_names, "OutOfMemoryError", "graphed_step", "memory", "nvtx"])

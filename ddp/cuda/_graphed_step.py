@@ -8,6 +8,8 @@ depends on is compared before each launch, and where it has changed the step is 
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,12 +19,14 @@ from ddp._cuda import capture, copies, stream_order
 from ddp._device import device
 from ddp._engine import Leaf, modes
 from ddp._tensor.base import TensorBase, wrap
-from ddp.cuda._naming import origin
 from ddp.cuda._step_state import StepState, modes_now, replace_tensors, signature, tensors_of
 from ddp.cuda.graphs import CUDAGraph, graph
 from ddp.errors import ArgumentError, CaptureError, DeviceError
 
 _DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STANDARD = os.path.dirname(os.__file__) + os.sep  # contextlib, say
+_WRAPPERS = ("inner", "hooked", "guarded_run")  # they bear another name than what they call
 
 
 def graphed_step(
@@ -336,10 +340,39 @@ def _named(error: BaseException) -> BaseException:
         first = first.__cause__  # what was raised in the step
     if not (isinstance(error, CaptureError) or capture.refused(error)) or capture.broken(first):
         return error
-    op, line = origin(first)
+    op, line = _origin(first)
     reason = f": {first}"
     if not isinstance(first, CaptureError | NotImplementedError):
         reason = (
             f", as the host would have to wait for the device ({first}). Return the tensor, and read it after the call"
         )
     return CaptureError(f"graphed_step: `{op}` at {line} cannot be part of a CUDA graph{reason}")
+
+
+def _origin(error: BaseException) -> tuple[str, str]:
+    """The op, and the line of user code that called it: ("item", "train.py:88 (`loss.item()`)")."""
+    import linecache  # for this error alone
+    import traceback
+
+    below = _libraries()
+    line, op = "an unknown line", "this"
+    within = True
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        name = frame.f_code.co_filename
+        if name.endswith((".pyx", ".pxi")) or any(name.startswith(each) for each in below):
+            break  # compiled modules name their sources
+        if name.startswith(_STANDARD) and "-packages" not in name:
+            continue
+        if name.startswith(_OURS):
+            if not within or op in _WRAPPERS:
+                op, within = frame.f_code.co_name, True
+            continue
+        code = linecache.getline(name, number).strip()
+        line, op, within = f"{name}:{number}" + (f" (`{code}`)" if code else ""), op, False
+    return op, line
+
+
+def _libraries() -> list[str]:
+    """Where the modules lie that ops call, and that are no users' code."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in ("cupy", "cupy_backends", "numpy")]
+    return [os.path.dirname(each) + os.sep for each in files if each]

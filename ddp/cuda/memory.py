@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ddp._cuda import ipc, memory_pool, stream_order
+from ddp._cuda.memory_pool import allocator, human
 from ddp._device import found_cupy
 from ddp.cuda._devices import Where, _index, _needed
 from ddp.errors import ArgumentError
@@ -17,18 +19,12 @@ __all__ = [
 ]
 
 
-def _allocator(cupy: Any) -> Any:
-    from ddp._cuda import memory_pool  # only where there is a GPU
-
-    return memory_pool.allocator(cupy)
-
-
 def _used(where: Where) -> tuple[Any, int] | None:
     """The allocator and the device; None for a device that is not in use: asking must not create a context there."""
     cupy = found_cupy()
     if cupy is None:
         return None
-    index, found = _index(where), _allocator(cupy)
+    index, found = _index(where), allocator(cupy)
     return (found, index) if index in found.counts else None
 
 
@@ -42,8 +38,6 @@ def use(which: str | Callable[[int], Any]) -> None:
     Raises: ArgumentError; DeviceError after the first tensor, or without a GPU, or where a device has no such thing.
     """
     cupy = _needed()
-    from ddp._cuda import memory_pool
-
     memory_pool.use(cupy, which)
 
 
@@ -55,7 +49,7 @@ def empty_cache() -> None:
     cupy = found_cupy()
     if cupy is None:
         return
-    found = _allocator(cupy)
+    found = allocator(cupy)
     for index in list(found.counts):
         with cupy.cuda.Device(index):
             found.release()
@@ -66,8 +60,6 @@ def ipc_collect() -> None:
 
     Sending a tensor and a full device do this, too; it helps a process that has sent or received its last one.
     """
-    from ddp._cuda import ipc, stream_order  # only where there is a GPU
-
     stream_order.sweep()  # of tensors that came from other processes
     ipc.exported.sweep()
 
@@ -103,7 +95,7 @@ def reset_peak_memory_stats(device: Where = None) -> None:
     """Peaks begin anew at what is held now; from here on every allocation is looked at, at 0.2 us each."""
     cupy = found_cupy()
     if cupy is not None:
-        _allocator(cupy).reset_peaks(_index(device))
+        allocator(cupy).reset_peaks(_index(device))
 
 
 def memory_stats(device: Where = None) -> dict[str, int]:
@@ -115,7 +107,7 @@ def memory_stats(device: Where = None) -> dict[str, int]:
     the names are not there.
     """
     cupy = found_cupy()
-    return {} if cupy is None else _allocator(cupy).statistics(_index(device))
+    return {} if cupy is None else allocator(cupy).statistics(_index(device))
 
 
 def mem_get_info(device: Where = None) -> tuple[int, int]:
@@ -135,7 +127,7 @@ def set_per_process_memory_limit(nbytes: int | None, device: Where = None) -> No
     if nbytes is not None and (type(nbytes) is not int or nbytes <= 0):
         raise ArgumentError(f"set_per_process_memory_limit({nbytes!r}): expected a positive number of bytes, or None")
     cupy = _needed()
-    _allocator(cupy).set_limit(_index(device), nbytes)
+    allocator(cupy).set_limit(_index(device), nbytes)
 
 
 def set_per_process_memory_fraction(fraction: float, device: Where = None) -> None:
@@ -147,7 +139,7 @@ def set_per_process_memory_fraction(fraction: float, device: Where = None) -> No
         raise ArgumentError(f"set_per_process_memory_fraction({fraction}): expected a number in [0, 1]")
     total = mem_get_info(device)[1]
     cupy = _needed()
-    _allocator(cupy).set_limit(_index(device), None if fraction == 1 else int(fraction * total))
+    allocator(cupy).set_limit(_index(device), None if fraction == 1 else int(fraction * total))
 
 
 def get_per_process_memory_fraction(device: Where = None) -> float:
@@ -162,10 +154,8 @@ def memory_summary(device: Where = None, abbreviated: bool = False) -> str:
     cupy = found_cupy()
     if cupy is None:
         return ""
-    from ddp._cuda.memory_pool import human
-
     index = _index(device)
-    found, stats = _allocator(cupy), memory_stats(index)
+    found, stats = allocator(cupy), memory_stats(index)
     free, total = mem_get_info(index)
     lines = [f"cuda:{index}, memory by {found.name!r}: {human(free)} of {human(total)} free"]
     lines += [f"  {name:<30} {human(stats[name]):>12}" for name in stats if "bytes" in name]

@@ -28,7 +28,6 @@ from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 _HEADER = struct.Struct("!IQ")  # descriptors, bytes
 _MOST = 253  # descriptors a sendmsg; the kernel's SCM_MAX_FD
 _ROOM = socket.CMSG_LEN(4 * _MOST)  # bytes
-_TOGETHER = 1 << 14  # bytes that are better copied than sent by a call of their own
 _PAUSE = 1e-3  # seconds, between two looks whether the kernel takes more descriptors
 
 
@@ -56,26 +55,24 @@ class SharingConnection(Connection):
         """Sends bytes, and with them the descriptors. Raises: OSError if this end is closed, or cannot send."""
         self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
         self._check_writable()  # type: ignore[attr-defined]
-        header = _HEADER.pack(len(fds), len(data))
-        together = len(data) <= _TOGETHER and len(fds) <= _MOST
-        self._send_all(header + data if together else header, fds[:_MOST])
-        for start in range(_MOST, len(fds), _MOST):
-            self._send_all(b"+", fds[start : start + _MOST])  # descriptors need a byte to travel with
-        if not together:
-            self._socket.sendall(data)
+        ahead = _HEADER.pack(len(fds), len(data))
+        while len(fds) > _MOST:
+            self._send_all([ahead], fds[:_MOST])
+            ahead, fds = b"+", fds[_MOST:]  # descriptors need a byte to travel with
+        self._send_all([ahead, data], fds)
 
-    def _send_all(self, data: bytes, fds: list[int]) -> None:
+    def _send_all(self, parts: list[Any], fds: list[int]) -> None:
         sent = 0
         while not sent:
             try:
-                sent = socket.send_fds(self._socket, [data], fds)
+                sent = socket.send_fds(self._socket, parts, fds)
             except OSError as error:
                 # As many as this user may have open are under way: go on when some have been received.
                 if error.errno != errno.ETOOMANYREFS:
                     raise
                 time.sleep(_PAUSE)
-        if sent < len(data):  # else it would be another system call
-            self._socket.sendall(data[sent:])
+        if sent < sum(map(len, parts)):  # a signal came in between
+            self._socket.sendall(b"".join(parts)[sent:])
 
     def take(self) -> PackedObject:
         """The next message, still packed: to be opened once locks have been released. Raises: EOFError, OSError."""

@@ -11,6 +11,7 @@ import os
 import pickle
 import threading
 import weakref
+from collections.abc import Callable
 from multiprocessing import context, reduction
 from typing import Any
 
@@ -86,8 +87,6 @@ class _Packer(reduction.ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, TensorBase):
             return _reduce_tensor(obj)
-        if type(obj) is Block:
-            return _block_by_fd(obj)
         if type(obj) is not SentFd:
             return NotImplemented
         self.fd_owners.append(obj.owner)
@@ -130,9 +129,9 @@ def share_small_tensors(obj: Any) -> None:
 def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     check_leaf(x, "sending")
     state = getattr(x, "__dict__", None)
+    rebuilt = type(x), x.edge is not None
     if x.device is not CPU:
-        where = ipc.export_array(x.array, x.device)
-        return _gpu_tensor, (type(x), *where, x.edge is not None), state
+        return _rebuild_tensor, (*rebuilt, ipc.import_array, ipc.export_array(x.array, x.device)), state
     move_to_shared_memory([x])
     found = block_of(x.array)
     assert found is not None
@@ -140,26 +139,20 @@ def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     _known[block.token] = block
     array = x.array
     layout = (array.dtype, array.shape, at, array.strides, array.flags.writeable)
-    return _tensor, (type(x), block, *layout, x.edge is not None), state
+    return _rebuild_tensor, (*rebuilt, _shared_array, block, *layout), state
 
 
-def _tensor(
-    kind: type[Any], block: Block, dtype: Any, shape: Any, at: int, strides: Any, writeable: bool, requires_grad: bool
-) -> Any:
+def _rebuild_tensor(kind: type[Any], requires_grad: bool, make: Callable[..., Any], *where: Any) -> Any:
+    """The tensor of that class around the array that `make(*where)` gives."""
+    array = make(*where)
+    made = as_subclass(kind, wrap(array, device_of(array)))  # a GPU may have another number here
+    return made.requires_grad_() if requires_grad else made
+
+
+def _shared_array(block: Block, dtype: Any, shape: Any, at: int, strides: Any, writeable: bool) -> Any:
     array = np.ndarray(shape, dtype, block.array(np.uint8, block.nbytes), at, strides)
     array.flags.writeable = writeable
-    return _of_class(kind, wrap(array, CPU), requires_grad)
-
-
-def _gpu_tensor(kind: type[Any], *where: Any) -> Any:
-    """where: what `ipc.export_array` gives, and whether the tensor requires grad"""
-    array = ipc.import_array(*where[:-1])
-    return _of_class(kind, wrap(array, device_of(array)), where[-1])  # its device may have another number here
-
-
-def _of_class(kind: type[Any], x: Any, requires_grad: bool) -> Any:
-    made = as_subclass(kind, x)
-    return made.requires_grad_() if requires_grad else made
+    return array
 
 
 def _open_block(fd: int, token: str, nbytes: int) -> Block:

@@ -15,12 +15,17 @@ from ddp.nn.parameter import Parameter
 L = TypeVar("L", bound="_Sequence")
 
 
-class _Sequence(Module):
-    """A list of modules or parameters, named by their positions. `_entries`: these by name."""
+class _Container(Module):
+    """What holds modules or parameters. `_entries`: these by name."""
 
-    @property
-    def _entries(self) -> dict[str, Any]:
-        raise NotImplementedError
+    _entries = property(operator.attrgetter("_modules"))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class _Sequence(_Container):
+    """A list of modules or parameters, named by their positions."""
 
     def _set(self, name: str, value: Any) -> None:
         """Registers an entry. Raises: DtypeError."""
@@ -40,9 +45,6 @@ class _Sequence(Module):
 
     def _name(self, index: int) -> str:
         return next(itertools.islice(self._entries, self._position(index), None))
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._entries.values())
@@ -78,10 +80,6 @@ class _Sequence(Module):
 
 class _ModuleSequence(_Sequence):
     """A list of modules, which are children named by their positions."""
-
-    @property
-    def _entries(self) -> dict[str, Any]:
-        return self._modules
 
     def _set(self, name: str, value: Any) -> None:
         self.add_module(name, value)
@@ -168,21 +166,14 @@ class ModuleList(_ModuleSequence):
 _mapping: Any = MutableMapping
 
 
-class _Dict(Module):
-    """What ModuleDict and ParameterDict share. `_entries`: the modules or parameters by name."""
-
-    @property
-    def _entries(self) -> dict[str, Any]:
-        raise NotImplementedError
+class _Dict(_Container):
+    """What ModuleDict and ParameterDict share."""
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key]
 
     def __delitem__(self, key: str) -> None:
         del self._entries[key]
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -207,10 +198,6 @@ class ModuleDict(_Dict):
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
         self.update(modules or ())
-
-    @property
-    def _entries(self) -> dict[str, Any]:
-        return self._modules
 
     def __setitem__(self, key: str, module: Module) -> None:
         self.add_module(key, module)
@@ -243,13 +230,11 @@ class ParameterDict(_Dict):
     Raises: DtypeError for what is no tensor; KeyError for a missing name.
     """
 
+    _entries = property(operator.attrgetter("_parameters"))
+
     def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
         super().__init__()
         self.update(parameters or ())
-
-    @property
-    def _entries(self) -> dict[str, Any]:
-        return self._parameters
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.register_parameter(key, _as_parameter(value, "ParameterDict"))
@@ -291,14 +276,12 @@ class ParameterList(_Sequence):
     Raises: DtypeError for what is no tensor; RangeError for an index out of range.
     """
 
+    _entries = property(operator.attrgetter("_parameters"))
+
     def __init__(self, values: Iterable[Any] | None = None) -> None:
         super().__init__()
         if values is not None:
             self.extend(values)
-
-    @property
-    def _entries(self) -> dict[str, Any]:
-        return self._parameters
 
     def _set(self, name: str, value: Any) -> None:
         self.register_parameter(name, _as_parameter(value, "ParameterList"))

@@ -4,8 +4,7 @@ from ddp import _aliases
 from ddp.optim import lr_scheduler
 from ddp.optim.adadelta import Adadelta
 from ddp.optim.adagrad import Adagrad
-from ddp.optim.adam import Adam
-from ddp.optim.adamw import AdamW
+from ddp.optim.adam import Adam, AdamW
 from ddp.optim.lion import Lion
 from ddp.optim.optimizer import Optimizer
 from ddp.optim.rmsprop import RMSprop

@@ -1,9 +1,15 @@
-"""Adam. Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237."""
+"""Adam, and AdamW, whose weight decay goes past the moments.
+
+Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237; AdamW: Loshchilov & Hutter
+2019, arXiv:1711.05101.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, number, settings_of
+from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class Adam(FormulaOptimizer):
@@ -38,15 +44,44 @@ class Adam(FormulaOptimizer):
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
 
     def formula(self, group: Group) -> list[str]:
-        decoupled = group["decoupled_weight_decay"] and number(group["weight_decay"])
         v = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
         # lr * m/c1 / (sqrt(v/c2) + eps) = lr*sqrt(c2)/c1 * m / (sqrt(v) + eps*sqrt(c2)): one pass less
         root = "sqrt(1 - pow(beta2, step))"
         return [
-            *(["p = p * (1 - lr * weight_decay)"] if decoupled else []),
-            *descent(group, decays=not decoupled),
+            *descent(group, decoupled=group["decoupled_weight_decay"]),
             "exp_avg = exp_avg + (d - exp_avg) * (1 - beta1)",
             "exp_avg_sq = exp_avg_sq * beta2 + d * d * (1 - beta2)",
             *(["max_exp_avg_sq = maximum(exp_avg_sq, max_exp_avg_sq)"] if group["amsgrad"] else []),
             f"p = p - exp_avg / (sqrt({v}) + (eps * {root})) * (lr * {root} / (1 - pow(beta1, step)))",
         ]
+
+
+class AdamW(Adam):
+    """p *= 1 - lr*weight_decay, then Adam's update with d = grad (-grad to maximize); see `Adam`.
+
+    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        flags: dict[str, Any] = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "fused": fused}
+        flags |= {"differentiable": differentiable, "decoupled_weight_decay": True}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **flags)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = True  # also after a state dict of Adam

@@ -93,11 +93,15 @@ class FormulaOptimizer(Optimizer):
         return known
 
 
-def descent(group: Group, decays: bool = True) -> list[str]:
-    """The line of a formula that defines d: grad + weight_decay*p, or -grad + weight_decay*p to maximize."""
-    if decays and number(group["weight_decay"]):
-        return [f"d = p * weight_decay {'-' if group['maximize'] else '+'} grad"]
-    return ["d = -grad" if group["maximize"] else "d = grad"]
+def descent(group: Group, decoupled: bool = False) -> list[str]:
+    """The lines of a formula that define d: grad + weight_decay*p, or -grad + weight_decay*p to maximize.
+
+    decoupled: the weight decay shrinks p instead, and d goes without it
+    """
+    sign, decays = "-" if group["maximize"] else "", number(group["weight_decay"])
+    if decays and not decoupled:
+        return [f"d = p * weight_decay {sign or '+'} grad"]
+    return [*(["p = p * (1 - lr * weight_decay)"] if decays else []), f"d = {sign}grad"]
 
 
 def settings(formula: Formula, group: Group) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp.optim.group_update import FormulaOptimizer, descent
-from ddp.optim.optimizer import Group, Params, number, settings_of
+from ddp.optim.optimizer import Group, Params, settings_of
 
 
 class Lion(FormulaOptimizer):
@@ -32,8 +32,7 @@ class Lion(FormulaOptimizer):
 
     def formula(self, group: Group) -> list[str]:
         return [
-            *(["p = p * (1 - lr * weight_decay)"] if number(group["weight_decay"]) else []),
-            *descent(group, decays=False),
+            *descent(group, decoupled=True),
             "update = (d - exp_avg) * (1 - beta1) + exp_avg",
             "exp_avg = exp_avg * beta2 + d * (1 - beta2)",
             "p = p - sign(update) * lr",

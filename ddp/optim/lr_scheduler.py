@@ -98,6 +98,10 @@ class LRScheduler:
         self.last_epoch += 1
         self._set(self.get_lr())
 
+    def _undo(self) -> None:
+        """Takes back one step."""
+        self.last_epoch -= 1
+
     def _restart(self) -> None:
         """Begins at epoch 0, as a part of a SequentialLR does when its turn comes."""
         self.last_epoch = 0
@@ -185,11 +189,8 @@ class _FactorLR(LRScheduler):
     _is_relative = True
 
     def get_lr(self) -> list[float]:
-        factor = self._factor()
+        factor = self._factor()  # of the subclass
         return [rate * factor for rate in self._rates()]
-
-    def _factor(self) -> float:
-        raise NotImplementedError
 
 
 class StepLR(_FactorLR):
@@ -641,6 +642,10 @@ class _Composed(LRScheduler):
             raise ArgumentError(f"{kind}: the schedules are not all of one optimizer")
         self._schedulers = list(schedulers)
 
+    def _undo(self) -> None:
+        for each in self._schedulers:
+            each._undo()
+
 
 class SequentialLR(_Composed):
     """The first of `schedulers` up to the first of `milestones`, then the next, from its beginning.
@@ -661,7 +666,7 @@ class SequentialLR(_Composed):
         # Each schedule made its first step when it was made: all are taken back, and the first one's made again.
         for group in optimizer.param_groups:
             _set_lr(group, group["initial_lr"])
-        _undo(self)
+        self._undo()
         first = schedulers[bisect_right(milestones, 0)]
         first._initial_step()
         self._last_lr = first.get_last_lr()
@@ -698,15 +703,6 @@ class ChainedScheduler(_Composed):
         for each in self._schedulers:
             each.step()
         self._last_lr = self._rates()
-
-
-def _undo(scheduler: LRScheduler) -> None:
-    """Takes back one step of a schedule, or of all that it is made of."""
-    if isinstance(scheduler, _Composed):
-        for each in scheduler._schedulers:
-            _undo(each)
-    else:
-        scheduler.last_epoch -= 1
 
 
 if not TYPE_CHECKING:  # checkers know which names are defined here

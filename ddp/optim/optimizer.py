@@ -116,12 +116,9 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """{"state": {number: ...}, "param_groups": [...]}: parameters by number, in the order of the groups."""
-        numbers: dict[int, int] = {}
-        groups = []
-        for group in self.param_groups:
-            for p in group["params"]:
-                numbers[id(p)] = len(numbers)
-            groups.append({**group, "params": [numbers[id(p)] for p in group["params"]]})
+        params = [p for group in self.param_groups for p in group["params"]]
+        numbers = {id(p): position for position, p in enumerate(params)}
+        groups = [{**group, "params": [numbers[id(p)] for p in group["params"]]} for group in self.param_groups]
         state = {numbers[id(p)] if isinstance(p, Tensor) else p: dict(s) for p, s in self.state.items()}
         return {"state": state, "param_groups": groups}
 
@@ -138,18 +135,15 @@ class Optimizer:
         sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
         if sizes != own:
             raise StateDictError(f"{type(self).__name__}: state dict with groups of {sizes} parameters, expected {own}")
-        numbered = {
-            number: p
-            for group, saved in zip(self.param_groups, groups, strict=True)
-            for p, number in zip(group["params"], saved["params"], strict=True)
-        }
+        pairs = list(zip(self.param_groups, groups, strict=True))
+        owners = {key: p for group, saved in pairs for p, key in zip(group["params"], saved["params"], strict=True)}
         state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
-        for number, saved in state_dict["state"].items():
-            p = numbered.get(number)
-            state[number if p is None else p] = (
-                saved if p is None else {name: copy_state(name, value, p) for name, value in saved.items()}
-            )
-        for group, saved in zip(self.param_groups, groups, strict=True):
+        for key, saved in state_dict["state"].items():
+            if (p := owners.get(key)) is None:
+                state[key] = saved
+            else:
+                state[p] = {name: copy_state(name, value, p) for name, value in saved.items()}
+        for group, saved in pairs:
             group.update({name: _copy_setting(value) for name, value in saved.items() if name != "params"})
         self.state = state
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddp._cuda import capture
-from ddp.cuda import _naming
+from ddp.cuda import _graphed_step
 from tests.collectives.backends.device.machine import Mark, Meeting
 
 if TYPE_CHECKING:
@@ -206,5 +206,5 @@ class Captures:
 def install(gpu: Any, monkeypatch: Any) -> None:
     """Puts the driver's function that CuPy does not have in its place; says which files are the stand-in's."""
     files = [str(each) for each in Path(__file__).parent.glob("*.py") if not each.name.startswith("test_")]
-    monkeypatch.setattr(_naming, "_below", lambda: [*files, str(Path(np.__file__).parent)])
+    monkeypatch.setattr(_graphed_step, "_libraries", lambda: [*files, str(Path(np.__file__).parent)])
     monkeypatch.setattr(capture, "_exchange", lambda: gpu.cupy.captures.exchange)

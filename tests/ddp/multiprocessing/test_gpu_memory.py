@@ -111,7 +111,7 @@ class TestOrder:
             array += 1
             given = ipc.export_array(array, ddp.device("cuda:0"))
         with between.elsewhere(), other:
-            got = ipc.import_array(*given)
+            got = ipc.import_array(given)
             assert (got * 2).get().tolist() == [2.0 * (i + 1) for i in range(1000)]
             assert got.data.ptr != array.data.ptr
         del got, given
@@ -124,7 +124,7 @@ class TestOrder:
         given = ipc.export_array(x.array, x.device)
         del x
         with between.elsewhere(), other:
-            got = ipc.import_array(*given)
+            got = ipc.import_array(given)
             del given
             doubled = got * 2
             del got
@@ -155,13 +155,13 @@ class TestCalls:
         with between.elsewhere():
             ipc._uuid.cache_clear()
             monkeypatch.setattr(gpu.cupy.cuda.runtime, "getDeviceProperties", lambda n: properties(1 - n))
-            got = ipc.import_array(*given)
+            got = ipc.import_array(given)
             assert got.device.id == 0, "CUDA_VISIBLE_DEVICES has another order there"
             del got
             ipc._uuid.cache_clear()
             monkeypatch.setattr(gpu.cupy.cuda.runtime, "getDeviceProperties", lambda n: {"uuid": b"?" * 16})
             with pytest.raises(SharingError, match=r"a tensor on cuda:1 of process \d+ cannot come here"):
-                ipc.import_array(*given)
+                ipc.import_array(given)
         del given
 
     def test_memory_that_cuda_cannot_share(self, between: Between) -> None:
@@ -176,5 +176,5 @@ class TestCalls:
         given = self.offer(ddp.ones(3, device="cuda"))
         between.fails, pid = "open", os.getpid()
         with between.elsewhere(), pytest.raises(SharingError, match=f"process {pid} cannot be opened here"):
-            ipc.import_array(*given)
+            ipc.import_array(given)
         del given

@@ -142,7 +142,7 @@ def test_waiting_has_a_limit_and_ctrl_c_ends_all(monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ddp.multiprocessing.spawning.wait", interrupted)
+    monkeypatch.setattr("ddp.multiprocessing.processes.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         started.join()
     assert not started.processes[0].is_alive()

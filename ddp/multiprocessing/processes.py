@@ -1,0 +1,287 @@
+"""The three ways to start a process, with our pipes and queues, and `spawn`, which runs one function in several.
+
+`fork` copies locks that threads hold, MPI's and CUDA's state: children hang or crash. So the default is `spawn`, where
+the standard library's own, and PyTorch's, is what the system prefers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import context
+from multiprocessing.connection import wait
+from multiprocessing.process import parent_process
+from typing import Any
+
+from ddp.errors import ArgumentError
+from ddp.multiprocessing.connections import JoinableQueue, Queue, SharingConnection, SimpleQueue, make_pipe
+from ddp.multiprocessing.pickling import share_small_tensors
+
+__all__ = ["Process", "ProcessContext", "ProcessException", "ProcessExitedException", "ProcessRaisedException"]
+__all__ += ["spawn", "start_processes"]
+
+_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
+_MOST = 32 << 10  # characters of a traceback: what the pipe takes at once, since it is read when the process has ended
+
+
+class _SharingContext(context.BaseContext):
+    """What our contexts make of their own."""
+
+    def Pipe(self, duplex: bool = True) -> tuple[SharingConnection, SharingConnection]:
+        """The two ends of a new pipe: both send and receive; with duplex off the first receives, the second sends."""
+        return make_pipe(duplex)
+
+    def Queue(self, maxsize: int = 0) -> Queue:
+        """A queue of at most `maxsize` objects; 0: of any number."""
+        return Queue(maxsize, ctx=self.get_context())
+
+    def JoinableQueue(self, maxsize: int = 0) -> JoinableQueue:
+        """A queue that can be waited for: `join` returns when `task_done` was called for each object."""
+        return JoinableQueue(maxsize, ctx=self.get_context())
+
+    def SimpleQueue(self) -> SimpleQueue:
+        """A pipe with a lock at each end."""
+        return SimpleQueue(ctx=self.get_context())
+
+    def get_context(self, method: str | None = None) -> Any:
+        """The context of that start method: "spawn", "forkserver" or "fork"; this one for None.
+
+        It has all that this module has. Raises: ValueError for another method.
+        """
+        if method is not None and method not in _BY_METHOD:
+            raise ValueError(f"cannot find context for {method!r}: expected one of {', '.join(_BY_METHOD)}")
+        return self if method is None else _BY_METHOD[method]
+
+
+class _SharingProcess:
+    """Starts a process whose arguments may hold tensors."""
+
+    @classmethod
+    def _Popen(cls, process_obj: Any) -> Any:
+        share_small_tensors((process_obj._args, process_obj._kwargs))
+        popen = super()._Popen(process_obj)  # type: ignore[misc]  # of the class that stands behind this one
+        vars(popen).pop("fd_owners", None)
+        return popen
+
+
+class SpawnProcess(_SharingProcess, context.SpawnProcess):
+    """A process that starts in a new interpreter; tensors in its arguments go by handle."""
+
+
+class ForkServerProcess(_SharingProcess, context.ForkServerProcess):
+    """A process that a server forks, which was started before anything else was; tensors as above."""
+
+
+class SpawnContext(_SharingContext, context.SpawnContext):
+    """Starts processes by spawn."""
+
+    Process = SpawnProcess
+
+
+class ForkServerContext(_SharingContext, context.ForkServerContext):
+    """Starts processes by forkserver."""
+
+    Process = ForkServerProcess
+
+
+class ForkContext(_SharingContext, context.ForkContext):
+    """Starts processes by fork."""
+
+
+_BY_METHOD: dict[str, Any] = {"spawn": SpawnContext(), "forkserver": ForkServerContext(), "fork": ForkContext()}
+
+
+class Process(context.Process):
+    """A process that runs `target(*args, **kwargs)`, or `run` of a subclass, in the way set by `set_start_method`.
+
+    As the standard library's; tensors in its arguments go by handle, and are shared from then on.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return default.get_context().Process._Popen(process_obj)
+
+
+class DefaultContext(context.DefaultContext, _SharingContext):
+    """The context behind the names of this module: spawn, until `set_start_method` says otherwise.
+
+    That sets ours alone: the standard library's own setting stays.
+    """
+
+    Process = Process  # which asks this context for its method
+
+    def get_context(self, method: str | None = None) -> Any:
+        """The context of that start method: "spawn", "forkserver" or "fork"; the one in use for None.
+
+        It has all that this module has. Raises: ValueError for another method.
+        """
+        return super().get_context(method)
+
+    def set_start_method(self, method: str | None, force: bool = False) -> None:
+        """Sets how processes are started: "spawn", the default, "forkserver" or "fork"; once, unless `force`.
+
+        Raises: RuntimeError if it is set already; ValueError.
+        """
+        super().set_start_method(method, force)
+
+    def get_start_method(self, allow_none: bool = False) -> Any:
+        """How processes are started; with `allow_none`, None while it was neither set nor asked for."""
+        return super().get_start_method(allow_none)
+
+    def get_all_start_methods(self) -> list[str]:
+        """The methods that there are, the default first."""
+        return list(_BY_METHOD)
+
+
+default = DefaultContext(_BY_METHOD["spawn"])
+
+
+class ProcessException(Exception):
+    """A process that was started by `spawn` has failed. error_index: which of them; pid: its number."""
+
+    def __init__(self, msg: str, error_index: int, pid: int) -> None:
+        super().__init__(msg, error_index, pid)
+        self.msg, self.error_index, self.pid = msg, error_index, pid
+
+    def __str__(self) -> str:
+        return self.msg
+
+
+class ProcessRaisedException(ProcessException):
+    """The function has raised an exception: its traceback is the message."""
+
+
+class ProcessExitedException(ProcessException):
+    """A process ended otherwise. exit_code: its status, -N for signal N; signal_name: of that signal, or None."""
+
+    def __init__(
+        self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.args = (msg, error_index, error_pid, exit_code, signal_name)  # from which it is pickled
+        self.exit_code, self.signal_name = exit_code, signal_name
+
+
+class ProcessContext:
+    """The processes of a `spawn`. processes: in order of their index."""
+
+    def __init__(self) -> None:
+        self.processes: list[Any] = []
+        self._reports: list[Any] = []  # the receiving ends
+        self._running: dict[Any, int] = {}  # index by sentinel
+
+    def pids(self) -> list[int]:
+        """The numbers of the processes."""
+        return [process.pid for process in self.processes]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Waits until all have ended; returns whether they have. When one fails, ends the others and raises.
+
+        timeout: seconds to wait at most. grace_period: seconds that the others have after SIGTERM before they are
+        killed; None: 5. Raises: ProcessRaisedException, ProcessExitedException.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while self._running:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                ended = wait(list(self._running), left)
+                if not ended:
+                    return False
+                for sentinel in ended:
+                    index = self._running.pop(sentinel)
+                    self.processes[index].join()
+                    if self.processes[index].exitcode:
+                        self._raise(index)
+        except BaseException:
+            self._end(_GRACE if grace_period is None else grace_period)
+            raise
+        return True
+
+    def _end(self, grace: float) -> None:
+        """Ends what still runs."""
+        for process in self.processes:
+            if process.is_alive():
+                process.terminate()
+        deadline = time.monotonic() + grace
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._running.clear()
+
+    def _raise(self, index: int) -> None:
+        process, report = self.processes[index], self._reports[index]
+        with contextlib.suppress(EOFError):  # it has sent none
+            if report.poll():  # a child of its own may have the other end still
+                message = f"\n\n-- Process {index} terminated with the following error:\n{report.recv()}"
+                raise ProcessRaisedException(message, index, process.pid)
+        code = process.exitcode
+        name = signal.Signals(-code).name if code < 0 else None
+        message = f"process {index} terminated with {f'signal {name}' if name else f'exit code {code}'}"
+        raise ProcessExitedException(message, index, process.pid, code, name)
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str | None = "spawn",
+) -> ProcessContext | None:
+    """Runs `fn(index, *args)` in `nprocs` processes, index from 0 on, and waits for them. They end when this one does.
+
+    An exception in one ends the others and is raised here. join off: returns a ProcessContext at once. Tensors in
+    `args` go by handle, so all processes see the same memory. `fn` and what it is given have to be picklable.
+    daemon: as of Process. start_method: None is the one set.
+    Raises: ProcessRaisedException, whose message holds the traceback there; ProcessExitedException for one that was
+    killed or left with another status than 0; ArgumentError for less than one process.
+    """
+    if nprocs < 1:
+        raise ArgumentError(f"spawn: nprocs should be at least 1, is {nprocs}")
+    made = default.get_context(start_method)
+    started = ProcessContext()
+    try:
+        for index in range(nprocs):
+            ours, theirs = made.Pipe(duplex=False)
+            process = made.Process(target=_run, args=(fn, index, tuple(args), theirs), daemon=daemon)
+            process.start()
+            theirs.close()
+            started.processes.append(process)
+            started._reports.append(ours)
+            started._running[process.sentinel] = index
+    except BaseException:
+        started._end(_GRACE)
+        raise
+    if join:
+        started.join()
+    return None if join else started
+
+
+start_processes = spawn
+
+
+def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any) -> None:
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        fn(index, *args)
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)  # the parent has got it too, and tells of it
+    except Exception:
+        report.send(traceback.format_exc()[-_MOST:])
+        report.close()
+        raise SystemExit(1) from None
+
+
+def _die_with_parent() -> None:
+    """Ends this process when its parent has ended, whatever it is doing then."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
