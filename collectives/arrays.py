@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from collectives.errors import ArgumentError, DtypeError
-from collectives.reduction import BFLOAT16, Array
+from collectives.native import BFLOAT16, Array
 
 _CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
 #: The types of all numbers that collectives carry: bool, integers, floats and complex of NumPy, and bfloat16.

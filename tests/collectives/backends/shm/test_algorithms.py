@@ -33,5 +33,5 @@ def test_values_are_combined_in_rank_order(size: int, place: str) -> None:
     # Over the first source the order of steps suffices; over another one it takes memory of its own.
     out = {"first": sources[0], "last": sources[-1]}.get(place, np.empty(50, np.float32))
     scratch = np.empty(50, np.float32) if place in ("last", "scratch") else None
-    combine_all(sources, out, np.add, scratch)
+    combine_all(sources, out, np.add, None, scratch)
     assert out.tobytes() == want.tobytes()
