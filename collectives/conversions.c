@@ -21,27 +21,22 @@ static inline uint32_t as_bits(float x)
     return bits;
 }
 
-static inline uint32_t from_bf16(uint16_t x)
-{
-    return (uint32_t)x << 16;
-}
-
-static inline uint32_t to_bf16(uint32_t x)
+static inline uint32_t bf16(uint32_t x)
 {
     const uint32_t nan = (x >> 16 & 0x8000) | 0x7fc0, rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16;
     return (x & 0x7fffffff) > 0x7f800000 ? nan : rounded;
 }
 
 /* Exponents are biased by 127 in float32 and by 15 in float16. */
-static inline uint32_t from_f16(uint16_t x)
+static inline float as_f32(uint16_t x)
 {
     const uint32_t sign = (uint32_t)(x & 0x8000) << 16, bits = (uint32_t)(x & 0x7fff) << 13;
     const uint32_t normal = bits + (bits < 0x0f800000 ? 112u << 23 : 224u << 23); /* 31 becomes 255: infinity and nan */
     const uint32_t subnormal = as_bits(as_float(bits + (113u << 23)) - as_float(113u << 23));
-    return sign | (bits < 0x00800000 ? subnormal : normal);
+    return as_float(sign | (bits < 0x00800000 ? subnormal : normal));
 }
 
-static inline uint32_t to_f16(uint32_t x)
+static inline uint32_t f16(uint32_t x)
 {
     const uint32_t sign = x >> 16 & 0x8000, bits = x & 0x7fffffff;
     const uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
@@ -52,17 +47,20 @@ static inline uint32_t to_f16(uint32_t x)
     return sign | (bits > 0x7f800000 ? nan : out);
 }
 
-#define CONVERSIONS(T) \
-    void widen_##T(ptrdiff_t n, const uint16_t *__restrict__ x, float *__restrict__ out) \
-    { \
-        for (ptrdiff_t i = 0; i < n; i++) \
-            out[i] = as_float(from_##T(x[i])); \
-    } \
-    void narrow_##T(ptrdiff_t n, const float *__restrict__ x, uint16_t *__restrict__ out) \
-    { \
-        for (ptrdiff_t i = 0; i < n; i++) \
-            out[i] = (uint16_t)to_##T(as_bits(x[i])); \
-    }
+void widen_f16(ptrdiff_t n, const uint16_t *__restrict__ x, float *__restrict__ out)
+{
+    for (ptrdiff_t i = 0; i < n; i++)
+        out[i] = as_f32(x[i]);
+}
 
-CONVERSIONS(bf16)
-CONVERSIONS(f16)
+void narrow_f16(ptrdiff_t n, const float *__restrict__ x, uint16_t *__restrict__ out)
+{
+    for (ptrdiff_t i = 0; i < n; i++)
+        out[i] = (uint16_t)f16(as_bits(x[i]));
+}
+
+void narrow_bf16(ptrdiff_t n, const float *__restrict__ x, uint16_t *__restrict__ out)
+{
+    for (ptrdiff_t i = 0; i < n; i++)
+        out[i] = (uint16_t)bf16(as_bits(x[i]));
+}

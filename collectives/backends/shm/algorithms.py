@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from collectives.backends.shm.segment import STAGING_BYTES, SUM_ALONE, ControlBlock
-from collectives.native import FLOAT32, astype, copy
+from collectives.native import FLOAT32, copy
 from collectives.reduction import HALVES
 from collectives.transport import Finish, chunks, parts_of
 
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
 Waits = Generator[Callable[[], bool], None, None]
 
-_WIDENED = 32 << 10  # 16-bit floats of each rank that are float32 at a time: 128 KiB stay in the second-level cache
+_WIDENED = 32 << 10  # 16-bit floats that are float32 at a time: two times 128 KiB stay in the second-level cache
 _ALIGN = 64  # bytes: no two ranks write into the same cache line
 
 
@@ -50,9 +50,12 @@ def combine_all(
 
 def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
     """The same for floats of 16 bits, which are combined and finished in float32, and rounded once."""
+    buffers = np.empty((2, min(len(out), _WIDENED)), FLOAT32)
     for start, stop in chunks(len(out), _WIDENED):
-        total, *others = [astype(source[start:stop], FLOAT32) for source in sources]
-        for right in others:
+        total, right = buffers[:, : stop - start]
+        copy(total, sources[0][start:stop])
+        for source in sources[1:]:
+            copy(right, source[start:stop])
             ufunc(total, right, out=total)
         if finish is not None:
             finish(total)
