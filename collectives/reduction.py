@@ -25,7 +25,9 @@ import numpy as np
 
 from collectives.errors import ArgumentError, DtypeError
 from collectives.lengths import split_rows
-from collectives.native import BFLOAT16, FLOAT16, Array
+from collectives.native import BFLOAT16, FLOAT16
+
+Array = np.ndarray[Any, Any]
 
 HALVES = frozenset({FLOAT16, BFLOAT16})
 
