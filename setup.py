@@ -1,4 +1,4 @@
-"""Builds the optional kernels of `ddp._native`; everything else about the package is in setup.cfg.
+"""Builds the optional kernels of `ddp` and `collectives`; everything else about the package is in setup.cfg.
 
 They are plain shared libraries, loaded by ctypes: they use nothing of Python, so that one wheel serves every version. A
 machine without a compiler installs the package all the same.
@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-# One build for each level of the architecture that has wider vectors; `ddp._native` loads the best that the CPU runs.
+# One build for each level of the architecture that has wider vectors; the best that the CPU runs is loaded.
 LEVELS = ("x86-64-v3", "x86-64-v4") if platform.machine() in ("x86_64", "AMD64") else ("",)
 # No -ffast-math, which would flush subnormal numbers in the whole process; nothing here reads errno or floating-point
 # exceptions.
@@ -21,7 +21,7 @@ FLAGS = ["-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping
 
 
 class BuildKernels(build_ext):
-    """Names the libraries `kernels-LEVEL.so`, without the tag of a Python; builds them side by side."""
+    """Names the libraries `kernels-LEVEL.so` and the like, without the tag of a Python; builds them side by side."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -50,12 +50,13 @@ class AnyPython(bdist_wheel):
 setup(
     ext_modules=[
         Extension(
-            "ddp._native." + ("kernels-" + level).rstrip("-"),
-            ["ddp/_native/kernels.c"],
+            (source.replace("/", ".") + "-" + level).rstrip("-"),
+            [source + ".c"],
             extra_compile_args=FLAGS + ([f"-march={level}"] if level else []),
             libraries=["m"],
             optional=True,
         )
+        for source in ("ddp/_native/kernels", "collectives/conversions")
         for level in LEVELS
     ],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPython},

@@ -21,15 +21,15 @@ from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
+from collectives.arrays import split_rows
 from collectives.errors import ArgumentError, DtypeError
-from collectives.lengths import split_rows
+from collectives.native import BFLOAT16, FLOAT16
 
 Array = np.ndarray[Any, Any]
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = frozenset({FLOAT16, BFLOAT16})
 
 
 class ReduceOp(Enum):

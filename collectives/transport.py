@@ -133,6 +133,7 @@ class Transport(ABC):
 
     name: the backend's name; key: the same text on all ranks and different for each communicator of a world
     shares_memory: ranks of a node move arrays through shared memory
+    combines_halves: reductions take floats of 16 bits, combine and finish them in float32, and round once
     """
 
     name: str
@@ -142,7 +143,7 @@ class Transport(ABC):
     local_rank: int
     local_size: int
     node: int
-    shares_memory = False
+    shares_memory = combines_halves = False
     _signatures: Array | None = None
     shared_arrays: Any = None  # of `comm.empty`, which duplicates have in common; `None` without shared memory
 

@@ -156,10 +156,10 @@ def test_a_line_is_a_line_of_the_formatters_making() -> None:
 # fits; rooms of one floor do not see each other, but for those written in one string.
 FLOORS = {
     "collectives": (
-        ("errors", "world"),
-        ("lengths", "time_limit", "flight", "progress_bar"),
+        ("errors", "world", "native"),
+        ("arrays", "time_limit", "flight", "progress_bar"),
         ("reduction",),
-        ("arrays", "transport"),
+        ("transport",),
         ("backends.nccl",),
         ("engine",),
         ("backends",),
@@ -200,6 +200,7 @@ SEES = {
     "launcher.bench": ("collectives",),
     "launcher.doctor": ("collectives",),
     "ddp": (),
+    "ddp._native": ("collectives.native",),
     "ddp.distributed": ("collectives",),
     "ddp.parallel": ("collectives",),
     "ddp.data": ("collectives",),

@@ -8,13 +8,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from collectives.arrays import as_bytes, is_device_array, row_bytes, rows
+from collectives.arrays import (
+    Lengths,
+    as_bytes,
+    exchanged_rows,
+    in_words,
+    is_device_array,
+    joined_rows,
+    row_bytes,
+    rows,
+    split_rows,
+)
 from collectives.backends.shm.call_cache import CallPlan, Piece, filled, joined, nothing, unchanged
 from collectives.engine import array_header as header
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.errors import ArgumentError
-from collectives.lengths import Lengths, exchanged_rows, in_words, joined_rows, split_rows
 from collectives.transport import ROWS, Signatures, Steps
 
 

@@ -12,7 +12,8 @@ from collectives.backends.shm.call_cache import CallPlan, Piece, nothing, reduce
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.errors import ArgumentError, CollectivesError
-from collectives.reduction import Array, ReduceOp, Reduction, check_scale, describe, finish, wire_op
+from collectives.native import astype, copy
+from collectives.reduction import HALVES, Array, ReduceOp, Reduction, check_scale, describe, finish, wire_op
 from collectives.transport import Finish, Signatures, Steps
 
 
@@ -91,6 +92,8 @@ class Reductions(CommunicatorBase):
         source = as_array(x)
         reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
         in_place, shape, dtype = name == "all_reduce", source.shape, source.dtype
+        if dtype in HALVES and self.transport.combines_halves:
+            reduction = reduction._replace(wire=dtype)
         target = None
         if out is not None and reduction.shape is not None:
             same = out is x and reduction.shape == source.shape
@@ -127,7 +130,7 @@ def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
         return contiguous(source)
     if source.dtype.kind == "b":
         return contiguous(source).view(wire)
-    return source.astype(wire, order="C")
+    return astype(source, wire, "C")
 
 
 def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:
@@ -155,8 +158,8 @@ def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:
     if target is total:
         return total
     if target is None:
-        return total if total.dtype == dtype else total.astype(dtype)
-    np.copyto(target, total, casting="unsafe")  # back from the wire's dtype
+        return total if total.dtype == dtype else astype(total, dtype)
+    copy(target, total)  # back from the wire's dtype
     return target
 
 

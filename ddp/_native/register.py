@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.native import address, astype
 from ddp._native import library
 from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops, special, update
 from ddp.ops import op as ops
@@ -38,19 +39,6 @@ def is_plain(x: Any, char: str | None = None) -> bool:
         return False
     flags = x.flags
     return flags.c_contiguous and flags.aligned
-
-
-_addressof, _from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
-
-
-def address(x: Array | None) -> int | None:
-    """Where the numbers of x begin; None for None."""
-    if x is None:
-        return None
-    try:
-        return _addressof(_from_buffer(x))  # a fifth of the time of x.ctypes.data
-    except (BufferError, TypeError, ValueError):  # not in one piece, not writable, or empty
-        return int(x.ctypes.data)
 
 
 # --- activations
@@ -435,6 +423,7 @@ ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12)
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 ERF, ERFC = kernels("erf", N, P, P), kernels("erfc", N, P, P)
 
+ops.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
 activation.sigmoid.attach_native_form(_sigmoid)
 activation.gelu.attach_native_form(_gelu)
 activation.silu.attach_native_form(_silu)

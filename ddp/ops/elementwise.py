@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp._device import device, device_of, place
 from ddp.ops import memory_formats
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, shape_of, unary_op, where_or_zero
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, astype, fold, shape_of, unary_op, where_or_zero
 
 # Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes.
 
@@ -247,11 +247,11 @@ lerp = Op("lerp", _lerp, _lerp_backward, inputs=("x", "y", "w"), saves={"x": ("w
 
 # z = x in another dtype;  dx = g in the dtype of x
 def _cast(xp: Any, x: Array, dtype: Any) -> tuple[Array, Any]:
-    return x.astype(dtype), x.dtype
+    return astype(xp, x, dtype), x.dtype
 
 
 def _cast_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dtype: Any) -> Gradients:
-    return (g.astype(dtype),)
+    return (astype(xp, g, dtype),)
 
 
 cast = Op("cast", _cast, _cast_backward, inputs=("x",), supports_bfloat16=True)

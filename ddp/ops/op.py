@@ -207,27 +207,38 @@ class Upcast:
         self._outs = ((None,) * len(op.inputs),) if op.into else ()
 
     def forward(self, xp: Any, *inputs: Any, **parameters: Any) -> tuple[Any, Any]:
-        out, residual = self._forward(xp, *[upcast(x) for x in inputs], **parameters)
+        out, residual = self._forward(xp, *[_widen(xp, x) for x in inputs], **parameters)
         narrow = [getattr(x, "dtype", None) is BFLOAT16 for x in inputs]
-        return (tuple([_round(each) for each in out]) if isinstance(out, tuple) else _round(out)), (residual, narrow)
+        rounded = tuple([_round(xp, each) for each in out]) if isinstance(out, tuple) else _round(xp, out)
+        return rounded, (residual, narrow)
 
     def backward(self, xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         inner, narrow = residual
-        wide = [upcast(each) for each in g] if isinstance(g, list) else upcast(g)
-        results = self._backward(xp, wide, needs, [upcast(x) for x in saved], inner, *self._outs)
+        wide = [_widen(xp, each) for each in g] if isinstance(g, list) else _widen(xp, g)
+        results = self._backward(xp, wide, needs, [_widen(xp, x) for x in saved], inner, *self._outs)
         if narrow is None:  # the forward moved data, and did not come by here
-            return [_round(dx) for dx in results]
+            return [_round(xp, dx) for dx in results]
         # A float32 weight beside a bfloat16 input keeps its float32 gradient.
-        return [_round(dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]
+        return [_round(xp, dx) if is_round else dx for dx, is_round in zip(results, narrow, strict=True)]
+
+
+@array_function
+def astype(xp: Any, x: Array, dtype: np.dtype[Any]) -> Array:
+    """A copy of x in that dtype."""
+    return x.astype(dtype)
 
 
 def upcast(x: Any) -> Any:
     """A bfloat16 array in float32; anything else as it is."""
-    return x.astype("float32") if getattr(x, "dtype", None) is BFLOAT16 else x
+    return x.astype(_FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
 
 
-def _round(x: Any) -> Any:
-    return x.astype(BFLOAT16) if getattr(x, "dtype", None) is _FLOAT32 else x
+def _widen(xp: Any, x: Any) -> Any:
+    return astype(xp, x, _FLOAT32) if getattr(x, "dtype", None) is BFLOAT16 else x
+
+
+def _round(xp: Any, x: Any) -> Any:
+    return astype(xp, x, BFLOAT16) if getattr(x, "dtype", None) is _FLOAT32 else x
 
 
 def compute_dtype(x: Array) -> np.dtype[Any]:

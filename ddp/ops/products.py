@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ddp.ops.activation import gelu
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, total, where_or_zero
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, astype, fold, total, where_or_zero
 
 # Matrix products, and the linear layer with its bias in one pair.
 
@@ -20,7 +20,8 @@ def product(xp: Any, a: Array, b: Array, out: Array | None = None) -> Array:
     """a @ b, by the way that suits the array module; in `out` if that is as good."""
     # NumPy has no float16 kernel: its own loop is 250 times slower than float32.
     if a.dtype.char == "e":
-        return (a.astype("float32") @ b.astype("float32")).astype("float16")
+        wide, half = np.dtype("float32"), np.dtype("float16")
+        return astype(xp, astype(xp, a, wide) @ astype(xp, b, wide), half)
     return xp.matmul(a, b, out)
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 import collectives
 from collectives import Communicator, ReduceOp
+from collectives.arrays import check_lengths, even_lengths
 from collectives.errors import ArgumentError
-from collectives.lengths import check_lengths, even_lengths
 from ddp._device import device
 from ddp._engine import CollectiveNode, modes
 from ddp._tensor.base import TensorBase, check_current, make_node, record, wrap

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from collectives.arrays import even_lengths
 from collectives.backends.mpi.mpi_world import MPIWorld
 from collectives.errors import TooManyCommunicators
-from collectives.lengths import even_lengths
 from collectives.reduction import Array, ReduceOp
 from collectives.time_limit import run_in_thread
 from collectives.transport import (

@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 
 from collectives.errors import ArgumentError, BackendError, DtypeError, NcclError
-from collectives.reduction import BFLOAT16, ReduceOp
+from collectives.native import BFLOAT16
+from collectives.reduction import ReduceOp
 
 _UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 _MAGIC = 0xCAFEBEEF

@@ -16,30 +16,50 @@ from typing import Any
 import numpy as np
 
 from collectives.backends.shm.segment import STAGING_BYTES, SUM_ALONE, ControlBlock
+from collectives.native import FLOAT32, copy
+from collectives.reduction import HALVES
 from collectives.transport import Finish, chunks, parts_of
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
 Waits = Generator[Callable[[], bool], None, None]
 
+_WIDENED = 32 << 10  # 16-bit floats that are float32 at a time: two times 128 KiB stay in the second-level cache
 _ALIGN = 64  # bytes: no two ranks write into the same cache line
 
 
-def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, scratch: Array | None = None) -> None:
-    """out = sources[0] ∘ sources[1] ∘ …, in this order.
+def combine_all(
+    sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None, scratch: Array | None = None
+) -> None:
+    """out = what finish makes of sources[0] ∘ sources[1] ∘ …, in this order.
 
     scratch: like out; for what lies between, where out is the memory of one of three or more sources
     """
-    if len(sources) == 1:
-        if out is not sources[0]:
-            np.copyto(out, sources[0])
+    if out.dtype in HALVES:
+        combine_halves(sources, out, ufunc, finish)
         return
     between = out if scratch is None else scratch
-    left = sources[0]
-    for right in sources[1:-1]:
-        ufunc(left, right, out=between)
-        left = between
-    ufunc(left, sources[-1], out=out)
+    left, *others = sources
+    if not others and out is not left:
+        np.copyto(out, left)
+    for number, right in enumerate(others, 1):
+        left = ufunc(left, right, out=between if number < len(others) else out)
+    if finish is not None:
+        finish(out)
+
+
+def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
+    """The same for floats of 16 bits, which are combined and finished in float32, and rounded once."""
+    buffers = np.empty((2, min(len(out), _WIDENED)), FLOAT32)
+    for start, stop in chunks(len(out), _WIDENED):
+        total, right = buffers[:, : stop - start]
+        copy(total, sources[0][start:stop])
+        for source in sources[1:]:
+            copy(right, source[start:stop])
+            ufunc(total, right, out=total)
+        if finish is not None:
+            finish(total)
+        copy(out[start:stop], total)
 
 
 def share(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
@@ -55,10 +75,7 @@ def share(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
 def reduce_visible(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
     """out = the reduction of the sources, tile by tile. All: (n,) of one dtype; out overlaps none of them."""
     for start, stop in chunks(len(out), STAGING_BYTES // out.itemsize):
-        part = out[start:stop]
-        combine_all([source[start:stop] for source in sources], part, ufunc)
-        if finish is not None:
-            finish(part)
+        combine_all([source[start:stop] for source in sources], out[start:stop], ufunc, finish)
 
 
 def reduce_into_all(
@@ -74,9 +91,7 @@ def reduce_into_all(
         start, stop = first + start, first + stop
         part = outs[me][start:stop]
         between = None if scratch is None else scratch[: stop - start]
-        combine_all([source[start:stop] for source in sources], part, ufunc, between)
-        if finish is not None:
-            finish(part)
+        combine_all([source[start:stop] for source in sources], part, ufunc, finish, between)
         for out in others:
             np.copyto(out[start:stop], part)
 
@@ -98,9 +113,7 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
         a, b = share(stop - start, x.itemsize, control.size, control.me)
         # No other rank reads this part of this rank's stage, so the total can take its place.
         total = staged[control.me][a:b]
-        combine_all([source[a:b] for source in staged], total, ufunc, scratch[: b - a])
-        if finish is not None:
-            finish(total)
+        combine_all([source[a:b] for source in staged], total, ufunc, finish, scratch[: b - a])
         control.advance()
         yield control.advanced
         for rank, source in enumerate(staged):
@@ -116,10 +129,7 @@ def reduce(control: ControlBlock, x: Array, out: Array | None, ufunc: np.ufunc, 
         control.advance()
         yield control.advanced
         if out is not None:
-            part = out[start:stop]
-            combine_all(staged, part, ufunc)
-            if finish is not None:
-                finish(part)
+            combine_all(staged, out[start:stop], ufunc, finish)
 
 
 def reduce_scatter(
@@ -138,9 +148,7 @@ def reduce_scatter(
         yield control.advanced
         part = out[start:stop]
         if len(part):
-            combine_all([source[control.me * step :][: len(part)] for source in staged], part, ufunc)
-            if finish is not None:
-                finish(part)
+            combine_all([source[control.me * step :][: len(part)] for source in staged], part, ufunc, finish)
 
 
 def broadcast(control: ControlBlock, x: Array, root: int) -> Waits:

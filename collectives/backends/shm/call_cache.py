@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from collectives.arrays import flat, is_plain
+from collectives.backends.shm.algorithms import combine_halves
 from collectives.backends.shm.segment import NOWHERE, ControlBlock
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.queue import CallQueue, spin
 from collectives.flight.recorder import FAILED
-from collectives.reduction import COMBINE, Array, ReduceOp, finish, wire_op
+from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, finish, wire_op
 from collectives.transport import HASH, IN, NBYTES, PREFIX, ROWS, SEQUENCE
 
 if TYPE_CHECKING:
@@ -86,6 +88,14 @@ def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) 
     """The reduction of the pieces, one a rank."""
     ufunc, mean, same = COMBINE[wire_op(op)], op is ReduceOp.MEAN, wire == dtype
 
+    def combine_widened(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
+        y = out if out is not None and is_plain(out) else np.empty(parts[0].shape, wire)
+        combine_halves([flat(each) for each in parts], flat(y), ufunc, lambda total: finish(total, op, size, scale))
+        if out is None or out is y:
+            return y
+        np.copyto(out, y)
+        return out
+
     def combine(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
         first, second, *others = parts
         if out is not None and same:
@@ -103,11 +113,12 @@ def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) 
         np.copyto(out, y, casting="unsafe")
         return out
 
-    if wire.kind not in "fc":  # integers have no error state that could be raised
+    if wire.kind in "iu":  # integers have no error state that could be raised
         return combine
     context = contextvars.Context()  # errors are ignored as in `CallQueue.wait`, and to enter this takes 0.1 us
     context.run(np.seterr, all="ignore")
-    return lambda parts, x, out, scale: context.run(combine, parts, x, out, scale)
+    carry_out = combine_widened if wire in HALVES else combine
+    return lambda parts, x, out, scale: context.run(carry_out, parts, x, out, scale)
 
 
 class CallPlan(NamedTuple):
@@ -261,7 +272,7 @@ class _CachedCall:
         ):
             return False
         dtype = self._plan.dtype
-        if scale is not None and not (type(scale) is float and dtype is not None and dtype.kind in "fc"):
+        if scale is not None and not (type(scale) is float and dtype is not None and dtype.kind not in "iu"):
             return False
         return not self._plan.writes or x.flags.writeable
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from collectives import Work
 from ddp._device import device_of
+from ddp.ops.op import astype
 from ddp.parallel.comm_hooks.error_feedback import working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
@@ -74,14 +75,14 @@ def _pack(rows: Array, dtype: Any, factors: Array) -> Array:
     """(rows, n) float32 as (rows, 2 + n) 16-bit words."""
     words = device_of(rows).xp.empty((len(rows), _HEAD + rows.shape[1]), np.uint16)
     words[:, :_HEAD] = (1 / factors).view(np.uint16).reshape(-1, _HEAD)
-    words[:, _HEAD:].view(dtype)[...] = rows * factors[:, None]
+    words[:, _HEAD:].view(dtype)[...] = astype(device_of(rows).xp, rows * factors[:, None], np.dtype(dtype))
     return words
 
 
 def _unpack(words: Array, dtype: Any) -> Array:
     """What `_pack` packed, rounded."""
     inverses = words[:, :_HEAD].copy().view(np.float32)
-    rows = words[:, _HEAD:].view(dtype).astype(np.float32)
+    rows = astype(device_of(words).xp, words[:, _HEAD:].copy().view(dtype), np.dtype(np.float32))
     rows *= inverses
     return rows
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from collectives.backends.shm.algorithms import combine_all, share
+from collectives.native import BFLOAT16, FLOAT16
 
 
 @pytest.mark.parametrize(
@@ -33,5 +34,18 @@ def test_values_are_combined_in_rank_order(size: int, place: str) -> None:
     # Over the first source the order of steps suffices; over another one it takes memory of its own.
     out = {"first": sources[0], "last": sources[-1]}.get(place, np.empty(50, np.float32))
     scratch = np.empty(50, np.float32) if place in ("last", "scratch") else None
-    combine_all(sources, out, np.add, scratch)
+    combine_all(sources, out, np.add, None, scratch)
     assert out.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+@pytest.mark.parametrize("ufunc", [np.add, np.multiply, np.maximum, np.minimum])
+def test_floats_of_16_bits_are_combined_and_finished_in_float32(dtype: np.dtype, ufunc: np.ufunc) -> None:
+    sources = list(np.random.default_rng(1).integers(0, 1 << 16, (3, 70_000), np.uint16).view(dtype))  # of all kinds
+    with np.errstate(all="ignore"):
+        want = sources[0].astype(np.float32)
+        for source in sources[1:]:
+            ufunc(want, source.astype(np.float32), out=want)
+        want = (want / 3).astype(dtype)
+        combine_all(sources, sources[1], ufunc, lambda total: np.divide(total, 3, out=total))
+    assert sources[1].tobytes() == want.tobytes()
