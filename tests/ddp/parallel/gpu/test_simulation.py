@@ -76,7 +76,7 @@ SPARED = ("bf16", "low rank", "top k")
 def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
     rig: Callable[..., Rig], nccl: Any, way: str, count: Callable[[int, int], int]
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 2, 100))
+    seeded(lambda seed: simulate(rig, nccl, seed, **WAYS[way]), count(1 if way else 2, 10))
 
 
 @TRANSPORTS
@@ -84,7 +84,7 @@ def test_every_order_that_cuda_allows_gives_the_numbers_of_the_cpu(
 def test_layers_with_kernels_and_statistics_over_ranks(
     rig: Callable[..., Rig], nccl: Any, count: Callable[[int, int], int]
 ) -> None:
-    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(1, 20))
+    seeded(lambda seed: simulate(rig, nccl, seed, train_layers), count(1, 5))
 
 
 def skip_wait_in(caller: str) -> Callable[[pytest.MonkeyPatch], None]:
