@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp._cuda import matmul_kernels
-from ddp.ops import convolution
 from ddp.ops.op import Array
 
 
@@ -21,13 +19,6 @@ def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
 def sum_of_squares(xp: Any, x: Array) -> Array:
     result: Array = (x * x).sum()
     return result
-
-
-class CapturedColumns(convolution.Columns):
-    """Columns whose products can be captured in a CUDA graph."""
-
-    def product(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        return matmul_kernels.product(self.xp, a, b, out)
 
 
 def dropout_seed(xp: Any, rng: Any) -> Any:
