@@ -98,7 +98,7 @@ def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | N
     return (counts[0][:, None] * counts[1]).astype(dtype)
 
 
-# z = sum of x under the window / divisor;  dx = g / divisor at every element of it
+# z = sum of x under the window / divisor;  dx = g / divisor at every element of it; along H, then along W
 def _avg_pool2d(
     xp: Any, x: Array, window: Window, count_include_pad: bool, divisor_override: int | None
 ) -> tuple[Array, Any]:
@@ -107,8 +107,11 @@ def _avg_pool2d(
         for where, seen in _patches(window):
             out[where] = x[seen].sum((2, 3), out.dtype, keepdims=True)
     else:
-        for where, seen in window.shifts():
-            out[where] += x[seen]
+        lines = xp.zeros((*out.shape[:3], x.shape[3]), out.dtype)
+        for p, rows in window.along(0):
+            lines[:, :, p] += x[:, :, rows]
+        for q, columns in window.along(1):
+            out[..., q] += lines[..., columns]
     divisor = _divisor(xp, window, count_include_pad, divisor_override, out.dtype)
     out /= divisor
     return out.astype(x.dtype, copy=False), (window, divisor)
@@ -117,8 +120,15 @@ def _avg_pool2d(
 def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     window, divisor = residual
     part, dx = (g / divisor).astype(g.dtype, copy=False), xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
-    for where, seen in _patches(window) if _few(window) else window.shifts():
-        dx[seen] += part[where]
+    if _few(window):
+        for where, seen in _patches(window):
+            dx[seen] += part[where]
+    else:
+        lines = xp.zeros((*g.shape[:3], dx.shape[3]), dx.dtype)
+        for q, columns in window.along(1):
+            lines[..., columns] += part[..., q]
+        for p, rows in window.along(0):
+            dx[:, :, rows] += lines[:, :, p]
     return (dx.astype(g.dtype, copy=False),)
 
 

@@ -11,7 +11,7 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
-from tests.ddp.nn.against_torch import agree, check_layer, check_refusals, numbers, torch
+from tests.ddp.nn.against_torch import agree, check_layer, check_refusals, torch
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("MaxPool1d", (2,), {}, (2, 3, 7)),
