@@ -195,7 +195,9 @@ def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Arr
 def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -> tuple[Array | None, Array | None]:
     """For g of the result's shape the gradients of the image, if w is given, and of the filters, if x is."""
     n, groups, channels, filters, window = shape
-    dx = dw = kernel = None
+    dx: Any = None
+    dw: Any = None
+    kernel: Any = None
     if w is not None:
         kernel = _wide(w).reshape(groups, filters, shape.length).swapaxes(1, 2)
         if window.is_identity:
