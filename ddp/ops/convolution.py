@@ -209,6 +209,7 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
     for tile, lines in shape.tiles(xp, g.itemsize) if kernel is not None or dw is not None else ():
         last = _positions(g[tile], groups, lines)
         if kernel is not None:
+            assert dx is not None
             # NumPy's product of a column and a row is slow.
             columns = product(xp, kernel, last) if filters > 1 else kernel * last
             columns = columns.reshape(groups * channels, window.elements, -1, lines.stop - lines.start, window.out[1])
