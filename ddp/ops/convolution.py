@@ -206,15 +206,14 @@ def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -
             dx = xp.zeros((n, groups * channels, *window.image), kernel.dtype)
     if x is not None:
         dw = xp.zeros((groups, filters, shape.length), _wide(x[:0]).dtype)
-    for tile, lines in shape.tiles(xp, g.itemsize) if kernel is not None or dw is not None else ():
+    for tile, lines in shape.tiles(xp, g.itemsize) if kernel is not None or x is not None else ():
         last = _positions(g[tile], groups, lines)
         if kernel is not None:
-            assert dx is not None
             # NumPy's product of a column and a row is slow.
             columns = product(xp, kernel, last) if filters > 1 else kernel * last
             columns = columns.reshape(groups * channels, window.elements, -1, lines.stop - lines.start, window.out[1])
             fold_into(xp, columns, window, lines, dx[tile])
-        if dw is not None:
+        if x is not None:
             dw += product(xp, last, _columns(xp, x[tile], shape, lines).swapaxes(1, 2))
     if dw is not None:
         dw = dw.reshape(groups * filters, channels, *window.kernel).astype(g.dtype, copy=False)
