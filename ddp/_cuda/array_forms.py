@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp._cuda import matmul_kernels
-from ddp.ops import convolution
 from ddp.ops.memory_formats import as_format, order_of, prefers_channels_last
 from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Op, Saved
 
@@ -28,13 +26,6 @@ def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
 def sum_of_squares(xp: Any, x: Array) -> Array:
     result: Array = (x * x).sum()
     return result
-
-
-class CapturedColumns(convolution.Columns):
-    """Columns whose products can be captured in a CUDA graph."""
-
-    def product(self, a: Array, b: Array, out: Array | None = None) -> Array:
-        return matmul_kernels.product(self.xp, a, b, out)
 
 
 def dropout_seed(xp: Any, rng: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from ddp._cuda import cudnn_graph
 from ddp._cuda.array_table import address
 from ddp._cuda.cudnn_graph import GraphBuilder, TensorSpec
-from ddp.ops.convolution import Pair, Shape, Window, im2col_layout
+from ddp.ops.convolution import Pair, Shape, Window, adjoint, correlate
 from ddp.ops.memory_formats import as_format, dense_strides, empty_image, prefers_channels_last
 from ddp.ops.op import Array, Gradients, Needs, Saved, total, upcast
 
@@ -67,8 +67,7 @@ def _correlated(xp: Any, x: Array, w: Array, shape: Shape, last: bool) -> Array:
     size = shape.n, shape.groups * shape.filters, *shape.window.out
     out = cudnn_convolution(xp, "conv_fprop", shape.window, size, last, image=x, weight=w)
     if out is None:
-        layout = im2col_layout(xp, shape, x.dtype)
-        out = as_format(xp, layout.correlate(as_format(xp, x, False), as_format(xp, w, False), None), last)
+        out = as_format(xp, correlate(xp, as_format(xp, x, False), as_format(xp, w, False), None, shape), last)
     return out
 
 
@@ -76,17 +75,15 @@ def _image_gradient(xp: Any, g: Array, w: Array, shape: Shape, last: bool) -> Ar
     size = shape.n, shape.groups * shape.channels, *shape.window.image
     dx = cudnn_convolution(xp, "conv_dgrad", shape.window, size, last, loss=g, filter=w)
     if dx is None:
-        layout = im2col_layout(xp, shape, g.dtype)
-        dx = as_format(xp, layout.adjoint(as_format(xp, g, False), as_format(xp, w, False), None, False)[0], last)
+        dx = as_format(xp, adjoint(xp, as_format(xp, g, False), as_format(xp, w, False), None, shape)[0], last)
     return dx
 
 
 def _filter_gradient(xp: Any, g: Array, x: Array, shape: Shape, filters: tuple[int, ...], last: bool) -> Array:
     dw = cudnn_convolution(xp, "conv_wgrad", shape.window, filters, last, image=x, loss=g)
     if dw is None:
-        layout = im2col_layout(xp, shape, g.dtype)
-        dw = layout.adjoint(as_format(xp, g, False), None, as_format(xp, x, False), False)[1]
-    return xp.zeros(filters, g.dtype) if dw is None else dw  # None: no sample
+        dw = adjoint(xp, as_format(xp, g, False), None, as_format(xp, x, False), shape)[1]
+    return dw
 
 
 def _plus(out: Array, b: Array | None) -> Array:

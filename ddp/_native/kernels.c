@@ -12,13 +12,7 @@
 #include <string.h>
 
 #define LANES 32
-#if defined(__AVX512F__)
-#define VECTOR 64 /* bytes of a register */
-#elif defined(__AVX__)
-#define VECTOR 32
-#else
-#define VECTOR 16
-#endif
+#define VECTOR __BIGGEST_ALIGNMENT__ /* bytes of a register */
 #define SIMD _Pragma("omp simd")
 #define restrict __restrict__
 #define JOIN(a, b) a##_##b
@@ -38,20 +32,13 @@ static inline float exp_f32(float x)
     float r = x - k * 0.693359375f;
     r = r + k * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
+    p = ((p * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f;
+    p = (p * r + 1.6666665459e-1f) * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    uint32_t raw;
-    memcpy(&raw, &shifted, 4);
-    const int32_t bits = (int32_t)(raw - 0x4b400000u), half = bits >> 1;
-    const uint32_t low = (uint32_t)(half + 127) << 23, high = (uint32_t)(bits - half + 127) << 23;
-    float a, b;
-    memcpy(&a, &low, 4);
-    memcpy(&b, &high, 4);
-    return p * a * b;
+    const union { float value; uint32_t bits; } raw = {shifted};
+    const int32_t bits = (int32_t)(raw.bits - 0x4b400000u), half = bits >> 1;
+    const union { uint32_t bits; float value; } a = {(uint32_t)(half + 127) << 23}, b = {(uint32_t)(bits - half + 127) << 23};
+    return p * a.value * b.value;
 }
 
 static inline double exp_f64(double x)
@@ -63,28 +50,16 @@ static inline double exp_f64(double x)
     double r = x - k * 6.93147180369123816490e-01;
     r = r - k * 1.90821492927058770002e-10;
     double p = 1.0 / 6227020800.0;
-    p = p * r + 1.0 / 479001600.0;
-    p = p * r + 1.0 / 39916800.0;
-    p = p * r + 1.0 / 3628800.0;
-    p = p * r + 1.0 / 362880.0;
-    p = p * r + 1.0 / 40320.0;
-    p = p * r + 1.0 / 5040.0;
-    p = p * r + 1.0 / 720.0;
-    p = p * r + 1.0 / 120.0;
-    p = p * r + 1.0 / 24.0;
-    p = p * r + 1.0 / 6.0;
-    p = p * r + 0.5;
+    p = ((p * r + 1.0 / 479001600.0) * r + 1.0 / 39916800.0) * r + 1.0 / 3628800.0;
+    p = ((p * r + 1.0 / 362880.0) * r + 1.0 / 40320.0) * r + 1.0 / 5040.0;
+    p = ((p * r + 1.0 / 720.0) * r + 1.0 / 120.0) * r + 1.0 / 24.0;
+    p = (p * r + 1.0 / 6.0) * r + 0.5;
     p = p * (r * r) + r + 1.0;
-    uint64_t bits;
-    memcpy(&bits, &shifted, 8);
+    union { double value; uint64_t bits; } k_bits = {shifted};
     /* The arithmetic shift of 64 bits is slow before AVX-512: make the integer positive, halve it, and take that back. */
-    bits -= 0x4338000000000000u - 2048;
-    const uint64_t half = bits >> 1;
-    const uint64_t low = (half - 1024 + 1023) << 52, high = (bits - half - 1024 + 1023) << 52;
-    double a, b;
-    memcpy(&a, &low, 8);
-    memcpy(&b, &high, 8);
-    return p * a * b;
+    const uint64_t bits = k_bits.bits - (0x4338000000000000u - 2048), half = bits >> 1;
+    const union { uint64_t bits; double value; } a = {(half - 1) << 52}, b = {(bits - half - 1) << 52};
+    return p * a.value * b.value;
 }
 
 /* The probability that a normal variable exceeds y >= 0, over e^(-y^2/2): to 3.2e-8 of its value. */
@@ -92,14 +67,9 @@ static inline float tail_f32(float y)
 {
     float t = 1 / (1 + 0.35f * y);
     float p = -0.029158030f;
-    p = p * t + 0.144031609f;
-    p = p * t - 0.255840399f;
-    p = p * t + 0.159321250f;
-    p = p * t - 0.023213391f;
-    p = p * t + 0.105552926f;
-    p = p * t + 0.119821185f;
-    p = p * t + 0.139863529f;
-    p = p * t + 0.139621306f;
+    p = ((p * t + 0.144031609f) * t - 0.255840399f) * t + 0.159321250f;
+    p = ((p * t - 0.023213391f) * t + 0.105552926f) * t + 0.119821185f;
+    p = (p * t + 0.139863529f) * t + 0.139621306f;
     return p * t;
 }
 
@@ -127,8 +97,21 @@ typedef struct {
     const int64_t *at; /* (heads, ARRAYS) */
     double scale;
 } attention_shape;
-
 #define QUERIES 64 /* that attention works on at a time */
+
+/* A window that slides over images; every pair is along H, along W. out: how many positions it takes */
+typedef struct {
+    int64_t image[2], kernel[2], stride[2], padding[2], dilation[2], out[2];
+} window;
+
+/* Narrows the positions from `start` to `stop` to those that see, at stride*position + offset, an element of n. */
+static inline void clip(size n, size stride, size offset, size *start, size *stop)
+{
+    while (*start < *stop && *start * stride + offset < 0)
+        ++*start;
+    while (*start < *stop && (*stop - 1) * stride + offset >= n)
+        --*stop;
+}
 
 /* One pass of a formula: registers, or scalar i as -1 - i; b is not read by functions of one operand. */
 typedef struct {
@@ -136,7 +119,6 @@ typedef struct {
 } formula_pass;
 
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
-
 #define REGISTERS 16
 
 void gelu_f64(size n, const double *restrict x, double *restrict out, double *restrict slope)
@@ -344,6 +326,14 @@ void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *restri
     }
 }
 
+static inline double NAME(mass)(size n, const REAL *w)
+{
+    double mass = w ? 0 : n;
+    for (size i = 0; w && i < n; i++)
+        mass += w[i];
+    return mass;
+}
+
 /* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
  * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones; each: (rows,), the losses, or NULL;
  * top, sum: (rows,), max x and sum e^(x - top), for backward; out: the mean (else the sum) of the losses, and the factor of
@@ -352,12 +342,8 @@ void NAME(cross_entropy)(size rows, size n, const REAL *restrict x, const int64_
                          const uint8_t *restrict keep, const REAL *restrict w, double s, int mean, REAL *restrict top,
                          REAL *restrict sum, double *restrict each, double *restrict out)
 {
-    double losses = 0, weights = 0, mass = n;
-    if (w && s) {
-        mass = 0;
-        for (size i = 0; i < n; i++)
-            mass += w[i];
-    }
+    double losses = 0, weights = 0;
+    const double mass = NAME(mass)(n, w);
     for (size row = 0; row < rows; row++, x += n) {
         const REAL most = NAME(largest)(n, x);
         REAL sums[LANES] = {0};
@@ -390,12 +376,7 @@ void NAME(cross_entropy_backward)(size rows, size n, const REAL *restrict x, con
                                   const REAL *restrict top, const REAL *restrict sum, const REAL *restrict g,
                                   double factor, REAL *restrict dx)
 {
-    double mass = n;
-    if (w && s) {
-        mass = 0;
-        for (size i = 0; i < n; i++)
-            mass += w[i];
-    }
+    const double mass = NAME(mass)(n, w);
     for (size row = 0; row < rows; row++, x += n, dx += n) {
         if (keep && !keep[row]) {
             memset(dx, 0, n * sizeof(REAL));
@@ -459,30 +440,11 @@ void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const REAL *
 
 #define BLOCK (2048 / (size)sizeof(REAL)) /* elements that all passes work on before the next: they stay in L1 */
 
-#define BINARY(...)                                                                                                    \
-    if (pass->a < 0)                                                                                                   \
-        SIMD for (size i = 0; i < n; i++)                                                                              \
-        {                                                                                                              \
-            const REAL x = scalar_a, y = b[i];                                                                         \
-            out[i] = __VA_ARGS__;                                                                                      \
-        }                                                                                                              \
-    else if (pass->b < 0)                                                                                              \
-        SIMD for (size i = 0; i < n; i++)                                                                              \
-        {                                                                                                              \
-            const REAL x = a[i], y = scalar_b;                                                                         \
-            out[i] = __VA_ARGS__;                                                                                      \
-        }                                                                                                              \
-    else                                                                                                               \
-        SIMD for (size i = 0; i < n; i++)                                                                              \
-        {                                                                                                              \
-            const REAL x = a[i], y = b[i];                                                                             \
-            out[i] = __VA_ARGS__;                                                                                      \
-        }
-
-#define UNARY(...)                                                                                                     \
+#define OUT(...)                                                                                                       \
     SIMD for (size i = 0; i < n; i++)                                                                                  \
     {                                                                                                                  \
-        const REAL x = a[i];                                                                                           \
+        const REAL x = a ? a[i] : scalar_a, y = b ? b[i] : scalar_b;                                                   \
+        (void)y;                                                                                                       \
         out[i] = __VA_ARGS__;                                                                                          \
     }
 
@@ -503,14 +465,14 @@ void NAME(run_program)(size count, const formula_pass *passes, const REAL *scala
                 const REAL scalar_a = pass->a < 0 ? scalars[-1 - pass->a] : 0;
                 const REAL scalar_b = pass->b < 0 ? scalars[-1 - pass->b] : 0;
                 switch (pass->function) {
-                case ADD: BINARY(x + y) break;
-                case SUBTRACT: BINARY(x - y) break;
-                case MULTIPLY: BINARY(x * y) break;
-                case DIVIDE: BINARY(x / y) break;
-                case MAXIMUM: BINARY(x > y || x != x ? x : y) break;
-                case SQRT: UNARY(sizeof(REAL) == sizeof(float) ? sqrtf((float)x) : (REAL)sqrt(x)) break;
-                case SIGN: UNARY(x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x) break;
-                case NEGATIVE: UNARY(-x) break;
+                case ADD: OUT(x + y) break;
+                case SUBTRACT: OUT(x - y) break;
+                case MULTIPLY: OUT(x * y) break;
+                case DIVIDE: OUT(x / y) break;
+                case MAXIMUM: OUT(x > y || x != x ? x : y) break;
+                case SQRT: OUT(sizeof(REAL) == sizeof(float) ? sqrtf((float)x) : (REAL)sqrt(x)) break;
+                case SIGN: OUT(x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x) break;
+                case NEGATIVE: OUT(-x) break;
                 }
             }
         }
@@ -664,6 +626,70 @@ void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REA
             NAME(product)(seen, s->width, rows, p, 1, pad, g_block, row[G], dv + at[DV], row[DV], 1);
         }
     }
+}
+
+/* --- windows over images ------------------------------------------------------------------------------------------ */
+
+/* columns = what each element of the window sees of x from lines `first` to `last` of positions, 0 beyond it; or, back,
+ * x += columns. x: (n, channels, H, W); columns: (channels, KH, KW, n, last - first, OW) */
+void NAME(im2col)(const window *s, size n, size channels, size first, size last, int back, REAL *restrict x,
+                  REAL *restrict columns)
+{
+    const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1], elements = s->kernel[0] * s->kernel[1];
+    for (size c = 0; c < channels * elements; c++) {
+        const size down = c % elements / s->kernel[1] * s->dilation[0] - s->padding[0];
+        const size right = c % s->kernel[1] * s->dilation[1] - s->padding[1];
+        size start = 0, stop = ow;
+        clip(w, step, right, &start, &stop);
+        for (size line = 0; line < n * (last - first); line++, columns += ow) {
+            const size row = (first + line % (last - first)) * s->stride[0] + down;
+            const size m = row >= 0 && row < h ? stop - start : 0, plane = line / (last - first) * channels + c / elements;
+            REAL *seen = x + (m ? (plane * h + row) * w + start * step + right : 0), *to = columns + start;
+            if (back)
+                SIMD for (size q = 0; q < m; q++) seen[q * step] += to[q];
+            else {
+                if (m < ow)
+                    memset(columns, 0, ow * sizeof(REAL));
+                SIMD for (size q = 0; q < m; q++) to[q] = seen[q * step];
+            }
+        }
+    }
+}
+
+/* top = max of x under the window, at = where in H*W it lies: of equals the first, the last nan; -1 if it sees nothing.
+ * x: (planes, H, W); top, at: (planes, OH, OW) */
+void NAME(max_pool)(const window *s, size planes, const REAL *restrict x, REAL *restrict top, int32_t *restrict at)
+{
+    const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1];
+    for (size line = 0; line < planes * s->out[0]; line++, top += ow, at += ow) {
+        for (size q = 0; q < ow; q++)
+            top[q] = -INFINITY, at[q] = -1;
+        for (size element = 0; element < s->kernel[0] * s->kernel[1]; element++) {
+            const size down = element / s->kernel[1] * s->dilation[0] - s->padding[0];
+            const size right = element % s->kernel[1] * s->dilation[1] - s->padding[1];
+            const size row = line % s->out[0] * s->stride[0] + down, offset = row * w + right;
+            size start = 0, stop = row >= 0 && row < h ? ow : 0;
+            clip(w, step, right, &start, &stop);
+            const REAL *plane = x + line / s->out[0] * h * w;
+            SIMD for (size q = start; q < stop; q++)
+            {
+                const REAL v = plane[offset + q * step];
+                const int better = (v > top[q]) | (v != v) | (at[q] < 0);
+                top[q] = better ? v : top[q];
+                at[q] = better ? (int32_t)(offset + q * step) : at[q];
+            }
+        }
+    }
+}
+
+/* dx[at] += g. g, at: (planes, n); dx: (planes, m) */
+void NAME(max_pool_backward)(size planes, size n, size m, const REAL *restrict g, const int32_t *restrict at,
+                             REAL *restrict dx)
+{
+    for (size plane = 0; plane < planes; plane++, g += n, at += n, dx += m)
+        for (size i = 0; i < n; i++)
+            if (at[i] >= 0)
+                dx[at[i]] += g[i];
 }
 
 #undef EXP

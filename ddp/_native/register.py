@@ -6,6 +6,7 @@ Each hands on what it cannot take to the array formula.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,7 +15,18 @@ import numpy as np
 
 from collectives.native import address, astype
 from ddp._native import library
-from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops, special, update
+from ddp.ops import (
+    activation,
+    attention,
+    convolution,
+    indexing,
+    losses,
+    normalization,
+    pooling,
+    softmax_ops,
+    special,
+    update,
+)
 from ddp.ops import op as ops
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
 
@@ -262,6 +274,50 @@ def _add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
         indexing.add_rows_into.__wrapped__(xp, where, g, out)
 
 
+# --- windows over images
+
+
+def _describe_window(window: convolution.Window) -> Any:
+    """`window` of kernels.c."""
+    pairs = window.image, window.kernel, window.stride, window.padding, window.dilation, window.out
+    return (ctypes.c_int64 * 12)(*[n for pair in pairs for n in pair])
+
+
+def _unfold(xp: Any, x: Array, window: convolution.Window, lines: slice) -> Array:
+    if not is_plain(x):
+        return convolution.unfold.__wrapped__(xp, x, window, lines)
+    shape = x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]
+    columns, at = np.empty(shape, x.dtype), (len(x), x.shape[1], lines.start, lines.stop)
+    IM2COL[x.dtype.char](_describe_window(window), *at, False, address(x), address(columns))
+    return columns
+
+
+def _fold_into(xp: Any, columns: Array, window: convolution.Window, lines: slice, x: Array) -> None:
+    if not (is_plain(x) and is_plain(columns, x.dtype.char)):
+        convolution.fold_into.__wrapped__(xp, columns, window, lines, x)
+        return
+    at = len(x), x.shape[1], lines.start, lines.stop
+    IM2COL[x.dtype.char](_describe_window(window), *at, True, address(x), address(columns))
+
+
+def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array]:
+    if not is_plain(x):
+        return pooling.maxima.__wrapped__(xp, x, window)
+    top = np.empty((*x.shape[:2], *window.out), x.dtype)
+    at = np.empty(top.shape, np.int32)
+    MAX_POOL[x.dtype.char](_describe_window(window), len(x) * x.shape[1], address(x), address(top), address(at))
+    return top, at
+
+
+def _add_at_maxima(xp: Any, g: Array, at: Array, window: convolution.Window) -> Array:
+    if not is_plain(g):
+        return pooling.add_at_maxima.__wrapped__(xp, g, at, window)
+    dx = np.zeros((*g.shape[:2], *window.image), g.dtype)
+    sizes = len(g) * g.shape[1], math.prod(window.out), math.prod(window.image)
+    MAX_POOL_BACKWARD[g.dtype.char](*sizes, address(g), address(at), address(dx))
+    return dx
+
+
 # --- updates
 
 # In the order of kernels.c.
@@ -420,6 +476,8 @@ CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REA
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
 ATTENTION = kernels("attention", *[P] * 8)
 ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12)
+IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_pool", P, N, P, P, P)
+MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 ERF, ERFC = kernels("erf", N, P, P), kernels("erfc", N, P, P)
 
@@ -438,5 +496,9 @@ _attach_softmax(softmax_ops.softmax, False)
 _attach_softmax(softmax_ops.log_softmax, True)
 losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)
 indexing.add_rows_into.attach_native_form(_add_rows_into)
+convolution.unfold.attach_native_form(_unfold)
+convolution.fold_into.attach_native_form(_fold_into)
+pooling.maxima.attach_native_form(_maxima)
+pooling.add_at_maxima.attach_native_form(_add_at_maxima)
 update.run_program.attach_native_form(_run_program)
 attention.attention.attach_native_form(_attention, _attention_backward)

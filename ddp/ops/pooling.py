@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp.ops.convolution import Pair, Window, pad_image, samples
+from ddp.ops.convolution import Pair, Window
 from ddp.ops.op import (
-    BITS,
     Array,
     Gradients,
     Needs,
@@ -22,104 +22,61 @@ from ddp.ops.op import (
 )
 from ddp.ops.shape import along, split_slices
 
-# Max pooling as a running maximum over shifted views: one pass an element of the kernel, and no unfolded copy.
+# Pooling as running maxima and sums over what each kernel element sees: a pass for each, and no unfolded copy.
 
 
-def _lowest(xp: Any, dtype: Any) -> Any:
-    return -xp.inf if dtype.kind == "f" else xp.iinfo(dtype).min
+def _places(xp: Any, window: Window) -> Array:
+    h, w = window.image
+    return xp.arange(h * w, dtype="int32").reshape(h, w)
 
 
-# z = max of x under the window;  dx = g at the first element that equals it, at the last nan (as PyTorch has it)
-def _max_pool2d(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
-    padded = pad_image(xp, x, window, _lowest(xp, x.dtype))
-    seen = [padded[..., rows, columns] for rows, columns in window.shifts()]
-    top = xp.empty((*x.shape[:2], *window.out), x.dtype)
-    xp.maximum(seen[0], seen[min(1, len(seen) - 1)], out=top)
-    for each in seen[2:]:
-        xp.maximum(top, each, out=top)
-    return top, window
-
-
-def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, window: Any) -> Gradients:
-    x, out = saved
-    dx = xp.empty(x.shape, x.dtype)
-    whole = window.padded == window.image
-    scratch: tuple[Array, Array, Array] | None = None
-    for tile in samples(xp, len(x), dx[:1].nbytes):
-        n = tile.stop - tile.start
-        if scratch is None:
-            bits = BITS[g.dtype.itemsize]
-            scratch = xp.empty(out[tile].shape, bits), xp.empty(out[tile].shape, bits), xp.empty(out[tile].shape, bool)
-        rest, part, hit = scratch[0][:n], scratch[1][:n], scratch[2][:n]
-        back = dx[tile] if whole else xp.empty((*dx[tile].shape[:2], *window.padded), x.dtype)
-        if not window.covers_once:
-            back[...] = 0
-        _route_gradient(xp, g[tile], x[tile], out[tile], window, back, rest, part, hit)
-        if not whole:
-            dx[tile] = back[..., window.inside[0], window.inside[1]]
-    return (dx,)
-
-
-# A GPU is not asked, which would wait for it: there the second pass always runs.
 @array_function
-def may_be_any(xp: Any, mask: Array) -> bool:
-    """Whether any of `mask` (bool) may be set; a device says True, since the host would have to wait for the answer."""
-    return bool(mask.any())
+def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
+    """The maximum of x under each position, and where in H * W it lies (int32): of equals the first, the last nan.
+
+    The lowest number and -1 for a position that sees nothing of x.
+    """
+    lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
+    top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
+    at, places = xp.full(top.shape, -1, "int32"), _places(xp, window)
+    for where, seen in window.shifts():
+        value = x[seen]
+        better = (value > top[where]) | (value != value) | (at[where] < 0)
+        top[where] = xp.where(better, value, top[where])
+        at[where] = xp.where(better, places[seen], at[where])
+    return top, at
 
 
-def _route_gradient(
-    xp: Any, g: Array, x: Array, top: Array, window: Window, back: Array, rest: Array, part: Array, hit: Array
-) -> None:
-    # By the bits of g as integers, as `select` does it: `rest` is what has not gone anywhere yet.
-    rest.view(g.dtype)[...] = g
-    padded = pad_image(xp, x, window, xp.nan)  # which equals nothing: a window of -inf must not find the frame
-    for rows, columns in window.shifts():
-        part[...] = xp.equal(padded[..., rows, columns], top, out=hit)  # not in the product: it would convert in pieces
-        xp.multiply(part, rest, out=part)
-        xp.bitwise_xor(rest, part, out=rest)
-        if window.is_disjoint:
-            back[..., rows, columns] = part.view(g.dtype)
-        else:
-            back[..., rows, columns] += part.view(g.dtype)
-    if may_be_any(xp, rest):  # windows whose maximum is nan
-        padded = pad_image(xp, x, window, 0)
-        for rows, columns in reversed(list(window.shifts())):
-            part[...] = xp.isnan(padded[..., rows, columns], out=hit)
-            xp.multiply(part, rest, out=part)
-            xp.bitwise_xor(rest, part, out=rest)
-            back[..., rows, columns] += part.view(g.dtype)
+@array_function
+def add_at_maxima(xp: Any, g: Array, at: Array, window: Window) -> Array:
+    """Each of g added up where the maximum lies."""
+    dx, places = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g)), _places(xp, window)
+    for where, seen in window.shifts():
+        dx[seen] += where_or_zero(xp, at[where] == places[seen], g[where])
+    return dx.astype(g.dtype, copy=False)
 
 
-max_pool2d = Op("max_pool2d", _max_pool2d, _max_pool2d_backward, inputs=("x",), saves=("x", "out"))
+# z = max of x under the window;  dx = g where it lies
+def _max_pool2d(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
+    top, at = maxima(xp, x, window)
+    return top, (at, window)
+
+
+def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    return (add_at_maxima(xp, g, *residual),)
+
+
+max_pool2d = Op("max_pool2d", _max_pool2d, _max_pool2d_backward, inputs=("x",))
 
 
 # z = max of x under the window, and where in (H, W) it lies, as one number;  dx = g there
 def _max_pool2d_with_indices(xp: Any, x: Array, window: Window) -> tuple[tuple[Array, Array], Any]:
-    padded = pad_image(xp, x, window, _lowest(xp, x.dtype))
-    lines, across = (xp.arange(n) * s - p for n, s, p in zip(window.out, window.stride, window.padding, strict=True))
-    top = xp.full((*x.shape[:2], *window.out), _lowest(xp, x.dtype), x.dtype)
-    which = xp.full(top.shape, -1, "int32")  # the kernel's element; none yet
-    index = xp.zeros(top.shape, "int64")
-    for element, (rows, columns) in enumerate(window.shifts()):
-        value = padded[..., rows, columns]
-        i, j = (k * d for k, d in zip(divmod(element, window.kernel[1]), window.dilation, strict=True))
-        better = (value > top) | (which < 0)
-        if x.dtype.kind == "f":
-            better |= xp.isnan(value)
-        p, q = (lines + i)[:, None], across + j
-        better &= (p >= 0) & (p < window.image[0]) & (q >= 0) & (q < window.image[1])  # the frame is not the image
-        top = xp.where(better, value, top)
-        which = xp.where(better, element, which).astype("int32", copy=False)
-        index = xp.where(better, p * window.image[1] + q, index)
-    return (top, index), (which, window)
+    top, at = maxima(xp, x, window)
+    return (top, at.astype("int64")), (at, window)
 
 
 def _max_pool2d_with_indices_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    (g, _), (which, window) = g, residual
-    back = xp.zeros((*g.shape[:2], *window.padded), g.dtype)
-    for element, (rows, columns) in enumerate(window.shifts()):
-        back[..., rows, columns] += where_or_zero(xp, which == element, g)
-    return (back[..., window.inside[0], window.inside[1]],)
+    return (add_at_maxima(xp, g[0], *residual),)
 
 
 max_pool2d_with_indices = Op(
@@ -127,15 +84,10 @@ max_pool2d_with_indices = Op(
 )
 
 
-# Average pooling: a running sum over shifted views, or over what each position sees where there are few positions.
-
-
 def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | None, dtype: Any) -> Any:
     """What each position's sum is divided by: a number, or an array (OH, OW)."""
     if override is not None:
         return override
-    if window.padded == window.image:
-        return window.elements
     counts = []
     for n, k, s, p, out in zip(window.image, window.kernel, window.stride, window.padding, window.out, strict=True):
         start = xp.arange(out) * s - p
@@ -146,45 +98,52 @@ def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | N
     return (counts[0][:, None] * counts[1]).astype(dtype)
 
 
-# z = sum of x under the window / divisor;  dx = g / divisor at every element of it
+# z = sum of x under the window / divisor;  dx = g / divisor at every element of it; along H, then along W
 def _avg_pool2d(
     xp: Any, x: Array, window: Window, count_include_pad: bool, divisor_override: int | None
 ) -> tuple[Array, Any]:
-    padded, wide = pad_image(xp, x, window, 0), compute_dtype(x)
+    out = xp.zeros((*x.shape[:2], *window.out), compute_dtype(x))
     if _few(window):
-        total = window.view(xp, padded, 2).sum((-2, -1), dtype=wide)
+        for where, seen in _patches(window):
+            out[where] = x[seen].sum((2, 3), out.dtype, keepdims=True)
     else:
-        total = xp.zeros((*x.shape[:2], *window.out), wide)
-        for rows, columns in window.shifts():
-            total += padded[..., rows, columns]
-    divisor = _divisor(xp, window, count_include_pad, divisor_override, total.dtype)
-    total /= divisor
-    return total.astype(x.dtype, copy=False), (window, divisor)
+        lines = xp.zeros((*out.shape[:3], x.shape[3]), out.dtype)
+        for p, rows in window.along(0):
+            lines[:, :, p] += x[:, :, rows]
+        for q, columns in window.along(1):
+            out[..., q] += lines[..., columns]
+    divisor = _divisor(xp, window, count_include_pad, divisor_override, out.dtype)
+    out /= divisor
+    return out.astype(x.dtype, copy=False), (window, divisor)
 
 
 def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     window, divisor = residual
-    part = (g / divisor).astype(g.dtype, copy=False)
+    part, dx = (g / divisor).astype(g.dtype, copy=False), xp.zeros((*g.shape[:2], *window.image), compute_dtype(g))
     if _few(window):
-        back = xp.zeros((*g.shape[:2], *window.padded), compute_dtype(g))
-        for p in range(window.out[0]):
-            rows = slice(p * window.stride[0], p * window.stride[0] + window.kernel[0])
-            for q in range(window.out[1]):
-                columns = slice(q * window.stride[1], q * window.stride[1] + window.kernel[1])
-                back[..., rows, columns] += part[..., p : p + 1, q : q + 1]
-    elif window.covers_once:
-        back = xp.empty((*g.shape[:2], *window.padded), g.dtype)
-        for rows, columns in window.shifts():
-            back[..., rows, columns] = part
+        for where, seen in _patches(window):
+            dx[seen] += part[where]
     else:
-        back = xp.zeros((*g.shape[:2], *window.padded), compute_dtype(g))
-        for rows, columns in window.shifts():
-            back[..., rows, columns] += part
-    return (back[..., window.inside[0], window.inside[1]].astype(g.dtype, copy=False),)
+        lines = xp.zeros((*g.shape[:3], dx.shape[3]), dx.dtype)
+        for q, columns in window.along(1):
+            lines[..., columns] += part[..., q]
+        for p, rows in window.along(0):
+            dx[:, :, rows] += lines[:, :, p]
+    return (dx.astype(g.dtype, copy=False),)
 
 
 def _few(window: Window) -> bool:
+    """Whether there are fewer positions than elements of the kernel."""
     return window.elements > window.out[0] * window.out[1]
+
+
+def _patches(window: Window) -> Iterator[tuple[Any, Any]]:
+    """Each position, and what it sees of the image; without dilation."""
+    for p, q in np.ndindex(window.out):
+        seen = []
+        for at, n, k, s, pad in zip((p, q), window.image, window.kernel, window.stride, window.padding, strict=True):
+            seen.append(slice(max(at * s - pad, 0), min(at * s - pad + k, n)))
+        yield (..., slice(p, p + 1), slice(q, q + 1)), (..., *seen)
 
 
 avg_pool2d = Op("avg_pool2d", _avg_pool2d, _avg_pool2d_backward, inputs=("x",))

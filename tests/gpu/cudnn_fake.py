@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from ddp._cuda import cudnn_graph
-from ddp.ops.convolution import Shape, Window, im2col_layout
+from ddp.ops.convolution import Shape, Window, adjoint, correlate
 
 data_type = enum.Enum("data_type", "NOT_SET HALF BFLOAT16 FLOAT DOUBLE INT32 INT64")
 heur_mode = enum.Enum("heur_mode", "A B FALLBACK")
@@ -242,13 +242,12 @@ def check_convolution(graph: Graph) -> None:
 def convolve(graph: Graph, inputs: dict[str, Any]) -> Any:
     image, kernel, _, window = _operands(graph)
     shape = Shape.of(image.dim[0], tuple(kernel.dim), image.dim[1] // kernel.dim[1], window)
-    layout = im2col_layout(np, shape, np.dtype("f4"))
     arrays = [np.ascontiguousarray(each) for each in inputs.values()]
     if graph.name == "conv_fprop":
-        return layout.correlate(*arrays, None)
+        return correlate(np, *arrays, None, shape)
     if graph.name == "conv_dgrad":
-        return layout.adjoint(*arrays, None, False)[0]
-    return layout.adjoint(arrays[1], None, arrays[0], False)[1]
+        return adjoint(np, *arrays, None, shape)[0]
+    return adjoint(np, arrays[1], None, arrays[0], shape)[1]
 
 
 # Attention -----------------------------------------------------------------------------------------------------------

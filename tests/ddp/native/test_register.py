@@ -17,7 +17,8 @@ import ddp
 from collectives.native import builds
 from ddp import _native
 from ddp.backends import native
-from ddp.ops import activation, attention, indexing, losses, normalization, softmax_ops, update
+from ddp.ops import activation, attention, convolution, indexing, losses, normalization, pooling, softmax_ops, update
+from ddp.ops.convolution import Window
 from ddp.ops.op import OPS, Op
 from ddp.optim.formula import compile_formula
 from ddp.optim.group_update import settings as group_settings
@@ -26,6 +27,18 @@ ROOT = Path(__file__).parents[3]
 needs_kernels = pytest.mark.skipif(not native.is_available(), reason=native.why_not())
 TOLERANCE = {"float32": 3e-6, "float64": 1e-13}
 SHAPES = ((0, 5), (1, 1), (3, 31), (5, 33), (2, 64), (7, 129), (5, 1000))
+
+
+WINDOWS = [
+    # image, kernel, stride, padding, dilation
+    ((1, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
+    ((7, 6), (3, 3), (1, 1), (1, 1), (1, 1)),
+    ((9, 40), (3, 3), (2, 2), (1, 1), (1, 1)),
+    ((26, 26), (2, 2), (2, 2), (0, 0), (1, 1)),
+    ((5, 37), (2, 3), (1, 3), (1, 0), (2, 1)),
+    ((4, 9), (4, 5), (3, 1), (2, 4), (1, 2)),
+    ((4, 4), (2, 2), (1, 1), (1, 1), (5, 5)),  # the window sees nothing of the image
+]
 
 
 def normal(*shape: int, dtype: str = "float64", seed: int = 0) -> Any:
@@ -149,6 +162,41 @@ class TestNumbers:
         for a, b in zip(rows, copies, strict=True):
             for expected, got in zip(a, b, strict=True):
                 np.testing.assert_array_equal(got, expected)
+
+    @pytest.mark.parametrize("window", WINDOWS, ids=str)
+    def test_columns_of_images(self, window: Any, dtype: str) -> None:
+        window = Window(*window)
+        x = normal(3, 2, *window.image, dtype=dtype)
+        x.flat[:3] = np.nan, np.inf, -np.inf
+        whole = slice(0, window.out[0])
+        for lines in (whole, slice(window.out[0] // 2, window.out[0])):
+            expected = convolution.unfold.__wrapped__(np, x, window, lines)
+            for each in layouts(x):
+                np.testing.assert_array_equal(convolution.unfold(np, each, window, lines), expected)
+            columns = normal(*expected.shape, dtype=dtype, seed=1)
+            for each in layouts(columns):
+                one, other = normal(*x.shape, dtype=dtype, seed=2), normal(*x.shape, dtype=dtype, seed=2)
+                convolution.fold_into.__wrapped__(np, columns, window, lines, one)
+                convolution.fold_into(np, each, window, lines, other)
+                np.testing.assert_array_equal(other, one)  # both add in the order of the kernel's elements
+        assert convolution.unfold(np, x[:0], window, whole).shape == (2, window.elements, 0, *window.out)
+
+    @pytest.mark.parametrize("window", WINDOWS, ids=str)
+    def test_maxima(self, window: Any, dtype: str) -> None:
+        window = Window(*window)
+        ties = normal(3, 2, *window.image).round().astype(dtype)
+        awkward = ties.copy()
+        awkward[::2][ties[::2] > 2], awkward[::2][ties[::2] < -2], awkward[1] = np.nan, np.inf, -np.inf
+        for x in (normal(*ties.shape, dtype=dtype), ties, awkward, ties[:0]):
+            expected = pooling.maxima.__wrapped__(np, x, window)
+            for each in layouts(x):
+                for one, other in zip(pooling.maxima(np, each, window), expected, strict=True):
+                    np.testing.assert_array_equal(one, other)
+                    assert one.dtype == other.dtype
+            g = normal(*expected[0].shape, dtype=dtype, seed=1)
+            dx = pooling.add_at_maxima.__wrapped__(np, g, expected[1], window)
+            for each in layouts(g):
+                close(pooling.add_at_maxima(np, each, expected[1], window), dx, dtype)
 
     def test_embedding_gradient(self, dtype: str) -> None:
         where = np.random.default_rng(0).integers(0, 9, 200)

@@ -11,8 +11,7 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
-from ddp.ops import convolution
-from tests.ddp.nn.against_torch import agree, check_layer, check_refusals, numbers, torch
+from tests.ddp.nn.against_torch import agree, check_layer, check_refusals, torch
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("MaxPool1d", (2,), {}, (2, 3, 7)),
@@ -48,19 +47,6 @@ def test_the_gradient_goes_where_pytorch_has_it_go(kind: str, how: tuple[int, ..
     for indices in (False, True):
         pair = [functools.partial(t.nn.functional.max_pool2d, return_indices=indices) for t in (ddp, torch)]
         agree(*(lambda x, f=f: f(x, *how) for f in pair), AWKWARD[kind].astype(np.float32), rtol=1e-6)
-
-
-def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gradient(tile: int, *how: int) -> Any:
-        monkeypatch.setattr(convolution, "tile_bytes", lambda xp: tile)
-        x = ddp.tensor(numbers(5, 2, 6, 5), requires_grad=True)
-        functional.max_pool2d(x, *how).sin().sum().backward()
-        return x.grad.numpy()
-
-    for how in ((2,), (3, 2, 1)):
-        whole = gradient(1 << 20, *how)
-        for tile in (1, 1000):
-            np.testing.assert_array_equal(gradient(tile, *how), whole)
 
 
 def test_integers_have_maxima_and_no_means() -> None:
