@@ -5,7 +5,6 @@
  * so, so that every build for an architecture gives the same bits. Infinities and nan are values: no -ffast-math.
  */
 #ifndef REAL
-
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,7 +17,6 @@
 #define JOIN(a, b) a##_##b
 #define SUFFIX(a, b) JOIN(a, b)
 #define NAME(f) SUFFIX(f, TAG)
-
 typedef ptrdiff_t size;
 
 /* e^x to 1 ulp: x = k*log 2 + r, e^r by a polynomial, 2^k by its bits in two factors, so that neither over- nor underflows
@@ -440,13 +438,16 @@ void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const REAL *
 
 #define BLOCK (2048 / (size)sizeof(REAL)) /* elements that all passes work on before the next: they stay in L1 */
 
-#define OUT(...)                                                                                                       \
-    SIMD for (size i = 0; i < n; i++)                                                                                  \
-    {                                                                                                                  \
-        const REAL x = a ? a[i] : scalar_a, y = b ? b[i] : scalar_b;                                                   \
-        (void)y;                                                                                                       \
+#define LOOP(first, second, ...)                                                                                       \
+    SIMD for (size i = 0; i < n; i++) {                                                                                \
+        const REAL x = first, y = second; (void)y;                                                                     \
         out[i] = __VA_ARGS__;                                                                                          \
     }
+/* A loop for each kind of operands: with the choice inside of one, compilers make no vectors. */
+#define BINARY(...)                                                                                                    \
+    if (pass->a < 0) LOOP(scalar_a, b[i], __VA_ARGS__)                                                                 \
+    else if (pass->b < 0) LOOP(a[i], scalar_b, __VA_ARGS__)                                                            \
+    else LOOP(a[i], b[i], __VA_ARGS__)
 
 /* Runs the passes over `rows` rows of `arrays` vectors of sizes[row] elements, each rounded by itself.
  * scalars: those of the formula; at: (rows, arrays), where the vectors are */
@@ -465,14 +466,14 @@ void NAME(run_program)(size count, const formula_pass *passes, const REAL *scala
                 const REAL scalar_a = pass->a < 0 ? scalars[-1 - pass->a] : 0;
                 const REAL scalar_b = pass->b < 0 ? scalars[-1 - pass->b] : 0;
                 switch (pass->function) {
-                case ADD: OUT(x + y) break;
-                case SUBTRACT: OUT(x - y) break;
-                case MULTIPLY: OUT(x * y) break;
-                case DIVIDE: OUT(x / y) break;
-                case MAXIMUM: OUT(x > y || x != x ? x : y) break;
-                case SQRT: OUT(sizeof(REAL) == sizeof(float) ? sqrtf((float)x) : (REAL)sqrt(x)) break;
-                case SIGN: OUT(x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x) break;
-                case NEGATIVE: OUT(-x) break;
+                case ADD: BINARY(x + y) break;
+                case SUBTRACT: BINARY(x - y) break;
+                case MULTIPLY: BINARY(x * y) break;
+                case DIVIDE: BINARY(x / y) break;
+                case MAXIMUM: BINARY(x > y || x != x ? x : y) break;
+                case SQRT: LOOP(a[i], 0, sizeof(REAL) == sizeof(float) ? sqrtf((float)x) : (REAL)sqrt(x)) break;
+                case SIGN: LOOP(a[i], 0, x > 0 ? 1 : x < 0 ? -1 : x == 0 ? 0 : x) break;
+                case NEGATIVE: LOOP(a[i], 0, -x) break;
                 }
             }
         }
