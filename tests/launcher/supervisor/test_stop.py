@@ -150,9 +150,9 @@ def test_ctrl_z_stops_all_ranks_and_every_clock(start_launch: Any) -> None:
 
 def test_the_time_for_which_the_launcher_is_stopped_does_not_count(start_launch: Any, tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
-    job = start_launch(READY + "time.sleep(3.2)\nprint('done')\n", options=("--events", str(events)))
+    job = start_launch(READY + "time.sleep(3.8)\nprint('done')\n", options=("--events", str(events)))
     job.process.send_signal(signal.SIGSTOP)
-    time.sleep(2.7)
+    time.sleep(3.2)  # from 2 s beyond a wait of 1 s on it is no delay
     job.process.send_signal(signal.SIGCONT)
     assert end(job, 8)[0] == 0
     assert '"event":"continued"' in events.read_text()

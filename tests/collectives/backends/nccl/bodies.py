@@ -231,6 +231,9 @@ def watchdog_ends_a_lonely_rank(r: Rank) -> None:
         comm.all_reduce(at(x), at(x), 3, x.dtype, ReduceOp.SUM, STREAM)
     assert "all_reduce #1" in seen[0]
     dog.close()
+    limit = time.monotonic() + 5
+    while r.stub.live() and time.monotonic() < limit:  # the abort ends what it has stopped, and then itself
+        time.sleep(0.01)
     assert r.stub.live() == 0
 
 
