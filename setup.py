@@ -6,6 +6,7 @@ machine without a compiler installs the package all the same.
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 
@@ -35,9 +36,12 @@ class BuildKernels(build_ext):
         built = self.get_ext_filename(ext.name)
         sources = max(map(os.path.getmtime, ("setup.py", *ext.sources)))
         if self.editable_mode and os.path.exists(built) and os.path.getmtime(built) > sources:
+            self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
             self.copy_file(built, self.get_ext_fullpath(ext.name))
         else:
-            super().build_extension(ext)
+            own = copy.copy(self)  # levels of one source are built side by side: each into a folder of its own
+            own.build_temp = os.path.join(self.build_temp, ext.name)
+            build_ext.build_extension(own, ext)
 
 
 class AnyPython(bdist_wheel):

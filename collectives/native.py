@@ -88,7 +88,7 @@ def copy(target: Array, source: Array) -> None:
     convert = _conversions.get((source.dtype, target.dtype))
     a, b = source.flags, target.flags
     plain = a.c_contiguous and a.aligned and b.c_contiguous and b.aligned and b.writeable
-    if convert is not None and plain and source.size > _FEW:
+    if convert is not None and plain and source.size == target.size > _FEW:
         # As bytes: ml_dtypes' arrays are no buffers, and to find that out takes 10 us.
         convert(source.size, address(source.view(np.uint8)), address(target.view(np.uint8)))
     else:

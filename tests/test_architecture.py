@@ -76,10 +76,10 @@ SIZES = {
     "ddp/parallel, ddp/tracing": Size(3186, 2900, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(447, 450, ("ddp/multiprocessing",)),
     "rest of ddp": Size(1301, 900, ("ddp",)),
-    "collectives": Size(6273, 5400, ("collectives",)),  # 200 of it the call cache: 4 us a small call instead of 40
+    "collectives": Size(6295, 5400, ("collectives",)),  # 200 of it the call cache: 4 us a small call instead of 40
     "launcher": Size(6500, 6500, ("launcher",)),
     "benchmarks": Size(2712, 2400, ("benchmarks",)),
-    "tests": Size(36640, 34000, ("tests",)),
+    "tests": Size(36700, 34000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _POLLS = 100
 # Beyond that many the oldest are forgotten: calls of ever new shapes are not made again.
 _KEPT = 4096
-_WORDS = struct.Struct("<5q").pack_into  # signature hash, rows, nbytes, prefix, no shared array
+_WORDS = struct.Struct("<8q").pack_into  # signature hash, rows, nbytes, prefix; x and out in no shared array
 
 #: Makes a call's result: of the pieces of inline buffers, and the caller's x, out and scale.
 Combine = Callable[[Sequence[Array], Any, Any, "float | None"], Any]
@@ -203,7 +203,8 @@ class _CachedCall:
         self._combine, self._prefix = plan.combine, plan.prefix
         self._like = None if call.result is None else (call.result.shape, call.result.dtype)  # what `out` must be
         self._key, self._timeout, self._signature = (transport.key, *call.signature), call.timeout, 0
-        self._header = (*(call.signatures[control.me][word] for word in (HASH, ROWS, NBYTES, PREFIX)), NOWHERE.segment)
+        mine = call.signatures[control.me]
+        self._header = (*(mine[word] for word in (HASH, ROWS, NBYTES, PREFIX)), *NOWHERE, *NOWHERE)
         # Where each other rank's header is, and what it should say.
         self._expected = [
             [

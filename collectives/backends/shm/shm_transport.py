@@ -101,7 +101,7 @@ class ShmTransport(LayeredTransport):
             inline_buffer[:before] = prefix
         if payload is not None:
             nbytes = payload.nbytes
-            if nbytes > IN_PLACE_BYTES:
+            if nbytes > IN_PLACE_BYTES or before + nbytes > len(inline_buffer):
                 come = self.shared_arrays.find(payload)
                 if out is not None and come is not NOWHERE:
                     go = come if out is payload else self.shared_arrays.find(out)

@@ -79,6 +79,30 @@ def test_ranks_whose_arrays_lie_in_shared_memory_and_others(size: int, length: i
     run_sharing(check, [0] * size)
 
 
+def test_a_cached_call_beside_one_on_the_general_path_has_no_shared_array_of_an_earlier_call() -> None:
+    def check(comm: Communicator) -> None:
+        a, c = comm.empty(131_072), np.ones(131_072, np.float32)
+
+        def total(x: Any) -> Any:
+            return comm.all_reduce(x, out=x)
+
+        c[:] = 1
+        total(c)  # prepares
+        for _ in range(2):
+            comm.all_reduce(a, out=a, async_op=True).wait()
+        c[:], a[:] = 1, -5
+        if comm.rank == 0:
+            total(c)
+            assert_array_equal(c, np.full(131_072, 11))
+            assert_array_equal(a, np.full(131_072, -5))
+        else:
+            a[:] = 10
+            comm.all_reduce(a, out=a, async_op=True).wait()
+            assert_array_equal(a, np.full(131_072, 11))
+
+    run_sharing(check, [0, 0])
+
+
 @SIZES
 def test_an_array_that_one_rank_dropped_is_still_the_others(size: int) -> None:
     def check(comm: Communicator) -> None:
