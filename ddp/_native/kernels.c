@@ -341,7 +341,7 @@ void NAME(cross_entropy)(size rows, size n, const REAL *restrict x, const int64_
                          REAL *restrict sum, double *restrict each, double *restrict out)
 {
     double losses = 0, weights = 0;
-    const double mass = NAME(mass)(n, w);
+    const double mass = NAME(mass)(n, s ? w : NULL);
     for (size row = 0; row < rows; row++, x += n) {
         const REAL most = NAME(largest)(n, x);
         REAL sums[LANES] = {0};
@@ -374,7 +374,7 @@ void NAME(cross_entropy_backward)(size rows, size n, const REAL *restrict x, con
                                   const REAL *restrict top, const REAL *restrict sum, const REAL *restrict g,
                                   double factor, REAL *restrict dx)
 {
-    const double mass = NAME(mass)(n, w);
+    const double mass = NAME(mass)(n, s ? w : NULL);
     for (size row = 0; row < rows; row++, x += n, dx += n) {
         if (keep && !keep[row]) {
             memset(dx, 0, n * sizeof(REAL));

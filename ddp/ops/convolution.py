@@ -37,7 +37,9 @@ class Window:
         (h, w), (kh, kw), (sh, sw), (ph, pw), (dh, dw) = image, kernel, stride, padding, dilation
         self.out = out or (output_size(h, kh, sh, ph, dh), output_size(w, kw, sw, pw, dw))
         self.elements = kh * kw
-        self.is_identity = kernel == (1, 1) and stride == (1, 1) and padding == (0, 0)
+        # A transposed convolution's image may be larger than what its positions see.
+        whole = tuple(self.out) == tuple(image)
+        self.is_identity = whole and kernel == (1, 1) and stride == (1, 1) and padding == (0, 0)
 
     def along(self, axis: int, positions: slice | None = None) -> Iterator[tuple[slice, slice]]:
         """For each kernel element along one axis: the positions where it lies inside the image, and what it sees there.

@@ -133,8 +133,8 @@ def _avg_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual
 
 
 def _few(window: Window) -> bool:
-    """Whether there are fewer positions than elements of the kernel."""
-    return window.elements > window.out[0] * window.out[1]
+    """Whether there are fewer positions than passes along the axes."""
+    return sum(window.kernel) > window.out[0] * window.out[1]
 
 
 def _patches(window: Window) -> Iterator[tuple[Any, Any]]:

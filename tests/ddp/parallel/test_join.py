@@ -73,7 +73,9 @@ def assert_all(everyones: list[dict[str, np.ndarray]], expected: dict[str, np.nd
 
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize(
-    ("initial", "passes"), [(True, 0), (False, 0), (True, 2)], ids=["of all", "of those with data", "weighted"]
+    ("initial", "passes"),
+    [(True, 0), (False, 0), (True, 1), (False, 2)],
+    ids=["of all", "of those with data", "weighted", "accumulated"],
 )
 def test_means_are_over_the_ranks_asked_for_and_without_data_weigh_nothing(
     steps: list[int], initial: bool, passes: int
