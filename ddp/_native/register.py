@@ -303,7 +303,7 @@ def _fold_into(xp: Any, columns: Array, window: convolution.Window, lines: slice
 def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array]:
     if type(x) is not np.ndarray or x.dtype.char not in _TAGS:
         return pooling.maxima.__wrapped__(xp, x, window)
-    x = np.require(x, requirements="CA")
+    x = np.require(x, requirements=["C", "A"])
     top = np.empty((*x.shape[:2], *window.out), x.dtype)
     at = np.empty(top.shape, np.int32)
     MAX_POOL[x.dtype.char](_describe_window(window), len(x) * x.shape[1], address(x), address(top), address(at))
@@ -313,7 +313,7 @@ def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array
 def _add_at_maxima(xp: Any, g: Array, at: Array, window: convolution.Window) -> Array:
     if type(g) is not np.ndarray or g.dtype.char not in _TAGS:
         return pooling.add_at_maxima.__wrapped__(xp, g, at, window)
-    g = np.require(g, requirements="CA")
+    g = np.require(g, requirements=["C", "A"])
     dx = np.zeros((*g.shape[:2], *window.image), g.dtype)
     sizes = len(g) * g.shape[1], math.prod(window.out), math.prod(window.image)
     MAX_POOL_BACKWARD[g.dtype.char](*sizes, address(g), address(at), address(dx))
