@@ -25,6 +25,7 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Conv2d", (4, 6, (2, 3)), {"stride": (2, 1), "dilation": (1, 2), "groups": 2, "bias": False}, (2, 4, 6, 7)),
     ("ConvTranspose1d", (3, 4, 3), {"stride": 2}, (2, 3, 5)),
     ("ConvTranspose2d", (16, 1, 4), {"stride": 2, "padding": 1, "bias": False}, (2, 16, 4, 4)),
+    ("ConvTranspose2d", (4, 6, 1), {"dilation": (2, 1), "output_padding": (1, 0)}, (2, 4, 3, 4)),
     ("ConvTranspose2d", (4, 6, (2, 3)), {"stride": 3, "output_padding": (2, 1), "groups": 2}, (4, 3, 4)),
     ("Upsample", (), {"scale_factor": 2}, (2, 3, 4, 5)),
     ("Upsample", ((7, 3),), {"mode": "bilinear", "align_corners": True}, (2, 3, 4, 5)),
