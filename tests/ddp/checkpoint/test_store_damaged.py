@@ -97,6 +97,7 @@ def mutate(original: Files, other: Files, rng: np.random.Generator) -> Files:
     return files
 
 
+@pytest.mark.timeout(600)  # with --long
 def test_every_mutation_is_refused(tmp_path: Path, count: Callable[[int, int], int]) -> None:
     original, other = saved(tmp_path, (1, 2))
     mutations = 0
