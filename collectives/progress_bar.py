@@ -47,7 +47,7 @@ class _Stream:
 
 
 @functools.cache
-def _bar() -> Any:
+def _bar_class() -> Any:
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -90,9 +90,9 @@ def progress_bar(
         disable = not shown or not width
         dynamic = not disable and sys.stderr.isatty()
         file = _Stream(sys.stderr, lines=False)
-        return _bar()(steps, file=file, disable=disable, ncols=width - 1, dynamic_ncols=dynamic, **options)
+        return _bar_class()(steps, file=file, disable=disable, ncols=width - 1, dynamic_ncols=dynamic, **options)
     # Without a delay tqdm would begin with a line that says 0 %.
     options["delay"] = delay or _EVERY
-    bar = _bar()(steps, file=_Stream(sys.stderr, lines=True), mininterval=_EVERY, **options)
+    bar = _bar_class()(steps, file=_Stream(sys.stderr, lines=True), mininterval=_EVERY, **options)
     bar.delay = delay
     return bar

@@ -66,8 +66,8 @@ class Size(NamedTuple):
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(1014, 800, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(3770, 3200, ("ddp/_tensor",)),
-    "ddp/ops": Size(3020, 3200, ("ddp/ops",)),
-    "ddp/_native": Size(384, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
+    "ddp/ops": Size(3018, 3200, ("ddp/ops",)),
+    "ddp/_native": Size(386, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
     "ddp/_cuda, ddp/cuda": Size(3986, 4000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(3597, 3600, ("ddp/nn",)),
     "ddp/optim": Size(1309, 1200, ("ddp/optim",)),
@@ -79,7 +79,7 @@ SIZES = {
     "collectives": Size(6295, 5400, ("collectives",)),  # 200 of it the call cache: 4 us a small call instead of 40
     "launcher": Size(6500, 6500, ("launcher",)),
     "benchmarks": Size(2712, 2400, ("benchmarks",)),
-    "tests": Size(36700, 34000, ("tests",)),
+    "tests": Size(36653, 34000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

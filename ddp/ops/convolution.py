@@ -121,7 +121,7 @@ col2im = Op("col2im", _col2im, _col2im_backward, inputs=("x",))
 # product has read it; it is not saved for backward, since unfolding it again is cheaper than reading it from memory.
 
 
-LEAST = 512  # positions of a tile: a product of fewer reads the filters too often
+MIN_POSITIONS = 512  # positions of a tile: a product of fewer reads the filters too often
 
 
 @array_function
@@ -152,7 +152,7 @@ class Shape(NamedTuple):
     def tiles(self, xp: Any, itemsize: int) -> Iterator[tuple[slice, slice]]:
         """Samples and lines of positions: some samples with all lines, or some lines of one sample."""
         oh, ow = self.window.out
-        positions = max(LEAST, tile_bytes(xp) // (self.groups * (self.length + self.filters) * itemsize + 1))
+        positions = max(MIN_POSITIONS, tile_bytes(xp) // (self.groups * (self.length + self.filters) * itemsize + 1))
         samples, lines = max(1, positions // (oh * ow)), oh if self.window.is_identity else max(1, positions // ow)
         for start, line in itertools.product(range(0, self.n, samples), range(0, oh, lines)):
             yield slice(start, min(start + samples, self.n)), slice(line, min(line + lines, oh))

@@ -33,6 +33,7 @@ UNARY = """
 
 @pytest.mark.parametrize("name", UNARY.split())
 def test_functions_of_every_dtype(name: str) -> None:
+    compared = 0
     for dtype in DTYPES:
         x, t = both(VALUES, dtype)
         try:
@@ -41,6 +42,8 @@ def test_functions_of_every_dtype(name: str) -> None:
             continue
         agree(getattr(ddp, name)(x), expected)
         agree(getattr(x, name)(), expected)
+        compared += 1
+    assert compared > 0
 
 
 BINARY = """

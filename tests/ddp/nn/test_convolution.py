@@ -68,7 +68,7 @@ def test_same_with_what_cannot_be_halved() -> None:
 @pytest.mark.parametrize("tile", [1, 700, 3000, 1 << 20])
 def test_tiles_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch, tile: int, channels: int) -> None:
     monkeypatch.setattr(convolution, "tile_bytes", lambda xp: tile)
-    monkeypatch.setattr(convolution, "LEAST", 1)
+    monkeypatch.setattr(convolution, "MIN_POSITIONS", 1)
     for groups, name in itertools.product((1, 2), ("Conv2d", "ConvTranspose2d")):
         shape = (channels * groups, 4) if name == "Conv2d" else (4, channels * groups)
         options = {"groups": groups, "stride": (2, 1), "padding": 1}

@@ -17,6 +17,7 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("MaxPool1d", (2,), {}, (2, 3, 7)),
     ("MaxPool1d", (3, 2), {"padding": 1, "dilation": 2, "ceil_mode": True}, (3, 9)),
     ("MaxPool2d", (3,), {"stride": 2, "padding": 1}, (2, 3, 6, 5)),
+    ("MaxPool2d", ((3, 1),), {"stride": (2, 1), "padding": (1, 0), "return_indices": True}, (2, 3, 9, 1)),
     ("MaxPool2d", ((3, 2),), {"stride": (2, 1), "padding": 1, "ceil_mode": True}, (2, 3, 6, 5)),
     ("AvgPool1d", (3, 2, 1), {"ceil_mode": True, "count_include_pad": False}, (3, 8)),
     ("AvgPool2d", ((3, 2), 2), {"padding": 1, "ceil_mode": True, "divisor_override": 5}, (3, 6, 5)),

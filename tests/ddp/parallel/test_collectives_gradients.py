@@ -212,13 +212,13 @@ def check(case: Case, wanting: Sequence[bool]) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_one_process(name: str) -> None:
-    for size in (1, 2, 3):
+    for size in (1, 2, 3, 4):
         check(CASES[name], [True] * size)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_without_a_gradient_take_part_in_those_of_others(name: str) -> None:
-    for wanting in ([False, True], [True, False, True, False], [False] * 3):
+    for wanting in ([True, False], [False, True], [False, False, True], [True, False, True, False], [False] * 3):
         check(CASES[name], wanting)
 
 

@@ -17,7 +17,7 @@ from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel import DataParallel
 from tests.ddp.parallel.ranks import on_ranks
 
-STEPS = [[3], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
+STEPS = [[3], [3, 1], [0, 2], [5, 0], [2, 4, 1], [0, 1, 6, 6], [1, 1]]
 
 
 def make_net(norm: bool = False) -> nn.Module:
