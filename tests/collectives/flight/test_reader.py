@@ -54,7 +54,8 @@ def test_no_torn_call_is_believed_while_the_process_writes_at_full_speed(
                 assert call.state in ("started", "done" if number % 7 else "failed")
                 assert (call.ended == 0) == (call.state == "started")
             seen += len(calls)
-            assert not calls or orders[-1] >= newest - 1  # the newest may end while it is read
+            # The newest are missing where the reader lost its core between its two looks, and the ring went on.
+            assert not calls or orders[-1] > newest - layout.CALLS
             newest = orders[-1] if calls else newest
     os.kill(job.process.pid, signal.SIGSTOP)  # wherever it is: at most the call being written is missing
     _await_state(job.process.pid, "T")
