@@ -1,10 +1,10 @@
-"""One training step (forward, backward, update) against PyTorch's, on one core: time and peak memory.
+"""One training step (forward, backward, update) against PyTorch's, on one core or several: time and peak memory.
 
-    python -m benchmarks.train_step [--rounds 40] [--only gpt] [--json FILE]
+    python -m benchmarks.train_step [--rounds 40] [--only gpt] [--cores 0,1] [--json FILE]
 
 The models are written once, for `ddp` and `torch` alike. Each library has a process of its own, as it has for its
-users; rounds alternate between the two on one core, so that both see the same machine, and the ratio is the median over
-rounds. Peak memory is that of a fresh process over what it had after its imports. Needs PyTorch
+users; rounds alternate between the two on the same cores, so that both see the same machine, and the ratio is the
+median over rounds. Peak memory is that of a fresh process over what it had after its imports. Needs PyTorch
 (`pip install '.[bench]'`). Goals: at most 1.0, and 0.8 for the small MLP.
 """
 
@@ -124,8 +124,6 @@ class Worker:
 
     def __init__(self, key: str, name: str) -> None:
         self._key, self._t = key, importlib.import_module(name)
-        if name == "torch":
-            self._t.set_num_threads(1)
 
     def first(self) -> int:
         """Makes five steps; the KiB that they took at most over what the process had after its imports."""
@@ -148,7 +146,8 @@ def start(key: str, library: str) -> WorkerPool:
     """A process of its own for one library."""
     code = "import sys; from benchmarks import train_step, worker_pool as pool; "
     code += f"pool.serve(sys.argv[1], train_step.Worker({key!r}, {library!r}))"
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    count = str(len(os.sched_getaffinity(0)))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), count)
     return WorkerPool(lambda path: [[sys.executable, "-c", code, path]], name=library, **threads)
 
 
@@ -166,9 +165,9 @@ def compare(key: str, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = harness.parser(__doc__, rounds=40, only=STEPS)
-    parser.add_argument("--core", type=int, default=0, help="the core to run on (default: 0)")
+    parser.add_argument("--cores", default="0", help="the cores to run on, a thread each: 0,1 (default: 0)")
     args = parser.parse_args()
-    os.sched_setaffinity(0, {args.core})
+    os.sched_setaffinity(0, map(int, args.cores.split(",")))
     print(f"{'step':<54} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}")
     rows = {}
     for key in args.only:

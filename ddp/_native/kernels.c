@@ -13,7 +13,12 @@
 #define LANES 32
 #define VECTOR __BIGGEST_ALIGNMENT__ /* bytes of a register */
 #define SIMD _Pragma("omp simd")
-#define restrict __restrict__
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __x86_64__ /* for loops that are short, or wait for memory: registers of 64 bytes slow them down */
+#define NARROW __attribute__((target("prefer-vector-width=256")))
+#else
+#define NARROW
+#endif
 #define JOIN(a, b) a##_##b
 #define SUFFIX(a, b) JOIN(a, b)
 #define NAME(f) SUFFIX(f, TAG)
@@ -74,8 +79,7 @@ static inline float tail_f32(float y)
 /* out = x*c, c = P(normal variable <= x);  slope = c + x*e^(-x^2/2)/sqrt(2 pi) */
 void gelu_f32(size n, const float *restrict x, float *restrict out, float *restrict slope)
 {
-    SIMD for (size i = 0; i < n; i++)
-    {
+    SIMD for (size i = 0; i < n; i++) {
         float e = exp_f32(-0.5f * (x[i] * x[i])), beyond = e * tail_f32(x[i] < 0 ? -x[i] : x[i]);
         float c = x[i] < 0 ? beyond : 1 - beyond;
         out[i] = x[i] * c;
@@ -198,8 +202,7 @@ void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)
 /* out = x*s, s = 1/(1 + e), e = e^-x;  slope = s + out*(1 - s) */
 void NAME(silu)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
 {
-    SIMD for (size i = 0; i < n; i++)
-    {
+    SIMD for (size i = 0; i < n; i++) {
         REAL e = EXP(-x[i]), s = 1 / (1 + e), z = x[i] * s;
         out[i] = z;
         if (slope)
@@ -211,8 +214,7 @@ void NAME(silu)(size n, const REAL *restrict x, REAL *restrict out, REAL *restri
 void NAME(gelu_tanh)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
 {
     const REAL k = (REAL)0.79788456080286535588, c = (REAL)(0.79788456080286535588 * 0.044715);
-    SIMD for (size i = 0; i < n; i++)
-    {
+    SIMD for (size i = 0; i < n; i++) {
         REAL y = x[i] * x[i], e = EXP(-2 * x[i] * (k + c * y)), s = 1 / (1 + e), z = x[i] * s;
         out[i] = z;
         if (slope)
@@ -220,18 +222,13 @@ void NAME(gelu_tanh)(size n, const REAL *restrict x, REAL *restrict out, REAL *r
     }
 }
 
-/* out = erf x; out = 1 - erf x */
-void NAME(erf)(size n, const REAL *restrict x, REAL *restrict out)
-{
-    for (size i = 0; i < n; i++)
-        out[i] = (REAL)erf(x[i]);
-}
-
-void NAME(erfc)(size n, const REAL *restrict x, REAL *restrict out)
-{
-    for (size i = 0; i < n; i++)
-        out[i] = (REAL)erfc(x[i]);
-}
+#define OF_EACH(function)                                                                                              \
+    void NAME(function)(size n, const REAL *restrict x, REAL *restrict out)                                            \
+    {                                                                                                                  \
+        for (size i = 0; i < n; i++) out[i] = (REAL)function(x[i]);                                                    \
+    }
+OF_EACH(erf)
+OF_EACH(erfc) /* 1 - erf x */
 
 /* dx = g unless z = 0 */
 void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z, REAL *restrict dx)
@@ -244,8 +241,8 @@ void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z,
 
 /* out = h*w + b, h = (x - mean)*rstd, rstd = 1/sqrt(mean (x - mean)^2 + eps); centered: 0 takes 0 for the mean.
  * x, out: (rows, n); w, b: (n,) or NULL; mean, rstd: (rows,) */
-void NAME(layer_norm)(size rows, size n, const REAL *restrict x, const REAL *restrict w, const REAL *restrict b,
-                      double eps, int centered, REAL *restrict out, REAL *restrict mean, REAL *restrict rstd)
+NARROW void NAME(layer_norm)(size rows, size n, const REAL *restrict x, const REAL *restrict w, const REAL *restrict b,
+                             double eps, int centered, REAL *restrict out, REAL *restrict mean, REAL *restrict rstd)
 {
     for (size row = 0; row < rows; row++, x += n, out += n) {
         REAL sums[LANES] = {0}, squares[LANES] = {0}, m = 0;
@@ -265,9 +262,9 @@ void NAME(layer_norm)(size rows, size n, const REAL *restrict x, const REAL *res
 }
 
 /* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db += sum g*h, sum g */
-void NAME(layer_norm_backward)(size rows, size n, const REAL *restrict g, const REAL *restrict x,
-                               const REAL *restrict w, const REAL *restrict mean, const REAL *restrict rstd,
-                               int centered, REAL *restrict dx, REAL *restrict dw, REAL *restrict db)
+NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *restrict g, const REAL *restrict x,
+                                      const REAL *restrict w, const REAL *restrict mean, const REAL *restrict rstd,
+                                      int centered, REAL *restrict dx, REAL *restrict dw, REAL *restrict db)
 {
     for (size row = 0; row < rows; row++, x += n, g += n) {
         const REAL m = centered ? mean[row] : 0, r = rstd[row];
@@ -334,8 +331,7 @@ static inline double NAME(mass)(size n, const REAL *w)
 
 /* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
  * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones; each: (rows,), the losses, or NULL;
- * top, sum: (rows,), max x and sum e^(x - top), for backward; out: the mean (else the sum) of the losses, and the factor of
- * the gradients */
+ * top, sum: (rows,), max x and sum e^(x - top), for backward; out: the losses' mean or sum, and the gradients' factor */
 void NAME(cross_entropy)(size rows, size n, const REAL *restrict x, const int64_t *restrict target,
                          const uint8_t *restrict keep, const REAL *restrict w, double s, int mean, REAL *restrict top,
                          REAL *restrict sum, double *restrict each, double *restrict out)
@@ -402,8 +398,8 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 /* --- channels: rows of n elements, of which several are normalized together -------------------------------------- */
 
 /* first = sum x, second = sum x*(y - shift), or sum (x - shift)^2 where y is NULL. first, second, shift: (rows,) */
-void NAME(channel_sums)(size rows, size n, const REAL *restrict x, const REAL *restrict y, const REAL *restrict shift,
-                        REAL *restrict first, REAL *restrict second)
+NARROW void NAME(channel_sums)(size rows, size n, const REAL *restrict x, const REAL *restrict y,
+                               const REAL *restrict shift, REAL *restrict first, REAL *restrict second)
 {
     for (size row = 0; row < rows; row++, x += n) {
         const REAL m = shift ? shift[row] : 0;
@@ -420,8 +416,9 @@ void NAME(channel_sums)(size rows, size n, const REAL *restrict x, const REAL *r
 }
 
 /* out = x*a + c, or x*a + y*s + c. a, c, s: (rows,) */
-void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const REAL *restrict a, const REAL *restrict c,
-                         const REAL *restrict y, const REAL *restrict s, REAL *restrict out)
+NARROW void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const REAL *restrict a,
+                                const REAL *restrict c, const REAL *restrict y, const REAL *restrict s,
+                                REAL *restrict out)
 {
     for (size row = 0; row < rows; row++, x += n, out += n) {
         const REAL factor = a[row], summand = c[row];
@@ -451,15 +448,14 @@ void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const REAL *
 
 /* Runs the passes over `rows` rows of `arrays` vectors of sizes[row] elements, each rounded by itself.
  * scalars: those of the formula; at: (rows, arrays), where the vectors are */
-void NAME(run_program)(size count, const formula_pass *passes, const REAL *scalars, size rows, size arrays,
-                       const int64_t *sizes, REAL *const *at)
+NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL *scalars, size rows, size arrays,
+                              const int64_t *sizes, REAL *const *at)
 {
     REAL scratch[REGISTERS][BLOCK], *registers[REGISTERS];
     for (size row = 0; row < rows; row++, at += arrays)
         for (size start = 0; start < sizes[row]; start += BLOCK) {
             const size n = sizes[row] - start < BLOCK ? sizes[row] - start : BLOCK;
-            for (size k = 0; k < REGISTERS; k++)
-                registers[k] = k < arrays ? at[k] + start : scratch[k];
+            for (size k = 0; k < REGISTERS; k++) registers[k] = k < arrays ? at[k] + start : scratch[k];
             for (const formula_pass *pass = passes; pass < passes + count; pass++) {
                 REAL *out = registers[pass->out], *a = pass->a < 0 ? NULL : registers[pass->a];
                 REAL *b = pass->b < 0 ? NULL : registers[pass->b];
@@ -487,9 +483,8 @@ void NAME(run_program)(size count, const formula_pass *passes, const REAL *scala
 typedef REAL NAME(line) __attribute__((vector_size(VECTOR), aligned(sizeof(REAL)), may_alias));
 
 /* `rows` rows (a constant) and one vector of columns of the product. */
-static inline __attribute__((always_inline)) void NAME(block)(int rows, size depth, const REAL *a, size a_row,
-                                                              size a_column, const REAL *b, size b_row, REAL *c,
-                                                              size c_row, int add)
+INLINE void NAME(block)(int rows, size depth, const REAL *a, size a_row, size a_column, const REAL *b, size b_row,
+                        REAL *c, size c_row, int add)
 {
     NAME(line) sums[MR];
 #pragma GCC unroll 8
@@ -614,8 +609,7 @@ void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REA
                 EACH(s->width, dots[l] += g_row[i] * z_row[i]);
                 const REAL less = NAME(total)(dots), sum = sums[start + r], scale = (REAL)s->scale;
                 NAME(hide)(s, mask, at[MASK] + (start + r) * row[MASK], n, p_row);
-                SIMD for (size j = 0; j < n; j++)
-                {
+                SIMD for (size j = 0; j < n; j++) {
                     p_row[j] = EXP(p_row[j] - sum);
                     ds_row[j] = p_row[j] * (ds_row[j] - less) * scale;
                 }
@@ -633,54 +627,64 @@ void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REA
 
 /* columns = what each element of the window sees of x from lines `first` to `last` of positions, 0 beyond it; or, back,
  * x += columns. x: (n, channels, H, W); columns: (channels, KH, KW, n, last - first, OW) */
-void NAME(im2col)(const window *s, size n, size channels, size first, size last, int back, REAL *restrict x,
-                  REAL *restrict columns)
+NARROW void NAME(im2col)(const window *s, size n, size channels, size first, size last, int back, REAL *restrict x,
+                         REAL *restrict columns)
 {
-    const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1], elements = s->kernel[0] * s->kernel[1];
-    for (size c = 0; c < channels * elements; c++) {
-        const size down = c % elements / s->kernel[1] * s->dilation[0] - s->padding[0];
-        const size right = c % s->kernel[1] * s->dilation[1] - s->padding[1];
-        size start = 0, stop = ow;
-        clip(w, step, right, &start, &stop);
-        for (size line = 0; line < n * (last - first); line++, columns += ow) {
-            const size row = (first + line % (last - first)) * s->stride[0] + down;
-            const size m = row >= 0 && row < h ? stop - start : 0, plane = line / (last - first) * channels + c / elements;
-            REAL *seen = x + (m ? (plane * h + row) * w + start * step + right : 0), *to = columns + start;
-            if (back)
-                SIMD for (size q = 0; q < m; q++) seen[q * step] += to[q];
-            else {
-                if (m < ow)
-                    memset(columns, 0, ow * sizeof(REAL));
-                SIMD for (size q = 0; q < m; q++) to[q] = seen[q * step];
+    const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1];
+    for (size c = 0; c < channels; c++)
+        for (size i = 0, down = -s->padding[0]; i < s->kernel[0]; i++, down += s->dilation[0])
+            for (size j = 0, right = -s->padding[1]; j < s->kernel[1]; j++, right += s->dilation[1]) {
+                size start = 0, stop = ow;
+                clip(w, step, right, &start, &stop);
+                for (size image = 0; image < n; image++)
+                    for (size line = first; line < last; line++, columns += ow) {
+                        const size row = line * s->stride[0] + down, m = row >= 0 && row < h ? stop - start : 0;
+                        const size from = m ? ((image * channels + c) * h + row) * w + start * step + right : 0;
+                        REAL *seen = x + from, *to = columns + start;
+                        if (back)
+                            SIMD for (size q = 0; q < m; q++) seen[q * step] += to[q];
+                        else {
+                            if (m < ow)
+                                memset(columns, 0, ow * sizeof(REAL));
+                            SIMD for (size q = 0; q < m; q++) to[q] = seen[q * step];
+                        }
+                    }
             }
-        }
+}
+
+/* top = max(top, x[0], x[step], ...), at = where it is, counted from `first`; without branches, which nothing predicts */
+NARROW INLINE void NAME(keep_larger)(size n, size step, const REAL *restrict x, int32_t first, REAL *restrict top,
+                                     int32_t *restrict at)
+{
+    SIMD for (size q = 0; q < n; q++) {
+        const REAL v = x[q * step], t = top[q], larger = v > t ? v : t;
+        const int32_t better = -((v > t) | (v != v) | (at[q] < 0));
+        top[q] = v != v ? v : larger;
+        at[q] ^= (at[q] ^ (first + (int32_t)(q * step))) & better;
     }
 }
 
 /* top = max of x under the window, at = where in H*W it lies: of equals the first, the last nan; -1 if it sees nothing.
  * x: (planes, H, W); top, at: (planes, OH, OW) */
-void NAME(max_pool)(const window *s, size planes, const REAL *restrict x, REAL *restrict top, int32_t *restrict at)
+NARROW void NAME(max_pool)(const window *s, size planes, const REAL *restrict x, REAL *restrict top,
+                           int32_t *restrict at)
 {
     const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1];
-    for (size line = 0; line < planes * s->out[0]; line++, top += ow, at += ow) {
-        for (size q = 0; q < ow; q++)
-            top[q] = -INFINITY, at[q] = -1;
-        for (size element = 0; element < s->kernel[0] * s->kernel[1]; element++) {
-            const size down = element / s->kernel[1] * s->dilation[0] - s->padding[0];
-            const size right = element % s->kernel[1] * s->dilation[1] - s->padding[1];
-            const size row = line % s->out[0] * s->stride[0] + down, offset = row * w + right;
-            size start = 0, stop = row >= 0 && row < h ? ow : 0;
-            clip(w, step, right, &start, &stop);
-            const REAL *plane = x + line / s->out[0] * h * w;
-            SIMD for (size q = start; q < stop; q++)
-            {
-                const REAL v = plane[offset + q * step];
-                const int better = (v > top[q]) | (v != v) | (at[q] < 0);
-                top[q] = better ? v : top[q];
-                at[q] = better ? (int32_t)(offset + q * step) : at[q];
-            }
+    for (; planes > 0; planes--, x += h * w)
+        for (size line = 0; line < s->out[0]; line++, top += ow, at += ow) {
+            for (size q = 0; q < ow; q++)
+                top[q] = -INFINITY, at[q] = -1;
+            for (size i = 0, row = line * s->stride[0] - s->padding[0]; i < s->kernel[0]; i++, row += s->dilation[0])
+                for (size j = 0, right = -s->padding[1]; j < s->kernel[1]; j++, right += s->dilation[1]) {
+                    size start = 0, stop = row >= 0 && row < h ? ow : 0;
+                    clip(w, step, right, &start, &stop);
+                    const size first = row * w + start * step + right;
+                    if (step == 2) /* a constant: the compiler shuffles, where it would gather */
+                        NAME(keep_larger)(stop - start, 2, x + first, (int32_t)first, top + start, at + start);
+                    else
+                        NAME(keep_larger)(stop - start, step, x + first, (int32_t)first, top + start, at + start);
+                }
         }
-    }
 }
 
 /* dx[at] += g. g, at: (planes, n); dx: (planes, m) */
@@ -693,8 +697,4 @@ void NAME(max_pool_backward)(size planes, size n, size m, const REAL *restrict g
                 dx[at[i]] += g[i];
 }
 
-#undef EXP
-#undef EACH
-#undef NR
-#undef MR
 #endif
