@@ -67,7 +67,7 @@ SIZES = {
     "ddp/_engine, ddp/autograd": Size(1014, 800, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(3770, 3200, ("ddp/_tensor",)),
     "ddp/ops": Size(3018, 3200, ("ddp/ops",)),
-    "ddp/_native": Size(386, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
+    "ddp/_native": Size(387, 370, ("ddp/_native",)),  # of Python; the kernels are at most 700 lines of C
     "ddp/_cuda, ddp/cuda": Size(3986, 4000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(3597, 3600, ("ddp/nn",)),
     "ddp/optim": Size(1309, 1200, ("ddp/optim",)),

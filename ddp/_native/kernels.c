@@ -227,6 +227,8 @@ void NAME(gelu_tanh)(size n, const REAL *restrict x, REAL *restrict out, REAL *r
     {                                                                                                                  \
         for (size i = 0; i < n; i++) out[i] = (REAL)function(x[i]);                                                    \
     }
+#define relu(x) ((x) > 0 || (x) != (x) ? (x) : 0)
+OF_EACH(relu)
 OF_EACH(erf)
 OF_EACH(erfc) /* 1 - erf x */
 
@@ -566,8 +568,7 @@ void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, con
                 NAME(hide)(s, mask, at[MASK] + (start + i) * row[MASK], n, score);
                 const REAL most = NAME(largest)(n, score), top = most == -INFINITY ? 0 : most;
                 const REAL added = NAME(exponentials)(n, score, top, score), sum = added == 0 ? 1 : added;
-                for (size j = n; j < seen; j++)
-                    score[j] = 0;
+                for (size j = n; j < seen; j++) score[j] = 0;
                 sums[start + i] = top + (REAL)log(sum);
                 scales[i] = 1 / sum;
             }
@@ -613,8 +614,7 @@ void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REA
                     p_row[j] = EXP(p_row[j] - sum);
                     ds_row[j] = p_row[j] * (ds_row[j] - less) * scale;
                 }
-                for (size j = n; j < seen; j++)
-                    p_row[j] = ds_row[j] = 0;
+                for (size j = n; j < seen; j++) p_row[j] = ds_row[j] = 0;
             }
             NAME(product)(rows, s->depth, seen, ds, pad, 1, k + at[K], row[K], dq + at[DQ] + start * row[DQ], row[DQ], 0);
             NAME(product)(seen, s->depth, rows, ds, 1, pad, q_block, row[Q], dk + at[DK], row[DK], 1);

@@ -93,6 +93,10 @@ def _attach_error_function(function: ops.ArrayFunction[[Array], Array], kernel: 
     function.attach_native_form(form)
 
 
+def _relu(xp: Any, x: Array) -> tuple[Array, Any]:
+    return (_elementwise(RELU, x), None) if is_plain(x) else activation.relu.reference.forward(xp, x)
+
+
 def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     z = saved[0]
     if not (is_plain(z) and is_plain(g, z.dtype.char)):
@@ -468,7 +472,7 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     return [dx if need else None for dx, need in zip((dq, dk, dv, None), needs, strict=True)]
 
 
-SIGMOID = kernels("sigmoid", N, P, P)
+RELU, SIGMOID, ERF, ERFC = (kernels(name, N, P, P) for name in ("relu", "sigmoid", "erf", "erfc"))
 GELU, GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu", "gelu_tanh", "silu"))
 RELU_BACKWARD = kernels("relu_backward", N, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
@@ -484,7 +488,6 @@ ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12)
 IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_pool", P, N, P, P, P)
 MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
-ERF, ERFC = kernels("erf", N, P, P), kernels("erfc", N, P, P)
 
 ops.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
 activation.sigmoid.attach_native_form(_sigmoid)
@@ -492,7 +495,7 @@ activation.gelu.attach_native_form(_gelu)
 activation.silu.attach_native_form(_silu)
 _attach_error_function(special.compute_erf, ERF)
 _attach_error_function(special.compute_erfc, ERFC)
-activation.relu.attach_native_form(activation.relu.forward, _relu_backward)
+activation.relu.attach_native_form(_relu, _relu_backward)
 normalization.layer_norm.attach_native_form(_layer_norm, _layer_norm_backward)
 normalization.rms_norm.attach_native_form(_rms_norm, _rms_norm_backward)
 normalization.channel_sums.attach_native_form(_channel_sums)
