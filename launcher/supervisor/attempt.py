@@ -196,6 +196,8 @@ class Attempt:
 
     def stopped_engine(self) -> str:
         """Name and pid of a process of the engine on this machine that is stopped, "" if none is."""
+        if not self._reaper.engine:  # without the reaper, no engine starts
+            return f"the launcher's reaper (pid {self._reaper.pid})" if stat_of(self._reaper.pid).state == "T" else ""
         here = os.uname().nodename
         pids = {self._reaper.engine, *(process.engine for process in self.ranks.values() if process.host == here)}
         stopped = (pid for pid in sorted(pids) if stat_of(pid).state == "T")

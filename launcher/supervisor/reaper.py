@@ -113,12 +113,7 @@ class Reaper:
         os.close(self.engine_output)
 
 
-def _watch(
-    start: Callable[[], int],
-    launcher: socket.socket,
-    words: int,
-    scratch: str,
-) -> NoReturn:
+def _watch(start: Callable[[], int], launcher: socket.socket, words: int, scratch: str) -> NoReturn:
     """Runs the reaper until the launcher closes the socket or dies."""
     began = time.time()
     become_subreaper()

@@ -107,7 +107,9 @@ def complaint(strike: Strike, pid: int | None, code: int, err: str) -> str:
         return "the victim never came"
     if strike.number == signal.SIGSTOP and strike.victim not in ("rank", "agent"):
         # It goes on, or others do its work. Ranks that come together or part need the engine for that: they hang.
-        return "" if code == 0 or (strike.victim == "engine" and ours) else f"exit code {code}, and nobody was harmed"
+        # Without the reaper, there is no engine: they do not start.
+        blamed = {"engine": "", "reaper": "the launcher's reaper (pid "}.get(strike.victim, "\n")
+        return "" if code == 0 or (ours and blamed in last) else f"exit code {code}, and nobody was harmed"
     if strike.number in (signal.SIGTERM, signal.SIGINT) and strike.victim == "engine":  # it may pass it on to the ranks
         return "" if code == 0 or ours else "the last line is not ours"
     if code == 0:
@@ -152,8 +154,7 @@ def strike_at(start_job: Any, tmp_path: Path) -> Iterator[Callable[[Strike], str
             err.seek(0)
             said = err.read()
         files = sorted(path.name for path in [*Path(shm).iterdir(), *scratch.iterdir()])
-        for path in [*Path(shm).iterdir(), *scratch.iterdir()]:
-            subprocess.run(["rm", "-rf", path], check=True)
+        subprocess.run(["rm", "-rf", *Path(shm).iterdir(), *scratch.iterdir()], check=True)
         if code is None:
             wrong = f"still there after {LIMIT} s"
         else:
