@@ -41,11 +41,11 @@ done
 unshare --net --uts --mount true 2>/dev/null || { echo "network namespaces are not allowed here"; exit 77; }
 
 folder=${3:-}
-if [ -n "$folder" ] && ! command -v sshd ssh >/dev/null; then
+if [ -n "$folder" ] && ! command -v sshd >/dev/null; then
     command -v apt-get >/dev/null || { echo "ssh between hosts needs sshd, and this is no Debian"; exit 77; }
     { timeout 60 apt-get update && DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y \
-        --no-install-recommends openssh-server openssh-client; } </dev/null &>"$folder/apt.log" || true
-    command -v sshd ssh >/dev/null || { echo "sshd could not be installed: $(tail -n 1 "$folder/apt.log")"; exit 77; }
+        --no-install-recommends openssh-server; } </dev/null &>"$folder/apt.log" || true
+    command -v sshd >/dev/null || { echo "sshd could not be installed: $(tail -n 1 "$folder/apt.log")"; exit 77; }
 fi
 
 pids=()
