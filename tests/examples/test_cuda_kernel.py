@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ddp
-from tests.ddp.cuda import emulation, nvrtc
+from tests.ddp.cuda import nvrtc
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -34,7 +34,6 @@ def test_it_compiles(example: Any, dtype: str, architecture: str) -> None:
     assert set(re.findall(r"\.entry (\w+)\(", ptx)) == {"swish", "swish_backward"}
 
 
-@pytest.mark.skipif(emulation.COMPILER is None, reason="no C++ compiler")
 class TestOnTheStandin:
     def test_the_whole(self, gpu: Any, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
         assert example.main(["--steps", "20"]) == 0

@@ -9,7 +9,6 @@ import pytest
 
 import ddp
 from ddp._cuda import cudnn_graph
-from tests.ddp.cuda import emulation
 from tests.gpu import cudnn_fake
 from tests.gpu.installing import Real
 from tests.gpu.test_attention import projected
@@ -34,9 +33,6 @@ def test_the_frontend_has_what_is_called() -> None:
     for kind in KINDS:
         mine: Any = getattr(cudnn_fake, kind)
         assert [each.name for each in mine if not hasattr(getattr(frontend, kind), each.name)] == [], kind
-
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
 
 def test_what_cudnn_lacks_is_remembered_and_falls_back(cudnn: Any, caplog: pytest.LogCaptureFixture) -> None:
