@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 import collectives
-from ddp import nn
-from tests.docs import ours
+import ddp
 from tests.docs.blocks import Block, blocks, pairs
-from tests.docs.snippets import outcome, run
+from tests.docs.snippets import of_ours, outcome, run, start_alike
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -32,10 +31,6 @@ LEFT_OUT = {"Different numbers of batches": "gradient"}  # those of the last ste
 
 def _named(found: list[tuple[Block | None, Block]]) -> list[Any]:
     return [pytest.param(theirs, mine, id=mine.place) for theirs, mine in found]
-
-
-def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.Linear, "reset_parameters", ours.start_alike)
 
 
 def _losses(printed: str) -> list[float]:
@@ -74,7 +69,7 @@ def test_pytorch_computes_the_same(
     assert theirs.returncode == 0, theirs.stderr
     expected = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(2)]
     monkeypatch.chdir(tmp_path)
-    _alike(monkeypatch)
+    monkeypatch.setattr(ddp.nn.Linear, "reset_parameters", start_alike(ddp))
     assert len(pairs(PYTORCH)) >= 6
     for mine in [mine for _, mine in pairs(PYTORCH) if mine.is_script]:
         (tmp_path / "train.py").write_text(mine.code)
@@ -90,7 +85,7 @@ def test_pytorch_computes_the_same(
 
 
 def _outcome(mine: Block, comm: collectives.Communicator) -> dict[str, Any]:
-    return outcome(run(mine.compiled(), mine.code, ours.builders(comm)))
+    return outcome(run(mine.compiled(), mine.code, of_ours(comm)))
 
 
 def _compare(block: Block, mine: Block, got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
