@@ -17,7 +17,6 @@ F: Any = ddp.nn.functional
 TF = torch.nn.functional
 MSELoss: Any = ddp.nn.MSELoss
 L1Loss: Any = ddp.nn.L1Loss
-REDUCTIONS = ("mean", "sum", "none")
 inf = float("inf")
 
 
