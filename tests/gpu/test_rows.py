@@ -23,10 +23,6 @@ def of(x: Any) -> Any:
     return x.detach().cpu().double().numpy()
 
 
-def kernels(gpu: Any) -> list[str]:
-    return sorted(gpu.launches.elements())
-
-
 def test_what_is_dropped_is_drawn_evenly_and_independently(gpu: Any) -> None:
     ddp.manual_seed(1)
     for p in (0.1, 0.5):

@@ -14,12 +14,6 @@ from tests.gpu import simulated
 in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
 
 
-def arrived(x: Any) -> Any:
-    """The numbers of a tensor after the host waited for its device."""
-    ddp.cuda.synchronize(x.device)
-    return x.tolist()
-
-
 class TestStreams:
     def test_what_is_current(self, gpu: Any) -> None:
         default = ddp.cuda.default_stream()
