@@ -223,8 +223,8 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         def total_bytes(self) -> int:
             return self._total.get(cupy.local.device, 0)
 
-        def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-            self._limits[cupy.local.device] = int(cupy.capacity * fraction) if fraction is not None else size or 0
+        def set_limit(self, size: int) -> None:
+            self._limits[cupy.local.device] = size
 
     class MemoryAsyncPool(MemoryPool):
         """`cupy.cuda.MemoryAsyncPool`."""
