@@ -29,6 +29,8 @@ STANDINS = ROOT / "tests" / "standins"
 # A scontrol, for PATH.
 SLURM = STANDINS / "slurm"
 MARK = "DDP_TEST_JOB"
+# What the fixture `run_job` is, and others made of it.
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -197,7 +199,7 @@ def start_job() -> Iterator[Callable[..., Job]]:
 
 
 @pytest.fixture
-def run_job(start_job: Callable[..., Job]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_job(start_job: Callable[..., Job]) -> Run:
     """Runs a command to its end: `run_job([...], timeout=60, env={...})`; nothing may be left of it."""
 
     def run(args: Sequence[str], timeout: float = 60.0, **options: object) -> subprocess.CompletedProcess[str]:

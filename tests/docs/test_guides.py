@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 import collectives
 import ddp
+from tests.conftest import Run
 from tests.docs.blocks import Block, blocks, pairs
 from tests.docs.snippets import of_ours, outcome, run, start_alike
 
@@ -39,9 +38,7 @@ def _losses(printed: str) -> list[float]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("theirs", "mine"), _named([pair for pair in pairs(HOROVOD) if pair[1].is_script]))
-def test_a_program_of_ours_runs(
-    theirs: Block | None, mine: Block, run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_program_of_ours_runs(theirs: Block | None, mine: Block, run_job: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(mine.code)
     done = run_job([*TWO, "train.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -58,9 +55,7 @@ def test_a_snippet_of_ours_runs(theirs: Block | None, mine: Block) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(200)
-def test_pytorch_computes_the_same(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_computes_the_same(run_job: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -106,9 +101,7 @@ def _compare(block: Block, mine: Block, got: list[dict[str, Any]], expected: lis
 
 
 @pytest.mark.mpi
-def test_mpi4py_computes_the_same(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
+def test_mpi4py_computes_the_same(run_job: Run, mpiexec: list[str], tmp_path: Path) -> None:
     two = [*mpiexec, "-n", "2", sys.executable]
     done = run_job([*two, str(ROOT / "tests/docs/in_mpi.py"), str(MPI4PY)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddp
+from tests.conftest import Run
 from tests.ddp.cuda import nvrtc
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -55,7 +55,7 @@ class TestOnTheStandin:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ddp.cuda.is_available(), reason="there is no GPU")
-def test_on_a_gpu(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_on_a_gpu(run_job: Run) -> None:
     done = run_job([sys.executable, str(EXAMPLES / "cuda_kernel.py")])
     assert done.returncode == 0, done.stdout + done.stderr
     assert float(re.findall(r"squared error ([\d.e+-]+)", done.stdout)[0]) < 1e-2
