@@ -110,7 +110,7 @@ class Job:
         try:
             out, err = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            table = "\n".join(f"{pid} {_cmdline(pid)}" for pid in self.pids())
+            table = "\n".join(f"{pid} {text}" for pid, text in self.commands().items())
             self.kill()
             out, err = self.process.communicate()
             pytest.fail(f"{self.args} still ran after {timeout} s\n{table}\n--- stdout\n{out}\n--- stderr\n{err}")
@@ -120,9 +120,9 @@ class Job:
     def assert_gone(self, within: float = 5.0) -> None:
         """Fails if `within` seconds from now a process of this job still runs."""
         deadline = time.monotonic() + within
-        while left := self.pids():
+        while left := self.commands():
             if time.monotonic() > deadline:
-                table = "\n".join(f"{pid} {_cmdline(pid)}" for pid in left)
+                table = "\n".join(f"{pid} {text}" for pid, text in left.items())
                 self.kill()
                 pytest.fail(f"{self.args} left processes behind:\n{table}")
             time.sleep(0.02)
@@ -137,6 +137,10 @@ class Job:
                     if needle in (entry / "environ").read_bytes() and not _is_zombie(entry):
                         found.append(int(entry.name))
         return found
+
+    def commands(self) -> dict[int, str]:
+        """Their command lines."""
+        return {pid: _cmdline(pid) for pid in self.pids()}
 
     def listening(self) -> dict[str, set[str]]:
         """Where this job's processes listen, "tcp 0100007F:1F90", and the names of those that do."""
