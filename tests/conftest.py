@@ -29,6 +29,8 @@ STANDINS = ROOT / "tests" / "standins"
 # A scontrol, for PATH.
 SLURM = STANDINS / "slurm"
 MARK = "DDP_TEST_JOB"
+# What the fixture `run_job` is, and others made of it.
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,7 +110,7 @@ class Job:
         try:
             out, err = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            table = "\n".join(f"{pid} {_cmdline(pid)}" for pid in self.pids())
+            table = "\n".join(f"{pid} {text}" for pid, text in self.commands().items())
             self.kill()
             out, err = self.process.communicate()
             pytest.fail(f"{self.args} still ran after {timeout} s\n{table}\n--- stdout\n{out}\n--- stderr\n{err}")
@@ -118,9 +120,9 @@ class Job:
     def assert_gone(self, within: float = 5.0) -> None:
         """Fails if `within` seconds from now a process of this job still runs."""
         deadline = time.monotonic() + within
-        while left := self.pids():
+        while left := self.commands():
             if time.monotonic() > deadline:
-                table = "\n".join(f"{pid} {_cmdline(pid)}" for pid in left)
+                table = "\n".join(f"{pid} {text}" for pid, text in left.items())
                 self.kill()
                 pytest.fail(f"{self.args} left processes behind:\n{table}")
             time.sleep(0.02)
@@ -135,6 +137,10 @@ class Job:
                     if needle in (entry / "environ").read_bytes() and not _is_zombie(entry):
                         found.append(int(entry.name))
         return found
+
+    def commands(self) -> dict[int, str]:
+        """Their command lines."""
+        return {pid: _cmdline(pid) for pid in self.pids()}
 
     def listening(self) -> dict[str, set[str]]:
         """Where this job's processes listen, "tcp 0100007F:1F90", and the names of those that do."""
@@ -197,7 +203,7 @@ def start_job() -> Iterator[Callable[..., Job]]:
 
 
 @pytest.fixture
-def run_job(start_job: Callable[..., Job]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_job(start_job: Callable[..., Job]) -> Run:
     """Runs a command to its end: `run_job([...], timeout=60, env={...})`; nothing may be left of it."""
 
     def run(args: Sequence[str], timeout: float = 60.0, **options: object) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +17,8 @@ from benchmarks import calls, collectives, harness, overlap, ports, report
 from benchmarks.collectives import KIB, MIB, ROWS, goals
 from benchmarks.training_worker import TASKS
 from launcher.bench.collective_table import KINDS
+from tests.conftest import Run
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 TORCH = importlib.util.find_spec("torch") is not None
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import Run
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,7 +21,7 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("code", BLOCKS)
-def test_a_block_runs(code: str, run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+def test_a_block_runs(code: str, run_job: Run, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(code)
     (tmp_path / "train.py").write_text("")  # what a block about launching launches
     done = run_job([sys.executable, "block.py"], cwd=tmp_path)

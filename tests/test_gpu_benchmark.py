@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from benchmarks.gpu.tasks import TASKS
 from benchmarks.gpu.worker import Library, first_losses, train
 from benchmarks.harness import ROOT
 from benchmarks.worker_pool import WorkerError
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.conftest import Run
 
 
 def test_our_fastest_counts_and_rounds_are_paired() -> None:

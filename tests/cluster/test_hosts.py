@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.engines.mpiexec import MPICH, mpi_family
+from tests.conftest import Run
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(200)]
 
@@ -20,7 +21,6 @@ CONTRACT = str(HERE.parent / "collectives" / "test_contract.py")
 DIGITS = str(HERE.parent.parent / "examples" / "train_digits.py")
 SCRIPT = str(HERE / "hosts.sh")
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
 # Slow enough that it is seen: 1 MiB takes 84 ms, and 0.4 ms in one machine's memory.
 RATE, BYTES_PER_S = "100mbit", 12.5e6
 

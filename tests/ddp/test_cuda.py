@@ -52,6 +52,6 @@ def test_a_default_device_is_of_a_thread_and_a_scope() -> None:
     with ddp.device("cpu") as where:
         assert where is ddp.device("cpu")
         assert ddp.zeros(1).is_cpu
-    with pytest.raises(DeviceError), ddp.device("cuda"):
+    with pytest.raises(DeviceError, match="device cuda:1: CuPy"), ddp.device("cuda:1"):
         ddp.zeros(1)
     assert ddp.zeros(1).is_cpu

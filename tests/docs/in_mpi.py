@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 import collectives
-from tests.docs import ours
 from tests.docs.blocks import pairs
-from tests.docs.snippets import Builder, outcome, run
+from tests.docs.snippets import Builder, of_ours, outcome, run
 
 
 def builders(rank: int) -> dict[str, Builder]:
@@ -26,7 +25,7 @@ def main(page: Path) -> None:
     for theirs, mine in pairs(page):
         if mine.is_script:
             continue
-        got = outcome(run(mine.compiled(), mine.code, ours.builders(comm)))
+        got = outcome(run(mine.compiled(), mine.code, of_ours(comm)))
         if theirs is None:
             continue
         expected = outcome(run(theirs.compiled(), theirs.code, builders(comm.rank)))

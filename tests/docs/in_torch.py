@@ -16,19 +16,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from ddp.data.distributed_sampler import epoch_order
 from tests.docs.blocks import pairs
-from tests.docs.snippets import Builder, outcome, run, samples, weights
-
-
-def start_alike(layer: Any) -> None:
-    """In the place of `Linear.reset_parameters`."""
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weights(tuple(layer.weight.shape))))
-        layer.bias.copy_(torch.from_numpy(weights(tuple(layer.bias.shape))))
+from tests.docs.snippets import Builder, builders, outcome, run, start_alike
 
 
 def shuffled(length: int, generator: torch.Generator) -> torch.Tensor:
@@ -36,37 +28,22 @@ def shuffled(length: int, generator: torch.Generator) -> torch.Tensor:
     return torch.from_numpy(epoch_order(length, 0, generator.initial_seed()))
 
 
-def builders(rank: int) -> dict[str, Builder]:
-    """The names that a snippet may use."""
-    x, t = samples(rank)
-
-    def batches(get: Any) -> Any:
-        parts = [samples(10 * (step + 1) + rank) for step in range(2 + rank)]
-        return [(torch.from_numpy(x), torch.from_numpy(t)) for x, t in parts]
-
-    return {
-        "np": lambda get: np,
+def of_theirs(rank: int) -> dict[str, Builder]:
+    """All names that a snippet may use."""
+    theirs: dict[str, Builder] = {
         "os": lambda get: os,
-        "torch": lambda get: torch,
         "dist": lambda get: dist,
-        "nn": lambda get: nn,
-        "F": lambda get: F,
         "DDP": lambda get: DDP,
         "rank": lambda get: rank,
-        "net": lambda get: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
         "model": lambda get: DDP(get("net")),
-        "optimizer": lambda get: torch.optim.SGD(get("model").parameters(), lr=0.1, momentum=0.9),
-        "x": lambda get: torch.from_numpy(x),
-        "t": lambda get: torch.from_numpy(t),
-        "batches": batches,
-        "dataset": lambda get: list(zip(x, t, strict=True)),
     }
+    return builders(torch, rank) | theirs
 
 
 def main(page: Path, folder: Path) -> None:
     warnings.simplefilter("ignore")  # what PyTorch deprecates next is not this page's business
     kind: Any = nn.Linear
-    kind.reset_parameters = start_alike
+    kind.reset_parameters = start_alike(torch)
     theirs = [block for block, _ in pairs(page) if block is not None]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     os.chdir(folder)
@@ -79,7 +56,7 @@ def main(page: Path, folder: Path) -> None:
     results: dict[str, Any] = {}
     for block in theirs:
         if not block.is_script:
-            made = run(block.compiled(), block.code, builders(rank))
+            made = run(block.compiled(), block.code, of_theirs(rank))
             results.update({f"{block.line}:{name}": array for name, array in outcome(made).items()})
     dist.destroy_process_group()
     np.savez(folder / f"{rank}.npz", **results)

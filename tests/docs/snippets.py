@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+import collectives
+import ddp
+
 Builder = Callable[[Callable[[str], Any]], Any]  # makes a name's value; is given what gives the other names
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +29,50 @@ def samples(rank: int) -> tuple[Array, Array]:
 def weights(shape: tuple[int, ...]) -> Array:
     """A layer's first weights, the same in both libraries, which draw theirs in different ways."""
     return np.random.default_rng(sum(shape)).normal(scale=0.1, size=shape).astype(np.float32)
+
+
+def start_alike(t: Any) -> Callable[[Any], None]:
+    """Of ddp or PyTorch: what goes in the place of `Linear.reset_parameters`."""
+
+    def reset(layer: Any) -> None:
+        with t.no_grad():
+            layer.weight.copy_(t.from_numpy(weights(tuple(layer.weight.shape))))
+            layer.bias.copy_(t.from_numpy(weights(tuple(layer.bias.shape))))
+
+    return reset
+
+
+def builders(t: Any, rank: int) -> dict[str, Builder]:
+    """The names that a snippet with ddp and one with PyTorch may use; the module itself is one of them."""
+    nn = t.nn
+    x, target = samples(rank)
+
+    def batches(get: Any) -> Any:  # one more on each further rank
+        parts = [samples(10 * (step + 1) + rank) for step in range(2 + rank)]
+        return [(t.from_numpy(x), t.from_numpy(target)) for x, target in parts]
+
+    return {
+        t.__name__: lambda get: t,
+        "np": lambda get: np,
+        "nn": lambda get: nn,
+        "F": lambda get: nn.functional,
+        "net": lambda get: nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
+        "optimizer": lambda get: t.optim.SGD(get("model").parameters(), lr=0.1, momentum=0.9),
+        "x": lambda get: t.from_numpy(x),
+        "t": lambda get: t.from_numpy(target),
+        "batches": batches,
+        "dataset": lambda get: list(zip(x, target, strict=True)),
+    }
+
+
+def of_ours(comm: Any) -> dict[str, Builder]:
+    """All names that a snippet of ours may use."""
+    ours: dict[str, Builder] = {
+        "collectives": lambda get: collectives,
+        "comm": lambda get: comm,
+        "model": lambda get: ddp.DataParallel(get("net")),
+    }
+    return builders(ddp, comm.rank) | ours
 
 
 def run(code: CodeType, source: str, builders: Mapping[str, Builder]) -> dict[str, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import functools
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ import numpy as np
 import pytest
 
 import collectives
-from ddp import nn
-from tests.docs import ours
+import ddp
+from tests.conftest import Run
 from tests.docs.blocks import Block, blocks, pairs
-from tests.docs.snippets import outcome, run
+from tests.docs.snippets import of_ours, outcome, run, start_alike
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
@@ -34,19 +32,13 @@ def _named(found: list[tuple[Block | None, Block]]) -> list[Any]:
     return [pytest.param(theirs, mine, id=mine.place) for theirs, mine in found]
 
 
-def _alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.Linear, "reset_parameters", ours.start_alike)
-
-
 def _losses(printed: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"loss ([\d.]+)$", printed, re.M)]
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("theirs", "mine"), _named([pair for pair in pairs(HOROVOD) if pair[1].is_script]))
-def test_a_program_of_ours_runs(
-    theirs: Block | None, mine: Block, run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_a_program_of_ours_runs(theirs: Block | None, mine: Block, run_job: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(mine.code)
     done = run_job([*TWO, "train.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -63,9 +55,7 @@ def test_a_snippet_of_ours_runs(theirs: Block | None, mine: Block) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(200)
-def test_pytorch_computes_the_same(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_computes_the_same(run_job: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -74,7 +64,7 @@ def test_pytorch_computes_the_same(
     assert theirs.returncode == 0, theirs.stderr
     expected = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(2)]
     monkeypatch.chdir(tmp_path)
-    _alike(monkeypatch)
+    monkeypatch.setattr(ddp.nn.Linear, "reset_parameters", start_alike(ddp))
     assert len(pairs(PYTORCH)) >= 6
     for mine in [mine for _, mine in pairs(PYTORCH) if mine.is_script]:
         (tmp_path / "train.py").write_text(mine.code)
@@ -90,7 +80,7 @@ def test_pytorch_computes_the_same(
 
 
 def _outcome(mine: Block, comm: collectives.Communicator) -> dict[str, Any]:
-    return outcome(run(mine.compiled(), mine.code, ours.builders(comm)))
+    return outcome(run(mine.compiled(), mine.code, of_ours(comm)))
 
 
 def _compare(block: Block, mine: Block, got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
@@ -111,9 +101,7 @@ def _compare(block: Block, mine: Block, got: list[dict[str, Any]], expected: lis
 
 
 @pytest.mark.mpi
-def test_mpi4py_computes_the_same(
-    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path
-) -> None:
+def test_mpi4py_computes_the_same(run_job: Run, mpiexec: list[str], tmp_path: Path) -> None:
     two = [*mpiexec, "-n", "2", sys.executable]
     done = run_job([*two, str(ROOT / "tests/docs/in_mpi.py"), str(MPI4PY)], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ddp
-from tests.ddp.cuda import emulation, nvrtc
+from tests.conftest import Run
+from tests.ddp.cuda import nvrtc
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -34,7 +34,6 @@ def test_it_compiles(example: Any, dtype: str, architecture: str) -> None:
     assert set(re.findall(r"\.entry (\w+)\(", ptx)) == {"swish", "swish_backward"}
 
 
-@pytest.mark.skipif(emulation.COMPILER is None, reason="no C++ compiler")
 class TestOnTheStandin:
     def test_the_whole(self, gpu: Any, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
         assert example.main(["--steps", "20"]) == 0
@@ -56,7 +55,7 @@ class TestOnTheStandin:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not ddp.cuda.is_available(), reason="there is no GPU")
-def test_on_a_gpu(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_on_a_gpu(run_job: Run) -> None:
     done = run_job([sys.executable, str(EXAMPLES / "cuda_kernel.py")])
     assert done.returncode == 0, done.stdout + done.stderr
     assert float(re.findall(r"squared error ([\d.e+-]+)", done.stdout)[0]) < 1e-2

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Run
+
 SCRIPT = Path(__file__).parent.parent.parent / "examples/hogwild_digits.py"
 
 
-def test_two_processes_train_one_model(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_two_processes_train_one_model(run_job: Run) -> None:
     pytest.importorskip("sklearn")
     done = run_job([sys.executable, SCRIPT, "--epochs", "5"], timeout=60)
     assert done.returncode == 0, done.stderr

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ddp
+from tests.conftest import Run
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-Run = Callable[..., subprocess.CompletedProcess[str]]
 ALONE = [sys.executable]
 TWO = [sys.executable, "-m", "launcher", "-n", "2"]
 starts = pytest.mark.parametrize("start", [ALONE, pytest.param(TWO, marks=pytest.mark.mpi)], ids=["alone", "two"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +15,10 @@ import numpy as np
 import pytest
 
 from collectives.world import STOPPED
+from tests.conftest import Run
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = str(ROOT / "examples" / "train_digits.py")
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def losses(file: Path) -> list[float]:

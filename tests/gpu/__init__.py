@@ -9,9 +9,9 @@ one call, names that CuPy does not have (`names.txt`, which a test holds against
     gpu.synchronizations  Counter of the times that the host waited, by kind; gpu.waits: the kinds in their order
     gpu.launches          Counter of kernels and copies by name; gpu.copies_up: host arrays sent (they do not wait)
     gpu.mallocs, gpu.frees   of device memory beneath the pool
-    gpu.log               (stream, what) in order; gpu.reset() forgets all counts
-    gpu.put(stream_pointer, kind, closure)  work of a library's stand-in; the closure must not hold arrays, only
-                          their memory (`gpu.host(array)`), so that what is freed too early is found
+    gpu.reset()           forgets all counts
+    gpu.launch(stream_pointer, kind, work)  work of a library's stand-in; it must not hold arrays, only addresses, so
+                          that what is freed too early is found
 
 `@pytest.mark.parametrize("gpu", simulated(count), indirect=True)` does the work later, in a
 random order that CUDA allows; what is freed is scribbled over in both modes. In eager mode work is done at once.

@@ -181,10 +181,6 @@ class Array:
     def T(self) -> Any:
         return self._view(self._host.T)
 
-    @property
-    def mT(self) -> Any:
-        return self._view(self._host.mT)
-
     def view(self, dtype: Any = None, *args: Any) -> Any:
         return self._view(self._host.view(self.dtype if dtype is None else dtype))
 
@@ -204,27 +200,12 @@ class Array:
     def copy(self, order: str = "C") -> Any:
         return self._cupy._compute("copy", lambda x: x.copy(order), (self,))
 
-    def __copy__(self) -> Any:
-        return self.copy()
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        with self.device:
-            return self.copy()
-
     def astype(self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True) -> Any:
         dtype = np.dtype(dtype)
         self._cupy._known(dtype)
         if not copy and dtype == self.dtype and order == "K":
             return self
         return self._cupy._compute("astype", lambda x: x.astype(dtype, order), (self,))
-
-    def fill(self, value: Any) -> None:
-        cupy = self._cupy
-        target = self._host
-        source = cupy._host_of(value)
-        cupy._launch(
-            "fill", lambda: target.fill(source if not isinstance(source, np.ndarray) else source.item()), [self]
-        )
 
 
 class Capsule:

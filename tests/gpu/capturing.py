@@ -68,14 +68,12 @@ class Graph:
     def __init__(self, cupy: Cupy, pieces: list[Piece]) -> None:
         self._cupy, self._pieces = cupy, pieces
         self._queues: dict[int, int] = {}
-        self.launches = 0
 
     def launch(self, stream: Any = None) -> None:
         cupy, machine = self._cupy, self._cupy.machine
         cupy.refuse_capture("cudaGraphLaunch")
         handle = cupy.handle((cupy.current() if stream is None else stream).ptr)
         cupy.record.launches["graph"] += 1
-        self.launches += 1
         started = Mark()
         marks: dict[Mark, Mark] = {}
         with machine.lock:

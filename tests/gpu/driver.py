@@ -110,20 +110,9 @@ def driver(cupy: Cupy) -> dict[str, Any]:
             self.ptr = machine.queue(name or cupy.naming(self.device))
             cupy.owners[self.ptr] = self.device
 
-        def record(self, event: Any = None) -> Any:
-            event = Event() if event is None else event
-            event.record(self)
-            return event
-
         def wait_event(self, event: Any) -> None:
             if event.mark is not None and not cupy.captures.wait(cupy.handle(self.ptr), event.mark):
                 cupy.put(self.ptr, "wait", waits=event.mark)
-
-        @property
-        def done(self) -> bool:
-            cupy.refuse_capture("cudaStreamQuery")
-            queue = machine.queues[cupy.handle(self.ptr)]
-            return not queue.pieces
 
         def synchronize(self) -> None:
             cupy.refuse_capture("cudaStreamSynchronize")
@@ -197,7 +186,6 @@ def driver(cupy: Cupy) -> dict[str, Any]:
         "get_current_stream": cupy.current,
         "get_elapsed_time": elapsed,
         "is_available": lambda: True,
-        "get_cuda_path": lambda: None,
     }
 
 
@@ -243,7 +231,6 @@ def runtime(cupy: Cupy) -> ModuleType:
         "free": free,
         "memcpyHostToDevice": to_device,
         "memcpyDeviceToHost": to_host,
-        "memcpyDeviceToDevice": within,
         "memcpyAsync": copy,
         "memoryTypeHost": 1,
         "memGetInfo": lambda: (cupy.capacity - cupy.held[cupy.local.device], cupy.capacity),
@@ -259,9 +246,7 @@ def runtime(cupy: Cupy) -> ModuleType:
         "deviceGetPCIBusId": lambda device: f"0000:{device:02x}:00.0",
         "deviceCanAccessPeer": lambda device, peer: 1,
         "runtimeGetVersion": lambda: 12090,
-        "driverGetVersion": lambda: 12090,
         "hostRegister": register,
-        "hostUnregister": cupy.pinned.remove,
         "pointerGetAttributes": pointer_attributes,
     }
     vars(made).update(members)

@@ -17,12 +17,7 @@ class Indexing(Working):
         """An index on the host's side, whether it is more than slices, and whether its result's size is in a mask."""
         parts, advanced, masks = [], False, False
         for each in index if isinstance(index, tuple) else (index,):
-            if isinstance(each, list | np.ndarray) or (
-                hasattr(each, "__cuda_array_interface__") and not isinstance(each, Array)
-            ):
-                each = self.asarray(each)
-                if each.size == 0 and each.dtype.kind == "f":
-                    each = each.astype(np.int64)
+            assert not isinstance(each, list | np.ndarray), "CuPy copies it to the device"
             if isinstance(each, Array):
                 advanced, masks = True, masks or each.dtype.kind == "b"
                 if each.dtype.kind not in "biu":
@@ -46,8 +41,6 @@ class Indexing(Working):
             if value.shape != ():
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
             value = value.item()
-        if isinstance(value, list | tuple):
-            value = self.asarray(value)
         source = self._host_of(value, held)
         if masks:
             self.wait("setitem with a mask")

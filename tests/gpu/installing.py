@@ -59,10 +59,6 @@ class Gpu:
         for install in LIBRARIES:
             install(self, monkeypatch)
 
-    @property
-    def log(self) -> list[tuple[str, str]]:
-        return self.machine.log
-
     def __getattr__(self, name: str) -> Any:  # synchronizations, waits, launches, copies_up, mallocs, frees
         return getattr(self.cupy.record, name)
 
@@ -82,10 +78,6 @@ class Gpu:
         """Puts work of a library's stand-in on a stream, and counts it."""
         self.launches[kind] += 1
         self.put(stream, kind, work)
-
-    def host(self, array: Any) -> Any:
-        """The memory of a device's array, or of a tensor's: for closures that run as work of a stream."""
-        return getattr(array, "array", array)._host
 
 
 def forget() -> None:

@@ -29,20 +29,13 @@ class Making(Working):
         dtype: Any = None,
         copy: bool = True,
         order: str = "K",
-        subok: bool = False,
-        ndmin: int = 0,
         *,
         blocking: bool = False,
     ) -> Any:
-        made = self._array(obj, dtype, copy, "C" if order is None else order, blocking)
-        while made.ndim < ndmin:
-            made = made[None]
-        return made
+        return self._array(obj, dtype, copy, "C" if order is None else order, blocking)
 
     def asarray(self, a: Any, dtype: Any = None, order: Any = None, *, blocking: bool = False) -> Any:
         return self._array(a, dtype, False, order or "K", blocking)
-
-    asanyarray = asarray
 
     def ascontiguousarray(self, a: Any, dtype: Any = None) -> Any:
         made = self._array(a, dtype, False, "C", False)
@@ -92,8 +85,6 @@ class Making(Working):
         return self.ndarray(told["shape"], dtype, self.cuda.MemoryPointer(piece, 0), told.get("strides"))
 
     def from_dlpack(self, x: Any, *, device: Any = None, copy: Any = None) -> Any:
-        if isinstance(x, Array):
-            return x._view(x._host)
         kind, _ = x.__dlpack_device__()
         if kind != 2:
             raise TypeError(
@@ -127,16 +118,10 @@ class Making(Working):
             raise ValueError("`repeats` should be int or sequence of ints: the stand-in's CuPy takes no array")
         return self._compute("repeat", lambda x: np.repeat(x, repeats, axis), (a,))
 
-    def _in_place(self, name: str, x: Any, *args: Any) -> None:
-        held: list[Any] = []
-        hosts = self._host_of((x, *args), held)
-        self._launch(name, lambda: getattr(np, name)(*hosts), held)
-
     def put_along_axis(self, arr: Any, indices: Any, values: Any, axis: Any) -> None:
-        self._in_place("put_along_axis", arr, indices, values, axis)
-
-    def fill_diagonal(self, a: Any, val: Any, wrap: bool = False) -> None:
-        self._in_place("fill_diagonal", a, val, wrap)
+        held: list[Any] = []
+        hosts = self._host_of((arr, indices, values), held)
+        self._launch("put_along_axis", lambda: np.put_along_axis(*hosts, axis), held)
 
     def get_default_memory_pool(self) -> Any:
         return self.pool

@@ -97,23 +97,13 @@ class MemoryPointer:
         self.ptr = mem.ptr + offset
         self.device_id = mem.device_id
 
-    def __int__(self) -> int:
-        return self.ptr
-
     def __add__(self, offset: int) -> MemoryPointer:
         return MemoryPointer(self.mem, self.offset + offset)
 
     __radd__ = __add__
 
-    def _copy(self, source: Any, nbytes: int, kind: int, stream: Any) -> None:
-        cupy = self.mem.cupy
-        pointer = (cupy.current() if stream is None else stream).ptr
-        cupy.cuda.runtime.memcpyAsync(self.ptr, int(getattr(source, "ptr", source)), nbytes, kind, pointer)
-
-    def copy_from_device_async(self, src: Any, size: int, stream: Any = None) -> None:
-        self._copy(src, size, 3, stream)
-
-    copy_from_device = copy_from_device_async
+    def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Any) -> None:
+        self.mem.cupy.cuda.runtime.memcpyAsync(self.ptr, src.ptr, size, 3, stream.ptr)
 
 
 def pool_classes(cupy: Cupy) -> dict[str, Any]:
@@ -233,17 +223,14 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         def total_bytes(self) -> int:
             return self._total.get(cupy.local.device, 0)
 
-        def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
-            self._limits[cupy.local.device] = int(cupy.capacity * fraction) if fraction is not None else size or 0
+        def set_limit(self, size: int) -> None:
+            self._limits[cupy.local.device] = size
 
     class MemoryAsyncPool(MemoryPool):
         """`cupy.cuda.MemoryAsyncPool`."""
 
         def __init__(self, pool_handles: Any = "current") -> None:
             super().__init__()
-
-    def alloc(size: int) -> MemoryPointer:
-        return cupy.allocator(size)
 
     def pinned(nbytes: int) -> Any:
         raw = np.full(max(nbytes, 1), GARBAGE, np.uint8)
@@ -260,7 +247,6 @@ def pool_classes(cupy: Cupy) -> dict[str, Any]:
         "PythonFunctionAllocator": PythonFunctionAllocator,
         "MemoryPool": MemoryPool,
         "MemoryAsyncPool": MemoryAsyncPool,
-        "alloc": alloc,
         "alloc_pinned_memory": pinned,
         "MemoryPointer": MemoryPointer,
         "UnownedMemory": UnownedMemory,
@@ -273,15 +259,8 @@ class Pinned:
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """What is pinned: from, to."""
-        return list(self._ranges)
-
     def add(self, start: int, nbytes: int) -> None:
         self._ranges.append((start, start + nbytes))
-
-    def remove(self, start: int) -> None:
-        self._ranges = [each for each in self._ranges if each[0] != start]
 
     def __contains__(self, address: int) -> bool:
         return any(low <= address < high for low, high in self._ranges)

@@ -23,7 +23,6 @@ from tests.gpu.ufuncs import Numpys, function
 from tests.gpu.working import quietly
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_KINDS = "biufc"
 
 
 class Local(threading.local):

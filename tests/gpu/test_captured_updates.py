@@ -10,9 +10,6 @@ import pytest
 import ddp
 from ddp.amp import GradScaler
 from ddp.errors import CaptureError
-from tests.ddp.cuda import emulation
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
 STEPS = 6
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -10,9 +10,6 @@ import pytest
 import ddp
 from ddp import nn
 from tests.ddp.cases.table import draw
-from tests.ddp.cuda import emulation
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
 
 class Net(nn.Module):

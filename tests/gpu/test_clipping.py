@@ -12,10 +12,7 @@ import ddp
 from ddp.errors import ArgumentError
 from ddp.nn import utils
 from ddp.ops.op import BFLOAT16
-from tests.ddp.cuda import emulation
 from tests.gpu import on_both
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2, 3)]
 ROUNDING: dict[Any, float] = {np.float16: 2e-3, BFLOAT16: 1e-2, np.float32: 1e-6, np.float64: 1e-12}

@@ -15,11 +15,8 @@ import ddp
 from ddp import nn
 from ddp.nn import functional
 from tests.ddp.cases.table import draw
-from tests.ddp.cuda import emulation
 from tests.ddp.on_devices import results
 from tests.ddp.test_ops import CASES
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
 
 def made(*shape: int, dtype: Any = ddp.float32, seed: int = 0, device: str = "cuda") -> ddp.Tensor:

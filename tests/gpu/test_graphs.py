@@ -10,8 +10,6 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError, CaptureError
 
-STEPS = 8
-
 
 def test_a_graph_runs_at_replay_and_not_before(gpu: Any) -> None:
     x = ddp.zeros(3, device="cuda")

@@ -31,9 +31,9 @@ class Net(nn.Module):
         return self.last(self.norm(self.first(x)).relu())
 
 
-def data_of(rank: int, steps: int = STEPS) -> list[tuple[Any, Any]]:
+def data_of(rank: int) -> list[tuple[Any, Any]]:
     dice = np.random.default_rng(rank)
-    numbers = [dice.standard_normal((4, 9)).astype(np.float32) for _ in range(steps)]
+    numbers = [dice.standard_normal((4, 9)).astype(np.float32) for _ in range(STEPS)]
     return [
         tuple(ddp.tensor(part, device=f"cuda:{rank}") for part in (x[:, :6].copy(), x[:, 6:].copy())) for x in numbers
     ]

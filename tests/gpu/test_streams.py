@@ -14,12 +14,6 @@ from tests.gpu import simulated
 in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
 
 
-def arrived(x: Any) -> Any:
-    """The numbers of a tensor after the host waited for its device."""
-    ddp.cuda.synchronize(x.device)
-    return x.tolist()
-
-
 class TestStreams:
     def test_what_is_current(self, gpu: Any) -> None:
         default = ddp.cuda.default_stream()
@@ -118,17 +112,10 @@ def leaves(where: str) -> list[Any]:
     ]
 
 
-def gradients(where: str, scopes: list[Any], times: int = 2, around: Any = None) -> list[Any]:
+def gradients(where: str, scopes: list[Any]) -> list[Any]:
     x, *weights = leaves(where)
-    for _ in range(times):  # so that memory is used again
-        loss = network(x, weights, scopes)
-        if around is None:
-            loss.backward()
-        else:
-            around.wait_stream(ddp.cuda.current_stream())
-            with ddp.cuda.stream(around):
-                loss.backward()
-            ddp.cuda.current_stream().wait_stream(around)
+    for _ in range(2):  # so that memory is used again
+        network(x, weights, scopes).backward()
     if where == "cpu":
         return [p.grad.numpy() for p in (x, *weights)]
     sums = [p.grad * 1 for p in (x, *weights)]  # read on the stream that backward was called on, which may be at once

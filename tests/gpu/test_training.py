@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 import ddp
-from tests.ddp.cuda import emulation
 from tests.gpu import on_both
 from tests.gpu.installing import Gpu
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
 F = ddp.nn.functional
 nn = ddp.nn

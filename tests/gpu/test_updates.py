@@ -11,11 +11,8 @@ import pytest
 import ddp
 from ddp._layout import FlatBuckets, lay_out
 from ddp.ops.op import BFLOAT16
-from tests.ddp.cuda import emulation
 from tests.gpu import on_both
 from tests.gpu.installing import Real
-
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2, 3), (1,)]
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -50,23 +50,10 @@ class Ufunc:
         fn = self._numpys if kwargs.get("out") is not None else functools.partial(self._numpys, order="C")
         return self._call(fn, args, kwargs)
 
-    def _supports(self, method: str, *names: str) -> None:
-        if self.name not in names:
-            raise NotImplementedError(f"`cupy_{self.name}.{method}` is not supported yet")
-
-    def reduce(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        self._supports("reduce", "add", "multiply")
-        options = {"axis": axis, "dtype": dtype, "keepdims": keepdims, **({} if out is None else {"out": out})}
-        return self._call(self._numpys.reduce, (array,), options)
-
-    def accumulate(self, array: Any, axis: int = 0, dtype: Any = None, out: Any = None) -> Any:
-        self._supports("accumulate", "add", "multiply")
-        options = {"axis": axis, "dtype": dtype, **({} if out is None else {"out": out})}
-        return self._call(self._numpys.accumulate, (array,), options)
-
     def at(self, a: Any, indices: Any, b: Any = None) -> None:
         cupy = self._cupy
-        self._supports("at", *AT)
+        if self.name not in AT:
+            raise NotImplementedError(f"`cupy_{self.name}.at` is not supported yet")
         if a.dtype.name not in AT[self.name].split():
             raise TypeError(f"cupy.{self.name}.at only supports {AT[self.name]} as data type")
         parts, _, masks = cupy._index(indices)

@@ -64,8 +64,6 @@ class Working:
         hosts = self._host_of(args, held)
         options = {key: self._host_of(value, held) for key, value in kwargs.items()} if kwargs else {}
         out = kwargs.get("out") if kwargs else None
-        if isinstance(out, tuple):
-            options["out"] = tuple(options["out"])
         if out is not None:
             if self.deferred:
                 quietly(lambda: fn(*self._dummy(hosts), **self._dummy(options)))  # what it refuses, it refuses now

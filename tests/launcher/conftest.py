@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import subprocess
 import sys
 import textwrap
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import Run
 
 LAUNCH = [sys.executable, "-m", "launcher"]
 
@@ -36,7 +37,7 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def ddp_launch(run_job: Any, script: Callable[[str], str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def ddp_launch(run_job: Any, script: Callable[[str], str]) -> Run:
     """Runs a script of these lines under ddp-launch to its end."""
 
     def run(body: str, *args: str, n: int = 2, options: tuple[str, ...] = (), **more: Any) -> Any:

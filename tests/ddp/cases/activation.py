@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, draw, spaced, unary
+from tests.ddp.cases.table import Case, draw, function, spaced, unary
 
 # PyTorch's gradient of hardsigmoid in float64 has a sixth of float32.
 ELSEWHERE = {"hardsigmoid"}
 
 
 def functional(op: str, *args: Any, name: str | None = None, **options: Any) -> Iterator[Case]:
-    def run(t: Any, x: Any) -> Any:
-        return getattr(t.nn.functional, name or op)(x, *args, **options)
-
+    run = function(name or op, *args, **options)
     label = ", ".join([name or "", *map(str, args), *map(str, options.values())])
     for case in unary(op, low=-4.0, high=4.0, fn=run):
         yield case._replace(label=f"{case.label} {label}")

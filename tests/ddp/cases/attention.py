@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tests.ddp.cases.table import Case, draw
+from tests.ddp.cases.table import Case, draw, function
 
 NAME = "scaled_dot_product_attention"
 
 
-def attend(**options: Any) -> Callable[..., Any]:
-    return lambda t, q, k, v, *mask: t.nn.functional.scaled_dot_product_attention(q, k, v, *mask, **options)
+attend = functools.partial(function, NAME)
 
 
 def three(*lead: int, length: int = 4, keys: int = 5, depth: int = 3, wide: int = 2) -> tuple[Any, ...]:

@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.ddp.cases.table import Case, binary, draw, unary
 
-ELSEWHERE = {"dropout", "transfer"}
-
 
 def _three(op: str, fn: Callable[..., Any], low: float = -2.0) -> Iterator[Case]:
     """Cases of an op of three inputs that broadcast, and have no number in common."""

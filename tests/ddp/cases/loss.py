@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from tests.ddp.cases.table import Case, draw
+from tests.ddp.cases.table import Case, draw, function
 
 REDUCTIONS = ("mean", "sum", "none")
-
-
-def call(name: str, **options: Any) -> Callable[..., Any]:
-    return lambda t, *inputs: getattr(t.nn.functional, name)(*inputs, **options)
 
 
 def of_classes() -> Iterator[Case]:
     for name in ("cross_entropy", "nll_loss"):
         for reduction in REDUCTIONS:
-            loss = call(name, reduction=reduction)
+            loss = function(name, reduction=reduction)
             yield Case(name, reduction, loss, (draw(4, 3), np.array([0, 2, 2, 1])))
             yield Case(name, f"{reduction} 2-d", loss, (draw(2, 3, 2, 1), np.array([[[0], [2]]] * 2)))
             yield Case(name, f"{reduction} one", loss, (draw(3), np.array(2)))
             yield Case(name, f"{reduction} ignoring", loss, (draw(4, 3), np.array([0, -100, 2, 1])))
-            inside = call(name, reduction=reduction, ignore_index=2)
+            inside = function(name, reduction=reduction, ignore_index=2)
             yield Case(name, f"{reduction} ignoring a class", inside, (draw(2, 3, 2), np.array([[0, 2], [1, 1]])))
 
             def weighted(t: Any, x: Any, y: Any, name: str = name, reduction: str = reduction, **options: Any) -> Any:
@@ -38,11 +34,11 @@ def of_classes() -> Iterator[Case]:
                     (draw(2, 3, 2), np.array([[0, -100], [1, 2]])),
                     (draw(3), np.array(1)),
                 ):
-                    smooth = call(name, reduction=reduction, label_smoothing=0.3)
+                    smooth = function(name, reduction=reduction, label_smoothing=0.3)
                     yield Case(name, f"{reduction} smooth {inputs[0].ndim}", smooth, inputs)
                     both = lambda t, x, y, f=weighted: f(t, x, y, label_smoothing=0.2)  # noqa: E731  # one line a case
                     yield Case(name, f"{reduction} smooth and weighted {inputs[0].ndim}", both, inputs)
-        yield Case(name, "empty", call(name, reduction="sum"), (draw(0, 3), np.zeros(0, np.int64)))
+        yield Case(name, "empty", function(name, reduction="sum"), (draw(0, 3), np.zeros(0, np.int64)))
     yield Case(
         "cross_entropy",
         "large",
@@ -91,10 +87,10 @@ def of_pairs() -> Iterator[Case]:
         second = draw if name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss") else unit
         # PyTorch warns of what its "mean" is in kl_div.
         for reduction in ("batchmean", "sum", "none") if name == "kl_div" else REDUCTIONS:
-            run = call(name, reduction=reduction, **options)
+            run = function(name, reduction=reduction, **options)
             yield Case(name, f"{reduction} {options}", run, (first(3, 4), second(3, 4, seed=1)))
             yield Case(name, f"{reduction} {options} 0-d", run, (first(), second(seed=1)))
-        run = call(name, reduction="sum", **options)
+        run = function(name, reduction="sum", **options)
         yield Case(name, f"empty {options}", run, (first(0, 3), second(0, 3)))
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, draw
-
-
-def function(name: str, *how: Any, **more: Any) -> Callable[..., Any]:
-    return lambda t, x: getattr(t.nn.functional, name)(x, *how, **more)
+from tests.ddp.cases.table import Case, draw, function
 
 
 def maxima() -> Iterator[Case]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp._tensor.base import apply
 from ddp.ops import products as ops
-from tests.ddp.cases.table import Case, draw
+from tests.ddp.cases.table import Case, draw, function
 
 
 def products() -> Iterator[Case]:
@@ -26,9 +26,7 @@ def products() -> Iterator[Case]:
         label = f"{'empty ' * (0 in a)}{a} @ {b}"
         yield Case("matmul", label, lambda t, x, y: x @ y, (draw(*a), draw(*b, seed=1)))
 
-    def linear(t: Any, *inputs: Any) -> Any:
-        return t.nn.functional.linear(*inputs)
-
+    linear = function("linear")
     yield Case("linear", "bias", linear, (draw(5, 3), draw(4, 3, seed=1), draw(4, seed=2)))
     yield Case("linear", "no bias", linear, (draw(5, 3), draw(4, 3, seed=1)))
     yield Case("linear", "batches", linear, (draw(2, 5, 3), draw(4, 3, seed=1), draw(4, seed=2)))
@@ -137,7 +135,7 @@ def functions() -> Iterator[Case]:
         ("ij,ij->ij", (2, 3), (1, 3)),
     ]:
         yield Case("einsum", equation, lambda t, *xs, equation=equation: t.einsum(equation, list(xs)), several(*shapes))
-    bilinear = lambda t, *xs: t.nn.functional.bilinear(*xs)  # noqa: E731
+    bilinear = function("bilinear")
     yield Case("matmul", "bilinear", bilinear, several((5, 2), (5, 3), (4, 2, 3), (4,)))
     yield Case("matmul", "bilinear of vectors", bilinear, several((2,), (3,), (4, 2, 3), (4,)))
 

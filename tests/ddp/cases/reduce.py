@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.ddp.cases.table import Case, along, draw, reduction
+from tests.ddp.cases.table import Case, along, draw, over, reduction
 
 INF = float("inf")
-
-
-def over(op: str, **options: Any) -> Callable[..., Any]:
-    return lambda t, x: getattr(t, op)(x, **options)
 
 
 def values(op: str, **options: Any) -> Callable[..., Any]:

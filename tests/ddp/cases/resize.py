@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw, function, spaced
 
 
 def resized() -> Iterator[Case]:
-    def to(**how: Any) -> Callable[..., Any]:
-        return lambda t, x: t.nn.functional.interpolate(x, **how)
+    to = functools.partial(function, "interpolate")
 
     def case(label: str, run: Callable[..., Any], *inputs: Any) -> Case:
         return Case("interpolate", label, run, inputs)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any
 
-from tests.ddp.cases.table import Case, draw, spaced
+from tests.ddp.cases.table import Case, draw, function, spaced
 
 
 def shapes() -> Iterator[Case]:
@@ -126,9 +126,7 @@ def rearranged() -> Iterator[Case]:
 
 
 def frames() -> Iterator[Case]:
-    def pad(*args: Any, **options: Any) -> Any:
-        return lambda t, x: t.nn.functional.pad(x, *args, **options)
-
+    pad = functools.partial(function, "pad")
     yield Case("pad", "last", pad((1, 2)), (draw(2, 3),))
     yield Case("pad", "both", pad((1, 0, 2, 3), value=1.5), (draw(2, 3),))
     yield Case("pad", "cropped", pad((-1, 2, 1, -2), value=2.0), (draw(4, 3),))

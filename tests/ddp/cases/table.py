@@ -50,6 +50,11 @@ def with_strides(cases: list[Case]) -> list[Case]:
     return found
 
 
+def function(name: str, *how: Any, **more: Any) -> Callable[..., Any]:
+    """`fn` of a case: `nn.functional.name` of the inputs, then these arguments."""
+    return lambda t, *inputs: getattr(t.nn.functional, name)(*inputs, *how, **more)
+
+
 def unary(op: str, low: float = -2.0, high: float = 2.0, fn: Callable[..., Any] | None = None) -> Iterator[Case]:
     run = fn or (lambda t, x: getattr(t, op)(x))
     bounds = {"low": low, "high": high}
@@ -77,22 +82,22 @@ def reduction(op: str, empty: bool = True, always_dim: bool = False) -> Iterator
     for dim in (None, 0, -1, (0, 2), (2, 1, 0)):
         for keepdim in (False, True):
             if dim is not None or not (keepdim or always_dim):
-                how = (lambda t, x: getattr(t, op)(x)) if dim is None else _over(op, dim, keepdim)
+                how = over(op) if dim is None else over(op, dim=dim, keepdim=keepdim)
                 yield Case(op, f"dim={dim} keepdim={keepdim}", how, (draw(2, 3, 4),))
-    zero = _over(op, 0, False)
+    zero = over(op, dim=0)
     yield Case(op, "0-d", zero, (draw(),))
     if empty:
-        yield Case(op, "empty", _over(op, 1, False), (draw(0, 3),))
+        yield Case(op, "empty", over(op, dim=1), (draw(0, 3),))
 
 
-def _over(op: str, dim: Any, keepdim: bool) -> Callable[..., Any]:
-    return lambda t, x: getattr(t, op)(x, dim=dim, keepdim=keepdim)
+def over(op: str, **options: Any) -> Callable[..., Any]:
+    return lambda t, x: getattr(t, op)(x, **options)
 
 
 def along(op: str) -> Iterator[Case]:
     for dim in (0, -1):
-        yield Case(op, f"dim={dim}", lambda t, x, dim=dim: getattr(t, op)(x, dim=dim), (draw(3, 4),))
-    yield Case(op, "0-d", lambda t, x: getattr(t, op)(x, dim=0), (draw(),))
-    yield Case(op, "empty", lambda t, x: getattr(t, op)(x, dim=1), (draw(0, 3),))
-    yield Case(op, "no classes", lambda t, x: getattr(t, op)(x, dim=1), (draw(2, 0),))
+        yield Case(op, f"dim={dim}", over(op, dim=dim), (draw(3, 4),))
+    yield Case(op, "0-d", over(op, dim=0), (draw(),))
+    yield Case(op, "empty", over(op, dim=1), (draw(0, 3),))
+    yield Case(op, "no classes", over(op, dim=1), (draw(2, 0),))
     yield Case(op, "large", lambda t, x: getattr(t, op)(x * 400, dim=1), (draw(2, 3),))

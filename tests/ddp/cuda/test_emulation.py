@@ -14,8 +14,6 @@ from ddp._cuda import norm_kernels, raw_kernel
 from tests.ddp.cases.table import draw
 from tests.ddp.cuda import emulation
 
-pytestmark = pytest.mark.skipif(emulation.COMPILER is None, reason="the kernels need g++ to run on the CPU")
-
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 7, 8, 64, 100])
 def test_a_block_of_any_size_adds_up(threads: int, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, RangeError
-from tests.ddp.nn.against_torch import check_refusals
+from tests.ddp.nn.against_torch import check_refusals, torch
 
 
 def ran(t: Any, edit: Callable[[Any, Any], Any]) -> str:
@@ -73,7 +73,6 @@ EDITS = edits()
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_reads_as_in_pytorch(edit: Callable[[Any, Any], Any]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     assert ran(ddp, edit) == ran(torch, edit)
 
 

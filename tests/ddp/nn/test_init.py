@@ -11,7 +11,7 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
-from tests.ddp.nn.against_torch import check_refusals
+from tests.ddp.nn.against_torch import check_refusals, torch
 
 RANDOM = [
     ("uniform_", {"a": -1.0, "b": 3.0}),
@@ -28,7 +28,6 @@ RANDOM = [
 
 @pytest.mark.parametrize(("name", "options"), RANDOM)
 def test_distributions_are_pytorchs(name: str, options: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     ours, theirs = ddp.empty(240, 250), torch.empty(240, 250)
     ddp.manual_seed(1)
     torch.manual_seed(1)
@@ -55,7 +54,6 @@ def test_distributions_are_pytorchs(name: str, options: Any) -> None:
     ],
 )
 def test_exact_ones(name: str, shape: Any, options: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     ours, theirs = ddp.full(shape, 7.0), torch.full(shape, 7.0)
     getattr(init, name)(ours, **options)
     getattr(torch.nn.init, name)(theirs, **options)
@@ -63,7 +61,6 @@ def test_exact_ones(name: str, shape: Any, options: Any) -> None:
 
 
 def test_gains() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     for name in ("linear", "conv1d", "conv_transpose3d", "sigmoid", "tanh", "relu", "leaky_relu", "selu"):
         assert init.calculate_gain(name) == pytest.approx(torch.nn.init.calculate_gain(name))
     assert init.calculate_gain("leaky_relu", 0.2) == pytest.approx(torch.nn.init.calculate_gain("leaky_relu", 0.2))

@@ -11,7 +11,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional as F
-from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, numbers, twins
+from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, numbers, torch, twins
 
 LAYERS = [
     ("BatchNorm1d", (3,), {}, (6, 3)),
@@ -48,7 +48,6 @@ def test_agrees_with_pytorch(name: str, args: Any, options: Any, shape: Any) -> 
 
 @pytest.mark.parametrize(("name", "shape"), [("1d", (0, 3)), ("1d", (2, 3, 0)), ("2d", (0, 3, 2, 2))])
 def test_a_batch_of_nothing_moves_no_running_statistics(name: str, shape: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     found = []
     for t in (ddp, torch):
         layer = getattr(t.nn, f"BatchNorm{name}")(shape[1], momentum=None)
@@ -72,8 +71,6 @@ def test_normalize_by_what_is_no_norm(p: float, dim: int) -> None:
 @pytest.mark.parametrize("weights", ["float32", "half"])
 @pytest.mark.parametrize("name", ["layer_norm", "group_norm", "batch_norm"])
 def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: str) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
-
     def run(t: Any) -> list[Any]:
         kind = getattr(t, "float32" if weights == "float32" else dtype)
         x = t.tensor(numbers(6, 64), dtype=t.float32).to(getattr(t, dtype)).requires_grad_()

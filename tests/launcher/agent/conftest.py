@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from launcher.linux import stat_of
 from launcher.protocol import ADDRESS, SECRET, Channel, Message, to_bytes
 from launcher.supervisor.listener import Listener
 
@@ -111,21 +112,13 @@ def keep(start_job: Any, tmp_path: Path) -> Iterator[Callable[..., Kept]]:
     listener.close()
 
 
-def state(pid: int) -> str:
-    """The state of a process as one letter, "" if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 @pytest.fixture
 def becomes() -> Callable[[int, str], None]:
     """Waits until a process is in one of these states ("" for: it has gone)."""
 
     def wait(pid: int, states: str) -> None:
         deadline = time.monotonic() + LIMIT
-        while (found := state(pid)) not in (states or "Z") and not (found == "" and states == ""):
+        while (found := stat_of(pid).state) not in (states or "Z") and not (found == "" and states == ""):
             if time.monotonic() > deadline:
                 pytest.fail(f"process {pid} is {found!r}, not {states!r}")
             time.sleep(0.01)

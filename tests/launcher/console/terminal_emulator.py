@@ -61,12 +61,18 @@ class Glass:
         return shown
 
 
+def open_terminal(width: int = 60) -> tuple[int, int]:
+    """A terminal of 24 x `width`: the side of who looks at it, and the side of who writes to it."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    return master, slave
+
+
 class Terminal:
     """A terminal of 24 x `width` that somebody looks at. fd: for whoever writes to it"""
 
     def __init__(self, width: int = 60) -> None:
-        self.master, self.fd = pty.openpty()
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        self.master, self.fd = open_terminal(width)
         self.glass = Glass(width)
         self.raw = ""
 

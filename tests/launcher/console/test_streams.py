@@ -65,12 +65,3 @@ def test_ctrl_c_while_a_rank_waits_for_its_threads_prints_no_traceback(ddp_launc
     done = ddp_launch(body, n=1)
     assert "Traceback" not in done.stderr
     assert "ignored" not in done.stderr
-
-
-@pytest.mark.mpi
-def test_ranks_that_raise_the_same_are_told_once(ddp_launch: Any) -> None:
-    done = ddp_launch("raise ValueError('first line\\nsecond line')")
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 1
-    assert done.stderr.splitlines()[-1].endswith("raised ValueError: first line [...]")
-    assert done.stderr.count("second line") <= 2  # in the traceback: the line of code, and the message

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import signal
-import struct
 import sys
 import termios
 import time
@@ -15,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.console.terminal_emulator import Glass
+from tests.launcher.console.terminal_emulator import Glass, open_terminal
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
@@ -29,8 +26,7 @@ def as_seen(text: str) -> list[str]:
 
 def start_on_a_terminal(start_job: Any, args: list[str], echo: bool = False) -> tuple[Any, int]:
     """Starts a command on a terminal of 24 x 60; the job, and the terminal's other side. echo: keys are shown"""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    master, slave = open_terminal()
     attributes = termios.tcgetattr(slave)
     if not echo:
         attributes[3] &= ~termios.ECHO

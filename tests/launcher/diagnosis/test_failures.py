@@ -110,27 +110,6 @@ def test_of_a_message_beyond_all_bounds_beginning_and_end_are_kept(ddp_launch: A
     )
 
 
-def test_who_waited_for_a_failed_rank_is_not_blamed(ddp_launch: Any, tmp_path: Path) -> None:
-    done = ddp_launch(
-        """
-        class PeerLeft(Exception):
-            __module__ = "collectives.errors"
-        import atexit
-        if rank == 1:
-            while not os.path.exists("over"):  # rank 0 has failed first
-                time.sleep(0.01)
-            sys.exit(3)
-        atexit.register(lambda: open("over", "w").close())
-        raise PeerLeft("rank 1 has failed")
-        """,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 3
-    first, last = done.stderr.splitlines()
-    assert "rank 0 (pid " in first
-    assert last.endswith("exited with code 3")
-
-
 def test_what_a_rank_leaves_behind_ends_with_it_and_forked_children_are_no_ranks(ddp_launch: Any) -> None:
     done = ddp_launch(
         """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from tests.conftest import Run
 
 DOCTOR = [sys.executable, "-m", "launcher.doctor"]
 
@@ -38,7 +38,7 @@ def ranks(start_job: Any) -> list[int]:
 
 
 @pytest.fixture
-def doctor(run_job: Any) -> Callable[..., subprocess.CompletedProcess[str]]:
+def doctor(run_job: Any) -> Run:
     return lambda *args: run_job([*DOCTOR, *map(str, args)], timeout=30)
 
 

@@ -69,15 +69,6 @@ def strikes(count: int, seed: int = SEED) -> list[Strike]:
     return found
 
 
-def commands(pids: list[int]) -> dict[int, str]:
-    """The command lines of the processes of a job that live."""
-    found = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return found
-
-
 def find(strike: Strike, launcher: int, found: dict[int, str]) -> int | None:
     """The pid of the victim; None if it is not there (yet)."""
     if strike.victim == "launcher":
@@ -147,7 +138,7 @@ def strike_at(start_job: Any, tmp_path: Path) -> Iterator[Callable[[Strike], str
             except subprocess.TimeoutExpired:
                 code = None
             time_is_up = time.monotonic() + GONE
-            while (left := commands(job.pids())) and time.monotonic() < time_is_up and code is not None:
+            while (left := job.commands()) and time.monotonic() < time_is_up and code is not None:
                 time.sleep(0.02)
             job.kill()
             job.process.wait()
@@ -169,7 +160,7 @@ def hit(job: Any, strike: Strike) -> int | None:
     """Waits for the moment and for the victim, and sends the signal; the victim's pid."""
     time.sleep(strike.moment)
     while job.process.poll() is None:
-        victim = find(strike, job.process.pid, commands(job.pids()))
+        victim = find(strike, job.process.pid, job.commands())
         if victim is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, strike.number)

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from launcher.errors import StartError
 from launcher.protocol import connect
 from launcher.supervisor.listener import Listener
 
-ROOT = Path(__file__).parents[3]
 ME = {"rank": 3, "size": 4}
 LIMIT = 30.0  # s
 
