@@ -48,7 +48,10 @@ def test_a_program_of_ours_runs(theirs: Block | None, mine: Block, run_job: Run,
 
 
 @pytest.mark.parametrize(("theirs", "mine"), _named([pair for pair in pairs(HOROVOD) if not pair[1].is_script]))
-def test_a_snippet_of_ours_runs(theirs: Block | None, mine: Block) -> None:
+def test_a_snippet_of_ours_runs(
+    theirs: Block | None, mine: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert theirs is None or theirs.compiled()  # is Python, at least
     collectives.run_threads(functools.partial(_outcome, mine), size=2)
 
