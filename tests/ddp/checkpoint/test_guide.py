@@ -10,9 +10,8 @@ import pytest
 
 import collectives
 from ddp.data import DataLoader, DistributedSampler
-from tests.docs import ours
 from tests.docs.blocks import Block, blocks
-from tests.docs.snippets import run
+from tests.docs.snippets import of_ours, run
 
 PAGE = Path(__file__).parents[3] / "docs" / "checkpoints.md"
 SECTIONS = (
@@ -31,7 +30,7 @@ def test_the_page_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPat
         return DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 
     def once(block: Block, comm: collectives.Communicator) -> None:
-        run(block.compiled(), block.code, {**ours.builders(comm), "loader": loader})
+        run(block.compiled(), block.code, {**of_ours(comm), "loader": loader})
 
     monkeypatch.chdir(folder)
     for _ in range(2):  # the second one finds what the first has saved
