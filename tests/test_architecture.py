@@ -79,7 +79,7 @@ SIZES = {
     "collectives": Size(6295, 5400, ("collectives",)),  # 200 of it the call cache: 4 us a small call instead of 40
     "launcher": Size(6497, 6500, ("launcher",)),
     "benchmarks": Size(2711, 2400, ("benchmarks",)),
-    "tests": Size(36352, 34000, ("tests",)),
+    "tests": Size(36353, 34000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

@@ -42,8 +42,9 @@ def test_as_in_float32(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) ->
         found.append([y.detach(), *[x.grad for x in xs]])
     for half, single in zip(*found, strict=True):
         assert half.dtype == ddp.float16
-        # Four units in the last place of float16, of 1 where g and its sum cancel.
-        np.testing.assert_allclose(half.numpy(), single.numpy(), 4e-3, 4e-3)
+        # Four units in the last place of float16: of 1 where g and its sum cancel, else beside its smallest number.
+        cancels = fn is CASES["log_softmax"][0]
+        np.testing.assert_allclose(half.numpy(), single.numpy(), 4e-3, 4e-3 if cancels else 1e-6)
 
 
 def test_a_number_beside_float16_counts_in_float32() -> None:
