@@ -7,6 +7,7 @@ machine without a compiler installs the package all the same.
 from __future__ import annotations
 
 import copy
+import glob
 import os
 import platform
 
@@ -18,7 +19,7 @@ from setuptools.command.build_ext import build_ext
 LEVELS = ("x86-64-v3", "x86-64-v4") if platform.machine() in ("x86_64", "AMD64") else ("",)
 # No -ffast-math, which would flush subnormal numbers in the whole process; nothing here reads errno or floating-point
 # exceptions.
-FLAGS = ["-std=gnu11", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS = ["-std=gnu11", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 
 
 class BuildKernels(build_ext):
@@ -34,7 +35,7 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Takes what an earlier editable install left beside the source, unless the source is newer."""
         built = self.get_ext_filename(ext.name)
-        sources = max(map(os.path.getmtime, ("setup.py", *ext.sources)))
+        sources = max(map(os.path.getmtime, ("setup.py", *ext.depends)))
         if self.editable_mode and os.path.exists(built) and os.path.getmtime(built) > sources:
             self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
             self.copy_file(built, self.get_ext_fullpath(ext.name))
@@ -56,6 +57,7 @@ setup(
         Extension(
             (source.replace("/", ".") + "-" + level).rstrip("-"),
             [source + ".c"],
+            depends=glob.glob(os.path.dirname(source) + "/*.c"),  # those that it includes
             extra_compile_args=FLAGS + ([f"-march={level}"] if level else []),
             libraries=["m"],
             optional=True,

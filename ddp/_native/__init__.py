@@ -1,16 +1,32 @@
-"""Kernels for the CPU in one C file, `kernels.c`: built when the package is installed, if there is a compiler.
+"""Kernels for the CPU, `kernels.c` and what it includes: built when the package is installed, if there is a compiler.
 
 Without them everything runs by the array formulas of `ddp.ops`. `register` gives ops their native forms.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from pathlib import Path
+
+import numpy as np
 
 from collectives.native import load
 
 library, missing = load(Path(__file__).parent, "kernels")
+
+
+def _share_threads(kernels: ctypes.CDLL) -> None:
+    """Kernels run on the threads of NumPy's OpenBLAS; on one where NumPy has another library for its products."""
+    use_threads = kernels.use_threads
+    linear_algebra = getattr(np.linalg, "_umath_linalg", None)  # private, and so perhaps elsewhere one day
+    if linear_algebra is None:
+        return
+    blas = ctypes.CDLL(linear_algebra.__file__)  # and what it is linked with
+    for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads64_", "openblas_get_num_threads"):
+        if hasattr(blas, name) and hasattr(blas, "gotoblas_pthread"):
+            use_threads(blas.gotoblas_pthread, getattr(blas, name))
+            return
 
 
 def install() -> None:
@@ -18,6 +34,7 @@ def install() -> None:
     global library, missing
     if library is not None:
         try:
+            _share_threads(library)
             importlib.import_module("ddp._native.register")
         except AttributeError as error:  # it looks up every kernel before it attaches one
             library, missing = None, f"they are older than this source ({error}): install the package again"

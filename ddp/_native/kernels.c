@@ -2,7 +2,8 @@
  *
  * The half of this file below the dividing line is compiled twice, for float and for double; NAME(f) is f_f32 or f_f64.
  * Sums run in LANES partial sums whatever the vector width, and products are fused with sums where the compiler is told
- * so, so that every build for an architecture gives the same bits. Infinities and nan are values: no -ffast-math.
+ * so, and loops are shared among threads in pieces that do not depend on their number, so that every build for an
+ * architecture gives the same bits, on any number of threads. Infinities and nan are values: no -ffast-math.
  */
 #ifndef REAL
 #include <math.h>
@@ -13,6 +14,20 @@
 #define LANES 32
 #define VECTOR __BIGGEST_ALIGNMENT__ /* bytes of a register */
 #define SIMD _Pragma("omp simd")
+#define PRAGMA(...) _Pragma(#__VA_ARGS__)
+#ifdef __clang__ /* which compiles this into calls that threads.c does not take */
+#define THREADS(work, ...)
+#else /* the rounds of the next loop are shared, if it is long; work: how many numbers it reads or writes */
+#define THREADS(work, ...) PRAGMA(omp parallel for if ((work) >= 1 << 15) __VA_ARGS__)
+#endif
+#define PIECE 4096 /* elements that a thread takes at a time */
+/* Runs a loop over i = 0 to n - 1. */
+#define SHARE(n, ...)                                                                                                  \
+    THREADS(n) for (size start = 0; start < (n); start += PIECE)                                                       \
+    {                                                                                                                  \
+        const size stop = (n) - start < PIECE ? (n) : start + PIECE;                                                   \
+        SIMD for (size i = start; i < stop; i++) __VA_ARGS__                                                           \
+    }
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __x86_64__ /* for loops that are short, or wait for memory: registers of 64 bytes slow them down */
 #define NARROW __attribute__((target("prefer-vector-width=256")))
@@ -23,6 +38,7 @@
 #define SUFFIX(a, b) JOIN(a, b)
 #define NAME(f) SUFFIX(f, TAG)
 typedef ptrdiff_t size;
+#include "threads.c"
 
 /* e^x to 1 ulp: x = k*log 2 + r, e^r by a polynomial, 2^k by its bits in two factors, so that neither over- nor underflows
  * before the product does. Adding 1.5*2^23 (2^52) leaves the integer k in the low bits. */
@@ -79,27 +95,14 @@ static inline float tail_f32(float y)
 /* out = x*c, c = P(normal variable <= x);  slope = c + x*e^(-x^2/2)/sqrt(2 pi) */
 void gelu_f32(size n, const float *restrict x, float *restrict out, float *restrict slope)
 {
-    SIMD for (size i = 0; i < n; i++) {
+    SHARE(n, {
         float e = exp_f32(-0.5f * (x[i] * x[i])), beyond = e * tail_f32(x[i] < 0 ? -x[i] : x[i]);
         float c = x[i] < 0 ? beyond : 1 - beyond;
         out[i] = x[i] * c;
         if (slope)
             slope[i] = c + x[i] * (e * 0.39894228f);
-    }
+    })
 }
-
-/* q (length, depth), k (keys, depth), v (keys, width), z (length, width) for each head; g like z, dq, dk and dv like q, k
- * and v; mask (length, keys). Rows of each of the nine lie `row` elements apart, and its heads where `at` says; the
- * elements of a row adjoin, those of the mask lie `column` apart. masked: 0 for no mask, 1 for bool, 2 for numbers to add */
-enum { Q, K, V, Z, G, DQ, DK, DV, MASK, ARRAYS };
-
-typedef struct {
-    int64_t heads, length, keys, depth, width, causal, masked, column;
-    int64_t row[ARRAYS];
-    const int64_t *at; /* (heads, ARRAYS) */
-    double scale;
-} attention_shape;
-#define QUERIES 64 /* that attention works on at a time */
 
 /* A window that slides over images; every pair is along H, along W. out: how many positions it takes */
 typedef struct {
@@ -195,37 +198,36 @@ static inline REAL NAME(exponentials)(size n, const REAL *x, REAL top, REAL *e)
 /* out = 1/(1 + e^-x) */
 void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)
 {
-    SIMD for (size i = 0; i < n; i++)
-        out[i] = 1 / (1 + EXP(-x[i]));
+    SHARE(n, out[i] = 1 / (1 + EXP(-x[i]));)
 }
 
 /* out = x*s, s = 1/(1 + e), e = e^-x;  slope = s + out*(1 - s) */
 void NAME(silu)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
 {
-    SIMD for (size i = 0; i < n; i++) {
+    SHARE(n, {
         REAL e = EXP(-x[i]), s = 1 / (1 + e), z = x[i] * s;
         out[i] = z;
         if (slope)
             slope[i] = s + z * (s > 0 ? e * s : 1);
-    }
+    })
 }
 
 /* out = x*s, s = 1/(1 + e), e = e^-2u, u = k*(x + c*x^3), k = sqrt(2/pi), c = 0.044715;  slope = s + 2*out*(1 - s)*u' */
 void NAME(gelu_tanh)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
 {
     const REAL k = (REAL)0.79788456080286535588, c = (REAL)(0.79788456080286535588 * 0.044715);
-    SIMD for (size i = 0; i < n; i++) {
+    SHARE(n, {
         REAL y = x[i] * x[i], e = EXP(-2 * x[i] * (k + c * y)), s = 1 / (1 + e), z = x[i] * s;
         out[i] = z;
         if (slope)
             slope[i] = s + 2 * z * (s > 0 ? e * s : 1) * (k + 3 * c * y);
-    }
+    })
 }
 
 #define OF_EACH(function)                                                                                              \
     void NAME(function)(size n, const REAL *restrict x, REAL *restrict out)                                            \
     {                                                                                                                  \
-        for (size i = 0; i < n; i++) out[i] = (REAL)function(x[i]);                                                    \
+        SHARE(n, out[i] = (REAL)function(x[i]);)                                                                       \
     }
 #define relu(x) ((x) > 0 || (x) != (x) ? (x) : 0)
 OF_EACH(relu)
@@ -235,18 +237,19 @@ OF_EACH(erfc) /* 1 - erf x */
 /* dx = g unless z = 0 */
 void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z, REAL *restrict dx)
 {
-    SIMD for (size i = 0; i < n; i++)
-        dx[i] = z[i] != 0 ? g[i] : 0;
+    SHARE(n, dx[i] = z[i] != 0 ? g[i] : 0;)
 }
 
 /* --- rows of n elements ------------------------------------------------------------------------------------------- */
 
 /* out = h*w + b, h = (x - mean)*rstd, rstd = 1/sqrt(mean (x - mean)^2 + eps); centered: 0 takes 0 for the mean.
  * x, out: (rows, n); w, b: (n,) or NULL; mean, rstd: (rows,) */
-NARROW void NAME(layer_norm)(size rows, size n, const REAL *restrict x, const REAL *restrict w, const REAL *restrict b,
-                             double eps, int centered, REAL *restrict out, REAL *restrict mean, REAL *restrict rstd)
+NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *restrict w, const REAL *restrict b,
+                             double eps, int centered, REAL *outs, REAL *restrict mean, REAL *restrict rstd)
 {
-    for (size row = 0; row < rows; row++, x += n, out += n) {
+    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+        const REAL *restrict x = xs + row * n;
+        REAL *restrict out = outs + row * n;
         REAL sums[LANES] = {0}, squares[LANES] = {0}, m = 0;
         if (centered) {
             EACH(n, sums[l] += x[i]);
@@ -263,37 +266,48 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *restrict x, const RE
     }
 }
 
-/* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db += sum g*h, sum g */
-NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *restrict g, const REAL *restrict x,
-                                      const REAL *restrict w, const REAL *restrict mean, const REAL *restrict rstd,
-                                      int centered, REAL *restrict dx, REAL *restrict dw, REAL *restrict db)
+/* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db = sum g*h, sum g over rows,
+ * first over each of `parts` runs of rows. parts of dw, db: (parts, n) zeros, of which the first becomes the result */
+NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *gs, const REAL *xs, const REAL *restrict w,
+                                      const REAL *restrict mean, const REAL *restrict rstd, int centered, REAL *dxs,
+                                      size parts, REAL *dws, REAL *dbs)
 {
-    for (size row = 0; row < rows; row++, x += n, g += n) {
-        const REAL m = centered ? mean[row] : 0, r = rstd[row];
-        if (dx) {
-            REAL along[LANES] = {0}, across[LANES] = {0};
-            if (w)
-                EACH(n, along[l] += g[i] * w[i]; across[l] += g[i] * w[i] * (x[i] - m))
-            else
-                EACH(n, along[l] += g[i]; across[l] += g[i] * (x[i] - m))
-            const REAL a = centered ? NAME(total)(along) / n : 0, c = NAME(total)(across) * r * r / n;
-            if (w)
-                SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] * w[i] - a - (x[i] - m) * c);
-            else
-                SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] - a - (x[i] - m) * c);
-            dx += n;
+    THREADS(rows * n) for (size part = 0; part < parts; part++) {
+        REAL *restrict dw = dws ? dws + part * n : NULL, *restrict db = dbs ? dbs + part * n : NULL;
+        for (size row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
+            const REAL *restrict g = gs + row * n, *restrict x = xs + row * n;
+            const REAL m = centered ? mean[row] : 0, r = rstd[row];
+            if (dxs) {
+                REAL along[LANES] = {0}, across[LANES] = {0}, *restrict dx = dxs + row * n;
+                if (w)
+                    EACH(n, along[l] += g[i] * w[i]; across[l] += g[i] * w[i] * (x[i] - m))
+                else
+                    EACH(n, along[l] += g[i]; across[l] += g[i] * (x[i] - m))
+                const REAL a = centered ? NAME(total)(along) / n : 0, c = NAME(total)(across) * r * r / n;
+                if (w)
+                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] * w[i] - a - (x[i] - m) * c);
+                else
+                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] - a - (x[i] - m) * c);
+            }
+            if (dw)
+                SIMD for (size i = 0; i < n; i++) dw[i] += g[i] * ((x[i] - m) * r);
+            if (db)
+                SIMD for (size i = 0; i < n; i++) db[i] += g[i];
         }
-        if (dw)
-            SIMD for (size i = 0; i < n; i++) dw[i] += g[i] * ((x[i] - m) * r);
-        if (db)
-            SIMD for (size i = 0; i < n; i++) db[i] += g[i];
     }
+    for (size part = 1; part < parts; part++)
+        for (size i = 0; i < n; i++) {
+            if (dws) dws[i] += dws[part * n + i];
+            if (dbs) dbs[i] += dbs[part * n + i];
+        }
 }
 
 /* out = e^x / sum e^x, or its logarithm. x, out: (rows, n) */
-void NAME(softmax)(size rows, size n, int logarithm, const REAL *restrict x, REAL *restrict out)
+void NAME(softmax)(size rows, size n, int logarithm, const REAL *xs, REAL *outs)
 {
-    for (size row = 0; row < rows; row++, x += n, out += n) {
+    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+        const REAL *restrict x = xs + row * n;
+        REAL *restrict out = outs + row * n;
         const REAL top = NAME(largest)(n, x), sum = NAME(exponentials)(n, x, top, out);
         if (logarithm) {
             const REAL log_sum = (REAL)log(sum);
@@ -306,11 +320,11 @@ void NAME(softmax)(size rows, size n, int logarithm, const REAL *restrict x, REA
 }
 
 /* dx = z*(g - sum g*z), or of the logarithm g - e^z*sum g */
-void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *restrict g, const REAL *restrict z,
-                            REAL *restrict dx)
+void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *gs, const REAL *zs, REAL *dxs)
 {
-    for (size row = 0; row < rows; row++, g += n, z += n, dx += n) {
-        REAL sums[LANES] = {0};
+    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+        const REAL *restrict g = gs + row * n, *restrict z = zs + row * n;
+        REAL sums[LANES] = {0}, *restrict dx = dxs + row * n;
         if (logarithm) {
             EACH(n, sums[l] += g[i]);
             const REAL sum = NAME(total)(sums);
@@ -332,16 +346,18 @@ static inline double NAME(mass)(size n, const REAL *w)
 }
 
 /* The loss of row r: w_t*(1 - s)*(l - x_t) + s/n*sum_c w_c*(l - x_c), l = log sum_c e^x_c, t its target; 0 unless keep[r].
- * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones; each: (rows,), the losses, or NULL;
+ * x: (rows, n); target, keep: (rows,), keep NULL for all; w: (n,), NULL for ones; each: (rows,), the losses;
  * top, sum: (rows,), max x and sum e^(x - top), for backward; out: the losses' mean or sum, and the gradients' factor */
-void NAME(cross_entropy)(size rows, size n, const REAL *restrict x, const int64_t *restrict target,
+void NAME(cross_entropy)(size rows, size n, const REAL *xs, const int64_t *restrict target,
                          const uint8_t *restrict keep, const REAL *restrict w, double s, int mean, REAL *restrict top,
                          REAL *restrict sum, double *restrict each, double *restrict out)
 {
     double losses = 0, weights = 0;
     const double mass = NAME(mass)(n, s ? w : NULL);
-    for (size row = 0; row < rows; row++, x += n) {
-        const REAL most = NAME(largest)(n, x);
+    /* each thread's own: the compiler need not read them again after every store */
+    THREADS(rows * n, firstprivate(n, xs, target, keep, w, s, top, sum, each, mass))
+    for (size row = 0; row < rows; row++) {
+        const REAL *restrict x = xs + row * n, most = NAME(largest)(n, x);
         REAL sums[LANES] = {0};
         EACH(n, sums[l] += EXP(x[i] - most));
         top[row] = most;
@@ -355,11 +371,13 @@ void NAME(cross_entropy)(size rows, size n, const REAL *restrict x, const int64_
                 EACH(n, even[l] += x[i] * (w ? w[i] : 1));
                 loss += (log_sum * mass - NAME(total)(even)) * s / n;
             }
-            weights += weight;
         }
-        losses += loss;
-        if (each)
-            each[row] = loss;
+        each[row] = loss;
+    }
+    for (size row = 0; row < rows; row++) {
+        losses += each[row];
+        if (!keep || keep[row])
+            weights += w ? w[target[row]] : 1;
     }
     out[0] = mean ? losses / weights : losses;
     out[1] = mean ? 1 / weights : 1;
@@ -367,13 +385,15 @@ void NAME(cross_entropy)(size rows, size n, const REAL *restrict x, const int64_
 
 /* dx_c = g*((w_t*(1 - s) + s/n*sum w)*e^(x_c - top)/sum - w_t*(1 - s)*[c = t] - s/n*w_c), 0 unless keep[r];
  * g: (rows,), times factor; NULL for ones */
-void NAME(cross_entropy_backward)(size rows, size n, const REAL *restrict x, const int64_t *restrict target,
+void NAME(cross_entropy_backward)(size rows, size n, const REAL *xs, const int64_t *restrict target,
                                   const uint8_t *restrict keep, const REAL *restrict w, double s,
                                   const REAL *restrict top, const REAL *restrict sum, const REAL *restrict g,
-                                  double factor, REAL *restrict dx)
+                                  double factor, REAL *dxs)
 {
     const double mass = NAME(mass)(n, s ? w : NULL);
-    for (size row = 0; row < rows; row++, x += n, dx += n) {
+    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+        const REAL *restrict x = xs + row * n;
+        REAL *restrict dx = dxs + row * n;
         if (keep && !keep[row]) {
             memset(dx, 0, n * sizeof(REAL));
             continue;
@@ -400,17 +420,16 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 /* --- channels: rows of n elements, of which several are normalized together -------------------------------------- */
 
 /* first = sum x, second = sum x*(y - shift), or sum (x - shift)^2 where y is NULL. first, second, shift: (rows,) */
-NARROW void NAME(channel_sums)(size rows, size n, const REAL *restrict x, const REAL *restrict y,
-                               const REAL *restrict shift, REAL *restrict first, REAL *restrict second)
+NARROW void NAME(channel_sums)(size rows, size n, const REAL *xs, const REAL *ys, const REAL *restrict shift,
+                               REAL *restrict first, REAL *restrict second)
 {
-    for (size row = 0; row < rows; row++, x += n) {
-        const REAL m = shift ? shift[row] : 0;
+    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+        const REAL *x = xs + row * n, *y = ys ? ys + row * n : NULL, m = shift ? shift[row] : 0;
         REAL sums[LANES] = {0}, products[LANES] = {0};
         EACH(n, sums[l] += x[i]);
-        if (y) {
-            EACH(n, products[l] += x[i] * (y[i] - m));
-            y += n;
-        } else
+        if (ys)
+            EACH(n, products[l] += x[i] * (y[i] - m))
+        else
             EACH(n, products[l] += (x[i] - m) * (x[i] - m))
         first[row] = NAME(total)(sums);
         second[row] = NAME(total)(products);
@@ -418,16 +437,15 @@ NARROW void NAME(channel_sums)(size rows, size n, const REAL *restrict x, const 
 }
 
 /* out = x*a + c, or x*a + y*s + c. a, c, s: (rows,) */
-NARROW void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const REAL *restrict a,
-                                const REAL *restrict c, const REAL *restrict y, const REAL *restrict s,
-                                REAL *restrict out)
+NARROW void NAME(channel_lines)(size rows, size n, const REAL *xs, const REAL *restrict a, const REAL *restrict c,
+                                const REAL *ys, const REAL *restrict s, REAL *outs)
 {
-    for (size row = 0; row < rows; row++, x += n, out += n) {
-        const REAL factor = a[row], summand = c[row];
-        if (y) {
-            const REAL other = s[row];
+    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+        const REAL *restrict x = xs + row * n, factor = a[row], summand = c[row];
+        REAL *restrict out = outs + row * n;
+        if (ys) {
+            const REAL *restrict y = ys + row * n, other = s[row];
             SIMD for (size i = 0; i < n; i++) out[i] = x[i] * factor + y[i] * other + summand;
-            y += n;
         } else
             SIMD for (size i = 0; i < n; i++) out[i] = x[i] * factor + summand;
     }
@@ -453,9 +471,9 @@ NARROW void NAME(channel_lines)(size rows, size n, const REAL *restrict x, const
 NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL *scalars, size rows, size arrays,
                               const int64_t *sizes, REAL *const *at)
 {
-    REAL scratch[REGISTERS][BLOCK], *registers[REGISTERS];
     for (size row = 0; row < rows; row++, at += arrays)
-        for (size start = 0; start < sizes[row]; start += BLOCK) {
+        THREADS(sizes[row]) for (size start = 0; start < sizes[row]; start += BLOCK) {
+            REAL scratch[REGISTERS][BLOCK], *registers[REGISTERS];
             const size n = sizes[row] - start < BLOCK ? sizes[row] - start : BLOCK;
             for (size k = 0; k < REGISTERS; k++) registers[k] = k < arrays ? at[k] + start : scratch[k];
             for (const formula_pass *pass = passes; pass < passes + count; pass++) {
@@ -477,161 +495,17 @@ NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL
         }
 }
 
-/* --- attention ---------------------------------------------------------------------------------------------------- */
-
-#define MR 8                            /* rows of a block of the product: its sums stay in registers */
-#define NR (VECTOR / (int)sizeof(REAL)) /* columns: one vector */
-
-typedef REAL NAME(line) __attribute__((vector_size(VECTOR), aligned(sizeof(REAL)), may_alias));
-
-/* `rows` rows (a constant) and one vector of columns of the product. */
-INLINE void NAME(block)(int rows, size depth, const REAL *a, size a_row, size a_column, const REAL *b, size b_row,
-                        REAL *c, size c_row, int add)
-{
-    NAME(line) sums[MR];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        sums[r] = add ? *(NAME(line) *)(c + r * c_row) : (NAME(line)){0};
-    for (size t = 0; t < depth; t++) {
-        const NAME(line) line = *(const NAME(line) *)(b + t * b_row);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-            sums[r] += a[r * a_row + t * a_column] * line;
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        *(NAME(line) *)(c + r * c_row) = sums[r];
-}
-
-/* c = a @ b, or c += a @ b. a: (rows, depth) at any strides, b: (depth, columns), c: (rows, columns) */
-static void NAME(product)(size rows, size columns, size depth, const REAL *restrict a, size a_row, size a_column,
-                          const REAL *restrict b, size b_row, REAL *restrict c, size c_row, int add)
-{
-    size j = 0;
-    for (; j + NR <= columns; j += NR) {
-        size i = 0;
-        for (; i + MR <= rows; i += MR)
-            NAME(block)(MR, depth, a + i * a_row, a_row, a_column, b + j, b_row, c + i * c_row + j, c_row, add);
-        for (; i < rows; i++)
-            NAME(block)(1, depth, a + i * a_row, a_row, a_column, b + j, b_row, c + i * c_row + j, c_row, add);
-    }
-    for (; j < columns; j++)
-        for (size i = 0; i < rows; i++) {
-            REAL sum = add ? c[i * c_row + j] : 0;
-            for (size t = 0; t < depth; t++)
-                sum += a[i * a_row + t * a_column] * b[t * b_row + j];
-            c[i * c_row + j] = sum;
-        }
-}
-
-static void NAME(transpose)(size rows, size columns, const REAL *restrict x, size x_row, REAL scale, REAL *restrict out,
-                            size out_row)
-{
-    for (size j = 0; j < columns; j++) {
-        for (size i = 0; i < rows; i++)
-            out[j * out_row + i] = x[i * x_row + j] * scale;
-        for (size i = rows; i < out_row; i++)
-            out[j * out_row + i] = 0;
-    }
-}
-
-/* Masks n scores of a query. */
-static inline void NAME(hide)(const attention_shape *s, const void *mask, size at, size n, REAL *score)
-{
-    if (s->masked == 1)
-        for (size j = 0; j < n; j++)
-            score[j] = ((const uint8_t *)mask)[at + j * s->column] ? score[j] : -INFINITY;
-    else if (s->masked)
-        for (size j = 0; j < n; j++)
-            score[j] += ((const REAL *)mask)[at + j * s->column];
-}
-
-/* z = softmax(scale*q@k^T + mask)@v, sums = log sum e^score; 0 for a query that sees no key. sums: (heads, length);
- * scratch: (depth + QUERIES)*(keys rounded up to whole vectors) */
-void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v, const void *mask, REAL *z,
-                     REAL *sums, REAL *scratch)
-{
-    const size pad = (s->keys + NR - 1) / NR * NR;
-    REAL *const k_t = scratch, *const scores = scratch + s->depth * pad;
-    for (size head = 0; head < s->heads; head++, sums += s->length) {
-        const int64_t *at = s->at + ARRAYS * head, *row = s->row;
-        NAME(transpose)(s->keys, s->depth, k + at[K], row[K], (REAL)s->scale, k_t, pad);
-        for (size start = 0; start < s->length; start += QUERIES) {
-            const size rows = s->length - start < QUERIES ? s->length - start : QUERIES;
-            const size seen = s->causal && start + rows < s->keys ? start + rows : s->keys;
-            const REAL *q_block = q + at[Q] + start * row[Q];
-            REAL *z_block = z + at[Z] + start * row[Z], scales[QUERIES];
-            NAME(product)(rows, (seen + NR - 1) / NR * NR, s->depth, q_block, row[Q], 1, k_t, pad, scores, pad, 0);
-            for (size i = 0; i < rows; i++) {
-                REAL *score = scores + i * pad;
-                const size n = s->causal && start + i + 1 < seen ? start + i + 1 : seen;
-                NAME(hide)(s, mask, at[MASK] + (start + i) * row[MASK], n, score);
-                const REAL most = NAME(largest)(n, score), top = most == -INFINITY ? 0 : most;
-                const REAL added = NAME(exponentials)(n, score, top, score), sum = added == 0 ? 1 : added;
-                for (size j = n; j < seen; j++) score[j] = 0;
-                sums[start + i] = top + (REAL)log(sum);
-                scales[i] = 1 / sum;
-            }
-            NAME(product)(rows, s->width, seen, scores, pad, 1, v + at[V], row[V], z_block, row[Z], 0);
-            for (size i = 0; i < rows; i++)
-                SIMD for (size j = 0; j < s->width; j++) z_block[i * row[Z] + j] *= scales[i];
-        }
-    }
-}
-
-/* P = softmax(scale*q@k^T + mask);  dv = P^T@g, dP = g@v^T, dS = P*(dP - sum g*z), dq = scale*dS@k, dk = scale*dS^T@q.
- * scratch: (depth + width + 2*QUERIES)*(keys rounded up to whole vectors) */
-void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v,
-                              const void *mask, const REAL *z, const REAL *g, const REAL *sums, REAL *dq, REAL *dk,
-                              REAL *dv, REAL *scratch)
-{
-    const size pad = (s->keys + NR - 1) / NR * NR;
-    REAL *const k_t = scratch, *const v_t = k_t + s->depth * pad, *const p = v_t + s->width * pad;
-    REAL *const ds = p + QUERIES * pad;
-    for (size head = 0; head < s->heads; head++, sums += s->length) {
-        const int64_t *at = s->at + ARRAYS * head, *row = s->row;
-        NAME(transpose)(s->keys, s->depth, k + at[K], row[K], (REAL)s->scale, k_t, pad);
-        NAME(transpose)(s->keys, s->width, v + at[V], row[V], 1, v_t, pad);
-        for (size i = 0; i < s->keys; i++) {
-            memset(dk + at[DK] + i * row[DK], 0, s->depth * sizeof(REAL));
-            memset(dv + at[DV] + i * row[DV], 0, s->width * sizeof(REAL));
-        }
-        for (size start = 0; start < s->length; start += QUERIES) {
-            const size rows = s->length - start < QUERIES ? s->length - start : QUERIES;
-            const size seen = s->causal && start + rows < s->keys ? start + rows : s->keys;
-            const size wide = (seen + NR - 1) / NR * NR;
-            const REAL *q_block = q + at[Q] + start * row[Q], *g_block = g + at[G] + start * row[G];
-            NAME(product)(rows, wide, s->depth, q_block, row[Q], 1, k_t, pad, p, pad, 0);
-            NAME(product)(rows, wide, s->width, g_block, row[G], 1, v_t, pad, ds, pad, 0);
-            for (size r = 0; r < rows; r++) {
-                const size n = s->causal && start + r + 1 < seen ? start + r + 1 : seen;
-                const REAL *g_row = g_block + r * row[G], *z_row = z + at[Z] + (start + r) * row[Z];
-                REAL dots[LANES] = {0}, *p_row = p + r * pad, *ds_row = ds + r * pad;
-                EACH(s->width, dots[l] += g_row[i] * z_row[i]);
-                const REAL less = NAME(total)(dots), sum = sums[start + r], scale = (REAL)s->scale;
-                NAME(hide)(s, mask, at[MASK] + (start + r) * row[MASK], n, p_row);
-                SIMD for (size j = 0; j < n; j++) {
-                    p_row[j] = EXP(p_row[j] - sum);
-                    ds_row[j] = p_row[j] * (ds_row[j] - less) * scale;
-                }
-                for (size j = n; j < seen; j++) p_row[j] = ds_row[j] = 0;
-            }
-            NAME(product)(rows, s->depth, seen, ds, pad, 1, k + at[K], row[K], dq + at[DQ] + start * row[DQ], row[DQ], 0);
-            NAME(product)(seen, s->depth, rows, ds, 1, pad, q_block, row[Q], dk + at[DK], row[DK], 1);
-            NAME(product)(seen, s->width, rows, p, 1, pad, g_block, row[G], dv + at[DV], row[DV], 1);
-        }
-    }
-}
-
 /* --- windows over images ------------------------------------------------------------------------------------------ */
 
 /* columns = what each element of the window sees of x from lines `first` to `last` of positions, 0 beyond it; or, back,
  * x += columns. x: (n, channels, H, W); columns: (channels, KH, KW, n, last - first, OW) */
-NARROW void NAME(im2col)(const window *s, size n, size channels, size first, size last, int back, REAL *restrict x,
-                         REAL *restrict columns)
+NARROW void NAME(im2col)(const window *s, size n, size channels, size first, size last, int back, REAL *x,
+                         REAL *all_columns)
 {
     const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1];
-    for (size c = 0; c < channels; c++)
+    const size each = s->kernel[0] * s->kernel[1] * n * (last - first) * ow;
+    THREADS(channels * each) for (size c = 0; c < channels; c++) {
+        REAL *columns = all_columns + c * each;
         for (size i = 0, down = -s->padding[0]; i < s->kernel[0]; i++, down += s->dilation[0])
             for (size j = 0, right = -s->padding[1]; j < s->kernel[1]; j++, right += s->dilation[1]) {
                 size start = 0, stop = ow;
@@ -650,6 +524,7 @@ NARROW void NAME(im2col)(const window *s, size n, size channels, size first, siz
                         }
                     }
             }
+    }
 }
 
 /* top = max(top, x[0], x[step], ...), at = where it is, counted from `first`; without branches, which nothing predicts */
@@ -666,12 +541,14 @@ NARROW INLINE void NAME(keep_larger)(size n, size step, const REAL *restrict x, 
 
 /* top = max of x under the window, at = where in H*W it lies: of equals the first, the last nan; -1 if it sees nothing.
  * x: (planes, H, W); top, at: (planes, OH, OW) */
-NARROW void NAME(max_pool)(const window *s, size planes, const REAL *restrict x, REAL *restrict top,
-                           int32_t *restrict at)
+NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *tops, int32_t *ats)
 {
-    const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1];
-    for (; planes > 0; planes--, x += h * w)
-        for (size line = 0; line < s->out[0]; line++, top += ow, at += ow) {
+    const size h = s->image[0], w = s->image[1], lines = s->out[0], ow = s->out[1], step = s->stride[1];
+    THREADS(planes * h * w) for (size plane = 0; plane < planes; plane++)
+        for (size line = 0; line < lines; line++) {
+            const REAL *restrict x = xs + plane * h * w;
+            REAL *restrict top = tops + (plane * lines + line) * ow;
+            int32_t *restrict at = ats + (plane * lines + line) * ow;
             for (size q = 0; q < ow; q++)
                 top[q] = -INFINITY, at[q] = -1;
             for (size i = 0, row = line * s->stride[0] - s->padding[0]; i < s->kernel[0]; i++, row += s->dilation[0])
@@ -691,10 +568,12 @@ NARROW void NAME(max_pool)(const window *s, size planes, const REAL *restrict x,
 void NAME(max_pool_backward)(size planes, size n, size m, const REAL *restrict g, const int32_t *restrict at,
                              REAL *restrict dx)
 {
-    for (size plane = 0; plane < planes; plane++, g += n, at += n, dx += m)
-        for (size i = 0; i < n; i++)
+    THREADS(planes * m) for (size plane = 0; plane < planes; plane++)
+        for (size i = plane * n; i < (plane + 1) * n; i++)
             if (at[i] >= 0)
-                dx[at[i]] += g[i];
+                dx[plane * m + at[i]] += g[i];
 }
+
+#include "attention.c"
 
 #endif

@@ -32,6 +32,8 @@ from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
 
 _TAGS = {"f": "f32", "d": "f64"}
 _Kernel = Callable[..., None]
+assert library is not None
+_count_threads: Callable[[], int] = library.count_threads
 
 
 def kernels(name: str, *arguments: Any) -> dict[str, _Kernel]:
@@ -143,6 +145,9 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     return _normalize_backward(g, x, w, axes, None, rstd, (*needs, False))[:2]
 
 
+_PARTS = 16  # runs of rows whose sums are added up at last: a number of its own, so that no sum depends on the threads
+
+
 def _takes(x: Array, *others: Array | None) -> bool:
     return is_plain(x) and x.size > 0 and all(each is None or is_plain(each, x.dtype.char) for each in others)
 
@@ -161,12 +166,13 @@ def _normalize_backward(
 ) -> Gradients:
     rows, inner = as_rows(x, axes), x.shape[x.ndim - axes :]
     dx = np.empty_like(x) if needs[0] else None
-    dw, db = (np.zeros(inner, x.dtype) if need else None for need in needs[1:])
+    parts = min(len(rows), _PARTS)
+    sums = [np.zeros((parts, *inner), x.dtype) if need else None for need in needs[1:]]
     LAYER_NORM_BACKWARD[x.dtype.char](
         *(*rows.shape, address(g), address(x), address(w), address(mean), address(rstd)),
-        *(mean is not None, address(dx), address(dw), address(db)),
+        *(mean is not None, address(dx), parts, *map(address, sums)),
     )
-    return dx, dw, db
+    return dx, *[None if each is None else each[0] for each in sums]
 
 
 # --- normalization over channels
@@ -242,8 +248,7 @@ def _cross_entropy(
         return reference.forward(xp, x, target, keep, weight, smoothing, reduction, single)
     if weight is not None:
         weight = np.ascontiguousarray(weight, x.dtype)
-    sums, out = np.empty((2, len(x)), x.dtype), np.empty(2)
-    each = np.empty(len(x)) if reduction == "none" else None
+    sums, each, out = np.empty((2, len(x)), x.dtype), np.empty(len(x)), np.empty(2)
     where = address(sums)
     assert where is not None
     CROSS_ENTROPY[x.dtype.char](
@@ -251,9 +256,9 @@ def _cross_entropy(
         *(where, where + sums.nbytes // 2, address(each), address(out)),
     )
     kind = np.dtype("float32") if single else x.dtype
-    z = (out[0] if each is None else each).astype(kind)
+    z = (each if reduction == "none" else out[0]).astype(kind)
     target = target.copy()  # nothing says when the caller writes to it
-    return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, out[1] if each is None else None)
+    return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, None if reduction == "none" else out[1])
 
 
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -412,8 +417,8 @@ def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float
 
 
 def _scratch(q: Array, k: Array, rows: int) -> Array:
-    """Memory for `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
-    return np.empty(rows * (-(-k.shape[-2] // 16) * 16), q.dtype)
+    """Memory of each thread for `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
+    return np.empty(_count_threads() * rows * (-(-k.shape[-2] // 16) * 16), q.dtype)
 
 
 def _has_rows(x: Array, char: str) -> bool:
@@ -476,7 +481,7 @@ RELU, SIGMOID, ERF, ERFC = (kernels(name, N, P, P) for name in ("relu", "sigmoid
 GELU, GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu", "gelu_tanh", "silu"))
 RELU_BACKWARD = kernels("relu_backward", N, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
-LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, P, P)
+LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, N, P, P)
 CHANNEL_SUMS, CHANNEL_LINES = kernels("channel_sums", N, N, *[P] * 5), kernels("channel_lines", N, N, *[P] * 6)
 SOFTMAX = kernels("softmax", N, N, FLAG, P, P)
 SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)

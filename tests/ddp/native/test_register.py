@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 import ddp
 from collectives.native import builds
@@ -278,6 +279,74 @@ def test_all_builds_give_the_same_bits() -> None:
             results.append(arrays)
         for result in results[1:]:
             np.testing.assert_array_equal(result, results[0], err_msg=name)
+
+
+def results_of_all_kernels(dtype: str) -> list[Any]:
+    """What ops make of arrays that are long enough to be shared among threads, and of no round size."""
+    rows, n = 331, 515
+    x, g = normal(rows, n, dtype=dtype), normal(rows, n, dtype=dtype, seed=1)
+    w, b, channels = normal(n, dtype=dtype), normal(n, dtype=dtype, seed=2), normal(rows, dtype=dtype)
+    image, window = normal(5, 3, 71, 53, dtype=dtype), Window((71, 53), (3, 3), (2, 2), (1, 1), (1, 1))
+    heads = [normal(2, 3, 130, 20, dtype=dtype, seed=seed) for seed in range(3)]
+    results: list[Any] = []
+
+    def both(op: Op, inputs: list[Any], saved: Any, **parameters: Any) -> None:
+        out, residual = op.forward(np, *inputs, **parameters)
+        dz = np.ones_like(out) if out.size != g.size else g
+        needs = tuple(each is not None for each in inputs)
+        results.extend([out, *op.backward(np, dz, needs, saved(out), residual)])
+
+    both(activation.sigmoid, [x], lambda out: (out,))
+    both(activation.relu, [x], lambda out: (out,))
+    both(activation.silu, [x], lambda out: (), slope=True)
+    both(activation.gelu, [x], lambda out: (), slope=True, tanh=True)
+    both(activation.gelu, [x], lambda out: (), slope=True, tanh=False)
+    both(softmax_ops.softmax, [x], lambda out: (out,), dim=1)
+    both(softmax_ops.log_softmax, [x], lambda out: (out,), dim=1)
+    both(normalization.layer_norm, [x, w, b], lambda out: (w, x), axes=1, eps=1e-5)
+    target = np.arange(rows) % n
+    settings = {"target": target, "keep": target != 3, "weight": np.abs(w), "smoothing": 0.1, "reduction": "mean"}
+    both(losses.cross_entropy, [x], lambda out: (x,), **settings)
+    attend = {"mask": None, "scale": 0.3, "causal": True, "p": 0.0, "seed": 0}
+    out, residual = attention.attention.forward(np, *heads, **attend)
+    results.extend([out, *attention.attention.backward(np, out, (True,) * 3 + (False,), (*heads, None, out), residual)])
+    results.extend(normalization.channel_sums(np, x, g, channels))
+    results.append(normalization.channel_lines(np, x, channels, channels, g, channels))
+    columns = convolution.unfold(np, image, window, slice(0, window.out[0]))
+    convolution.fold_into(np, columns, window, slice(0, window.out[0]), image)
+    top, at = pooling.maxima(np, image, window)
+    results.extend([columns, image, top, at, pooling.add_at_maxima(np, top, at, window)])
+    parameter = ddp.from_numpy(x.copy()).requires_grad_()
+    parameter.grad = ddp.from_numpy(g)
+    ddp.optim.AdamW([parameter]).step()
+    return [*results, parameter.detach().numpy()]
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_any_number_of_threads_gives_the_same_bits(dtype: str) -> None:
+    counts, results = (1, 2, 3), []
+    for count in counts:
+        with threadpool_limits(count, user_api="blas"):
+            if _native.library.count_threads() != count:
+                pytest.skip("NumPy's products come from another library than OpenBLAS")
+            results.append(results_of_all_kernels(dtype))
+    for other in results[1:]:
+        for number, (a, b) in enumerate(zip(results[0], other, strict=True)):
+            np.testing.assert_array_equal(a, b, err_msg=str(number))
+
+
+@needs_kernels
+def test_threads_go_on_in_a_forked_child() -> None:
+    code = (
+        "import os; import ddp; from threadpoolctl import threadpool_limits; threadpool_limits(2)\n"
+        "x = ddp.ones(300, 300); run = lambda: [ddp.nn.functional.gelu(x @ x) for _ in range(20)]\n"
+        "run(); pid = os.fork(); run()\n"
+        "if not pid: os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.stdout == "7\n", done.stderr
 
 
 def test_kernels_older_than_the_source_are_left_out_with_the_reason() -> None:
