@@ -86,12 +86,13 @@ static inline void NAME(hide)(const attention_shape *s, const void *mask, size a
 }
 
 /* z = softmax(scale*q@k^T + mask)@v, sums = log sum e^score; 0 for a query that sees no key. sums: (heads, length);
- * scratch: for each thread (depth + QUERIES)*(keys rounded up to whole vectors) */
+ * scratch: for each of `threads` (depth + QUERIES)*(keys rounded up to whole vectors) */
 void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v, const void *mask, REAL *z,
-                     REAL *sums, REAL *scratch)
+                     REAL *sums, REAL *scratch, int threads)
 {
     const size pad = (s->keys + NR - 1) / NR * NR;
-    THREADS(s->heads * s->length * pad) for (size head = 0; head < s->heads; head++) {
+    THREADS(s->heads * s->length * pad, num_threads(threads))
+    for (size head = 0; head < s->heads; head++) {
         REAL *const k_t = scratch + omp_get_thread_num() * (s->depth + QUERIES) * pad, *const scores = k_t + s->depth * pad;
         const int64_t *at = s->at + ARRAYS * head, *row = s->row;
         NAME(transpose)(s->keys, s->depth, k + at[K], row[K], (REAL)s->scale, k_t, pad);
@@ -119,13 +120,14 @@ void NAME(attention)(const attention_shape *s, const REAL *q, const REAL *k, con
 }
 
 /* P = softmax(scale*q@k^T + mask);  dv = P^T@g, dP = g@v^T, dS = P*(dP - sum g*z), dq = scale*dS@k, dk = scale*dS^T@q.
- * scratch: for each thread (depth + width + 2*QUERIES)*(keys rounded up to whole vectors) */
+ * scratch: for each of `threads` (depth + width + 2*QUERIES)*(keys rounded up to whole vectors) */
 void NAME(attention_backward)(const attention_shape *s, const REAL *q, const REAL *k, const REAL *v,
                               const void *mask, const REAL *z, const REAL *g, const REAL *sums, REAL *dq, REAL *dk,
-                              REAL *dv, REAL *scratch)
+                              REAL *dv, REAL *scratch, int threads)
 {
     const size pad = (s->keys + NR - 1) / NR * NR;
-    THREADS(s->heads * s->length * pad) for (size head = 0; head < s->heads; head++) {
+    THREADS(s->heads * s->length * pad, num_threads(threads))
+    for (size head = 0; head < s->heads; head++) {
         REAL *const k_t = scratch + omp_get_thread_num() * (s->depth + s->width + 2 * QUERIES) * pad;
         REAL *const v_t = k_t + s->depth * pad, *const p = v_t + s->width * pad, *const ds = p + QUERIES * pad;
         const int64_t *at = s->at + ARRAYS * head, *row = s->row;

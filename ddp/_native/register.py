@@ -417,8 +417,8 @@ def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float
 
 
 def _scratch(q: Array, k: Array, rows: int) -> Array:
-    """Memory of each thread for `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
-    return np.empty(_count_threads() * rows * (-(-k.shape[-2] // 16) * 16), q.dtype)
+    """(threads, n): for each of them `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
+    return np.empty((_count_threads(), rows * (-(-k.shape[-2] // 16) * 16)), q.dtype)
 
 
 def _has_rows(x: Array, char: str) -> bool:
@@ -456,7 +456,7 @@ def _attention(
     shape = _shape_of((q, k, v, z), mask, scale, causal)
     sums = np.empty(q.shape[:-1], q.dtype)
     scratch = _scratch(q, k, q.shape[-1] + 64)
-    ATTENTION[q.dtype.char](ctypes.byref(shape), *map(address, (q, k, v, mask, z, sums, scratch)))
+    ATTENTION[q.dtype.char](ctypes.byref(shape), *map(address, (q, k, v, mask, z, sums, scratch)), len(scratch))
     return z, (sums, scale, causal, p, seed)
 
 
@@ -472,7 +472,7 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     shape = _shape_of((q, k, v, z, g, dq, dk, dv), mask, scale, causal)
     scratch = _scratch(q, k, q.shape[-1] + v.shape[-1] + 128)
     ATTENTION_BACKWARD[q.dtype.char](
-        ctypes.byref(shape), *map(address, (q, k, v, mask, z, g, sums, dq, dk, dv, scratch))
+        ctypes.byref(shape), *map(address, (q, k, v, mask, z, g, sums, dq, dk, dv, scratch)), len(scratch)
     )
     return [dx if need else None for dx, need in zip((dq, dk, dv, None), needs, strict=True)]
 
@@ -488,8 +488,8 @@ SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)
 CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, P, REAL, FLAG, P, P, P, P)
 CROSS_ENTROPY_BACKWARD = kernels("cross_entropy_backward", N, N, P, P, P, P, REAL, P, P, P, REAL, P)
 ADD_ROWS = kernels("add_rows", N, N, P, P, P)
-ATTENTION = kernels("attention", *[P] * 8)
-ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12)
+ATTENTION = kernels("attention", *[P] * 8, FLAG)
+ATTENTION_BACKWARD = kernels("attention_backward", *[P] * 12, FLAG)
 IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_pool", P, N, P, P, P)
 MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)

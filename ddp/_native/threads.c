@@ -53,10 +53,10 @@ static void run_share(share *mine)
     my_count = 1;
 }
 
-/* threads: 1 where the loop's condition does not hold, else 0 */
+/* threads: 1 where the loop's condition does not hold; else how many there may be, 0 for any number */
 HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
 {
-    const int count = threads == 1 ? 1 : count_threads();
+    const int all = threads == 1 ? 1 : count_threads(), count = threads && (int)threads < all ? (int)threads : all;
     (void)flags;
     if (count == 1) {
         body(data);
