@@ -11,7 +11,6 @@ median over rounds. Peak memory is that of a fresh process over what it had afte
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import itertools
 import os
@@ -141,6 +140,7 @@ class Worker:
 
     def steps(self, repeats: int) -> float:
         """Seconds of one of so many steps."""
+        time.sleep(0.05)  # for so long the other library's idle threads may keep a core busy
         return harness.seconds(self._step, repeats)
 
 
@@ -160,12 +160,7 @@ def compare(key: str, rounds: int) -> dict[str, Any]:
         peaks = {name: pool.ask("first")[0] for name, pool in pools.items()}
         taken = max(pool.ask("steps", repeats=3)[0] for pool in pools.values())
         repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
-
-        def turn(pool: WorkerPool) -> float:
-            time.sleep(0.05)  # for so long the other library's idle threads may keep a core busy
-            return pool.ask("steps", repeats=repeats)[0]
-
-        calls = {name: functools.partial(turn, pool) for name, pool in pools.items()}
+        calls = {name: lambda pool=pool: pool.ask("steps", repeats=repeats)[0] for name, pool in pools.items()}
         times = harness.take_turns(calls, rounds, warmup=0)
     return {"seconds": times, "ratio": harness.over(times["ddp"], times["torch"]), "peak_kib": peaks}
 

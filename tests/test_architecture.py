@@ -78,7 +78,7 @@ SIZES = {
     "rest of ddp": Size(1301, 900, ("ddp",)),
     "collectives": Size(6295, 5400, ("collectives",)),  # 200 of it the call cache: 4 us a small call instead of 40
     "launcher": Size(6497, 6500, ("launcher",)),
-    "benchmarks": Size(2711, 2400, ("benchmarks",)),
+    "benchmarks": Size(2713, 2400, ("benchmarks",)),
     "tests": Size(36413, 34000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
