@@ -156,10 +156,11 @@ def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
         "while not comm.all_reduce(np.array([len(asked)]), 'max')[0]: time.sleep(0.02)\n"
         "sys.exit(75)\n"
     )
-    # As in docs/launcher.md, 30 s after the start, when a busy machine has started the ranks. Slurm looks every 30 s.
+    # As in docs/launcher.md. Slurm looks every 30 s and sends the signal up to 30 s early: 30 to 60 s after the start.
+    # Sent before there are ranks, it would be lost.
     batch.write_text(
         "#!/bin/sh\n"
-        "#SBATCH --ntasks=2 --time=3 --signal=USR1@150 --requeue --open-mode=append\n"
+        "#SBATCH --ntasks=2 --time=3 --signal=USR1@120 --requeue --open-mode=append\n"
         f"{sys.executable} -m launcher {script}\n"
         "code=$?\n"
         '[ $code -ne 75 ] || exec scontrol requeue "$SLURM_JOB_ID"\n'
@@ -170,7 +171,7 @@ def test_slurm_asks_the_ranks_to_stop_and_the_job_waits_for_its_next_turn(
     show = ["scontrol", "show", "job", job]
     while not {"Restarts=1", "JobState=PENDING"} <= set((shown := run_job(show, env=slurm).stdout).split()):
         assert time.monotonic() < end, shown + said.read_text()
-        time.sleep(1)  # it has been started again, and then completes, before it is pending
+        time.sleep(1)  # a requeued job is completing before it is pending
     run_job(["scancel", job], env=slurm)  # the next turn comes two minutes later
     # Slurm may add a line of its own about the requeue.
     assert (
