@@ -17,13 +17,13 @@ library, missing = load(Path(__file__).parent, "kernels")
 
 
 def _share_threads(kernels: ctypes.CDLL) -> None:
-    """Kernels run on the threads of NumPy's OpenBLAS; on one where NumPy has another library for its products."""
+    """Kernels run on the threads of NumPy's OpenBLAS, if it was built with pthreads; else on one thread."""
     use_threads = kernels.use_threads
     linear_algebra = getattr(np.linalg, "_umath_linalg", None)  # private, and so perhaps elsewhere one day
     if linear_algebra is None:
         return
     blas = ctypes.CDLL(linear_algebra.__file__)  # and what it is linked with
-    for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads64_", "openblas_get_num_threads"):
+    for name in [f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]:
         if hasattr(blas, name) and hasattr(blas, "gotoblas_pthread"):
             use_threads(blas.gotoblas_pthread, getattr(blas, name))
             return

@@ -17,7 +17,8 @@
 #define PRAGMA(...) _Pragma(#__VA_ARGS__)
 #ifdef __clang__ /* which compiles this into calls that threads.c does not take */
 #define THREADS(work, ...)
-#else /* the rounds of the next loop are shared, if it is long; work: how many numbers it reads or writes */
+#else /* the iterations of the next loop are shared, if it is long; work: how many numbers it reads or writes; such loops
+       * are never nested */
 #define THREADS(work, ...) PRAGMA(omp parallel for if ((work) >= 1 << 15) __VA_ARGS__)
 #endif
 #define PIECE 4096 /* elements that a thread takes at a time */
@@ -128,12 +129,12 @@ enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
 
 void gelu_f64(size n, const double *restrict x, double *restrict out, double *restrict slope)
 {
-    for (size i = 0; i < n; i++) {
+    SHARE(n, {
         const double c = 0.5 * erfc(-0.70710678118654752440 * x[i]);
         out[i] = x[i] * c;
         if (slope)
             slope[i] = c + x[i] * exp_f64(-0.5 * x[i] * x[i]) * 0.39894228040143267794;
-    }
+    })
 }
 
 #define REAL float

@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #define MOST 64 /* threads */
-#define HIDDEN __attribute__((visibility("hidden"))) /* nobody else's loops run here, nor ours in another's library */
+#define HIDDEN __attribute__((visibility("hidden"))) /* a libgomp that another library loads takes no calls of ours */
 
 /* OpenBLAS's: runs a function on `count` threads, this one among them, and gives each its own of the arguments */
 typedef int (*runner)(int count, void *function, void *arguments, int argument_size);
