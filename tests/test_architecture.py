@@ -127,8 +127,10 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def test_the_kernels_are_one_short_file() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in (ROOT / "ddp/_native").glob("*.c")) <= 815
+def test_the_kernels_are_short() -> None:
+    lines = [len(path.read_text().splitlines()) for path in (ROOT / "ddp/_native").glob("*.c")]
+    assert max(lines) <= 700
+    assert sum(lines) <= 815
 
 
 def test_every_folder_keeps_within_its_limit() -> None:

@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import sys
 from pathlib import Path
-
-import numpy as np
 
 from collectives.native import load
 
 library, missing = load(Path(__file__).parent, "kernels")
 
 
-def _share_threads(kernels: ctypes.CDLL) -> None:
+def _set_thread_pool(kernels: ctypes.CDLL) -> None:
     """Kernels run on the threads of NumPy's OpenBLAS, if it was built with pthreads; else on one thread."""
-    use_threads = kernels.use_threads
-    linear_algebra = getattr(np.linalg, "_umath_linalg", None)  # private, and so perhaps elsewhere one day
-    if linear_algebra is None:
+    set_thread_pool = kernels.set_thread_pool
+    products = sys.modules.get("numpy._core._multiarray_umath")  # private, and so perhaps elsewhere one day
+    if products is None:
         return
-    blas = ctypes.CDLL(linear_algebra.__file__)  # and what it is linked with
+    blas = ctypes.CDLL(products.__file__)  # and what it is linked with
     for name in [f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]:
         if hasattr(blas, name) and hasattr(blas, "gotoblas_pthread"):
-            use_threads(blas.gotoblas_pthread, getattr(blas, name))
+            set_thread_pool(blas.gotoblas_pthread, getattr(blas, name))
             return
 
 
@@ -34,7 +33,7 @@ def install() -> None:
     global library, missing
     if library is not None:
         try:
-            _share_threads(library)
+            _set_thread_pool(library)
             importlib.import_module("ddp._native.register")
         except AttributeError as error:  # it looks up every kernel before it attaches one
             library, missing = None, f"they are older than this source ({error}): install the package again"

@@ -2,8 +2,8 @@
  *
  * The half of this file below the dividing line is compiled twice, for float and for double; NAME(f) is f_f32 or f_f64.
  * Sums run in LANES partial sums whatever the vector width, and products are fused with sums where the compiler is told
- * so, and loops are shared among threads in pieces that do not depend on their number, so that every build for an
- * architecture gives the same bits, on any number of threads. Infinities and nan are values: no -ffast-math.
+ * so. Threads take chunks of a loop whose bounds do not depend on the number of threads. So every build for an architecture
+ * gives the same bits, on any number of threads. Infinities and nan are values: no -ffast-math.
  */
 #ifndef REAL
 #include <math.h>
@@ -15,18 +15,18 @@
 #define VECTOR __BIGGEST_ALIGNMENT__ /* bytes of a register */
 #define SIMD _Pragma("omp simd")
 #define PRAGMA(...) _Pragma(#__VA_ARGS__)
-#ifdef __clang__ /* which compiles this into calls that threads.c does not take */
-#define THREADS(work, ...)
-#else /* the iterations of the next loop are shared, if it is long; work: how many numbers it reads or writes; such loops
-       * are never nested */
-#define THREADS(work, ...) PRAGMA(omp parallel for if ((work) >= 1 << 15) __VA_ARGS__)
+/* Before a for loop: its iterations run on several threads, if it works on enough numbers. Such loops never nest. */
+#ifdef __clang__ /* which compiles the pragma into calls that threads.c does not have */
+#define PARALLEL(work, ...)
+#else
+#define PARALLEL(work, ...) PRAGMA(omp parallel for if ((work) >= 1 << 15) __VA_ARGS__)
 #endif
-#define PIECE 4096 /* elements that a thread takes at a time */
-/* Runs a loop over i = 0 to n - 1. */
-#define SHARE(n, ...)                                                                                                  \
-    THREADS(n) for (size start = 0; start < (n); start += PIECE)                                                       \
+#define CHUNK 4096 /* elements that a thread takes at a time */
+/* Runs a statement for i = 0 to n - 1, on several threads and in vectors. */
+#define PARALLEL_SIMD(n, ...)                                                                                          \
+    PARALLEL(n) for (size start = 0; start < (n); start += CHUNK)                                                      \
     {                                                                                                                  \
-        const size stop = (n) - start < PIECE ? (n) : start + PIECE;                                                   \
+        const size stop = (n) - start < CHUNK ? (n) : start + CHUNK;                                                   \
         SIMD for (size i = start; i < stop; i++) __VA_ARGS__                                                           \
     }
 #define INLINE static inline __attribute__((always_inline))
@@ -96,7 +96,7 @@ static inline float tail_f32(float y)
 /* out = x*c, c = P(normal variable <= x);  slope = c + x*e^(-x^2/2)/sqrt(2 pi) */
 void gelu_f32(size n, const float *restrict x, float *restrict out, float *restrict slope)
 {
-    SHARE(n, {
+    PARALLEL_SIMD(n, {
         float e = exp_f32(-0.5f * (x[i] * x[i])), beyond = e * tail_f32(x[i] < 0 ? -x[i] : x[i]);
         float c = x[i] < 0 ? beyond : 1 - beyond;
         out[i] = x[i] * c;
@@ -129,7 +129,7 @@ enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
 
 void gelu_f64(size n, const double *restrict x, double *restrict out, double *restrict slope)
 {
-    SHARE(n, {
+    PARALLEL_SIMD(n, {
         const double c = 0.5 * erfc(-0.70710678118654752440 * x[i]);
         out[i] = x[i] * c;
         if (slope)
@@ -199,13 +199,13 @@ static inline REAL NAME(exponentials)(size n, const REAL *x, REAL top, REAL *e)
 /* out = 1/(1 + e^-x) */
 void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)
 {
-    SHARE(n, out[i] = 1 / (1 + EXP(-x[i]));)
+    PARALLEL_SIMD(n, out[i] = 1 / (1 + EXP(-x[i]));)
 }
 
 /* out = x*s, s = 1/(1 + e), e = e^-x;  slope = s + out*(1 - s) */
 void NAME(silu)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
 {
-    SHARE(n, {
+    PARALLEL_SIMD(n, {
         REAL e = EXP(-x[i]), s = 1 / (1 + e), z = x[i] * s;
         out[i] = z;
         if (slope)
@@ -217,7 +217,7 @@ void NAME(silu)(size n, const REAL *restrict x, REAL *restrict out, REAL *restri
 void NAME(gelu_tanh)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
 {
     const REAL k = (REAL)0.79788456080286535588, c = (REAL)(0.79788456080286535588 * 0.044715);
-    SHARE(n, {
+    PARALLEL_SIMD(n, {
         REAL y = x[i] * x[i], e = EXP(-2 * x[i] * (k + c * y)), s = 1 / (1 + e), z = x[i] * s;
         out[i] = z;
         if (slope)
@@ -228,7 +228,7 @@ void NAME(gelu_tanh)(size n, const REAL *restrict x, REAL *restrict out, REAL *r
 #define OF_EACH(function)                                                                                              \
     void NAME(function)(size n, const REAL *restrict x, REAL *restrict out)                                            \
     {                                                                                                                  \
-        SHARE(n, out[i] = (REAL)function(x[i]);)                                                                       \
+        PARALLEL_SIMD(n, out[i] = (REAL)function(x[i]);)                                                               \
     }
 #define relu(x) ((x) > 0 || (x) != (x) ? (x) : 0)
 OF_EACH(relu)
@@ -238,7 +238,7 @@ OF_EACH(erfc) /* 1 - erf x */
 /* dx = g unless z = 0 */
 void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z, REAL *restrict dx)
 {
-    SHARE(n, dx[i] = z[i] != 0 ? g[i] : 0;)
+    PARALLEL_SIMD(n, dx[i] = z[i] != 0 ? g[i] : 0;)
 }
 
 /* --- rows of n elements ------------------------------------------------------------------------------------------- */
@@ -248,7 +248,7 @@ void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z,
 NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *restrict w, const REAL *restrict b,
                              double eps, int centered, REAL *outs, REAL *restrict mean, REAL *restrict rstd)
 {
-    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+    PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n;
         REAL *restrict out = outs + row * n;
         REAL sums[LANES] = {0}, squares[LANES] = {0}, m = 0;
@@ -267,15 +267,15 @@ NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *rest
     }
 }
 
-/* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db = sum g*h, sum g over rows,
- * first over each of `parts` runs of rows. parts of dw, db: (parts, n) zeros, of which the first becomes the result */
+/* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db = sum g*h, sum g over
+ * rows. dws, dbs: (blocks, n) zeros, for the sums over blocks of rows; the first becomes the sum of all */
 NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *gs, const REAL *xs, const REAL *restrict w,
                                       const REAL *restrict mean, const REAL *restrict rstd, int centered, REAL *dxs,
-                                      size parts, REAL *dws, REAL *dbs)
+                                      size blocks, REAL *dws, REAL *dbs)
 {
-    THREADS(rows * n) for (size part = 0; part < parts; part++) {
-        REAL *restrict dw = dws ? dws + part * n : NULL, *restrict db = dbs ? dbs + part * n : NULL;
-        for (size row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
+    PARALLEL(rows * n) for (size block = 0; block < blocks; block++) {
+        REAL *restrict dw = dws ? dws + block * n : NULL, *restrict db = dbs ? dbs + block * n : NULL;
+        for (size row = rows * block / blocks; row < rows * (block + 1) / blocks; row++) {
             const REAL *restrict g = gs + row * n, *restrict x = xs + row * n;
             const REAL m = centered ? mean[row] : 0, r = rstd[row];
             if (dxs) {
@@ -296,17 +296,17 @@ NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *gs, const R
                 SIMD for (size i = 0; i < n; i++) db[i] += g[i];
         }
     }
-    for (size part = 1; part < parts; part++)
+    for (size block = 1; block < blocks; block++)
         for (size i = 0; i < n; i++) {
-            if (dws) dws[i] += dws[part * n + i];
-            if (dbs) dbs[i] += dbs[part * n + i];
+            if (dws) dws[i] += dws[block * n + i];
+            if (dbs) dbs[i] += dbs[block * n + i];
         }
 }
 
 /* out = e^x / sum e^x, or its logarithm. x, out: (rows, n) */
 void NAME(softmax)(size rows, size n, int logarithm, const REAL *xs, REAL *outs)
 {
-    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+    PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n;
         REAL *restrict out = outs + row * n;
         const REAL top = NAME(largest)(n, x), sum = NAME(exponentials)(n, x, top, out);
@@ -323,7 +323,7 @@ void NAME(softmax)(size rows, size n, int logarithm, const REAL *xs, REAL *outs)
 /* dx = z*(g - sum g*z), or of the logarithm g - e^z*sum g */
 void NAME(softmax_backward)(size rows, size n, int logarithm, const REAL *gs, const REAL *zs, REAL *dxs)
 {
-    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+    PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict g = gs + row * n, *restrict z = zs + row * n;
         REAL sums[LANES] = {0}, *restrict dx = dxs + row * n;
         if (logarithm) {
@@ -356,7 +356,7 @@ void NAME(cross_entropy)(size rows, size n, const REAL *xs, const int64_t *restr
     double losses = 0, weights = 0;
     const double mass = NAME(mass)(n, s ? w : NULL);
     /* each thread's own: the compiler need not read them again after every store */
-    THREADS(rows * n, firstprivate(n, xs, target, keep, w, s, top, sum, each, mass))
+    PARALLEL(rows * n, firstprivate(n, xs, target, keep, w, s, top, sum, each, mass))
     for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n, most = NAME(largest)(n, x);
         REAL sums[LANES] = {0};
@@ -392,7 +392,7 @@ void NAME(cross_entropy_backward)(size rows, size n, const REAL *xs, const int64
                                   double factor, REAL *dxs)
 {
     const double mass = NAME(mass)(n, s ? w : NULL);
-    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+    PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n;
         REAL *restrict dx = dxs + row * n;
         if (keep && !keep[row]) {
@@ -424,7 +424,7 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 NARROW void NAME(channel_sums)(size rows, size n, const REAL *xs, const REAL *ys, const REAL *restrict shift,
                                REAL *restrict first, REAL *restrict second)
 {
-    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+    PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *x = xs + row * n, *y = ys ? ys + row * n : NULL, m = shift ? shift[row] : 0;
         REAL sums[LANES] = {0}, products[LANES] = {0};
         EACH(n, sums[l] += x[i]);
@@ -441,7 +441,7 @@ NARROW void NAME(channel_sums)(size rows, size n, const REAL *xs, const REAL *ys
 NARROW void NAME(channel_lines)(size rows, size n, const REAL *xs, const REAL *restrict a, const REAL *restrict c,
                                 const REAL *ys, const REAL *restrict s, REAL *outs)
 {
-    THREADS(rows * n) for (size row = 0; row < rows; row++) {
+    PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n, factor = a[row], summand = c[row];
         REAL *restrict out = outs + row * n;
         if (ys) {
@@ -473,7 +473,7 @@ NARROW void NAME(run_program)(size count, const formula_pass *passes, const REAL
                               const int64_t *sizes, REAL *const *at)
 {
     for (size row = 0; row < rows; row++, at += arrays)
-        THREADS(sizes[row]) for (size start = 0; start < sizes[row]; start += BLOCK) {
+        PARALLEL(sizes[row]) for (size start = 0; start < sizes[row]; start += BLOCK) {
             REAL scratch[REGISTERS][BLOCK], *registers[REGISTERS];
             const size n = sizes[row] - start < BLOCK ? sizes[row] - start : BLOCK;
             for (size k = 0; k < REGISTERS; k++) registers[k] = k < arrays ? at[k] + start : scratch[k];
@@ -505,7 +505,7 @@ NARROW void NAME(im2col)(const window *s, size n, size channels, size first, siz
 {
     const size h = s->image[0], w = s->image[1], ow = s->out[1], step = s->stride[1];
     const size each = s->kernel[0] * s->kernel[1] * n * (last - first) * ow;
-    THREADS(channels * each) for (size c = 0; c < channels; c++) {
+    PARALLEL(channels * each) for (size c = 0; c < channels; c++) {
         REAL *columns = all_columns + c * each;
         for (size i = 0, down = -s->padding[0]; i < s->kernel[0]; i++, down += s->dilation[0])
             for (size j = 0, right = -s->padding[1]; j < s->kernel[1]; j++, right += s->dilation[1]) {
@@ -545,7 +545,7 @@ NARROW INLINE void NAME(keep_larger)(size n, size step, const REAL *restrict x, 
 NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *tops, int32_t *ats)
 {
     const size h = s->image[0], w = s->image[1], lines = s->out[0], ow = s->out[1], step = s->stride[1];
-    THREADS(planes * h * w) for (size plane = 0; plane < planes; plane++)
+    PARALLEL(planes * h * w) for (size plane = 0; plane < planes; plane++)
         for (size line = 0; line < lines; line++) {
             const REAL *restrict x = xs + plane * h * w;
             REAL *restrict top = tops + (plane * lines + line) * ow;
@@ -569,7 +569,7 @@ NARROW void NAME(max_pool)(const window *s, size planes, const REAL *xs, REAL *t
 void NAME(max_pool_backward)(size planes, size n, size m, const REAL *restrict g, const int32_t *restrict at,
                              REAL *restrict dx)
 {
-    THREADS(planes * m) for (size plane = 0; plane < planes; plane++)
+    PARALLEL(planes * m) for (size plane = 0; plane < planes; plane++)
         for (size i = plane * n; i < (plane + 1) * n; i++)
             if (at[i] >= 0)
                 dx[plane * m + at[i]] += g[i];

@@ -145,7 +145,7 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     return _normalize_backward(g, x, w, axes, None, rstd, (*needs, False))[:2]
 
 
-_PARTS = 16  # runs of rows whose sums are added up at last: a number of its own, so that no sum depends on the threads
+_ROW_BLOCKS = 16  # each is summed by itself, on any number of threads, so that the sum has the same bits
 
 
 def _takes(x: Array, *others: Array | None) -> bool:
@@ -166,11 +166,11 @@ def _normalize_backward(
 ) -> Gradients:
     rows, inner = as_rows(x, axes), x.shape[x.ndim - axes :]
     dx = np.empty_like(x) if needs[0] else None
-    parts = min(len(rows), _PARTS)
-    sums = [np.zeros((parts, *inner), x.dtype) if need else None for need in needs[1:]]
+    blocks = min(len(rows), _ROW_BLOCKS)
+    sums = [np.zeros((blocks, *inner), x.dtype) if need else None for need in needs[1:]]
     LAYER_NORM_BACKWARD[x.dtype.char](
         *(*rows.shape, address(g), address(x), address(w), address(mean), address(rstd)),
-        *(mean is not None, address(dx), parts, *map(address, sums)),
+        *(mean is not None, address(dx), blocks, *map(address, sums)),
     )
     return dx, *[None if each is None else each[0] for each in sums]
 
@@ -418,7 +418,7 @@ def _shape_of(arrays: tuple[Array | None, ...], mask: Array | None, scale: float
 
 def _scratch(q: Array, k: Array, rows: int) -> Array:
     """(threads, n): for each of them `rows` rows of as many numbers as there are keys, rounded up to whole vectors."""
-    return np.empty((_count_threads(), rows * (-(-k.shape[-2] // 16) * 16)), q.dtype)
+    return np.empty((min(_count_threads(), math.prod(q.shape[:-2])), rows * (-(-k.shape[-2] // 16) * 16)), q.dtype)
 
 
 def _has_rows(x: Array, char: str) -> bool:

@@ -1,69 +1,67 @@
-/* The threads of kernels.c, of which this is a part: those of NumPy's OpenBLAS, one pool for products and kernels.
+/* What GCC makes of "omp parallel for" in kernels.c, of which this is a part: calls of the last three functions here.
  *
- * GCC compiles "omp parallel for" into calls of the three functions below. OpenMP's own library would bring a second
- * pool, whose threads fight with OpenBLAS's over the same cores, and which hangs in a forked child.
+ * They run the loop on the threads of NumPy's OpenBLAS, so that products and kernels have one pool. libgomp would bring a
+ * second, whose threads compete with OpenBLAS's for the same cores, and which hangs in a forked child.
  */
-#include <stddef.h>
-
-#define MOST 64 /* threads */
+#define MAX_THREADS 64
 #define HIDDEN __attribute__((visibility("hidden"))) /* a libgomp that another library loads takes no calls of ours */
 
-/* OpenBLAS's: runs a function on `count` threads, this one among them, and gives each its own of the arguments */
-typedef int (*runner)(int count, void *function, void *arguments, int argument_size);
+/* OpenBLAS's gotoblas_pthread: runs a function on `count` threads, this one among them, each with its own argument */
+typedef int (*pool_runner)(int count, void *function, void *arguments, int argument_size);
 
 typedef struct {
     void (*body)(void *);
     void *data;
-    int number, count;
-} share;
+    int thread_num, num_threads;
+} task;
 
-static runner run_shares;
-static int (*get_count)(void);
-static __thread int my_number, my_count = 1;
+static pool_runner run_on_pool;
+static int (*pool_size)(void);
+static __thread int thread_num, num_threads = 1;
 
-void use_threads(runner run, int (*count)(void))
+void set_thread_pool(pool_runner run, int (*size)(void))
 {
-    run_shares = run;
-    get_count = count;
+    run_on_pool = run;
+    pool_size = size;
 }
 
-/* How many threads share a loop from now on. */
+/* How many threads run a loop from now on. */
 int count_threads(void)
 {
-    const int count = run_shares ? get_count() : 1;
-    return count < 1 ? 1 : count < MOST ? count : MOST;
+    const int count = run_on_pool ? pool_size() : 1;
+    return count < 1 ? 1 : count < MAX_THREADS ? count : MAX_THREADS;
+}
+
+static void run_task(task *own)
+{
+    thread_num = own->thread_num;
+    num_threads = own->num_threads;
+    own->body(own->data);
+    thread_num = 0;
+    num_threads = 1;
 }
 
 HIDDEN int omp_get_thread_num(void)
 {
-    return my_number;
+    return thread_num;
 }
 
 HIDDEN int omp_get_num_threads(void)
 {
-    return my_count;
+    return num_threads;
 }
 
-static void run_share(share *mine)
+/* most: 1 where the condition of the pragma is false; else what it says in num_threads, or 0 */
+HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned most, unsigned flags)
 {
-    my_number = mine->number;
-    my_count = mine->count;
-    mine->body(mine->data);
-    my_number = 0;
-    my_count = 1;
-}
-
-/* threads: 1 where the loop's condition does not hold; else how many there may be, 0 for any number */
-HIDDEN void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
-{
-    const int all = threads == 1 ? 1 : count_threads(), count = threads && (int)threads < all ? (int)threads : all;
+    const int all = most == 1 ? 1 : count_threads(), count = most && (int)most < all ? (int)most : all;
     (void)flags;
     if (count == 1) {
         body(data);
         return;
     }
-    share shares[MOST];
+    task tasks[MAX_THREADS];
     for (int i = 0; i < count; i++)
-        shares[i] = (share){body, data, i, count};
-    run_shares(count, (void *)run_share, shares, sizeof(share));
+        tasks[i] = (task){body, data, i, count};
+    run_on_pool(count, (void *)run_task, tasks, sizeof(task));
 }

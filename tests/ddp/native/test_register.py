@@ -292,8 +292,8 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
 
     def both(op: Op, inputs: list[Any], saved: Any, **parameters: Any) -> None:
         out, residual = op.forward(np, *inputs, **parameters)
-        dz = np.ones_like(out) if out.size != g.size else g
         needs = tuple(each is not None for each in inputs)
+        dz = g if out.shape == g.shape else out
         results.extend([out, *op.backward(np, dz, needs, saved(out), residual)])
 
     both(activation.sigmoid, [x], lambda out: (out,))
@@ -307,33 +307,31 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
     target = np.arange(rows) % n
     settings = {"target": target, "keep": target != 3, "weight": np.abs(w), "smoothing": 0.1, "reduction": "mean"}
     both(losses.cross_entropy, [x], lambda out: (x,), **settings)
-    attend = {"mask": None, "scale": 0.3, "causal": True, "p": 0.0, "seed": 0}
-    out, residual = attention.attention.forward(np, *heads, **attend)
-    results.extend([out, *attention.attention.backward(np, out, (True,) * 3 + (False,), (*heads, None, out), residual)])
+    both(attention.attention, [*heads, None], lambda out: (*heads, None, out), scale=0.3, causal=True, p=0.0, seed=0)
     results.extend(normalization.channel_sums(np, x, g, channels))
     results.append(normalization.channel_lines(np, x, channels, channels, g, channels))
     columns = convolution.unfold(np, image, window, slice(0, window.out[0]))
     convolution.fold_into(np, columns, window, slice(0, window.out[0]), image)
     top, at = pooling.maxima(np, image, window)
     results.extend([columns, image, top, at, pooling.add_at_maxima(np, top, at, window)])
-    parameter = ddp.from_numpy(x.copy()).requires_grad_()
+    parameter = ddp.from_numpy(x).requires_grad_()
     parameter.grad = ddp.from_numpy(g)
     ddp.optim.AdamW([parameter]).step()
-    return [*results, parameter.detach().numpy()]
+    return [*results, x]
 
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_any_number_of_threads_gives_the_same_bits(dtype: str) -> None:
-    counts, results = (1, 2, 3), []
-    for count in counts:
+    results = []
+    for count in (1, 2, 3):
         with threadpool_limits(count, user_api="blas"):
             if _native.library.count_threads() != count:
                 pytest.skip("NumPy's products come from another library than OpenBLAS")
             results.append(results_of_all_kernels(dtype))
-    for other in results[1:]:
-        for number, (a, b) in enumerate(zip(results[0], other, strict=True)):
-            np.testing.assert_array_equal(a, b, err_msg=str(number))
+    for number, arrays in enumerate(zip(*results, strict=True)):
+        for other in arrays[1:]:
+            np.testing.assert_array_equal(other, arrays[0], err_msg=str(number))
 
 
 @needs_kernels
