@@ -12,8 +12,15 @@ import os
 import platform
 
 from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1 it was part of wheel, which only those need who make a wheel
+    try:
+        from wheel.bdist_wheel import bdist_wheel
+    except ImportError:
+        bdist_wheel = None
 
 # One build for each level of the architecture that has wider vectors; the best that the CPU runs is loaded.
 LEVELS = ("x86-64-v3", "x86-64-v4") if platform.machine() in ("x86_64", "AMD64") else ("",)
@@ -45,12 +52,17 @@ class BuildKernels(build_ext):
             build_ext.build_extension(own, ext)
 
 
-class AnyPython(bdist_wheel):
-    """The tag of a wheel for any Python 3 of this platform."""
+commands = {"build_ext": BuildKernels}
 
-    def get_tag(self) -> tuple[str, str, str]:
-        return ("py3", "none", super().get_tag()[2])
+if bdist_wheel is not None:
 
+    class AnyPython(bdist_wheel):
+        """The tag of a wheel for any Python 3 of this platform."""
+
+        def get_tag(self) -> tuple[str, str, str]:
+            return ("py3", "none", super().get_tag()[2])
+
+    commands["bdist_wheel"] = AnyPython
 
 setup(
     ext_modules=[
@@ -65,5 +77,5 @@ setup(
         for source in ("ddp/_native/kernels", "collectives/conversions")
         for level in LEVELS
     ],
-    cmdclass={"build_ext": BuildKernels, "bdist_wheel": AnyPython},
+    cmdclass=commands,
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +36,55 @@ MARK = "DDP_TEST_JOB"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+# What skipped tests need: a pattern of the reason that they give, its name, and the extra of setup.cfg that brings it.
+NEEDS = (
+    (r"torch|safetensors|oracle", "PyTorch and safetensors", "oracle"),
+    (r"NVRTC", "NVRTC", "nvrtc"),
+    (r"tensorboard", "TensorBoard", "tensorboard"),
+    (r"CuPy|cupy|GPU|CUDA|cublas|cudnn|nccl", "a GPU and its libraries", ""),
+    (r"", "something else: -rs says what", ""),
+)
+SKIPPED = "ddp/skipped"  # the key of pytest's cache
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run full counts of randomized tests, and tests marked long")
+    parser.addoption("--skipped", action="store_true", help="run the tests that the last run skipped")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+
+
+def describe_skips(reasons: Sequence[str]) -> str:
+    """One line: how many were skipped, what they need, and how to run more of them."""
+    count: Counter[tuple[str, str]] = Counter()
+    for reason in reasons:
+        count[next((name, extra) for pattern, name, extra in NEEDS if re.search(pattern, reason))] += 1
+    missing = ", ".join(f"{name} ({number})" for (name, _), number in count.most_common())
+    line = f"{len(reasons)} skipped, a file that needs something as a whole counted once. Missing: {missing}"
+    extras = [extra for _, extra in count if extra]
+    if extras:
+        more = sum(number for (_, extra), number in count.items() if extra)
+        line += f". {more} of them run after: pip install -e '.[{','.join(extras)}]'"
+    return line
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    reports = terminalreporter.stats.get("skipped", [])
+    if reports:
+        terminalreporter.write_line(describe_skips([report.longrepr[2] for report in reports]))
+    if not config.getoption("--skipped"):
+        config.cache.set(SKIPPED, sorted({function_of(report.nodeid) for report in reports}))
+
+
+def function_of(nodeid: str) -> str:
+    """A test's id without its parameters, which may depend on what is installed."""
+    return nodeid.partition("[")[0]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--skipped") or collection_path.is_dir():
+        return None
+    files = {nodeid.partition("::")[0] for nodeid in config.cache.get(SKIPPED, [])}
+    return str(collection_path.relative_to(ROOT)) not in files or None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -52,10 +102,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(trylast=True)  # what others leave out is left out by then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked root are skipped for other users; without --long, tests marked so are not even reported one by one.
+    """Applies --skipped and --shuffle, skips tests marked root for other users, and without --long those marked long.
 
-    To report them takes half a minute for thousands.
+    The last are deselected: to report them one by one takes half a minute for thousands.
     """
+    if config.getoption("--skipped"):
+        skipped = set(config.cache.get(SKIPPED, []))
+        items[:] = [item for item in items if {function_of(item.nodeid), item.nodeid.partition("::")[0]} & skipped]
+    if config.getoption("--shuffle") is not None:
+        random.Random(config.getoption("--shuffle")).shuffle(items)  # the same order in every worker of xdist
     for item in items:
         if os.geteuid() != 0 and item.get_closest_marker("root"):
             item.add_marker(pytest.mark.skip(reason="needs the rights of root"))

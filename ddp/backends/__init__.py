@@ -1,9 +1,9 @@
 """Switches of the libraries that compute, by PyTorch's names."""
 
 from ddp._precision import matmul
-from ddp.backends import cuda, cudnn, mps
+from ddp.backends import cuda, cudnn, mps, native
 
-__all__ = ["cuda", "cudnn", "get_float32_matmul_precision", "mps", "set_float32_matmul_precision"]
+__all__ = ["cuda", "cudnn", "get_float32_matmul_precision", "mps", "native", "set_float32_matmul_precision"]
 
 
 def set_float32_matmul_precision(precision: str) -> None:

@@ -47,6 +47,7 @@ _BEGIN = re.compile(rb'\{"sha256":"([0-9a-f]{64})",')
 _SYNCED = 1 << 24  # bytes after which the system is asked to begin with the disk
 _CHUNK = 1 << 21  # bytes of a system call: they are still in the cache when their checksum is computed
 _AHEAD = 16  # chunks that may be written before their checksums are computed
+_COPIES_AHEAD = 3  # the same where a chunk is a copy: this bounds the memory of a save
 _SMALL = 1 << 20  # arrays are gathered up to so many bytes, so that a thousand of them are not a thousand calls
 
 
@@ -187,12 +188,15 @@ def write_shard(
             yield memoryview(layout.begin)
             for name in layout.starts:
                 array, update = arrays[name], digests[name].update
-                # In C order; an array that has its elements in another order is copied piece by piece.
-                flat, count = array.reshape(-1) if array.flags.c_contiguous else array.flat, _CHUNK // array.itemsize
+                # In C order; an array that has its elements in another order is copied chunk by chunk.
+                in_order = array.flags.c_contiguous
+                flat = array.reshape(-1) if in_order else array.flat
+                ahead = _AHEAD if in_order else _COPIES_AHEAD
+                count = _CHUNK // array.itemsize
                 for at in range(0, array.size, count):
                     chunk = flat[at : at + count].view(np.uint8).data
                     pending.append(helper.submit(update, chunk))
-                    if len(pending) > _AHEAD:
+                    while len(pending) > ahead:
                         pending.popleft().result()
                     yield chunk
                     progress()

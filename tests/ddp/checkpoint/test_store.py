@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,8 +110,23 @@ def test_arrays_of_any_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     collectives.run_threads(main, size=1)
 
 
-def test_neither_side_holds_the_data_twice(tmp_path: Path) -> None:
+class SlowChecksum:
+    """SHA-256 on a processor that has other work: chunks are written before their checksums are computed."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.digest = hashlib.sha256(data)
+
+    def update(self, data: memoryview) -> None:
+        time.sleep(0.01)
+        self.digest.update(data)
+
+    def hexdigest(self) -> str:
+        return self.digest.hexdigest()
+
+
+def test_neither_side_holds_the_data_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     big = np.zeros(24_000_000, np.uint8)
+    monkeypatch.setattr(checkpoint_files, "hashlib", SimpleNamespace(sha256=SlowChecksum))
 
     def main(comm: Communicator) -> None:
         store = Store(tmp_path, comm)
