@@ -71,7 +71,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     reports = terminalreporter.stats.get("skipped", [])
     if reports:
         terminalreporter.write_line(describe_skips([report.longrepr[2] for report in reports]))
-    if not config.getoption("--skipped"):
+    if not config.getoption("--skipped") and config.pluginmanager.hasplugin("cacheprovider"):
         config.cache.set(SKIPPED, sorted({function_of(report.nodeid) for report in reports}))
 
 

@@ -119,9 +119,14 @@ def test_a_limit_given_to_wait_leaves_the_communicator_usable() -> None:
 
 
 def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
-    comm = Communicator(NeverTransport(), timeout=30)
     timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
-    timer.start()
+
+    class Interrupted(NeverTransport):
+        def all_reduce(self, x: object, out: object, op: object, finish: object = None) -> Test:
+            timer.start()  # not before: an interrupt outside of the call would end the tests
+            return super().all_reduce(x, out, op, finish)
+
+    comm = Communicator(Interrupted(), timeout=30)
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         comm.all_reduce(np.ones(1))
