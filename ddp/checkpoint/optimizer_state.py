@@ -1,8 +1,8 @@
 """Optimizer state on its way to disk and back: whole, or in the pieces that the ranks of a ZeroOptimizer hold.
 
 Both are saved as (parameter, start, stop, state there), so that either loads into the other, at any number of ranks.
-Parameters go by number, as in every optimizer's state dict, with the model's names: these tell an optimizer of another
-model from the one that was saved."""
+Parameters are saved by number, as in every optimizer's state dict, with the model's names. By these names they are
+matched with an optimizer that has them in another order, and an optimizer of another model is refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ddp._device import CPU
-from ddp._tensor.base import TensorBase, wrap
+from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
+from ddp.optim.optimizer import Group, groups_by_name
 from ddp.parallel import ZeroOptimizer
+from ddp.parallel.zero.shards import array_of, has_elements, wrapped_like
 from ddp.serialization.structure import JSON, Keep, encode
 
 TensorPiece = tuple[int, int, int, dict[str, Any]]
@@ -42,7 +44,7 @@ def encode_optimizer(
         label = f"{where}.{names.get(id(p), number)}"
         if (start, stop) != (0, p.array.size):
             label += f".{start}-{stop}"
-        cut = [name for name, value in state.items() if _has_elements(name, value, (stop - start,), p.shape)]
+        cut = [name for name, value in state.items() if has_elements(name, value, (stop - start,), p.shape)]
         pieces.append([number, start, stop, cut, encode(state, label, keep_piece if sharded else keep)])
     rest = {key: entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)}
     described = {
@@ -85,31 +87,46 @@ class SavedOptimizer:
         if saved["kind"] != kind:
             raise StateDictError(f"the checkpoint has the state of {saved['kind']}, the optimizer is {kind}")
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-        mine = [[names.get(id(p)), list(p.shape)] for p in _params(optimizer)]
-        for number, (theirs, own) in enumerate(zip(saved["params"], mine, strict=False)):
-            if theirs != own:
-                raise StateDictError(f"{kind}: parameter {number} is {_words(own)}, in the checkpoint {_words(theirs)}")
-        if sizes != saved["sizes"]:
+        own = [[names.get(id(p)), list(p.shape)] for p in _params(optimizer)]
+        saved_params, numbers = saved["params"], _by_group(range(len(saved["params"])), saved["sizes"])
+        groups: list[Group] = [
+            {"number": number, "params": params, "param_names": [str(saved_params[each][0]) for each in params]}
+            for number, params in enumerate(numbers)
+        ]
+        matched = groups_by_name(_by_group((str(name) for name, _ in own), sizes), groups)
+        self._groups = matched or groups
+        saved_numbers = [number for group in self._groups for number in group["params"]]
+        for number, (saved_number, param) in enumerate(zip(saved_numbers, own, strict=False)):
+            theirs = saved_params[saved_number]
+            same_name = matched is not None or theirs[0] == param[0]
+            if not same_name or theirs[1] != param[1]:
+                raise StateDictError(
+                    f"{kind}: parameter {number} is {_words(param)}, in the checkpoint {_words(theirs)}"
+                )
+        if matched is None:
             raise StateDictError(f"{kind} has groups of {sizes} parameters, the checkpoint of {saved['sizes']}")
 
     def load(self, optimizer: Optimizer) -> None:
         """Puts it into an optimizer that has passed `check`. Reads no more than this rank will hold."""
         saved = self._described
-        shapes = [tuple(shape) for _, shape in saved["params"]]
+        shapes = [tuple(p.shape) for p in _params(optimizer)]
+        pieces_of = [self._pieces.get(number, []) for group in self._groups for number in group["params"]]
         if isinstance(optimizer, ZeroOptimizer):
             ranges = list(optimizer.state_ranges())
         else:
-            ranges = [(number, 0, math.prod(shapes[number])) for number in sorted(self._pieces)]
-        wanted = {at[0]: [each for each in self._pieces.get(at[0], []) if each.overlaps(*at[1:])] for at in ranges}
+            ranges = [(number, 0, math.prod(shape)) for number, shape in enumerate(shapes) if pieces_of[number]]
+        wanted = {at[0]: [each for each in pieces_of[at[0]] if each.overlaps(*at[1:])] for at in ranges}
         states = [[each.state for each in pieces] for pieces in wanted.values()]
         groups, rest, states = self._read([saved["groups"], saved["rest"], states])
         loaded = {
             number: [piece._replace(state=state) for piece, state in zip(pieces, mine, strict=True)]
             for (number, pieces), mine in zip(wanted.items(), states, strict=True)
         }
-        numbers = iter(range(len(shapes)))
-        for group, size in zip(groups, saved["sizes"], strict=True):
-            group["params"] = list(itertools.islice(numbers, size))
+        groups = [groups[group["number"]] for group in self._groups]
+        sizes = [len(group["params"]) for group in self._groups]
+        for group, numbers in zip(groups, _by_group(range(len(shapes)), sizes), strict=True):
+            group["params"] = numbers
+            group.pop("param_names", None)  # in the order that they were saved in; the optimizer keeps its own
         if isinstance(optimizer, ZeroOptimizer):
             optimizer.load_state_pieces(groups, lambda number, *at: _joined(loaded[number], *at))
         else:
@@ -140,11 +157,11 @@ def _joined(pieces: Sequence[_SavedPiece], first: int, last: int, shape: Sequenc
                 found.setdefault(name, value)
                 continue
             if name not in found:
-                found[name] = wrap(CPU.xp.empty(last - first, value.array.dtype), CPU)
-            flat = value.array.reshape(-1)[begin - start : end - start]
-            found[name].array[begin - first : end - first] = flat
+                found[name] = wrapped_like(value, CPU.xp.empty(last - first, array_of(value).dtype))
+            flat = array_of(value).reshape(-1)[begin - start : end - start]
+            array_of(found[name])[begin - first : end - first] = flat
     for name in {name for piece in pieces for name in piece.cut}:
-        found[name] = wrap(found[name].array.reshape(shape), CPU)
+        found[name] = wrapped_like(found[name], array_of(found[name]).reshape(shape))
     return found
 
 
@@ -166,9 +183,10 @@ def _pieces(optimizer: Optimizer) -> Iterator[TensorPiece]:
             yield number, 0, p.array.size, state[p]
 
 
-def _has_elements(name: str, value: Any, length: tuple[int, ...], shape: Sequence[int]) -> bool:
-    """A state with an element for each of the parameter's is cut like it: see `ddp.parallel.zero.shards`."""
-    return name != "step" and isinstance(value, TensorBase) and value.array.shape in (length, tuple(shape))
+def _by_group(items: Iterable[Any], sizes: Sequence[int]) -> list[list[Any]]:
+    """Splits a sequence with an item for each parameter into lists, one for each group."""
+    remaining = iter(items)
+    return [list(itertools.islice(remaining, size)) for size in sizes]
 
 
 def _words(param: Sequence[Any]) -> str:

@@ -76,9 +76,6 @@ class FormulaOptimizer(Optimizer):
             capturing.now.after(self._note_step)
         return loss
 
-    def _note_step(self) -> None:
-        self._stepped = True
-
     def _update_of(self, group: Group, where: device) -> GroupUpdate:
         states = self.states(group)
         known = self._updates.get((id(group), where))
@@ -202,6 +199,7 @@ class GroupUpdate:
             array = None if value is None else self._read(name, value, param.shape)
             if held is None and array is not None and self._fits(array, param):
                 self._states[index][name] = array  # in place: other processes may share it
+                entry[name] = value if isinstance(value, TensorBase) else wrap(array, self._where)
                 self._plans.clear()
                 continue
             if held is None:

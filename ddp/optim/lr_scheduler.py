@@ -23,6 +23,9 @@ from ddp.optim.optimizer import Group, Optimizer, number
 
 Function = Callable[[int], float]
 
+# What schedules set in a parameter group.
+_SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum"}
+
 
 class LRScheduler:
     """The base of schedules: `get_lr` computes the rates of `last_epoch`.
@@ -63,6 +66,11 @@ class LRScheduler:
             raise DtypeError(f"{type(self).__name__}: expected an Optimizer, not {type(optimizer).__name__}")
         self.optimizer = optimizer
         self._is_initial = False
+        if optimizer._loaded_settings == []:  # the first schedule that is made after load_state_dict
+            optimizer._loaded_settings = [
+                {name: number(value) for name, value in group.items() if name in _SCHEDULED}
+                for group in optimizer.param_groups
+            ]
 
     def _initial_step(self) -> None:
         """Sets the rates of the first epoch; those of a checkpoint are there already."""
@@ -124,10 +132,17 @@ class LRScheduler:
         return {key: _saved(x) if key in _OWN else x for key, x in self.__dict__.items() if key != "optimizer"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned; functions and schedules stay those that were given here."""
+        """Takes over what `state_dict` returned; functions and schedules stay those that were given here.
+
+        The optimizer's state dict may be loaded before or after this, and before this schedule is made. Making it sets
+        the first rates; the rates and momenta that the optimizer had loaded are then put back.
+        """
         self.__dict__.update({name: value for name, value in state_dict.items() if name not in _OWN})
         for name in _OWN & state_dict.keys():
             _load(self.__dict__.get(name), state_dict[name])
+        for group, loaded in zip(self.optimizer.param_groups, self.optimizer._loaded_settings or (), strict=False):
+            group.update({name: value for name, value in loaded.items() if name != "lr"})
+            _set_lr(group, loaded["lr"])
 
 
 # The attributes that hold functions and schedules: these stay, and only their state is saved.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ddp._device import on
 from ddp._engine import RemovableHandle
-from ddp._tensor.base import clear_grad, wrap
+from ddp._tensor.base import clear_grad
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import from_foreign
 from ddp.errors import ArgumentError, DtypeError, StateDictError
@@ -49,10 +48,12 @@ class Optimizer:
             cls.step = _with_hooks(cls.__dict__["step"])  # type: ignore[method-assign]  # the same call, and hooks
 
     def _prepare(self) -> None:
-        """What is not remembered: hooks, and the mark by which a schedule sees that step() was called."""
+        """Sets what no pickle holds: the hooks, and what schedules ask of their optimizer."""
         self._before: list[Callable[..., Any]] = []
         self._after: list[Callable[..., Any]] = []
         self._stepped = self._stepping = False
+        # What load_state_dict set, as it was before schedules were made. Empty until one is; None after the next step.
+        self._loaded_settings: list[Group] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": self.defaults, "state": self.state, "param_groups": self.param_groups}
@@ -123,7 +124,10 @@ class Optimizer:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over settings and state; tensors are copied, in the dtype and on the device of their parameter.
+        """Takes over settings and copies of the state, which keep their dtype. Tensors go to their parameter's device.
+
+        Parameters are matched by name if this optimizer and the state dict both have "param_names", without the
+        "module" that DataParallel adds; else by their order.
 
         state_dict: also one of PyTorch's optimizer of that name, with its tensors or NumPy arrays
 
@@ -131,21 +135,40 @@ class Optimizer:
         """
         if not {"state", "param_groups"} <= set(state_dict):
             raise StateDictError(f"{type(self).__name__}: expected 'state' and 'param_groups', got {list(state_dict)}")
-        groups = state_dict["param_groups"]
-        sizes, own = [len(g["params"]) for g in groups], [len(g["params"]) for g in self.param_groups]
-        if sizes != own:
-            raise StateDictError(f"{type(self).__name__}: state dict with groups of {sizes} parameters, expected {own}")
-        pairs = list(zip(self.param_groups, groups, strict=True))
+        pairs = list(zip(self.param_groups, self._in_own_order(state_dict["param_groups"]), strict=True))
         owners = {key: p for group, saved in pairs for p, key in zip(group["params"], saved["params"], strict=True)}
         state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
         for key, saved in state_dict["state"].items():
-            if (p := owners.get(key)) is None:
-                state[key] = saved
-            else:
-                state[p] = {name: copy_state(name, value, p) for name, value in saved.items()}
+            p = owners.get(key)
+            state[key if p is None else p] = copy_state(key, saved, p)
         for group, saved in pairs:
             group.update({name: _copy_setting(value) for name, value in saved.items() if name != "params"})
         self.state = state
+        self._loaded_settings = []
+
+    def _in_own_order(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups of a state dict, and the parameters in each, in the order of this optimizer.
+
+        Raises: StateDictError if the names, or without names the numbers of parameters, are not the same.
+        """
+        kind, own = type(self).__name__, self.param_groups
+        if not all("param_names" in group for group in [*own, *groups]):
+            sizes, expected = [len(g["params"]) for g in groups], [len(g["params"]) for g in own]
+            if sizes != expected:
+                raise StateDictError(f"{kind}: state dict with groups of {sizes} parameters, expected {expected}")
+            return list(groups)
+        names, saved = [group["param_names"] for group in own], [group["param_names"] for group in groups]
+        matched = groups_by_name(names, groups)
+        if matched is None:
+            raise StateDictError(
+                f"{kind}: state dict with groups of the parameters {saved}, expected {names}. To load it in the order "
+                "of its parameters, delete 'param_names' from its groups"
+            )
+        return matched
+
+    def _note_step(self) -> None:
+        self._stepped = True
+        self._loaded_settings = None
 
     def __repr__(self) -> str:
         lines = [f"{type(self).__name__} ("]
@@ -173,7 +196,7 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
             result = step(self, *args, **kwargs)
         finally:
             self._stepping = False
-        self._stepped = True
+        self._note_step()
         for hook in tuple(self._after):
             hook(self, args, kwargs)
         return result
@@ -181,16 +204,46 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     return hooked
 
 
-def copy_state(name: str, value: Any, p: Tensor) -> Any:
-    """A copy of a state tensor that fits its parameter; anything else as it is. A count of steps stays as it is."""
+def groups_by_name(own: Sequence[Sequence[str]], groups: Sequence[Group]) -> list[Group] | None:
+    """Puts saved groups, and the parameters in each, into another order: that of the names `own` of each group.
+
+    "module", which DataParallel adds to names, does not count. None if the groups are not of the same names, or if
+    names that are not unique come in another order.
+    """
+    saved = [group["param_names"] for group in groups]
+    if own == saved:
+        return list(groups)
+    known = {frozenset(names): (names, group) for names, group in zip(_without_wrappers(saved), groups, strict=True)}
+    matched = []
+    for own_names, names in zip(own, _without_wrappers(own), strict=True):
+        saved_names, group = known.pop(frozenset(names), (None, {}))
+        if saved_names is None or not len(names) == len(saved_names) == len(set(names)):
+            return None
+        params = dict(zip(saved_names, group["params"], strict=True))
+        matched.append({**group, "params": [params[name] for name in names], "param_names": own_names})
+    return matched if len(matched) == len(groups) else None
+
+
+def _without_wrappers(groups: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[".".join(part for part in name.split(".") if part != "module") for name in names] for names in groups]
+
+
+def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
+    """Copies a state of an optimizer, with the tensors and arrays in its lists, tuples and dicts. Dtypes stay.
+
+    p: the parameter; tensors go to its device, but a "step" stays where it is, and all stay without a parameter
+    """
+    if isinstance(value, dict):
+        return {key: copy_state(key, item, p) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copy_state(name, item, p) for item in value)
+    if hasattr(value, "__dlpack__") and not hasattr(value, "detach"):
+        return value.copy()  # an array stays one: its optimizer computes with arrays
     value = from_foreign(value)
     if not isinstance(value, Tensor):
         return value
-    if name == "step":
-        with on(value.device):
-            return wrap(value.detach().array.copy(), value.device)
-    dtype = p.dtype if value.is_floating_point() else value.dtype
-    return value.detach().clone().to(device=p.device, dtype=dtype)
+    copied = value.detach().clone()
+    return copied if p is None or name == "step" else copied.to(device=p.device)
 
 
 def _copy_setting(value: Any) -> Any:

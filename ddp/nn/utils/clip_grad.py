@@ -5,7 +5,9 @@ They may be views of flat buckets: what is read is each gradient once, and what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from numpy import errstate
@@ -27,6 +29,29 @@ def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
     for x in [tensors] if isinstance(tensors, Tensor) else tensors:
         found.setdefault(x.device, []).append(x)
     return found
+
+
+def _params_by_device(parameters: Tensors, stacklevel: int) -> dict[device, list[Tensor]]:
+    """The parameters of each device. Warns if an iterator gives none: it has come to its end before."""
+    params = _by_device(parameters)
+    if not params and isinstance(parameters, Iterator):
+        warnings.warn(
+            "`parameters` is an iterator that gives no parameter, so nothing is clipped: call model.parameters() anew "
+            "each time, or keep a list",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
+    return params
+
+
+def norm_order(norm_type: float) -> float:
+    """`norm_type` as a number. Raises: ArgumentError for 0, -inf and nan."""
+    order = float(norm_type)
+    if order == 0 or order == -math.inf or math.isnan(order):
+        raise ArgumentError(
+            f"norm_type={norm_type}: there is no such norm to clip by; expected inf, or a number other than 0, as 2"
+        )
+    return order
 
 
 def _buffers(parameters: list[Tensor]) -> list[Any]:
@@ -71,11 +96,14 @@ def get_total_norm(
 ) -> Tensor:
     """The norm of all elements of all tensors together, as one vector; a 0-d tensor on the first one's device.
 
-    norm_type: a number, or inf. foreach: accepted, and changes nothing. Raises: ArgumentError for a norm that is
-    infinite or nan, if asked to, which waits for a GPU.
+    norm_type: inf, or a number other than 0. foreach: accepted, and changes nothing.
+
+    Raises: ArgumentError for another norm_type, or, if asked to, which waits for a GPU, for a norm that is infinite or
+    nan.
     """
+    order = norm_order(norm_type)
     shares = {where: [x.array for x in share] for where, share in _by_device(tensors).items()}
-    return _total(shares, float(norm_type), error_if_nonfinite) if shares else zeros(())
+    return _total(shares, order, error_if_nonfinite) if shares else zeros(())
 
 
 @no_grad()
@@ -85,9 +113,9 @@ def clip_grads_with_norm_(
 ) -> None:
     """Scales all gradients by max_norm / total_norm where that is below 1. total_norm: 0-d, of get_total_norm.
 
-    On a GPU it is one launch, which reads the norm there.
+    On a GPU it is one launch, which reads the norm there. Warns if `parameters` is an iterator that gives none.
     """
-    for where, params in _by_device(parameters).items():
+    for where, params in _params_by_device(parameters, 5).items():
         _scale(where, params, max_norm, total_norm)
 
 
@@ -110,19 +138,23 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales the gradients in place so that their norm, taken together as one vector, is at most `max_norm`.
 
-    Returns the norm that they had, 0-d. norm_type: a number, or inf. foreach: accepted, and changes nothing.
-    On a GPU it is two launches for all gradients, and nothing waits but `error_if_nonfinite`.
+    Returns the norm that they had, 0-d. norm_type: inf, or a number other than 0. foreach: accepted, and changes
+    nothing. On a GPU it is two launches for all gradients, and nothing waits but `error_if_nonfinite`.
 
-    Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then.
+    Warns if `parameters` is an iterator that gives none, as a generator does that was used before.
+
+    Raises: ArgumentError for another norm_type, or, if asked to, for a norm that is infinite or nan; nothing has
+    changed then.
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
-    each = _by_device(parameters)
-    shares = {where: found for where, params in each.items() if (found := _buffers(params))}
+    order = norm_order(norm_type)
+    params = _params_by_device(parameters, 5)
+    shares = {where: buffers for where, share in params.items() if (buffers := _buffers(share))}
     if not shares:
-        return zeros((), device=next(iter(each), None))
-    total = _total(shares, float(norm_type), error_if_nonfinite)
+        return zeros((), device=next(iter(params), None))
+    total = _total(shares, order, error_if_nonfinite)
     for where in shares:
-        _scale(where, each[where], max_norm, total)
+        _scale(where, params[where], max_norm, total)
     return total
 
 
@@ -130,9 +162,9 @@ def clip_grad_norm_(
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
     """Holds every element of the gradients within [-clip_value, clip_value], in place.
 
-    foreach: accepted, and changes nothing.
+    foreach: accepted, and changes nothing. Warns if `parameters` is an iterator that gives none.
     """
-    for where, params in _by_device(parameters).items():
+    for where, params in _params_by_device(parameters, 4).items():
         with on(where):
             gradients.clamp_values(where.xp, _buffers(params), float(clip_value))
         _note_change(params)

@@ -30,7 +30,7 @@ from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
 from ddp.optim import Optimizer
-from ddp.optim.optimizer import Group
+from ddp.optim.optimizer import Group, copy_state
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import Exchange
@@ -38,7 +38,6 @@ from ddp.parallel.exchange import Exchange
 Array = Any
 Entry = dict[str, Any]  # the state of one parameter, or of a piece of it
 StatePiece = tuple[int, int, int, Entry]
-Convert = Callable[..., Any]  # (name of a state, its value, p=the parameter): what this rank keeps of it
 _LINE = 64  # bytes
 _WITHHELD = (
     "grad: under ZeroOptimizer each rank has the mean gradient of its own part of the parameters alone, so no rank can "
@@ -281,7 +280,7 @@ class ShardedExchange(Exchange):
                 whole: Array = gradients.get(piece.number, buckets.memory.views[inside[piece.number]])
                 piece.of(shard.grad)[...] = whole.reshape(-1)[piece.start : piece.stop]
             self.shards.append(shard)
-        self.put_state(state, _kept)
+        self.put_state(state)
         if not first:  # gradients of a backward of this exchange have moved
             self._withhold()
 
@@ -346,19 +345,19 @@ class ShardedExchange(Exchange):
         placed = {number for shard in self.shards for number in shard.params}
         return [n for n in range(self._comm.rank, len(self.params), self._comm.size) if n not in placed]
 
-    def put_pieces(self, find: Callable[[int, int, int], Mapping[str, Any]], convert: Convert) -> None:
+    def put_pieces(self, find: Callable[[int, int, int], Mapping[str, Any]]) -> None:
         """Replaces this rank's state. find: the state of elements start to stop of a parameter, {} if it has none"""
 
-        def found(number: int, start: int, stop: int) -> Entry:
-            p = self.params[number]
-            return {name: convert(name, value, p=p) for name, value in find(number, start, stop).items()}
+        def copied(number: int, start: int, stop: int) -> Entry:
+            entry: Entry = copy_state(number, dict(find(number, start, stop)), self.params[number])
+            return entry
 
         for shard in self.shards:
-            shard.put_state(found)
-        wholes = {number: found(number, 0, self.params[number].array.size) for number in self._without_bucket()}
+            shard.put_state(copied)
+        wholes = {number: copied(number, 0, self.params[number].array.size) for number in self._without_bucket()}
         self._resting = {number: entry for number, entry in wholes.items() if entry}
 
-    def put_state(self, whole: Mapping[int, Entry], convert: Convert) -> None:
+    def put_state(self, whole: Mapping[int, Entry]) -> None:
         """Keeps of the whole state what is this rank's.
 
         Raises: StateDictError, on every rank, for a state that is neither of its parameter's shape nor one value;
@@ -367,21 +366,20 @@ class ShardedExchange(Exchange):
         for number, entry in whole.items():
             p = self.params[number]
             for name, value in entry.items():
-                array = _array(value)
-                if not _has_elements(name, value, p.shape) and getattr(array, "size", 1) != 1:
+                array = array_of(value)
+                if not has_elements(name, value, p.shape) and getattr(array, "size", 1) != 1:
                     name_of = self.names[id(p)]
                     raise StateDictError(f"state {name!r} of shape {array.shape} for {name_of} of shape {p.shape}")
 
         def find(number: int, start: int, stop: int) -> Entry:
             found, shape = {}, self.params[number].shape
             for name, value in whole.get(number, {}).items():
-                if _has_elements(name, value, shape):
-                    where = value.device if isinstance(value, TensorBase) else CPU
-                    value = wrap(_array(value).reshape(-1)[start:stop], where)
+                if has_elements(name, value, shape):
+                    value = wrapped_like(value, array_of(value).reshape(-1)[start:stop])
                 found[name] = value
             return found
 
-        self.put_pieces(find, convert)
+        self.put_pieces(find)
 
 
 def join_state(pieces: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[int, Entry]:
@@ -400,32 +398,31 @@ def join_state(pieces: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[i
 
 
 def _joined(name: str, parts: Sequence[tuple[int, Any]], p: Tensor) -> Any:
-    arrays = [value for _, value in parts]
-    if not isinstance(arrays[0], np.ndarray):
-        return arrays[0]
-    if name == "step" or any(array.shape not in ((length,), p.shape) for length, array in parts):
-        return wrap(arrays[0], CPU)
-    flat = np.concatenate([array.reshape(-1) for array in arrays])
-    return wrap(place(flat.reshape(p.shape), p.device), p.device)
+    first = parts[0][1]
+    if name == "step" or not all(hasattr(value, "__dlpack__") for _, value in parts):
+        return first
+    if any(array_of(value).shape not in ((length,), p.shape) for length, value in parts):
+        return first
+    whole = np.concatenate([array_of(value).reshape(-1) for _, value in parts]).reshape(p.shape)
+    return wrap(place(whole, p.device), p.device) if isinstance(first, TensorBase) else whole
 
 
-def _has_elements(name: str, value: Any, shape: tuple[int, ...]) -> bool:
-    array = _array(value)
-    return name != "step" and hasattr(array, "dtype") and array.shape == shape
+def has_elements(name: str, value: Any, *shapes: tuple[int, ...]) -> bool:
+    """Whether a state, a tensor or an array, has an element for each one of its parameter. shapes: of the latter"""
+    return name != "step" and hasattr(value, "__dlpack__") and array_of(value).shape in shapes
 
 
-def _array(value: Any) -> Any:
+def array_of(value: Any) -> Any:
+    """The array of a tensor; anything else as it is."""
     return value.array if isinstance(value, TensorBase) else value
 
 
+def wrapped_like(value: Any, array: Array) -> Any:
+    """`array`; as a tensor if `value` is a tensor."""
+    return wrap(array, value.device) if isinstance(value, TensorBase) else array
+
+
 def _on_host(value: Any) -> Any:
-    array = _array(value)
-    return place(array, CPU) if hasattr(array, "dtype") else value
-
-
-def _kept(name: str, value: Any, p: Tensor) -> Any:
-    """A state as it is, in memory of its own, where its parameter is; a count of steps stays on the host."""
-    if not isinstance(value, TensorBase):
-        return value
-    where = p.device if value.array.ndim and name != "step" else value.device
-    return wrap(place(value.array, where).copy(), where)
+    if isinstance(value, TensorBase):
+        return wrap(place(value.array, CPU), CPU)
+    return place(value, CPU) if hasattr(value, "__dlpack__") else value

@@ -15,9 +15,10 @@ from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import from_foreign
 from ddp.errors import ArgumentError, CaptureError, DtypeError, ParallelError
+from ddp.nn.utils.clip_grad import norm_order
 from ddp.ops import gradients
 from ddp.optim import Optimizer
-from ddp.optim.optimizer import Closure, Group, Params, copy_state
+from ddp.optim.optimizer import Closure, Group, Params
 from ddp.parallel.data_parallel import DataParallel
 from ddp.parallel.exchange import AllReduce, SingleRank
 from ddp.parallel.zero.shards import ShardedExchange
@@ -112,12 +113,12 @@ class ZeroOptimizer(Optimizer):
 
         Returns the norm that they had, 0-d, the same on every rank. It takes one small call, and adds up in another
         order than `nn.utils.clip_grad_norm_`, so that the last bits may differ.
-        norm_type: a number, or inf
+        norm_type: inf, or a number other than 0
 
-        Raises: ArgumentError for a norm that is infinite or nan, if asked to; nothing has changed then. ParallelError
-        for gradients that have not been reduced.
+        Raises: ArgumentError for another norm_type, or, if asked to, for a norm that is infinite or nan; nothing has
+        changed then. ParallelError for gradients that have not been reduced.
         """
-        max_norm, norm_type = float(max_norm), float(norm_type)
+        max_norm, norm_type = float(max_norm), norm_order(norm_type)
         self._check_reduced("clip_grad_norm_")
         with errstate(all="ignore"), on(self._where):
             return self._clip(max_norm, norm_type, error_if_nonfinite)
@@ -147,6 +148,7 @@ class ZeroOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over settings, and this rank's part of the state. All ranks load the same.
 
+        See `Optimizer.load_state_dict`: dtypes stay, and parameters that have names are matched by name.
         state_dict: of a ZeroOptimizer of any number of ranks, or of `optimizer_class`, or PyTorch's of that name, with
         its tensors or NumPy arrays
 
@@ -154,11 +156,12 @@ class ZeroOptimizer(Optimizer):
         """
         super().load_state_dict({**state_dict, "state": {}} if "state" in state_dict else state_dict)
         saved = {
-            number: {name: from_foreign(value) for name, value in entry.items()}
+            number: {name: from_foreign(value) if hasattr(value, "detach") else value for name, value in entry.items()}
             for number, entry in state_dict["state"].items()
         }
-        given = [number for group in state_dict["param_groups"] for number in group["params"]]
-        self._shards.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved}, copy_state)
+        groups = self._in_own_order(state_dict["param_groups"])
+        given = [number for group in groups for number in group["params"]]
+        self._shards.put_state({own: saved[theirs] for own, theirs in enumerate(given) if theirs in saved})
 
     def state_pieces(self) -> Iterator[tuple[int, int, int, dict[str, Any]]]:
         """(parameter's number, start, stop, its state there) of what this rank holds; parameters thought of as flat.
@@ -182,7 +185,7 @@ class ZeroOptimizer(Optimizer):
         Raises: StateDictError if groups are not those of this optimizer.
         """
         super().load_state_dict({"state": {}, "param_groups": param_groups})
-        self._shards.put_pieces(find, copy_state)
+        self._shards.put_pieces(find)
 
     def _clip(self, max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
         parts, xp = self._shards.gradients(), self._where.xp

@@ -15,6 +15,7 @@ from ddp import nn
 from ddp.checkpoint import Checkpointer, Store, load_model, open_checkpoint
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, StateDictError
 from ddp.optim import SGD, Adam, AdamW, RMSprop, lr_scheduler
+from ddp.parallel import ZeroOptimizer
 from tests.ddp.checkpoint.training import Loader, assert_same, everything, net
 
 
@@ -153,6 +154,47 @@ def test_several_optimizers_and_groups(folder: Path) -> None:
         assert_same(everything(model, optimizers), after)
 
 
+@pytest.mark.parametrize("saved_sharded", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_parameters_in_another_order_are_matched_by_the_model_s_names(
+    saved_sharded: bool, sharded: bool, folder: Path
+) -> None:
+    def make(comm: collectives.Communicator, sharded: bool, order: int) -> tuple[Any, Any]:
+        model = ddp.DataParallel(net(), comm)
+        first, last = model.module[0], model.module[2]
+        groups = [
+            {"params": list(first.parameters())[::order], "lr": 0.5},
+            {"params": list(last.parameters())[::order]},
+        ]
+        named = groups[::order]
+        return model, ZeroOptimizer(model, SGD, named, momentum=0.9) if sharded else SGD(named, momentum=0.9)
+
+    def save(comm: collectives.Communicator) -> dict[str, Any]:
+        model, optimizer = make(comm, saved_sharded, 1)
+        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm) as ckpt:
+            step(model, optimizer)
+            ckpt.save()
+        return by_name(model, optimizer)
+
+    def load(comm: collectives.Communicator) -> dict[str, Any]:
+        model, optimizer = make(comm, sharded, -1)
+        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm) as ckpt:
+            assert ckpt.load()
+        return by_name(model, optimizer)
+
+    def by_name(model: Any, optimizer: Any) -> dict[str, Any]:
+        names = {id(p): name for name, p in model.module.named_parameters()}
+        state, params = optimizer.state_dict()["state"], [p for g in optimizer.param_groups for p in g["params"]]
+        rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        return {
+            names[id(p)]: (rates[names[id(p)]], state[number]["momentum_buffer"].tolist())
+            for number, p in enumerate(params)
+        }
+
+    expected = collectives.run_threads(save, size=2)
+    assert collectives.run_threads(load, size=2) == expected
+
+
 # -- what does not fit
 
 
@@ -166,8 +208,11 @@ def saved(folder: Path, **parts: Any) -> None:
     [
         (lambda m: {"model": m, "optimizer": Adam(m.parameters())}, "has the state of SGD, the optimizer is Adam"),
         (
-            lambda m: {"model": m, "optimizer": SGD(reversed(list(m.parameters())))},
-            r"parameter 0 is 2\.bias \(3,\), in the checkpoint 0\.weight \(8, 6\)",
+            lambda m: {
+                "model": m,
+                "optimizer": SGD([*m[0].parameters(), m[2].weight, ddp.ones(3, requires_grad=True)]),
+            },
+            r"parameter 3 is no parameter of the model \(3,\), in the checkpoint 2\.bias \(3,\)",
         ),
         (
             lambda m: {"model": m, "optimizer": SGD([{"params": m[0].parameters()}, {"params": m[2].parameters()}])},

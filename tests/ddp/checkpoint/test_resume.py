@@ -16,6 +16,7 @@ from ddp.checkpoint import Checkpointer
 from ddp.optim import SGD, AdamW, lr_scheduler
 from ddp.parallel import ZeroOptimizer, comm_hooks
 from tests.ddp.checkpoint.training import Interrupted, Loader, assert_same, data, everything, interrupted, net
+from tests.ddp.optim.wide_state import WideState
 
 EPOCHS = 4  # of 3 steps
 
@@ -80,6 +81,24 @@ class Sharded(Recipe):
         return ZeroOptimizer(model, AdamW, lr=0.01)
 
 
+class Wide(Recipe):
+    """Parameters in bfloat16, and an optimizer of one's own with float32 and float64 state."""
+
+    def model(self, comm: collectives.Communicator) -> Any:
+        return ddp.DataParallel(net(dtype=ddp.bfloat16), comm, bucket_cap_mb=1)
+
+    def optimizer(self, model: Any) -> Any:
+        return WideState(model.parameters(), lr=0.01)
+
+    def loss(self, model: Any, x: Any, y: Any) -> Any:
+        return nn.functional.cross_entropy(model(x.to(ddp.bfloat16)).float(), y)
+
+
+class WideSharded(Wide):
+    def optimizer(self, model: Any) -> Any:
+        return ZeroOptimizer(model, WideState, lr=0.01)
+
+
 class Compressed(Recipe):
     def model(self, comm: collectives.Communicator) -> Any:
         hook = comm_hooks.PowerSGD(2, start_iter=2, min_compression_rate=0.5)
@@ -140,7 +159,7 @@ def training(recipe: Recipe, folder: Path, **options: Any) -> Callable[..., Any]
     return train
 
 
-RECIPES = [Recipe, Decoupled, Noisy, NoisyByRank, Scaled, Sharded, Compressed, Sparse, Bare]
+RECIPES = [Recipe, Decoupled, Noisy, NoisyByRank, Scaled, Sharded, Wide, WideSharded, Compressed, Sparse, Bare]
 
 
 BACKGROUND = [Recipe, Sharded]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,39 @@ def test_clip_what_is_not_finite(bad: float) -> None:
     assert q.grad.item() == 1.0
     assert not math.isfinite(utils.clip_grad_norm_([p, q], 1.0).item())
     assert math.isnan(q.grad.item()) if math.isnan(bad) else q.grad.item() == 0
+
+
+@pytest.mark.parametrize("norm_type", [0, 0.0, -math.inf, math.nan])
+def test_there_is_no_such_norm(norm_type: float) -> None:
+    p = nn.Parameter(ddp.zeros(2))
+    p.grad = ddp.tensor([3.0, 4.0])
+    for params in (p, []):
+        with pytest.raises(ArgumentError, match=f"norm_type={norm_type}: .* expected inf, or a number other than 0"):
+            utils.clip_grad_norm_(params, 1.0, norm_type)
+    with pytest.raises(ArgumentError, match="norm_type"):
+        utils.get_total_norm(p.grad, norm_type)
+    assert p.grad.tolist() == [3, 4]
+
+
+def test_an_iterator_without_parameters_warns() -> None:
+    net = nn.Linear(2, 2)
+    generator = net.parameters()
+    assert len(list(generator)) == 2
+    frozen = filter(lambda p: p.requires_grad, ())
+    for params in (generator, frozen):
+        for clip in (
+            lambda params: utils.clip_grad_norm_(params, 1.0),
+            lambda params: utils.clip_grad_value_(params, 1.0),
+            lambda params: utils.clip_grads_with_norm_(params, 1.0, ddp.ones(())),
+        ):
+            with pytest.warns(UserWarning, match="an iterator that gives no parameter") as warned:
+                clip(params)
+            assert [warning.filename for warning in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert utils.clip_grad_norm_([], 1.0).item() == 0
+        assert utils.clip_grad_norm_(net.parameters(), 1.0).item() == 0
+        assert utils.get_total_norm(iter(())).item() == 0
 
 
 def test_clip_in_flat_buckets() -> None:

@@ -102,14 +102,47 @@ def test_rates_and_what_goes_on_from_a_state_dict(make: Make) -> None:
     mine, theirs = optimizers()
     ours, oracle = make(lr_scheduler, mine), make(torch.optim.lr_scheduler, theirs)
     found = sequence(mine, ours, 23)
-    second, _ = optimizers()
-    resumed = make(lr_scheduler, second)
-    second.load_state_dict(mine.state_dict())
-    resumed.load_state_dict(state := ours.state_dict())
-    assert json.loads(json.dumps(state)).keys() == {str(key) for key in state}
+    resumed = [resume(order, make, mine.state_dict(), ours.state_dict()) for order in ORDERS]
+    assert json.loads(json.dumps(state := ours.state_dict())).keys() == {str(key) for key in state}
     found += sequence(mine, ours, STEPS - 23)
     assert_same(found, sequence(theirs, oracle, STEPS))
-    assert sequence(second, resumed, STEPS - 23) == found[23:]
+    for optimizer, scheduler in resumed:
+        assert sequence(optimizer, scheduler, STEPS - 23) == found[23:]
+
+
+# m: the schedule is made; o, s: the state of the optimizer, and of the schedule, is loaded
+ORDERS = ["mos", "mso", "oms", "omso", "moms"]
+
+
+def resume(order: str, make: Make, optimizer_state: Any, scheduler_state: Any) -> tuple[Any, Any]:
+    optimizer, _ = optimizers()
+    scheduler: Any = None
+    for call in order:
+        if call == "m":
+            scheduler = make(lr_scheduler, optimizer)
+        elif call == "o":
+            optimizer.load_state_dict(optimizer_state)
+        else:
+            scheduler.load_state_dict(scheduler_state)
+    return optimizer, scheduler
+
+
+def test_loaded_rates_count_until_the_next_step() -> None:
+    optimizer, _ = optimizers()
+    optimizer.param_groups[0]["lr"] = rate = ddp.tensor(0.5)
+    other, _ = optimizers()
+    other.param_groups[0]["lr"] = ddp.tensor(0.25)
+    optimizer.load_state_dict(other.state_dict())
+    rate = optimizer.param_groups[0]["lr"]
+    scheduler = lr_scheduler.ConstantLR(optimizer, 0.5)
+    state = scheduler.state_dict()
+    assert rate.item() == 0.125
+    scheduler.load_state_dict(state)
+    assert (optimizer.param_groups[0]["lr"] is rate, rate.item()) == (True, 0.25)
+    optimizer.step()
+    rate.fill_(0.75)
+    scheduler.load_state_dict(state)
+    assert rate.item() == 0.75
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(("sequential", "chained", "nested"))])

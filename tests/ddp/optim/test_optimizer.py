@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 
 import ddp
 from ddp.errors import ArgumentError, DtypeError, StateDictError
+from ddp.optim.optimizer import groups_by_name
+from tests.ddp.optim.wide_state import WideState, kinds
 
 ALL = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Lion"]
 
@@ -178,16 +182,120 @@ def test_state_dict_numbers_parameters() -> None:
     assert state["state"][0]["momentum_buffer"].shape == (2, 3)
 
 
-def test_loading_copies_and_casts() -> None:
+def saved_and_loaded(state_dict: Any, folder: Path) -> Any:
+    ddp.save(state_dict, folder / "state.safetensors")
+    return ddp.load(folder / "state.safetensors")
+
+
+@pytest.mark.parametrize("carry", [lambda state, folder: state, saved_and_loaded], ids=["at once", "by a file"])
+@pytest.mark.parametrize("dtype", [ddp.float32, ddp.bfloat16, ddp.float16])
+def test_state_keeps_its_dtype(dtype: Any, carry: Callable[[Any, Path], Any], tmp_path: Path) -> None:
+    params = [ddp.full((3,), 0.7, dtype=dtype, requires_grad=True) for _ in range(2)]
+    first, second = (WideState([p]) for p in params)
+    for step in range(4):
+        for p in params:
+            p.grad = ddp.full((3,), 0.1 + step, dtype=dtype)
+        first.step()
+        if step < 2:
+            with ddp.no_grad():
+                params[1].copy_(params[0])
+            second.load_state_dict(carry(first.state_dict(), tmp_path))
+        else:
+            second.step()
+        assert kinds(second.state[params[1]]) == kinds(first.state[params[0]])
+    assert params[1].tolist() == params[0].tolist()
+
+
+def test_state_beside_the_parameters_is_copied() -> None:
+    first, second = ddp.optim.SGD([leaf(1)]), ddp.optim.SGD([leaf(1)])
+    first.state["all"] = {"sum": ddp.zeros(2, dtype=ddp.float64)}
+    second.load_state_dict(first.state_dict())
+    second.state["all"]["sum"] += 1
+    assert (first.state["all"]["sum"].tolist(), second.state["all"]["sum"].dtype) == ([0, 0], ddp.float64)
+
+
+def test_state_of_pytorch_as_arrays() -> None:
+    p, q = leaf(2), leaf(2)
+    p.grad, q.grad = ddp.ones(2), ddp.ones(2)
+    first, second = ddp.optim.Adam([p]), ddp.optim.Adam([q])
+    first.step()
+    state = first.state_dict()
+    state["state"][0] = {name: value.numpy().copy() for name, value in state["state"][0].items()}
+    second.load_state_dict(state)
+    with ddp.no_grad():
+        q.copy_(p)
+    for optimizer in (first, second, first, second):
+        optimizer.step()
+    assert q.tolist() == p.tolist()
+    assert {type(value) for value in second.state[q].values()} == {ddp.Tensor}
+
+
+@pytest.mark.parametrize(
+    ("own", "saved", "order"),
+    [
+        ([["a", "b"], []], [["a", "b"], []], [(0, [0, 1]), (1, [])]),
+        ([["b", "a"], ["c"]], [["c"], ["module.a", "module.b"]], [(1, [1, 0]), (0, [0])]),
+        ([["net.module.b", "net.module.a"]], [["net.a", "net.b"]], [(0, [1, 0])]),
+        ([["w", "w"]], [["w", "w"]], [(0, [0, 1])]),
+        ([["w", "w", "b"]], [["w", "b", "w"]], None),
+        ([["w", "b"], ["w", "b"]], [["b", "w"], ["b", "w"]], None),
+        ([["module.a", "a"]], [["a", "module.a"]], None),
+        ([["module.a"], ["b"]], [["a"], ["b"]], [(0, [0]), (1, [0])]),
+        ([["a"], ["b"]], [["a", "b"]], None),
+        ([["a"]], [["a"], ["b"]], None),
+        ([["a"]], [["b"]], None),
+    ],
+)
+def test_parameters_are_matched_by_name(own: Any, saved: Any, order: Any) -> None:
+    groups = [{"lr": number, "params": range(len(names)), "param_names": names} for number, names in enumerate(saved)]
+    matched = groups_by_name(own, groups)
+    assert (matched and [(group["lr"], list(group["params"])) for group in matched]) == order
+    assert matched is None or own == saved or [group["param_names"] for group in matched] == own
+
+
+def test_a_state_dict_in_another_order_is_loaded_by_name() -> None:
+    def make(*groups: str) -> tuple[dict[str, Any], Any]:
+        params = {name: leaf(2) for names in groups for name in names}
+        named = [
+            {"params": [(f"net.{name}", params[name]) for name in names], "lr": 0.1 * len(names)} for names in groups
+        ]
+        return params, ddp.optim.SGD(named, momentum=0.9)
+
+    params, optimizer = make("abc", "d")
+    for number, p in enumerate(params.values()):
+        p.grad = ddp.full((2,), float(number))
+    optimizer.step()
+    others, other = make("d", "cab")
+    other.load_state_dict(optimizer.state_dict())
+    found = {name: other.state[p]["momentum_buffer"].tolist() for name, p in others.items()}
+    assert found == {"d": [3, 3], "c": [2, 2], "a": [0, 0], "b": [1, 1]}
+    assert [group["lr"] for group in other.param_groups] == [0.1, 0.1 * 3]
+    assert [group["param_names"] for group in other.param_groups] == [["net.d"], ["net.c", "net.a", "net.b"]]
+
+    renamed = other.state_dict()
+    renamed["param_groups"][0]["param_names"] = ["net.e"]
+    with pytest.raises(
+        StateDictError, match=r"parameters \[\['net.e'\], .*expected \[\['net.d'\], .*delete 'param_names'"
+    ):
+        other.load_state_dict(renamed)
+    for group in renamed["param_groups"]:
+        del group["param_names"]
+    others["d"].grad = ddp.zeros(2)
+    other.load_state_dict(renamed)  # without names on both sides, by order
+    assert other.state[others["c"]]["momentum_buffer"].tolist() == [2, 2]
+
+
+def test_loading_copies_and_the_step_casts() -> None:
     a, b = leaf(2), ddp.ones(2, dtype=ddp.float64, requires_grad=True)
     first, second = ddp.optim.Adam([a], lr=0.1), ddp.optim.Adam([b], lr=9.0)
     a.grad, b.grad = ddp.ones(2), ddp.ones(2, dtype=ddp.float64)
     first.step()
     second.load_state_dict(first.state_dict())
     assert second.param_groups[0]["lr"] == 0.1
-    assert second.state[b]["exp_avg"].dtype == ddp.float64
+    assert second.state[b]["exp_avg"].dtype == ddp.float32
     assert second.state[b]["step"].dtype == ddp.float32
     second.step()
+    assert second.state[b]["exp_avg"].dtype == ddp.float64
     assert (first.state[a]["step"].item(), second.state[b]["step"].item()) == (1.0, 2.0)
     np.testing.assert_allclose(first.state[a]["exp_avg"].array, 0.1)
 

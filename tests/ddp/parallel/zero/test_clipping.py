@@ -52,6 +52,8 @@ def test_clipping_of_a_norm_that_is_not_finite() -> None:
         model = wrapped(comm)
         zero = ZeroOptimizer(model, optim.SGD, lr=0.1)
         assert zero.clip_grad_norm_(1.0).item() == 0  # no gradient is there
+        with pytest.raises(ddp.errors.ArgumentError, match="norm_type=0: "):
+            zero.clip_grad_norm_(1.0, 0)
         x, t = batch(0, comm.rank, comm.size)
         (F.cross_entropy(model(x), t) * (float("nan") if comm.rank == 1 else 1.0)).backward()
         before = values(model)

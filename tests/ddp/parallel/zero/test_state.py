@@ -17,6 +17,7 @@ from ddp.optim import lr_scheduler
 from ddp.parallel import DataParallel
 from ddp.parallel.zero import ZeroOptimizer
 from ddp.parallel.zero.shards import join_state
+from tests.ddp.optim.wide_state import WideState, kinds
 from tests.ddp.parallel.zero.training import (
     OPTIMIZERS,
     Make,
@@ -159,6 +160,36 @@ def state_memory(zero: ZeroOptimizer) -> list[np.ndarray[Any, Any]]:
                 owner = value.array if value.array.base is None else value.array.base
                 owners[id(owner)] = owner
     return list(owners.values())
+
+
+def test_state_of_one_s_own_keeps_types_and_dtypes() -> None:
+    """Over a new plan of buckets, a state dict, and one in another order of the parameters."""
+
+    def rank(comm: Communicator) -> None:
+        net = nn.Sequential(nn.Linear(5, 9), nn.Linear(9, 3, dtype=ddp.bfloat16))
+        net.forward = lambda x: net[1](net[0](x).to(ddp.bfloat16)).float()
+        model = DataParallel(net, comm, bucket_cap_mb=0.0001)
+        named = list(net.named_parameters())
+        zero = ZeroOptimizer(model, WideState, named)
+        train(model, zero)
+        before = zero.state_dict()
+        expected = {number: kinds(entry) for number, entry in before["state"].items()}
+        assert {dtype for entry in expected.values() for _, dtype, _, _ in entry.values()} == {"float32", "float64"}
+        assert {entry["array"][0] for entry in expected.values()} == {np.ndarray}
+        replan(model, 1)
+        assert {number: kinds(entry) for number, entry in zero.state_dict()["state"].items()} == expected
+        zero.load_state_dict(before)
+        assert {number: kinds(entry) for number, entry in zero.state_dict()["state"].items()} == expected
+        model.close()
+        other = ZeroOptimizer(DataParallel(net, comm), WideState, named[::-1])
+        other.load_state_dict(before)
+        assert {3 - number: kinds(entry) for number, entry in other.state_dict()["state"].items()} == expected
+
+    def train(model: DataParallel, optimizer: ZeroOptimizer) -> None:
+        model(ddp.ones(2, 5)).square().sum().backward()
+        optimizer.step()
+
+    collectives.run_threads(rank, 2)
 
 
 def test_a_state_dict_that_does_not_fit_is_refused_on_every_rank() -> None:
