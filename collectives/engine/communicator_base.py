@@ -136,7 +136,7 @@ class CommunicatorBase:
             cache.learn(frame, option, call, lambda *again: describe(HostArrays(self), *again, *option))
         return result
 
-    def _signature(self, call: CollectiveOp[Any], shape: tuple[int, ...] | None = None, rows: int = 0) -> Signature:
+    def signature(self, call: CollectiveOp[Any], shape: tuple[int, ...] | None = None, rows: int = 0) -> Signature:
         """What the ranks compare: name, arguments and scale, and with a shape the dtype and that shape."""
         dtype = None if shape is None else call.dtype
         return Signature(signature_hash(call.name, call.more, dtype, shape) ^ scale_bits(call.scale), rows)
@@ -239,7 +239,7 @@ class HostArrays:
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = None if source is None else contiguous(source)
             payload = None if sent is None or not shown else as_bytes(sent)
-            signature = self._comm._signature(call, shape, rows)
+            signature = self._comm.signature(call, shape, rows)
             signatures = yield from self._comm.verify(call, signature, payload, prefix=prefix)
             return (yield from body(self._comm.transport, sent, signatures))
 

@@ -103,7 +103,7 @@ class Reductions(CommunicatorBase):
             sent, total = _buffers(source, target, reduction, in_place)
             payload = flat(sent)
             received = None if total is None else payload if total is sent else flat(total)
-            yield from self.verify(call, self._signature(call, source.shape), payload, received if in_place else None)
+            yield from self.verify(call, self.signature(call, source.shape), payload, received if in_place else None)
             apply = _finisher(reduction.op, self.size, scale)
             yield reduction.start(self.transport, wire_op(reduction.op), payload, received, apply)
             if total is None:

@@ -112,7 +112,7 @@ class DataParallel(Module):
             raise ParallelError("no parameter of this module requires grad: there is nothing to reduce")
         if len({p.device for _, p in trainable}) > 1:
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
-        self.comm = comm.duplicate()
+        self.comm = comm.duplicate(f"DataParallel of {type(module).__name__}")
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
@@ -197,6 +197,8 @@ class DataParallel(Module):
             self.buffer_sync.take()
         result = self.module(*args, **kwargs)
         self.reducer.forward = (begun, monotonic_ns())
+        if self.training and self.reducer.sync and not self.reducer.running and self.comm.size > 1:
+            self.reducer.skipped.add_forward(result)
         return result
 
     def backward(self, loss_sum: Tensor, weight: float) -> None:

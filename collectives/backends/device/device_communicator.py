@@ -413,7 +413,7 @@ class DeviceArrays:
         call: CollectiveOp[Any] = CollectiveOp(name, source, more, self._comm.timeout)
 
         def steps() -> Steps[Any]:
-            signature = self._comm._signature(call, shape, rows)
+            signature = self._comm.signature(call, shape, rows)
             signatures = yield from self._comm.verify(call, signature, prefix=prefix)
             transport = yield from self._device.transport()
             if self._captured and not transport.capturable:

@@ -202,7 +202,7 @@ class _CachedCall:
         self._queue, self._plan, self._again, self._begin = queue, plan, again, queue.recorder.begin
         self._combine, self._prefix = plan.combine, plan.prefix
         self._like = None if call.result is None else (call.result.shape, call.result.dtype)  # what `out` must be
-        self._key, self._timeout, self._signature = (transport.key, *call.signature), call.timeout, 0
+        self._key, self._timeout, self._signature = (transport.label, *call.signature), call.timeout, 0
         mine = call.signatures[control.me]
         self._hash = mine[HASH] ^ scale_bits(call.scale)  # of such a call without a scale
         self._header = (*(mine[word] for word in (ROWS, NBYTES, PREFIX)), *NOWHERE, *NOWHERE)

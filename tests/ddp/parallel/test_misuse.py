@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
-from collectives import CollectiveTimeout, Communicator
+from collectives import CollectiveTimeout, Communicator, PeerLeft
 from ddp import nn
 from ddp.errors import DtypeError, GraphError, ParallelError
 from ddp.parallel import DataParallel
@@ -250,6 +250,18 @@ def test_two_models_of_one_backward_may_be_reached_in_another_order_on_each_rank
         assert a.keys() == b.keys()
         for name in a:
             assert_array_equal(a[name], b[name])
+
+
+def test_two_backwards_in_another_order_on_each_rank_are_told_by_their_models() -> None:
+    def rank(comm: Communicator) -> None:
+        models = [DataParallel(make_net(), comm), DataParallel(nn.Linear(3, 3).double(), comm)]
+        order = models if comm.rank == 0 else models[::-1]
+        here = "Sequential" if comm.rank == 0 else "Linear"
+        named = rf"all_reduce #\d+ .* on \S+\.\d \(DataParallel of {here}\)"
+        with pytest.raises((CollectiveTimeout, PeerLeft), match=named):  # the latter once the other has given up
+            loss_of(order[0], comm.rank).backward()
+
+    on_ranks(rank, timeout=1)
 
 
 def test_a_copy_of_a_wrapped_model_is_its_module_bare_and_separate() -> None:
