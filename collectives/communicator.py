@@ -47,9 +47,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     without a copy; they may be 0-d, empty, strided, or read-only where they are only read. Results are new
     C-contiguous arrays unless `out` is given.
 
-    Before data moves the ranks compare what they call: another collective, op, root, dtype or shape on one of them is a
-    MismatchError on all, after which the communicator can be used as before. Ranks of one node compare every call,
-    ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
+    Before data moves the ranks compare what they call: another collective, op, root, scale, dtype or shape on one of
+    them is a MismatchError on all, after which the communicator can be used as before. Ranks of one node compare every
+    call, ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
 
     Raises: ArgumentError on this rank alone for arguments that no rank could mean; MismatchError on every rank;
     CollectiveTimeout, PeerLeft and CollectivesError when the ranks do not meet, after which the communicator raises the
@@ -105,7 +105,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def _barrier(self, arrays: Any, x: Any, out: Any, scale: Any, name: str) -> CollectiveOp[None]:
         def steps(call: CollectiveOp[None]) -> Steps[None]:
-            signatures = yield from self.verify(call, self._signature(call))
+            signatures = yield from self.verify(call, self.signature(call))
             if signatures is None:  # else the ranks have met just now
                 yield self.transport.barrier()
 
@@ -139,7 +139,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         nbytes = math.prod(lengths) * kind.itemsize
 
         def steps(call: CollectiveOp[Array]) -> Steps[Array]:
-            yield from self.verify(call, self._signature(call))
+            yield from self.verify(call, self.signature(call))
             memory = (yield from self.transport.empty(nbytes)) if nbytes else None
             if memory is None:
                 return np.zeros(lengths, kind)
@@ -147,14 +147,18 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
         return self.queue.run(self._collective("empty", None, steps, f"{kind} {lengths}"))
 
-    def duplicate(self) -> Communicator:
-        """A communicator of the same ranks whose calls never mix with this one's. Collective."""
+    def duplicate(self, purpose: str = "") -> Communicator:
+        """A communicator of the same ranks whose calls never mix with this one's. Collective.
+
+        purpose: what this rank uses it for; errors and reports name it beside the key
+        """
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
-            yield from self.verify(call, self._signature(call))
+            yield from self.verify(call, self.signature(call))
             transport, test = self.transport.duplicate(self._descendant())
             yield test
             transport = yield from share(transport, self.transport)
+            transport.purpose = purpose
             return Communicator(transport, self.timeout, self.registry)
 
         return self.queue.run(self._collective("duplicate", None, steps))
@@ -175,7 +179,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         mine = [color is not None, color or 0, self.rank if key is None else key]
 
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
-            yield from self.verify(call, self._signature(call))
+            yield from self.verify(call, self.signature(call))
             everyones = yield from exchange_numbers(self.transport, mine)
             members = None if color is None else plan_split(everyones, int(color))
             stem = self._descendant()

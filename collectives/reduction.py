@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import struct
 from collections.abc import Sequence
 from enum import Enum
 from functools import cache
@@ -96,14 +97,31 @@ def _kind(dtype: np.dtype[Any]) -> str:
     return "f" if dtype.type is BFLOAT16.type else dtype.kind
 
 
-def check_scale(dtype: np.dtype[Any], scale: object) -> None:
-    """Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is no number."""
+def check_scale(dtype: np.dtype[Any], scale: object) -> float | None:
+    """The scale as a number; None where there is none, or a function gives it later.
+
+    Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is no number.
+    """
     if scale is None:
-        return
+        return None
     if _kind(dtype) not in "fc":
         raise DtypeError(f"scale needs a floating or complex dtype, got {dtype}: scale the result yourself")
-    if not callable(scale):
-        _factor(scale)
+    return None if callable(scale) else _factor(scale)
+
+
+_DOUBLE = struct.Struct("<d")
+_INT64 = struct.Struct("<q")
+_ONE = 0x3FF0000000000000  # the bits of 1.0
+
+
+def scale_bits(scale: float | None) -> int:
+    """What a scale changes in the hash that ranks compare: another number for each; 0 for None and 1.0, which scale
+    nothing.
+    """
+    if scale is None:
+        return 0
+    bits: int = _INT64.unpack(_DOUBLE.pack(scale))[0]
+    return bits ^ _ONE
 
 
 def _factor(scale: object) -> float:
@@ -136,7 +154,7 @@ class Reduction(NamedTuple):
     """A reduction whose arguments are checked.
 
     wire: the dtype in which it is carried out; shape: of this rank's result, None if it gets none
-    parts: each rank's rows, for reduce_scatter alone; text: what ranks must agree on beside dtype and shape
+    parts: each rank's rows, for reduce_scatter alone; text, scale: what ranks must agree on beside dtype and shape
     """
 
     name: str
@@ -146,6 +164,7 @@ class Reduction(NamedTuple):
     root: int
     parts: list[int]
     text: str
+    scale: float | None
 
     def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, *rest: Any) -> Any:
         """Starts it on a transport of host or device arrays.
@@ -171,13 +190,13 @@ def describe(
     """
     op = ReduceOp.parse(op)
     wire = wire_dtype(x.dtype, op)
-    check_scale(x.dtype, scale)
+    factor = check_scale(x.dtype, scale)
     if name == "all_reduce":
-        return Reduction(name, op, wire, x.shape, root, [], op.value)
+        return Reduction(name, op, wire, x.shape, root, [], op.value, factor)
     if name == "reduce":
-        return Reduction(name, op, wire, x.shape if rank == root else None, root, [], f"{op.value} root {root}")
+        return Reduction(name, op, wire, x.shape if rank == root else None, root, [], f"{op.value} root {root}", factor)
     if not x.ndim:
         raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
     parts = split_rows(len(x), lengths, size)
     text = op.value if lengths is None else f"{op.value} lengths {parts}"
-    return Reduction(name, op, wire, (parts[rank], *x.shape[1:]), root, parts, text)
+    return Reduction(name, op, wire, (parts[rank], *x.shape[1:]), root, parts, text, factor)

@@ -132,12 +132,14 @@ class Transport(ABC):
     """One rank's end of a communicator. Arrays are one-dimensional and C-contiguous.
 
     name: the backend's name; key: the same text on all ranks and different for each communicator of a world
+    purpose: what this rank uses it for, in reports
     shares_memory: ranks of a node move arrays through shared memory
     combines_halves: reductions take floats of 16 bits, combine and finish them in float32, and round once
     """
 
     name: str
     key: str
+    purpose: str = ""
     rank: int
     size: int
     local_rank: int
@@ -146,6 +148,11 @@ class Transport(ABC):
     shares_memory = combines_halves = False
     _signatures: Array | None = None
     shared_arrays: Any = None  # of `comm.empty`, which duplicates have in common; `None` without shared memory
+
+    @property
+    def label(self) -> str:
+        """The communicator as reports name it: `world.1 (DataParallel of Net)`."""
+        return f"{self.key} ({self.purpose})" if self.purpose else self.key
 
     @property
     def placement(self) -> Placement:

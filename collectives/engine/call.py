@@ -40,6 +40,7 @@ class CollectiveOp(Generic[T]):
     """One collective, send or receive on one rank: what it is called, its steps, and its outcome.
 
     x: its array, None without one; more: its other arguments as text; file, line: of the user's code
+    scale: the number by which a reduction's result is multiplied, None where there is none or a function gives it
     """
 
     name: str
@@ -50,6 +51,7 @@ class CollectiveOp(Generic[T]):
     shape: tuple[int, ...] | None = None
     file: str = ""
     line: int = 0
+    scale: float | None = None
     small: bool = True  # its caller may take the first step
     steps: Steps[T] = field(init=False)
     test: Test | None = None  # kept, since a backend's request owns what it still reads and writes

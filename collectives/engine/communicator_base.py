@@ -2,7 +2,8 @@
 
 Before data moves the ranks show each other what they are about to call: a wrong call is an error, never a hang. A
 header is a line of int64 words. One of them is a hash of all that must be the same on every rank (the collective, its
-op and root, dtype and shape; the length along axis 0 only where it may not differ), so comparing costs one look a rank.
+op, root and scale, dtype and shape; the length along axis 0 only where it may not differ), so comparing costs one look
+a rank.
 Where they differ the ranks tell each other in words what they called, and each raises the same table.
 """
 
@@ -21,7 +22,7 @@ from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_dev
 from collectives.engine.call import MISS, CollectiveOp, Work
 from collectives.engine.queue import CallQueue, CommunicatorRegistry
 from collectives.errors import ArgumentError, MismatchError
-from collectives.reduction import Array
+from collectives.reduction import Array, scale_bits
 from collectives.transport import Signature, Signatures, Steps, Test, Transport, differ, gather_records, spans
 
 T = TypeVar("T")
@@ -135,10 +136,10 @@ class CommunicatorBase:
             cache.learn(frame, option, call, lambda *again: describe(HostArrays(self), *again, *option))
         return result
 
-    def _signature(self, call: CollectiveOp[Any], shape: tuple[int, ...] | None = None, rows: int = 0) -> Signature:
-        """What the ranks compare: name and arguments, and with a shape the dtype and that shape."""
+    def signature(self, call: CollectiveOp[Any], shape: tuple[int, ...] | None = None, rows: int = 0) -> Signature:
+        """What the ranks compare: name, arguments and scale, and with a shape the dtype and that shape."""
         dtype = None if shape is None else call.dtype
-        return Signature(signature_hash(call.name, call.more, dtype, shape), rows)
+        return Signature(signature_hash(call.name, call.more, dtype, shape) ^ scale_bits(call.scale), rows)
 
     def verify(
         self,
@@ -167,7 +168,8 @@ class CommunicatorBase:
 
     def _mismatch(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
         """What these ranks raise, whose transport it is: they have made different calls, and tell each other which."""
-        texts = (call.name, call.more, call.array, call.site)
+        arguments = call.more if call.scale is None else f"{call.more} scale {call.scale!r}"
+        texts = (call.name, arguments, call.array, call.site)
         calls = yield from gather_records(transport, [text[:LONGEST] for text in texts])
         return MismatchError(table(calls, ranks, self.rank, call.number))
 
@@ -237,7 +239,7 @@ class HostArrays:
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
             sent = None if source is None else contiguous(source)
             payload = None if sent is None or not shown else as_bytes(sent)
-            signature = self._comm._signature(call, shape, rows)
+            signature = self._comm.signature(call, shape, rows)
             signatures = yield from self._comm.verify(call, signature, payload, prefix=prefix)
             return (yield from body(self._comm.transport, sent, signatures))
 

@@ -34,7 +34,7 @@ from collectives.errors import (
     WorldError,
     no_rank,
 )
-from collectives.flight.reader import describe_process
+from collectives.flight.reader import describe_process, on_communicator
 from collectives.flight.recorder import FAILED, QUEUED, process_recorder
 from collectives.time_limit import TimeLimit
 from collectives.transport import Steps, Test, Transport, describe_exits, left_before, spans
@@ -89,6 +89,7 @@ def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
 
     Raises: PeerLeft if a rank that it waits for has left; CollectiveTimeout if the time limit of this step has passed.
     """
+    what = f"{call}{on_communicator(transport.label)}"
     exit_notices = transport.exit_notices()
     if exit_notices:
         if call.gone is not None:
@@ -97,12 +98,12 @@ def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
             gone = left_before(exit_notices, transport.key, call.number)
         # Tested again: what it sent before it left may have arrived just before the notice.
         if gone and not (call.test is not None and call.test()):
-            raise PeerLeft(f"{describe_exits(exit_notices, gone)} while rank {transport.rank} waits in {call}")
+            raise PeerLeft(f"{describe_exits(exit_notices, gone)} while rank {transport.rank} waits in {what}")
     if call.limit is None:
         call.limit = TimeLimit(call.timeout)
     elif call.limit.passed():
         late = describe_late(call, transport)
-        raise CollectiveTimeout(f"rank {transport.rank}: {call} was not complete after {call.timeout:g} s. {late}")
+        raise CollectiveTimeout(f"rank {transport.rank}: {what} was not complete after {call.timeout:g} s. {late}")
 
 
 def describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
@@ -288,7 +289,7 @@ class CallQueue:
 
     def _record(self, call: CollectiveOp[Any], number: int) -> None:
         call.queue, call.number, call.recorder = self, number, self.recorder
-        signature = self.recorder.intern(self._transport.key, *call.signature)
+        signature = self.recorder.intern(self._transport.label, *call.signature)
         call.record = self.recorder.begin(signature, number, QUEUED)
 
     def _refuse_nested(self, call: CollectiveOp[Any]) -> None:

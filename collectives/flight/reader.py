@@ -110,7 +110,7 @@ class RecordedCall(
     """One call of a process. Times are of the monotonic clock, in ns; 0: not yet.
 
     order: counts all calls of the process from 1; number: those of its communicator, from 0
-    communicator: its key; state: "queued", "started", "done" or "failed"
+    communicator: its key, and what it is used for if that was said; state: "queued", "started", "done" or "failed"
     name, dtype, shape, more: all_reduce, float32, (512, 10), sum, as text; file, line: of the user's code
     """
 
@@ -329,6 +329,11 @@ def describe_process(pid: int) -> str:
     return stopped + describe_last(record, time.monotonic_ns())
 
 
+def on_communicator(label: str) -> str:
+    """`" on world.1 (DataParallel of Net)"`; "" for the world, on which most programs make all their calls."""
+    return "" if label == "world" else f" on {label}"
+
+
 def describe_last(record: FlightRecord, now: int) -> str:
     """What a process did last, in words.
 
@@ -344,7 +349,9 @@ def describe_last(record: FlightRecord, now: int) -> str:
         state = {"queued": f"queued for {ago}", "started": f"under way for {ago}"}.get(
             call.state, f"{call.state} {ago} ago"
         )
-        text = f"last call {call}, {state}" + (f", {queued} more queued" if queued else "")
+        text = f"last call {call}{on_communicator(call.communicator)}, {state}" + (
+            f", {queued} more queued" if queued else ""
+        )
     if record.step is not None:
         text += f"; step {record.step}"
     if record.position is not None:

@@ -39,7 +39,7 @@ class Objects(CommunicatorBase):
         mine, refused = _pickled(o if self.rank == root else None)
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self.verify(call, self._signature(call))
+            yield from self.verify(call, self.signature(call))
             length = np.array([len(mine)], np.int64)
             yield self.transport.broadcast(as_bytes(length), root)
             whole = mine if self.rank == root else np.empty(int(length[0]), np.uint8)
@@ -72,7 +72,7 @@ class Objects(CommunicatorBase):
         receives = root is None or self.rank == root
 
         def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
-            yield from self.verify(call, self._signature(call))
+            yield from self.verify(call, self.signature(call))
             counts = [count for (count,) in (yield from exchange_numbers(self.transport, [len(mine)]))]
             whole = np.empty(sum(counts), np.uint8)
             if root is None:
@@ -106,7 +106,7 @@ class Objects(CommunicatorBase):
             each = refused[:1] * self.size or [part for part, _ in found]
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self.verify(call, self._signature(call))
+            yield from self.verify(call, self.signature(call))
             lengths = np.array([len(part) for part in each], np.int64)
             yield self.transport.broadcast(as_bytes(lengths), root)
             mine = np.empty(lengths[self.rank], np.uint8)

@@ -27,8 +27,8 @@ class Reductions(CommunicatorBase):
 
         x: (...), the same shape and dtype on every rank
         op: what `ReduceOp` has; a mean of integers is rounded toward zero
-        scale: the result is multiplied by it; a function is called when all earlier calls of this communicator are
-        complete, so that it may depend on one of them
+        scale: the result is multiplied by it: the same number on every rank, or a function, which is called when all
+        earlier calls of this communicator are complete, so that it may depend on one of them
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
@@ -103,7 +103,7 @@ class Reductions(CommunicatorBase):
             sent, total = _buffers(source, target, reduction, in_place)
             payload = flat(sent)
             received = None if total is None else payload if total is sent else flat(total)
-            yield from self.verify(call, self._signature(call, source.shape), payload, received if in_place else None)
+            yield from self.verify(call, self.signature(call, source.shape), payload, received if in_place else None)
             apply = _finisher(reduction.op, self.size, scale)
             yield reduction.start(self.transport, wire_op(reduction.op), payload, received, apply)
             if total is None:
@@ -122,7 +122,9 @@ class Reductions(CommunicatorBase):
             combine = reduced(reduction.op, reduction.wire, dtype, self.size)
             return CallPlan(reduction.wire, pieces, combine)
 
-        return self._collective(name, source, steps, reduction.text, plan if source is x else None)
+        call = self._collective(name, source, steps, reduction.text, plan if source is x else None)
+        call.scale = reduction.scale
+        return call
 
 
 def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:

@@ -22,6 +22,7 @@ from ddp.checkpoint.state import (
     rank_array_name,
     restore_random,
     restore_user,
+    unwrapped_state_dict,
 )
 from ddp.errors import CheckpointError, DtypeError, ParallelError, SerializationError, StateDictError
 from ddp.nn import Module
@@ -89,7 +90,7 @@ class Restorer:
     def _check_model(self) -> None:
         saved, model = self._saved.state["model"], self._training.model
         _check_count("model", int(saved is not None), int(model is not None))
-        theirs, mine = dict(saved or ()), {} if model is None else model.state_dict()
+        theirs, mine = dict(saved or ()), {} if model is None else unwrapped_state_dict(model)
         missing, unexpected = ([path for path in a if path not in b] for a, b in ((mine, theirs), (theirs, mine)))
         texts = [f"missing: {', '.join(missing)}"] if missing and self._strict else []
         texts += [f"unexpected: {', '.join(unexpected)}"] if unexpected and self._strict else []

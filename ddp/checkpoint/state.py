@@ -173,7 +173,22 @@ class TrainedObjects:
         """The names of the model's parameters, by id."""
         if self.model is None:
             return {}
-        return {id(p): name for name, p in self.model.state_dict(keep_vars=True).items() if isinstance(p, TensorBase)}
+        state = unwrapped_state_dict(self.model, keep_vars=True)
+        return {id(p): name for name, p in state.items() if isinstance(p, TensorBase)}
+
+
+def unwrapped_state_dict(model: Module, keep_vars: bool = False) -> dict[str, Any]:
+    """The model's state dict under the names that it has without DataParallel, which are those in checkpoints."""
+    state = model.state_dict(keep_vars=keep_vars)
+    for path, part in reversed([*model.named_modules(remove_duplicate=False)]):  # inner ones first
+        if isinstance(part, DataParallel):
+            prefix = f"{path}." if path else ""
+            wrapped = f"{prefix}module."
+            state = {
+                prefix + name.removeprefix(wrapped) if name.startswith(wrapped) else name: value
+                for name, value in state.items()
+            }
+    return state
 
 
 @dataclass(kw_only=True)
@@ -291,7 +306,7 @@ def _model(model: Module, parallel: Sequence[DataParallel], alike: _ArrayTable, 
     pending = {id(tensor.version): part for each in syncs for tensor, part in each.coming()}
     known: dict[Any, str] = {}  # tied ones are written once
     paths = []
-    for path, value in model.state_dict().items():
+    for path, value in unwrapped_state_dict(model).items():
         if not isinstance(value, TensorBase):
             paths.append([path, encode(value, f"model.{path}", unknown)])
             continue

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ddp.nn.module import Module
 
 _EXTRA = "_extra_state"
+_WRAPPER = "module."  # that DataParallel, like PyTorch's, puts before the paths of the module that it wraps
 
 
 class IncompatibleKeys(NamedTuple):
@@ -32,8 +33,6 @@ class IncompatibleKeys(NamedTuple):
 
 class HasStateDict:
     """The state dict methods of a module."""
-
-    _unprefixed_child: str | None = None  # a child whose paths in state dicts have no prefix of its name
 
     def state_dict(
         self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
@@ -52,7 +51,7 @@ class HasStateDict:
             result[prefix + _EXTRA] = module.get_extra_state()
         for name, child in module._modules.items():
             if child is not None:
-                child.state_dict(destination=result, prefix=_child_prefix(module, prefix, name), keep_vars=keep_vars)
+                child.state_dict(destination=result, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
         for (hook,) in module._hooks("state_dict_post"):
             hook(module, result, prefix, {})
         return result
@@ -63,7 +62,8 @@ class HasStateDict:
     ) -> IncompatibleKeys:
         """Copies `state_dict` in, and returns what was missing and unexpected; nothing is copied if it raises.
 
-        state_dict: paths and tensors, also PyTorch's or arrays
+        state_dict: paths and tensors, also PyTorch's or arrays. The `module.` that DataParallel puts into paths may be
+        there or not, whether this module, or a part of it, is wrapped or not.
         assign: the given tensors become the module's, in their dtype and on their device, instead of being copied.
 
         Raises: StateDictError listing all missing and unexpected keys (if strict) and all sizes that differ.
@@ -77,6 +77,7 @@ class HasStateDict:
         writes: list[Callable[[], None]] = []
 
         def load(part: Module, state: dict[str, Any], prefix: str) -> None:
+            state = _match_wrapper(part, state, prefix)
             local_metadata = {**metadata.get(prefix[:-1], {}), "assign_to_params_buffers": assign}
             if _overrides(part, "_load_from_state_dict"):  # it may look at what it loaded: that cannot wait
                 part._load_from_state_dict(state, prefix, local_metadata, True, *keys, problems)
@@ -84,10 +85,8 @@ class HasStateDict:
                 writes.extend(_plan_writes(part, state, prefix, local_metadata, True, *keys, problems))
             for name, child in part._modules.items():
                 if child is not None:
-                    below = _child_prefix(part, prefix, name)
-                    same = below == prefix
-                    inside = state if same else {path: x for path, x in state.items() if path.startswith(below)}
-                    load(child, inside, below)
+                    below = f"{prefix}{name}."
+                    load(child, {path: x for path, x in state.items() if path.startswith(below)}, below)
 
         load(module, dict(state_dict), "")
         hooked = [part for part in module.modules() if part._hooks("load_state_dict_post")]
@@ -166,9 +165,21 @@ def _entries(module: Module, prefix: str) -> Iterator[tuple[str, _Entry]]:
             yield prefix + name, _Entry(module._buffers, name)
 
 
-def _child_prefix(module: Module, prefix: str, child: str) -> str:
-    """The prefix of a child's paths. prefix: the module's own."""
-    return prefix if child == module._unprefixed_child else f"{prefix}{child}."
+def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """`state` with the `module.` of DataParallel added or dropped behind `prefix`, if more paths fit the module then.
+
+    state: what begins with the prefix
+    """
+    wrapped = prefix + _WRAPPER
+    if [*module._parameters, *module._buffers, *module._modules] == ["module"]:
+        renamed = {wrapped + path.removeprefix(prefix): value for path, value in state.items()}
+    elif state and all(path.startswith(wrapped) for path in state):
+        dropped = {prefix + path.removeprefix(wrapped): value for path, value in state.items()}
+        renamed = _match_wrapper(module, dropped, prefix)  # a wrapper may have been wrapped
+    else:
+        return state
+    own = module.state_dict(prefix=prefix).keys()
+    return renamed if len(own & renamed.keys()) > len(own & state.keys()) else state
 
 
 def _overrides(module: Module, method: str) -> bool:
@@ -198,14 +209,13 @@ def _plan_writes(
         wanted.append(extra)
     if strict:
         missing.extend(path for path in wanted if path not in state)
-        if module._unprefixed_child is None:  # else the child lists what is unexpected
-            own = {path.removeprefix(prefix) for path in entries} | set(module._modules)
-            if _overrides(module, "set_extra_state"):
-                own.add(_EXTRA)
-            for path in state:
-                name, dot, _ = path.removeprefix(prefix).partition(".")
-                if path.startswith(prefix) and (name not in own or bool(dot) != (name in module._modules)):
-                    unexpected.append(path)
+        own = {path.removeprefix(prefix) for path in entries} | set(module._modules)
+        if _overrides(module, "set_extra_state"):
+            own.add(_EXTRA)
+        for path in state:
+            name, dot, _ = path.removeprefix(prefix).partition(".")
+            if path.startswith(prefix) and (name not in own or bool(dot) != (name in module._modules)):
+                unexpected.append(path)
     return writes
 
 

@@ -4,6 +4,7 @@
     check_same               at wrapping                      hash of settings, names, shapes, dtypes; else lists
     broadcast_values         at wrapping                      rank 0's values for all
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
+    SkippedBackwards         every backward                   forwards without a backward, in the control message
     FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
     ConsistencyCheck         every `check_every` backwards    bit sums of the parameters, in the control message
 
@@ -12,20 +13,23 @@ Each raises ParallelError on every rank alike.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from collectives import Communicator
 from ddp._device import CPU, device_of, place
+from ddp._engine import Node
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.nn import Module
 from ddp.nn.module import registration_count
-from ddp.parallel.control import NO_CHECKSUM
+from ddp.parallel.control import NO_CHECKSUM, NOT_COUNTED
 from ddp.parallel.error_context import error_context
 
 
@@ -98,6 +102,73 @@ class ParameterCheck:
 Array = Any
 
 
+class SkippedBackwards:
+    """Finds a rank that skips a backward: its next one would meet the other ranks' backward of another batch.
+
+    Such a rank has dropped what a forward returned, and with it the graph, and then made another forward. The last
+    forward before a backward is never counted: `sum(0 * p.sum() for p in model.parameters())` may replace a loss. All
+    ranks may drop results alike.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: list[WeakSet[Node]] = []  # of each forward since the last backward: the nodes of its results
+        self._count = 0
+
+    def add_forward(self, result: Any) -> None:
+        """A forward in training has returned this."""
+        nodes = WeakSet(_nodes(result))
+        if nodes:
+            self._graphs.append(nodes)
+
+    def begin_backward(self) -> None:
+        """A backward begins, synchronized or not: it is that of the forwards whose graphs are still there."""
+        self._count += sum(not nodes for nodes in self._graphs[:-1])
+        self._graphs.clear()
+
+    def take(self) -> int:
+        """How many backwards this rank has skipped since the last call."""
+        count, self._count = self._count, 0
+        return count
+
+    def forget(self) -> None:
+        """This rank is out of data: its forwards so far need no backward."""
+        self._graphs.clear()
+        self._count = 0
+
+    def compare(self, step: int, skipped: np.ndarray[Any, Any]) -> None:
+        """Compares the ranks' counts.
+
+        skipped: (size,)
+        Raises: ParallelError on every rank, with the ranks that skipped more than others.
+        """
+        counted = skipped[skipped != NOT_COUNTED]
+        if len(counted) == 0 or (counted == counted[0]).all():
+            return
+        odd = np.flatnonzero(skipped > counted.min()).tolist()
+        raise ParallelError(
+            f"step {step}: rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))} skipped a backward: what a "
+            "forward returned was dropped, and this backward is of another batch than on the other ranks. All ranks "
+            "make the same backwards: for a batch without a usable loss call model.backward(ddp.zeros(()), weight=0) "
+            "where the others give weights, else sum(0 * p.sum() for p in model.parameters()).backward(). A forward "
+            "that needs no backward goes under no_grad(), after eval(), or through model.module"
+        )
+
+
+def _nodes(result: Any) -> Iterator[Node]:
+    """Of the graphs that a forward's result holds."""
+    if isinstance(result, Tensor):
+        if isinstance(result.edge, Node):
+            yield result.edge
+        return
+    if dataclasses.is_dataclass(result):
+        result = vars(result)
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, (list, tuple)):
+        for part in result:
+            yield from _nodes(part)
+
+
 class FiniteCheck:
     """Names the rank and parameter of a NaN, which after the sum is in every rank's gradient.
 
@@ -147,7 +218,7 @@ class ConsistencyCheck:
         self._sums: Any = None  # of each parameter, where they are computed; not yet compared
         self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)
         self._taken = 0  # at which step
-        self._agreed = 0  # the last step at which ranks had the same parameters
+        self._agreed = "when the model was wrapped"  # when ranks last had the same parameters, as far as is known
 
     def checksum(self, step: int) -> float:
         """What the control message of this backward carries; takes the next checksum if it is time for one."""
@@ -175,13 +246,13 @@ class ConsistencyCheck:
         if len(ranks) == 0:
             return
         if (checksums[ranks] == checksums[ranks[0]]).all():
-            self._agreed = self._taken
+            self._agreed = f"at step {self._taken}"
             return
         mine = self._compared if len(self._compared) else np.zeros(len(self._names), np.uint64)
         table = self._comm.all_gather(mine, lengths="equal").reshape(self._comm.size, -1)
         drift = describe_drift(self._names, table[ranks], ranks.tolist())
         raise ParallelError(
-            f"{drift} at step {self._taken} (all had the same at step "
+            f"{drift} at step {self._taken} (all had the same "
             f"{self._agreed}): something changes parameters on one rank alone, or its memory is at fault. Start again "
             "from a checkpoint; check_every=0 switches this check off"
         )

@@ -22,9 +22,11 @@ Array = np.ndarray[Any, Any]
 STOP, SAVE, SAVED = range(3)
 REQUEST_KINDS = 3
 NO_CHECKSUM = -1.0
+NOT_COUNTED = -1  # forwards of a rank that is out of data
 # The message begins with these numbers, the requests, and a used bit for each parameter.
 _WEIGHT, _WEIGHTED, _JOINED, _JOINED_WEIGHT, _REQUESTS = range(5)
 _USED = _REQUESTS + REQUEST_KINDS
+_OWN = 2  # numbers in a rank's row before its timestamps
 
 
 class PendingRequests:
@@ -46,16 +48,16 @@ class PendingRequests:
 class ControlMessage:
     """The message of one model; one is in flight at a time.
 
-    array: (7 + parameters + size * (1 + width),) float64: the weight, whether one was given, whether this rank is out
+    array: (7 + parameters + size * (2 + width),) float64: the weight, whether one was given, whether this rank is out
     of data (joined), its weight then, its requests, a used bit for each parameter; then a row for each rank: a
-    checksum, and `width` timestamps of the last step
+    checksum, how many backwards it skipped, and `width` timestamps of the last step
     """
 
     def __init__(self, comm: Communicator, parameters: int, width: int) -> None:
         self._comm = comm
         self._rows = _USED + parameters
-        self.array: Array = np.zeros(self._rows + comm.size * (1 + width))
-        self._table = self.array[self._rows :].reshape(comm.size, 1 + width)
+        self.array: Array = np.zeros(self._rows + comm.size * (_OWN + width))
+        self._table = self.array[self._rows :].reshape(comm.size, _OWN + width)
         self._work: Work[Any] | None = None
         self._part = ""  # what this rank did
 
@@ -67,12 +69,14 @@ class ControlMessage:
         timestamps: Array | None = None,
         joined: bool = False,
         requests: Sequence[bool] = (False,) * REQUEST_KINDS,
+        skipped: int = 0,
     ) -> None:
         """Launches the message with this rank's part.
 
         weight: None: no weight was given, which counts as 1
         checksum: of the parameters, a whole number below 2^53; timestamps: (width,) of the last step
         joined: this rank is out of data; its weight counts if the other ranks give none
+        skipped: backwards that this rank skipped since the last message
         """
         array = self.array
         array[self._rows :] = 0
@@ -85,9 +89,9 @@ class ControlMessage:
         array[_REQUESTS:_USED] = requests
         array[_USED : self._rows] = used
         row = self._table[self._comm.rank]
-        row[0] = checksum
+        row[:_OWN] = checksum, NOT_COUNTED if joined else skipped
         if timestamps is not None:
-            row[1:] = timestamps
+            row[_OWN:] = timestamps
         if self._comm.size > 1:
             self._work = self._comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True)
 
@@ -98,7 +102,7 @@ class ControlMessage:
     def clone(self) -> ControlMessage:
         """An empty message of the same form."""
         size = self._comm.size
-        return ControlMessage(self._comm, self._rows - _USED, (len(self.array) - self._rows) // size - 1)
+        return ControlMessage(self._comm, self._rows - _USED, (len(self.array) - self._rows) // size - _OWN)
 
     def done(self) -> bool:
         """True if it has arrived on this rank."""
@@ -147,6 +151,10 @@ class ControlMessage:
         """(size,) the ranks' checksums, NO_CHECKSUM where a rank took none."""
         return self._table[:, 0]
 
+    def skipped(self) -> Array:
+        """(size,) how many backwards each rank skipped, NOT_COUNTED of one that is out of data."""
+        return self._table[:, 1]
+
     def timestamps(self) -> Array:
         """(size, width) the ranks' timestamps."""
-        return self._table[:, 1:]
+        return self._table[:, _OWN:]

@@ -7,6 +7,7 @@ make different numbers of steps, the `JoinContext`.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from time import monotonic_ns
 from typing import Any
@@ -30,8 +31,6 @@ from ddp.parallel.planner import Planner
 from ddp.parallel.reducer import Reducer
 from ddp.parallel.stats import Stats
 
-_PREFIX = "module."
-
 
 class DataParallel(Module):
     """Wraps a module so that every backward leaves the mean gradient over all ranks in `param.grad`.
@@ -51,7 +50,9 @@ class DataParallel(Module):
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
     of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
     a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen and
-    unfrozen at any time. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
+    unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch; state
+    dicts load with or without it, here and in the bare module. `copy.deepcopy(model)` copies the module, without its
+    wrapper. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
     cell runs twice, replaces the first wrapper: gradients are cleared, and using the first raises.
 
     Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, there is no parameter that
@@ -59,7 +60,6 @@ class DataParallel(Module):
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
-    _unprefixed_child = "module"
     module: Module
     reducer: Reducer
     comm_hook: Hook | None
@@ -112,7 +112,7 @@ class DataParallel(Module):
             raise ParallelError("no parameter of this module requires grad: there is nothing to reduce")
         if len({p.device for _, p in trainable}) > 1:
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
-        self.comm = comm.duplicate()
+        self.comm = comm.duplicate(f"DataParallel of {type(module).__name__}")
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
@@ -142,7 +142,6 @@ class DataParallel(Module):
         self.reducer.before.append(self._before_backward)
         self.joining: join.JoinContext | None = None  # inside `join`
         self._closed: str | None = None  # why it cannot be used any more
-        self.register_load_state_dict_pre_hook(_drop_prefix)
 
     @property
     def plan(self) -> Plan:
@@ -198,6 +197,8 @@ class DataParallel(Module):
             self.buffer_sync.take()
         result = self.module(*args, **kwargs)
         self.reducer.forward = (begun, monotonic_ns())
+        if self.training and self.reducer.sync and not self.reducer.running and self.comm.size > 1:
+            self.reducer.skipped.add_forward(result)
         return result
 
     def backward(self, loss_sum: Tensor, weight: float) -> None:
@@ -300,8 +301,15 @@ class DataParallel(Module):
         """One line about the steps since the last summary, for the end of an epoch."""
         return self.reducer.timeline.summary()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Module:
+        """A copy of the module, which is not wrapped: other ranks need not make one."""
+        return copy.deepcopy(self.module, memo)
+
     def __getstate__(self) -> object:
-        raise ParallelError("a DataParallel cannot be copied or pickled: copy its module, model.module")
+        raise ParallelError(
+            "a DataParallel cannot be pickled, nor copied by copy.copy: pickle its module, model.module; "
+            "copy.deepcopy(model) returns a copy of the module"
+        )
 
     def check_open(self) -> None:
         if self._closed is not None:
@@ -350,13 +358,3 @@ class DataParallel(Module):
         if self.buffer_sync is not None:
             with error_context("the buffers, before forward"):
                 self.buffer_sync.run(source)
-
-
-def _drop_prefix(wrapper: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Drops the `module.` that PyTorch's wrapper writes if more names of a state dict fit with it than without."""
-    present = {name.removeprefix(prefix) for name in state if name.startswith(prefix)}
-    bare = set(wrapper.module.state_dict())
-    if len(present & {_PREFIX + name for name in bare}) > len(present & bare):
-        found = {name: state.pop(name) for name in list(state) if name.startswith(prefix)}
-        for name, value in found.items():
-            state[prefix + name.removeprefix(prefix).removeprefix(_PREFIX)] = value

@@ -29,7 +29,7 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.buckets import BucketAssignment, Buckets
-from ddp.parallel.checks import ConsistencyCheck, FiniteCheck
+from ddp.parallel.checks import ConsistencyCheck, FiniteCheck, SkippedBackwards
 from ddp.parallel.control import NO_CHECKSUM, ControlMessage, PendingRequests
 from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import AllReduce, Exchange, SingleRank
@@ -84,6 +84,7 @@ class Reducer:
         self.used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
         self._consistency = ConsistencyCheck(comm, names, tensors, check_every)
         self._finite = FiniteCheck(comm) if check_finite else None
+        self.skipped = SkippedBackwards()
         self._xp = tensors[0].device.xp
         self._timer = ArrivalTimer(len(names), tensors[0].device)
         self._replays = GraphReplays(self)
@@ -122,6 +123,7 @@ class Reducer:
             )
         self.running = self._reached = True
         self._replays.begin()
+        self.skipped.begin_backward()
         self._snapshot = self.gradients.snapshot()
         reached = {self._index[leaf] for leaf in leaves}
         self.gradients.begin(reached)
@@ -207,6 +209,7 @@ class Reducer:
                 leaf.grad_buffer.clear()
         self.gradients.weights = WeightSum()
         self._consistency.forget()
+        self.skipped.forget()
         with self._abandoning():
             self._start(set(), [False] * len(self.leaves), weight, joined=True)
             self._consistency.forget()
@@ -262,7 +265,8 @@ class Reducer:
         if self._finite is not None:
             self._finite.bad = None
         self.in_flight = True
-        self.control.send(weight, used, checksum, self.timeline.timestamps(), joined, self.requests.mine)
+        timestamps, skipped = self.timeline.timestamps(), self.skipped.take()
+        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, skipped)
         self.exchange.begin(self.control)
         self._launch_full()
 
@@ -307,6 +311,7 @@ class Reducer:
     def _check(self) -> None:
         """Compares what the ranks sent. Raises: ParallelError, on every rank alike."""
         self.control.check_weights()
+        self.skipped.compare(self.steps, self.control.skipped())
         self._consistency.compare(self.control.checksums())
         if self._finite is not None:
             for index in self._assignment.unassigned():

@@ -37,13 +37,13 @@ from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.nccl.watchdog import Watchdog
 from collectives.engine.call import CollectiveOp, Work
-from collectives.engine.communicator_base import Body, CommunicatorBase, Scale, signature_hash
+from collectives.engine.communicator_base import Body, CommunicatorBase, Scale
 from collectives.engine.queue import PAUSE
 from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout
 from collectives.flight.recorder import FAILED
 from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, describe, finish, wire_op
 from collectives.time_limit import TimeLimit
-from collectives.transport import Signature, Signatures, Steps, Transport
+from collectives.transport import Signatures, Steps, Transport
 
 T = TypeVar("T")
 
@@ -206,7 +206,9 @@ class DeviceCommunicator:
                 arrays.copy(result, total)
             return result if out is None else out
 
-        return arrays.call(name, source, body, reduction.text, shape=source.shape, wire=reduction.wire)
+        call = arrays.call(name, source, body, reduction.text, shape=source.shape, wire=reduction.wire)
+        call.scale = reduction.scale
+        return call
 
     def _total(self, name: str, source: Any, sent: Any, result: Any, arrays: DeviceArrays) -> Any:
         """Where the wire's result arrives: in the answer itself if it can be there at once."""
@@ -408,11 +410,10 @@ class DeviceArrays:
         """A call whose `body` moves what it gets of `source`: see `HostArrays.call`. wire: the dtype in which."""
         self.record_ready()
         more = f"{more} on GPU".lstrip()
-        dtype = None if shape is None else source.dtype
-        signature = Signature(signature_hash(name, more, dtype, shape), rows)
         call: CollectiveOp[Any] = CollectiveOp(name, source, more, self._comm.timeout)
 
         def steps() -> Steps[Any]:
+            signature = self._comm.signature(call, shape, rows)
             signatures = yield from self._comm.verify(call, signature, prefix=prefix)
             transport = yield from self._device.transport()
             if self._captured and not transport.capturable:

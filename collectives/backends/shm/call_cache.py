@@ -26,7 +26,7 @@ from collectives.backends.shm.segment import NOWHERE, ControlBlock
 from collectives.engine.call import MISS, CollectiveOp
 from collectives.engine.queue import CallQueue, spin
 from collectives.flight.recorder import FAILED
-from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, finish, wire_op
+from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, finish, scale_bits, wire_op
 from collectives.transport import HASH, IN, NBYTES, PREFIX, ROWS, SEQUENCE
 
 if TYPE_CHECKING:
@@ -202,9 +202,10 @@ class _CachedCall:
         self._queue, self._plan, self._again, self._begin = queue, plan, again, queue.recorder.begin
         self._combine, self._prefix = plan.combine, plan.prefix
         self._like = None if call.result is None else (call.result.shape, call.result.dtype)  # what `out` must be
-        self._key, self._timeout, self._signature = (transport.key, *call.signature), call.timeout, 0
+        self._key, self._timeout, self._signature = (transport.label, *call.signature), call.timeout, 0
         mine = call.signatures[control.me]
-        self._header = (*(mine[word] for word in (HASH, ROWS, NBYTES, PREFIX)), *NOWHERE, *NOWHERE)
+        self._hash = mine[HASH] ^ scale_bits(call.scale)  # of such a call without a scale
+        self._header = (*(mine[word] for word in (ROWS, NBYTES, PREFIX)), *NOWHERE, *NOWHERE)
         # Where each other rank's header is, and what it should say.
         self._expected = [
             [
@@ -218,14 +219,16 @@ class _CachedCall:
         if plan.dtype is not None:
             views = [piece.views(control, plan.dtype) for piece in plan.pieces]
             if plan.brings and call.shape is not None:
-                self._mine = Piece(control.me, call.shape, start=self._header[3]).views(control, plan.dtype)
+                self._mine = Piece(control.me, call.shape, start=mine[PREFIX]).views(control, plan.dtype)
         self._parts = [[each[parity] for each in views] for parity in (0, 1)]
 
     def run(self, x: Any, out: Any, scale: Any) -> Any:
         """The result, or MISS."""
         if (out is not None or scale is not None or self._plan.writes) and not self._accepts(x, out, scale):
             return MISS
-        queue, control = self._queue, self._control
+        queue, control, signature_hash = self._queue, self._control, self._hash
+        if scale is not None:
+            signature_hash ^= scale_bits(scale)
         index, half_way = -1, False
         with queue.lock:  # the others hold it for a moment only
             if queue.occupied():  # or inside: a signal's handler calls in the middle of another call
@@ -242,10 +245,10 @@ class _CachedCall:
                 if self._prefix is not None:
                     control.inline[parity][control.me][: len(self._prefix)] = self._prefix
                 at = control.header(parity, control.me)
-                _WORDS(control.bytes, (at + HASH) * 8, *self._header)
+                _WORDS(control.bytes, (at + HASH) * 8, signature_hash, *self._header)
                 half_way = True
                 control.sequence = control.words[at + SEQUENCE] = sequence
-                if self._all_agree(sequence):
+                if self._all_agree(sequence, signature_hash):
                     queue.started += 1
                     half_way = False
                     result = self._combine(self._parts[parity], x, out, scale)
@@ -277,9 +280,9 @@ class _CachedCall:
             return False
         return not self._plan.writes or x.flags.writeable
 
-    def _all_agree(self, sequence: int) -> bool:
+    def _all_agree(self, sequence: int, signature_hash: int) -> bool:
         """True if all ranks have come soon, and call what this one calls."""
-        words, signature_hash = self._control.words, self._header[0]
+        words = self._control.words
         for other, rows, nbytes in self._expected[sequence & 1]:
             polls = _POLLS
             while words[other] < sequence:

@@ -69,6 +69,29 @@ class ReductionsContract:
 
         run(check)
 
+    def test_a_scale_that_differs_is_named_on_every_rank(self, run: Run) -> None:
+        def call(comm: Communicator, name: str, scale: Any) -> Any:
+            return getattr(comm, name)(np.ones((comm.size, 2)), scale=scale)  # one place, as a cached call has
+
+        def check(comm: Communicator) -> None:
+            mine = comm.rank + 1.0
+            for name in ("all_reduce", "reduce", "reduce_scatter"):
+                for scale in (mine, 0.5, mine, 0.0 if comm.rank else None, -mine):
+                    if comm.size == 1 or scale == 0.5:
+                        call(comm, name, scale)
+                        continue
+                    with pytest.raises(collectives.MismatchError, match=rf"{name} #\d+ +sum.* scale {scale or 0.0!r} "):
+                        call(comm, name, scale)
+                same = (2, np.float32(2.0), 2.0)[comm.rank % 3]
+                assert_array_equal(
+                    comm.broadcast(call(comm, "all_reduce", same)), np.full((comm.size, 2), 2.0 * comm.size)
+                )
+                assert_array_equal(
+                    call(comm, "all_reduce", (1.0, None)[comm.rank % 2]), np.full((comm.size, 2), comm.size)
+                )
+
+        run(check)
+
     def test_the_same_inputs_give_the_same_bits(self, run: Run) -> None:
         def check(comm: Communicator) -> bytes:
             x = np.random.default_rng(comm.rank).normal(size=3001).astype(np.float32)

@@ -175,6 +175,10 @@ STOOD = "its Python stood at data.py:31 in load"
         (record(), "no call yet"),
         (record(call(1), position=HERE), f"{ALL_REDUCE}, done 31.2 s ago; {STOOD} (0.4 s before)"),
         (record(call(1, "queued")), f"{ALL_REDUCE}, queued for 40.0 s"),
+        (
+            record(call(1, "started", communicator="world.1 (DataParallel of Net)")),
+            f"{ALL_REDUCE} on world.1 (DataParallel of Net), under way for 40.0 s",
+        ),
         (record(call(1, "failed"))._replace(step=7), f"{ALL_REDUCE}, failed 31.2 s ago; step 7"),
         (  # of queued calls, the one that they wait for
             record(call(1, "started"), call(2, "queued"), call(3, "queued")),

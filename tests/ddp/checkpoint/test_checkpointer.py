@@ -68,6 +68,45 @@ def test_every_kind_of_parameter_comes_back_and_tied_ones_are_one(folder: Path) 
         assert (got.dtype, got.shape, got.tobytes()) == (value.dtype, value.shape, value.tobytes())
 
 
+class Partly(nn.Module):
+    """A model of which one part is wrapped."""
+
+    def __init__(self, wrapped: bool) -> None:
+        super().__init__()
+        part = nn.Sequential(nn.Linear(6, 3))
+        self.body: nn.Module = ddp.DataParallel(part) if wrapped else part
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        return self.body(x)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_names_on_disk_are_those_of_the_bare_model_and_load_wrapped_and_bare(folder: Path, inside: bool) -> None:
+    """So checkpoints do not depend on the wrapper, nor on the version: they never had its `module.`"""
+
+    def make(wrapped: bool) -> nn.Module:
+        part = nn.Sequential(nn.Linear(6, 3))
+        return Partly(wrapped) if inside else ddp.DataParallel(part) if wrapped else part
+
+    for number, wrapped in enumerate((True, False)):
+        source, targets = make(wrapped), (make(True), make(False))
+        optimizer = Adam(source.parameters())
+        step(source, optimizer)
+        where = folder / str(number)
+        with Checkpointer(where, model=source, optimizer=optimizer) as ckpt:
+            ckpt.save()
+        saved = open_checkpoint(where / "step-0000000000")
+        start = "model.body" if inside else "model"
+        assert {f"{start}.0.weight", f"{start}.0.bias"} <= set(saved.names)
+        assert not any("module" in name for name in saved.names)
+        for target in targets:
+            with Checkpointer(where, model=target, optimizer=Adam(target.parameters())) as ckpt:
+                assert ckpt.load()
+            for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+                same(mine, theirs)
+            assert load_model(where, target) == ([], [])
+
+
 class Best:
     def __init__(self) -> None:
         self.value = 0.0

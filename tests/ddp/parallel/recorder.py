@@ -33,5 +33,5 @@ class Recorder:
 
         return call
 
-    def duplicate(self) -> Recorder:
-        return Recorder(self._comm.duplicate(), self._events, self._note)
+    def duplicate(self, purpose: str = "") -> Recorder:
+        return Recorder(self._comm.duplicate(purpose), self._events, self._note)

@@ -100,7 +100,7 @@ def test_a_model_is_wrapped_again_as_by_a_cell_that_runs_twice(of_the_wrapper: b
     second = DataParallel(first if of_the_wrapper else net, comm_hook=hook)
     assert net[0].weight.grad is None
     assert second.module is net
-    assert list(second.state_dict()) == list(net.state_dict())
+    assert list(second.state_dict()) == [f"module.{name}" for name in net.state_dict()]
     second(x).sum().backward()
     assert net[0].weight.grad is not None
     uses: list[Callable[[], Any]] = [
@@ -149,7 +149,7 @@ def test_a_hook_that_is_a_module_is_no_part_of_the_model() -> None:
     net, hook = make_net(), Learned(2, 2)
     model = DataParallel(net, comm_hook=hook)
     assert model.comm_hook is hook
-    assert list(model.state_dict()) == list(net.state_dict())
+    assert list(model.state_dict()) == [f"module.{name}" for name in net.state_dict()]
     assert len(list(model.parameters())) == len(list(net.parameters()))
 
 

@@ -1,7 +1,8 @@
-"""Parameters that drift by one bit, or came into the module after it was wrapped, are named."""
+"""Parameters that drift by one bit or came after wrapping, and backwards that a rank skips, are named."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -51,13 +52,19 @@ def train(comm: Communicator, odd: int, at: int, every: int, name: str, steps: i
     return steps, ""
 
 
-@pytest.mark.parametrize(("every", "at", "taken", "agreed"), [(1, 0, 0, 0), (1, 2, 2, 1), (2, 3, 4, 2), (3, 1, 3, 0)])
+WRAPPED = "when the model was wrapped"
+
+
+@pytest.mark.parametrize(
+    ("every", "at", "taken", "agreed"),
+    [(1, 0, 0, WRAPPED), (3, 0, 0, WRAPPED), (1, 2, 2, "at step 1"), (2, 3, 4, "at step 2"), (3, 1, 3, "at step 0")],
+)
 @pytest.mark.parametrize("size", [2, 3])
-def test_one_bit_is_found_and_named(size: int, every: int, at: int, taken: int, agreed: int) -> None:
+def test_one_bit_is_found_and_named(size: int, every: int, at: int, taken: int, agreed: str) -> None:
     for stopped, said in on_ranks(lambda comm: train(comm, 1, at, every, "2.weight"), size):
         assert stopped == taken + 1  # the checksum rides in the next backward's message
         who = "is not the same on ranks 0, 1" if size == 2 else "on rank 1 is not what the other ranks have"
-        assert said.startswith(f"2.weight {who} at step {taken} (all had the same at step {agreed})")
+        assert said.startswith(f"2.weight {who} at step {taken} (all had the same {agreed})")
         assert "check_every=0" in said
 
 
@@ -102,6 +109,148 @@ def test_who_drifted_in_words(table: list[list[int]], words: str) -> None:
 
 
 # Parameters that come into a module after it was wrapped
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_skipped_backward_is_found_at_the_next_one_on_every_rank(size: int) -> None:
+    def rank(comm: Communicator) -> list[str]:
+        model, said = DataParallel(nn.Linear(3, 1), comm), []
+        for step in range(5):
+            model.zero_grad()
+            loss = model(ddp.ones(2, 3)).sum()
+            if comm.rank == 1 and step == 1:
+                continue  # as for a loss that is NaN
+            try:
+                loss.backward()
+                said.append("")
+            except ParallelError as error:
+                said.append(str(error))
+            if len(said) == 4:  # it made one fewer in the end
+                break
+        return said
+
+    for said in on_ranks(rank, size):
+        assert said[1].startswith("step 1: rank 1 skipped a backward: what a forward returned was dropped")
+        assert "model.backward(ddp.zeros(()), weight=0)" in said[1]
+        assert [bool(text) for text in said] == [False, True, False, False]  # ranks agree, and may go on
+
+
+@dataclasses.dataclass
+class Output:
+    loss: ddp.Tensor
+    rest: Any
+
+
+class Several(nn.Linear):
+    """Returns more than a tensor."""
+
+    def forward(self, x: ddp.Tensor) -> Any:
+        y = super().forward(x)
+        return Output(y.sum(), {"y": [y * 2, "text"]})
+
+
+def on_rank_0_twice(model: DataParallel, x: ddp.Tensor, twice: bool) -> None:
+    (model(x).sum() + (model(x).sum() if twice else 0)).backward()
+
+
+def after_a_forward_that_failed(model: DataParallel, x: ddp.Tensor, fails: bool) -> None:
+    if fails:
+        with pytest.raises(ddp.errors.ShapeError):
+            model(ddp.ones(2, 4))
+    model(x).sum().backward()
+
+
+def with_zeros_for_a_loss(model: DataParallel, x: ddp.Tensor, bad: bool) -> None:
+    loss = model(x).sum()
+    if bad:
+        loss = sum(0 * p.sum() for p in model.parameters())
+    loss.backward()
+
+
+def with_weight_0(model: DataParallel, x: ddp.Tensor, bad: bool) -> None:
+    loss = model(x).sum()
+    if bad:
+        loss = ddp.zeros(())
+    model.backward(loss, weight=0 if bad else 2)
+
+
+def without_a_forward(model: DataParallel, x: ddp.Tensor, empty: bool) -> None:
+    model.backward(ddp.zeros(()) if empty else model(x).sum(), weight=0 if empty else 2)
+
+
+def with_more_micro_batches(model: DataParallel, x: ddp.Tensor, more: bool) -> None:
+    for _ in range(3 if more else 1):
+        loss = model(x).sum()
+        with model.no_sync():
+            loss.backward()
+    model(x).sum().backward()
+
+
+def after_looking(model: DataParallel, x: ddp.Tensor, looks: bool) -> None:
+    if looks:
+        with ddp.no_grad():
+            model(x)
+        model.eval()
+        model(x)
+        model.train()
+        model.module(x)
+    model(x).sum().backward()
+
+
+def dropped_alike(model: DataParallel, x: ddp.Tensor, _: bool) -> None:
+    model(x)
+    model(x).sum().backward()
+
+
+STEPS_THAT_DIFFER = [
+    on_rank_0_twice,
+    after_a_forward_that_failed,
+    with_zeros_for_a_loss,
+    with_weight_0,
+    without_a_forward,
+    with_more_micro_batches,
+    after_looking,
+    dropped_alike,
+]
+
+
+@pytest.mark.parametrize("train", STEPS_THAT_DIFFER)
+def test_ranks_may_differ_in_forwards_where_none_skips_a_backward(train: Callable[..., None]) -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(nn.Linear(3, 1), comm)
+        for step in range(4):
+            model.zero_grad()
+            train(model, ddp.ones(2, 3), comm.rank == 0 and step % 2 == 1)
+
+    on_ranks(rank)
+
+
+def test_any_part_of_what_a_forward_returned_keeps_it() -> None:
+    def rank(comm: Communicator) -> str:
+        model = DataParallel(Several(3, 1), comm)
+        first = model(ddp.ones(2, 3)).rest["y"][0]  # the loss is dropped
+        second = model(ddp.ones(2, 3)).loss if comm.rank else 0
+        (first.sum() + second).backward()
+        model(ddp.ones(2, 3)) if comm.rank else None
+        with pytest.raises(ParallelError, match="rank 1 skipped a backward"):
+            model(ddp.ones(2, 3)).loss.backward()
+        return ""
+
+    on_ranks(rank)
+
+
+def test_a_rank_without_data_skips_nothing() -> None:
+    def rank(comm: Communicator) -> None:
+        model = DataParallel(nn.Linear(3, 1), comm)
+        with model.join():
+            for _ in range(2 + comm.rank):
+                model(ddp.ones(2, 3))
+                model(ddp.ones(2, 3)).sum().backward()
+            model(ddp.ones(2, 3)) if comm.rank == 0 else None
+            model(ddp.ones(2, 3)) if comm.rank == 0 else None
+        model(ddp.ones(2, 3)).sum().backward()
+
+    on_ranks(rank)
 
 
 class Parts(nn.Module):

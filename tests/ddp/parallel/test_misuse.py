@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import ddp
-from collectives import CollectiveTimeout, Communicator
+from collectives import CollectiveTimeout, Communicator, PeerLeft
 from ddp import nn
 from ddp.errors import DtypeError, GraphError, ParallelError
 from ddp.parallel import DataParallel
@@ -252,16 +252,38 @@ def test_two_models_of_one_backward_may_be_reached_in_another_order_on_each_rank
             assert_array_equal(a[name], b[name])
 
 
-def test_a_copy_of_the_wrapped_module_is_bare() -> None:
+def test_two_backwards_in_another_order_on_each_rank_are_told_by_their_models() -> None:
+    def rank(comm: Communicator) -> None:
+        models = [DataParallel(make_net(), comm), DataParallel(nn.Linear(3, 3).double(), comm)]
+        order = models if comm.rank == 0 else models[::-1]
+        here = "Sequential" if comm.rank == 0 else "Linear"
+        named = rf"all_reduce #\d+ .* on \S+\.\d \(DataParallel of {here}\)"
+        with pytest.raises((CollectiveTimeout, PeerLeft), match=named):  # the latter once the other has given up
+            loss_of(order[0], comm.rank).backward()
+
+    on_ranks(rank, timeout=1)
+
+
+def test_a_copy_of_a_wrapped_model_is_its_module_bare_and_separate() -> None:
     def rank(comm: Communicator) -> None:
         model = DataParallel(make_net(), comm)
         loss_of(model, comm.rank).backward()
-        twin = copy.deepcopy(model.module)
+        before = {name: p.detach().numpy().copy() for name, p in model.module.named_parameters()}
+        twin, within = copy.deepcopy(model), copy.deepcopy({"ema": nn.Sequential(model), "net": model.module})
+        assert type(twin) is type(model.module)
+        assert within["ema"][0] is within["net"]  # one copy of each
         if comm.rank == 0:
-            loss_of(twin, 0).backward()  # nobody waits
+            loss_of(twin, 0).backward()  # no other rank waits
         twin.float()
-        for whole in (copy.deepcopy, pickle.dumps):
-            with pytest.raises(ParallelError, match=r"cannot be copied or pickled: copy its module, model\.module"):
+        with ddp.no_grad():
+            for p in twin.parameters():
+                p.add_(1.0)
+        twin.load_state_dict(model.state_dict())  # as an average of weights does
+        for name, p in model.module.named_parameters():
+            assert_array_equal(p.detach().numpy(), before[name])
+            assert_array_equal(twin.get_parameter(name).detach().numpy(), before[name].astype(np.float32))
+        for whole in (copy.copy, pickle.dumps):
+            with pytest.raises(ParallelError, match=r"cannot be pickled.*model\.module.*copy\.deepcopy\(model\)"):
                 whole(model)
         assert_trains(model, comm)
 

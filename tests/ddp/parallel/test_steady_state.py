@@ -67,7 +67,7 @@ def planned_calls(model: DataParallel, size: int) -> Calls:
     if size == 1:
         return []
     parameters = len(list(model.module.parameters()))
-    control = 8 * (4 + REQUEST_KINDS + parameters + size * (1 + model.reducer.timeline.width))
+    control = 8 * (4 + REQUEST_KINDS + parameters + size * (2 + model.reducer.timeline.width))
     shapes = {name: (p.shape, p.dtype.itemsize) for name, p in model.module.named_parameters()}
     found = [control]
     for bucket in model.plan.buckets:

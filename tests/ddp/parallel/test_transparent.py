@@ -1,4 +1,4 @@
-"""The wrapper is not seen in state dicts: what was saved wrapped loads bare, and back, whatever the names are."""
+"""State dicts have PyTorch's names, with `module.` under the wrapper; with or without, they load wrapped and bare."""
 
 from __future__ import annotations
 
@@ -52,36 +52,41 @@ class Outer(nn.Module):
         self.body_more = nn.Linear(1, 1)
 
 
+def added(state: dict[str, Any], path: str) -> dict[str, Any]:
+    """The names of a module under a wrapper at that path."""
+    return {name.replace(path, f"{path}module.", 1) if name.startswith(path) else name: state[name] for name in state}
+
+
 @pytest.mark.parametrize("inside", [False, True], ids=["whole", "inside"])
 @pytest.mark.parametrize("make", [sequential, Inner])
-def test_wrapped_into_bare_and_back_with_pytorchs_names_too(make: Callable[[], nn.Module], inside: bool) -> None:
-    """In another module only the names of the part that is wrapped are PyTorch's with `module.` in them."""
-    start = "body." if inside else ""
+def test_either_names_load_wrapped_and_bare(make: Callable[[], nn.Module], inside: bool) -> None:
+    path = "body." if inside else ""
     wrapped: nn.Module = Outer(make, True) if inside else DataParallel(make())
-    bare, fresh, third = (Outer(make, False) if inside else make() for _ in range(3))
-    bare.load_state_dict(wrapped.state_dict())
-    assert_equal(bare.state_dict(), wrapped.state_dict())
-    wrapped.load_state_dict(fresh.state_dict())
-    assert_equal(wrapped.state_dict(), fresh.state_dict())
-    pytorchs = {
-        f"{start}module.{name.removeprefix(start)}" if name.startswith(start) else name: value
-        for name, value in third.state_dict().items()
-    }
-    wrapped.load_state_dict(pytorchs)
-    assert_equal(wrapped.state_dict(), third.state_dict())
+    bare, fresh = (Outer(make, False) if inside else make() for _ in range(2))
+    assert list(wrapped.state_dict()) == list(added(bare.state_dict(), path))
+    assert {name for name, _ in wrapped.named_parameters()} < set(wrapped.state_dict())
+    for model in (wrapped, bare):
+        for with_prefix in (False, True):
+            state = (Outer(make, False) if inside else make()).state_dict()
+            model.load_state_dict(added(state, path) if with_prefix else state)
+            fresh.load_state_dict(model.state_dict())
+            assert_equal(fresh.state_dict(), state)
 
 
-def test_what_is_missing_or_too_much_is_told_as_by_the_bare_module() -> None:
+def test_what_is_missing_or_too_much_is_named_as_in_the_model() -> None:
     model = DataParallel(sequential())
-    state = model.state_dict()
+    state = {name.removeprefix("module."): value for name, value in model.state_dict().items()}
     del state["0.bias"]
     state["strange"] = ddp.ones(1)
     state["2.weight"] = ddp.ones(7)
     with pytest.raises(StateDictError) as caught:
         model.load_state_dict(state)
-    for part in ("missing: 0.bias;", "unexpected: strange;", "size mismatch: 2.weight is (7,)"):
+    for part in ("missing: module.0.bias;", "unexpected: module.strange;", "size mismatch: module.2.weight is (7,)"):
         assert part in str(caught.value)
-    assert "module." not in str(caught.value)
     found = Outer(sequential, True).load_state_dict({"body.0.bias": ddp.ones(2), "last": ddp.ones(1)}, strict=False)
-    assert "body.2.weight" in found.missing_keys
+    assert "body.module.2.weight" in found.missing_keys
     assert found.unexpected_keys == ["last"]
+    named = nn.Module()
+    named.module = nn.Linear(1, 1)  # a name of the user's, and not the wrapper's
+    with pytest.raises(StateDictError, match=r"missing: module.bias; unexpected: module.more"):
+        named.load_state_dict({"module.weight": ddp.ones(1, 1), "module.more": ddp.ones(1)})

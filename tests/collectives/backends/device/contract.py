@@ -179,6 +179,8 @@ def what_lies_elsewhere_is_named_on_every_rank(comm: Any, cupy: Any) -> None:
             comm.all_reduce(cupy.asarray(x) if comm.rank == 0 else x)
         with pytest.raises(collectives.MismatchError, match=r"float64 \(3,\)"):
             comm.all_reduce(cupy.asarray(np.ones(3 if comm.rank else 4)))
+        with pytest.raises(collectives.MismatchError, match=r"sum on GPU scale 2\.0"):
+            comm.all_reduce(cupy.asarray(x), scale=comm.rank + 1.0)
     same(comm.all_reduce(cupy.asarray(x)), x * comm.size)
 
 

@@ -339,9 +339,9 @@ def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeyp
     handler: dict[int, Callable[[], None]] = {}
     agree = call_cache._CachedCall._all_agree
 
-    def interrupted(self: Any, sequence: int) -> bool:  # where a signal's handler would run
+    def interrupted(self: Any, *args: Any) -> bool:  # where a signal's handler would run
         handler.pop(self._control.me, lambda: None)()
-        return agree(self, sequence)
+        return agree(self, *args)
 
     monkeypatch.setattr(call_cache._CachedCall, "_all_agree", interrupted)
 
