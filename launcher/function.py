@@ -123,12 +123,12 @@ def _raise(path: str, rank: int, nproc: int) -> NoReturn:
     cause = RankError(f"rank {rank} of {nproc}:\n\n{trace}")
     try:
         error = pickle.loads(pickled)
+        if sys.version_info >= (3, 11):
+            error.add_note(f"raised on rank {rank} of {nproc}; its own traceback is above")
     except Exception:  # none was sent, or what it is made of is not here
         error = None
     if not isinstance(error, BaseException):
         raise RankError(f"rank {rank} raised {summary}") from cause
-    if sys.version_info >= (3, 11):
-        error.add_note(f"raised on rank {rank} of {nproc}; its own traceback is above")
     raise error from cause
 
 

@@ -30,11 +30,9 @@ def main(folder: str) -> None:
         result = fn(*args, **kwargs)
         _write(os.path.join(folder, RESULT.format(rank)), result)
     except Exception as error:
-        trace = error.__traceback__ and error.__traceback__.tb_next  # without this frame
-        text = "".join(traceback.format_exception(type(error), error, trace))
-        words = traceback.format_exception_only(type(error), error)[-1].rstrip()
+        described = (*_described(error), _pickled(error))
         with open(os.path.join(folder, ERROR.format(rank)), "wb") as file:
-            pickle.dump((words, text, _pickled(error)), file)
+            pickle.dump(described, file)
         raise
 
 
@@ -67,11 +65,22 @@ def _write(path: str, result: Any) -> None:
     os.rename(path + ".part", path)
 
 
+def _described(error: Exception) -> tuple[str, str]:
+    """An exception without its traceback, and with it. If methods of its own class fail: its class and arguments."""
+    trace = error.__traceback__ and error.__traceback__.tb_next  # without the frame of `main`
+    try:
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        return "".join(traceback.format_exception_only(type(error), error)).rstrip(), text
+    except Exception:  # `traceback` asks for attributes, which a class may answer with any exception
+        shown = BaseException.__repr__(error)
+        return shown, "".join([*traceback.format_tb(trace), shown])
+
+
 def _pickled(error: Exception) -> bytes:
-    """b"" if it cannot be pickled, or not be made again."""
+    """b"" if it cannot be pickled, or if what is made of that again cannot be shown."""
     try:
         data: bytes = pickler().dumps(error)
-        pickle.loads(data)
+        traceback.format_exception(pickle.loads(data))
         return data
     except Exception:
         return b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,8 @@ class DataLoader:
     from a small server, which all loaders of this process share
     generator: where the loader's seed, and that of `shuffle`, is drawn; None: this thread's stream
     prefetch_factor: batches that each worker has ahead; None: 2
-    persistent_workers: workers stay for the next pass, with the dataset as they have it
+    persistent_workers: workers stay for the next pass, with their copy of the dataset. Before each pass the dataset of
+    this process is compared with what they were given; once it has changed (`dataset.set_epoch`), new workers start
     pin_memory_device: which GPU; "": the current one
     in_order: accepted; batches always come in order
 
@@ -204,6 +206,14 @@ class DataLoader:
     def _complete(self, source: Batches) -> None:
         """Counts a pass that came to its end."""
         if self._current is source:
+            if self._stream and self.drop_last and not self._batches:
+                each = f" to each of {self.num_workers} workers" if self.num_workers else ""
+                warnings.warn(
+                    f"DataLoader: this pass had no batch: drop_last=True, and the IterableDataset gave fewer than"
+                    f" batch_size={self.batch_size} samples{each}. Take a smaller batch_size, fewer workers or"
+                    " drop_last=False",
+                    stacklevel=3,
+                )
             self.epoch += 1
             self._batches, self._streams, self._current, self._began = 0, None, None, None
 
@@ -239,13 +249,22 @@ class DataLoader:
         return self._current
 
     def _workers(self, config: FetchConfig) -> WorkerPool:
-        """The workers of a pass."""
-        if self._pool is not None:
-            return self._pool
+        """The workers of a pass: persistent ones, unless what they work with has changed here since they started."""
         from ddp.data.shared_memory import Payload
         from ddp.data.worker_pool import WorkerPool
 
-        previous, self._payload = self._payload, Payload(config)
+        try:
+            payload = Payload(config)
+        except ArgumentError as error:
+            if self._pool is None:
+                raise
+            warnings.warn(f"{error}. The persistent workers keep the copy that they have", stacklevel=5)
+            return self._pool
+        if self._pool is not None:
+            if payload.is_copy_of(self._payload):
+                return self._pool
+            self._pool.close()
+        previous, self._payload = self._payload, payload
         pool = WorkerPool(self._payload, previous, self._modules, self.num_workers, self.timeout)
         if self.persistent_workers:
             self._pool = pool

@@ -1,19 +1,21 @@
 """Which rank reads which samples: one order for all ranks, and one count of how far they have come in it together.
 
-The order follows from (seed, epoch) alone, and the ranks take turns in it: rank r of W takes every W-th sample from
-`cursor + r` on. So what all ranks read in one step is a contiguous stretch of the order whatever W is, and another
-number of ranks goes on with exactly the next sample.
+The order, also one that a sampler draws, follows from (seed, epoch) alone, and the ranks take turns in it: rank r of W
+takes every W-th sample from `cursor + r` on. So what all ranks read in one step is a contiguous stretch of the order
+whatever W is, and another number of ranks goes on with exactly the next sample.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 import collectives
-from ddp.data.samplers import IndexSampler, Order, State, check_count
+from ddp.data.fetching import mix_seed, restored_generators, seed_everything
+from ddp.data.samplers import IndexSampler, Order, State, check_count, is_count
 from ddp.errors import ArgumentError
 
 _TAILS = ("pad", "drop", "exact")
@@ -32,7 +34,11 @@ def count(left: int, rank: int, size: int, tail: str) -> int:
 class DistributedSampler(IndexSampler):
     """The samples of this rank, of an order that all ranks share.
 
-    dataset: anything with a length, the same on every rank
+    dataset: anything with a length, the same on every rank; or a sampler with a length, e.g. a WeightedRandomSampler,
+    of which the ranks share one draw, in its order. What a sampler of this package draws follows from (seed, epoch):
+    its `generator`, and `shuffle`, are not used. One of another class is iterated once an epoch on every rank, and must
+    give the same there: it may draw from `ddp`, `numpy.random` or `random`, which (seed, epoch) seeds meanwhile, or
+    follow from `set_epoch(epoch)`, which is called if it exists
     num_replicas, rank: how many ranks there are and which this is; None: those of `comm`
     shuffle: draw the order of each epoch anew, from (seed, epoch) alone; False: 0, 1, 2 and so on
     seed: the same on every rank
@@ -52,8 +58,8 @@ class DistributedSampler(IndexSampler):
 
     `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks.
 
-    Raises: ArgumentError if rank is not below num_replicas, for a seed below 0, a tail that is none of these, or a
-    dataset that has no length.
+    Raises: ArgumentError if num_replicas is not a count of at least 1 or rank not one below it, for a seed below 0, a
+    tail that is none of these, a dataset or sampler that has no length, or a sampler that draws another number.
     """
 
     def __init__(
@@ -79,12 +85,15 @@ class DistributedSampler(IndexSampler):
             comm = collectives.init() if comm is None else comm
             num_replicas = comm.size if num_replicas is None else num_replicas
             rank = comm.rank if rank is None else rank
+        if not is_count(num_replicas, 1):
+            raise ArgumentError(f"num_replicas should be a count of at least 1, is {num_replicas!r}")
+        if not is_count(rank) or rank >= num_replicas:
+            raise ArgumentError(f"rank should be from 0 to {num_replicas - 1}, is {rank!r}")
         self.dataset, self.num_replicas, self.rank = dataset, int(num_replicas), int(rank)
-        if not 0 <= self.rank < self.num_replicas:
-            raise ArgumentError(f"rank should be from 0 to {self.num_replicas - 1}, is {self.rank}")
+        self._from_sampler = hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
         if seed < 0:
             raise ArgumentError(f"seed should be a number of at least 0, is {seed}")
-        self.shuffle, self.seed, self.tail = bool(shuffle), int(seed), tail
+        self.shuffle, self.seed, self.tail = bool(shuffle) and not self._from_sampler, int(seed), tail
         self._stride = self.num_replicas
         self.epoch = 0
         self._counted = False  # the end of a pass has set `epoch`, and not `set_epoch`
@@ -137,14 +146,20 @@ class DistributedSampler(IndexSampler):
         self.epoch = epoch
 
     def _fixed(self) -> State:
-        return {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
+        fixed: State = {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
+        if self._from_sampler:
+            fixed["sampler"] = type(self.dataset).__name__
+        return fixed
 
     def _next(self, draw: bool) -> State:
         return {"epoch": self.epoch, "cursor": 0, **self._fixed()}
 
     def _indices(self, began: State) -> tuple[Order]:
         length, cursor = len(self.dataset), began["cursor"]
-        order = epoch_order(length, self.seed, began["epoch"]) if self.shuffle else np.arange(length)
+        if self._from_sampler:
+            order = draw(self.dataset, self.seed, began["epoch"])
+        else:
+            order = epoch_order(length, self.seed, began["epoch"]) if self.shuffle else np.arange(length)
         mine = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(mine)
         return (order[places % length] if length else order,)  # past the end: from the beginning, to pad
@@ -161,3 +176,27 @@ class DistributedSampler(IndexSampler):
 def epoch_order(length: int, seed: int, epoch: int) -> Order:
     """The order of an epoch: (length) int64, the same wherever it is drawn."""
     return np.random.default_rng([seed, epoch]).permutation(length)
+
+
+def draw(sampler: Any, seed: int, epoch: int) -> Order:
+    """What a sampler draws in an epoch: (len(sampler)). The random number generators of the caller stay as they are.
+
+    Raises: ArgumentError if it draws another number.
+    """
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    if type(sampler).__iter__ is IndexSampler.__iter__:
+        order = sampler.order([seed, epoch])
+    else:
+        numpy_state, python_state = np.random.get_state(), random.getstate()
+        with restored_generators():
+            seed_everything(mix_seed(seed, epoch))
+            try:
+                order = np.fromiter(sampler, object)
+            finally:
+                np.random.set_state(numpy_state)
+                random.setstate(python_state)
+    if len(order) != len(sampler):
+        name = type(sampler).__name__
+        raise ArgumentError(f"DistributedSampler: the {name} drew {len(order)} indices, its len() is {len(sampler)}")
+    return order

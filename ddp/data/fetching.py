@@ -115,18 +115,30 @@ class StartPass(NamedTuple):
     skipped: Sequence[int]
 
 
+class WorkerFailure(NamedTuple):
+    """An exception in a worker process, without the exception, whose class may need what the consumer does not have.
+
+    message: where it was raised, with the worker's traceback
+    kind: its class, pickled; empty if that cannot be pickled
+    attributes: those that can be pickled, each by itself
+    """
+
+    message: str
+    kind: bytes
+    attributes: dict[str, bytes]
+
+
 class FetchResult(NamedTuple):
     """The result of a task. end: the stream had no more batches; last: this is known to be the last one
 
-    state: the dataset's own, after this batch
-    failure: an exception in a worker process: its class, pickled, or None if it cannot be, and the message
+    state: the dataset's own, after this batch; failure: why a worker process has no batch
     """
 
     batch: Any
     state: Any = None
     last: bool = False
     end: bool = False
-    failure: tuple[bytes | None, str] | None = None
+    failure: WorkerFailure | None = None
 
 
 class BatchMaker:

@@ -1,9 +1,10 @@
-"""Fork servers of worker processes: the standard library's, with what a rank's workers need besides.
+"""Fork servers of worker processes: as the standard library's, with what a rank's workers need besides.
 
-`multiprocessing.get_context("forkserver")` would do but for four things. Its one server is shared with whatever else
+`multiprocessing.get_context("forkserver")` would do but for five things. Its one server is shared with whatever else
 the process starts so. It inherits the variables that make a process a rank of the job, and begins MPI as soon as a
 module that it preloads does. It never preloads the user's script (Python 3.11), and each process that it forks imports
-that again, needed or not. And what it forks outlives a server that was killed.
+that again, needed or not. What it forks outlives a server that was killed. And it listens at a path in TMPDIR: a killed
+job leaves the folder behind, and a path of more than 107 bytes cannot be bound.
 
 One server serves all loaders of the process. It is started when the first loader with workers is made, and so has
 imported what they need by the time that they are wanted. It is replaced if it has ended, a loader needs other
@@ -16,17 +17,19 @@ import contextlib
 import io
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from multiprocessing import context, forkserver, popen_forkserver, reduction, spawn, util
+from collections.abc import Callable, Iterable
+from multiprocessing import context, forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
 from typing import Any
 
 from collectives.start import child_environment, joined
 from collectives.world import promised
 from ddp.data import worker
 from ddp.errors import ArgumentError, WorkerError
+from ddp.multiprocessing.connections import make_pipe
 
 _GRACE = 2.0  # s that workers have for what they are doing when their pool is closed
 
@@ -34,6 +37,7 @@ _GRACE = 2.0  # s that workers have for what they are doing when their pool is c
 _OF_A_RANK = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_FD", "PMI_PORT", "SLURM_STEP_NUM_TASKS")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SCRIPT = ("init_main_from_name", "init_main_from_path")
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from ddp.data import worker; worker.serve(*{fds!r})"
 
 
 def worker_environment() -> dict[str, str]:
@@ -62,31 +66,37 @@ def preparation_data(script: bool) -> dict[str, Any]:
     return data
 
 
-class ForkServer(forkserver.ForkServer):
+class ForkServer:
     """A fork server that has imported `modules`, "__main__" for the user's script. It ends when this is forgotten.
+
+    Requests go through a pair of sockets that it inherits one end of, so it needs no file and no folder.
 
     Raises: ArgumentError if there is no script; WorkerError if the server cannot be started.
     """
 
-    # Of the standard library's class, since Python 3.4.
-    _forkserver_pid: int | None
-
     def __init__(self, modules: set[str]) -> None:
-        super().__init__()
-        self.modules, self.owner, self._settings = modules, os.getpid(), os.memfd_create("ddp-settings")
+        self.modules, self.owner = modules, os.getpid()
         self._loaded = _loaded_modules()
         preparation = preparation_data("__main__" in modules)
         del preparation["authkey"]
-        with open(self._settings, "wb", closefd=False) as file:
-            pickle.dump((preparation, sorted(modules - {"__main__"}), self.owner), file)
-        self._environ = worker_environment() | {worker.SETTINGS: f"/proc/{self.owner}/fd/{self._settings}"}
-        self.set_forkserver_preload(["ddp.data.worker"])
-        self.ensure_running()
-
-    @property
-    def pid(self) -> int | None:
-        """The server's process."""
-        return self._forkserver_pid
+        self._requests, theirs = make_pipe()
+        with theirs, open(os.memfd_create("ddp-settings"), "wb") as settings:
+            pickle.dump((preparation, sorted(modules - {"__main__"})), settings)
+            settings.flush()
+            fds = (theirs.fileno(), settings.fileno())
+            program = _PROGRAM.format(path=preparation["sys_path"], fds=fds)
+            flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private
+            try:
+                process = subprocess.Popen(
+                    [spawn.get_executable(), *flags, "-c", program],
+                    env=worker_environment(),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                )
+            except OSError as error:
+                raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
+        self.pid = process.pid
+        process.returncode = 0  # it is waited for by its pid: Popen would warn that it still runs
 
     def fits(self, modules: set[str]) -> bool:
         """Whether new workers that need these can be forked of it: no module has been loaded again since it started."""
@@ -95,41 +105,39 @@ class ForkServer(forkserver.ForkServer):
 
     def _lives(self) -> bool:
         with contextlib.suppress(ChildProcessError):  # another part of the program has waited for it
-            return self.pid is not None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         return False
 
-    def ensure_running(self) -> None:
-        """Starts the server; the standard library calls this before each fork, too, when it has been."""
-        if self.pid is not None:
-            return
-        wanted = self._environ
-        changed = {name for name in os.environ.keys() | wanted.keys() if os.environ.get(name) != wanted.get(name)}
-        _put_environment(changed, wanted)  # the process's own, not `os.environ`, which other threads read
+    def fork(self, fds: list[int]) -> tuple[int, int]:
+        """Asks for a worker process that inherits these descriptors.
+
+        Returns the pipe in which the server writes the process's pid, then its exit code, and the one from which the
+        process reads what it is to run. Raises: WorkerError if the server has ended.
+        """
+        tracker: Any = resource_tracker.getfd()  # None is for other systems
+        status, status_end = os.pipe()
+        start_end, start = os.pipe()
         try:
-            super().ensure_running()
+            self._requests.post(b"", [status_end, start_end, tracker, *fds])
         except OSError as error:
-            raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
+            os.close(status)
+            os.close(start)
+            raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
         finally:
-            _put_environment(changed, os.environ)
+            os.close(status_end)
+            os.close(start_end)
+        return status, start
 
     def __del__(self) -> None:
         # Not where the interpreter ends, which ends the server, nor in a forked child, whose server it is not.
-        if not sys.is_finalizing() and os.getpid() == self.owner:
-            _in_background(self._stop)  # type: ignore[attr-defined]  # private: the stubs leave it out
-            os.close(self._settings)
+        if not sys.is_finalizing() and os.getpid() == self.owner and hasattr(self, "pid"):
+            self._requests.close()  # which ends it
+            _in_background(os.waitpid, self.pid, 0)
 
 
 def _loaded_modules() -> dict[str, Any]:
     """The spec of each module of this process: another one once the module is loaded again."""
     return {name: getattr(module, "__spec__", None) for name, module in list(sys.modules.items())}
-
-
-def _put_environment(names: Iterable[str], values: Mapping[str, str]) -> None:
-    for name in names:
-        if name in values:
-            os.putenv(name, values[name])
-        else:
-            os.unsetenv(name)
 
 
 def _in_background(work: Callable[..., Any], *args: Any) -> None:
@@ -154,11 +162,7 @@ def fork_server(names: Iterable[str]) -> ForkServer:
     """
     global _server
     if worker.importing_script:
-        raise ArgumentError(
-            "this script starts a DataLoader's worker processes wherever it is imported, and workers import it, because"
-            ' it defines their dataset. Put what it runs below `if __name__ == "__main__":`, or the dataset into a'
-            " module of its own"
-        )
+        raise ArgumentError("this script starts a DataLoader's worker processes wherever it is imported")
     wanted = set(names)
     with _lock:
         if _server is None or not _server.fits(wanted):
@@ -193,10 +197,7 @@ class WorkerProcess(popen_forkserver.Popen):
             reduction.dump(process_obj, file)
         finally:
             context.set_spawning_popen(None)
-        try:
-            self.sentinel, start = self._server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
+        self.sentinel, start = self._server.fork(self._fds)  # type: ignore[attr-defined]  # as above
         alive = os.dup(start)  # by which the worker's `parent_process` knows that this one lives
         self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))  # type: ignore[attr-defined]  # as above
         with open(start, "wb") as pipe:

@@ -1,8 +1,8 @@
 """What runs in worker processes, and in the fork server before it forks them.
 
-The server is the standard library's (`multiprocessing.forkserver`). It has one thread and nothing of the training
-process, so that forking it is safe and takes a millisecond or two. It imports this module first, which prepares it:
-what is imported here, workers have at once.
+The server has one thread and nothing of the training process, so that forking it is safe and takes a millisecond or
+two. What is imported here, workers have at once. Each request comes with descriptors, and a worker starts as a process
+of the standard library's `multiprocessing.forkserver` does.
 
 A worker takes tasks in order, and sends one result for each. It ends when its connection is closed, because its
 consumer has died or needs it no more, or with the server that forked it.
@@ -10,7 +10,6 @@ consumer has died or needs it no more, or with the server that forked it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -21,9 +20,11 @@ import pickle
 import signal
 import sys
 import time
-import traceback
-from multiprocessing import forkserver, popen_forkserver, spawn  # with what no worker shall import  # noqa: F401
-from typing import Any, NamedTuple
+import types
+from multiprocessing import forkserver, resource_tracker, spawn
+from multiprocessing import popen_forkserver as _popen_forkserver  # so that no worker imports it  # noqa: F401
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple, NoReturn
 
 import numpy.random  # so that no worker imports it  # noqa: F401
 
@@ -32,15 +33,15 @@ from ddp.data.fetching import (
     FetchConfig,
     FetchResult,
     StartPass,
+    WorkerFailure,
     WorkerInfo,
     seed_everything,
     set_worker_info,
 )
 from ddp.data.shared_memory import BatchWriter, load_payload
+from ddp.errors import ArgumentError
 from ddp.multiprocessing.connections import SharingConnection
-
-#: The variable that names the file with the arguments of `_prepare_server`, pickled.
-SETTINGS = "DDP_DATA_SERVER"
+from ddp.multiprocessing.processes import format_error
 
 _GRACE = 0.2  # s that workers have to end in their own way when the training process has ended
 _LONG = 1024  # bytes of a result; a longer one goes as a file in memory
@@ -58,18 +59,17 @@ class FetchTask(NamedTuple):
 
 
 importing_script = False  # the server imports the user's script now
-_script_failure: BaseException | None = None  # why it could not
+_script_failure: ArgumentError | None = None  # why it could not
 _server_pid = 0
 
 
 # -- the server
 
 
-def _prepare_server(preparation: dict[str, Any], modules: list[str], parent: int) -> None:
+def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
     """Imports what workers need. Raises nothing: a worker that needs what is missing meets the error itself.
 
     preparation: what `spawn.prepare` takes, with the user's script if it is needed; modules: names
-    parent: the training process
     """
     global importing_script, _script_failure, _server_pid
     _server_pid = os.getpid()
@@ -84,29 +84,90 @@ def _prepare_server(preparation: dict[str, Any], modules: list[str], parent: int
     try:
         spawn.prepare(preparation)
     except BaseException as error:
-        _script_failure = error
+        _script_failure = ArgumentError(
+            f"workers import this script, because it defines their dataset, and that raised {type(error).__name__}. Put"
+            ' what it runs below `if __name__ == "__main__":`, or the dataset into a module of its own'
+        )
+        _script_failure.__cause__ = error
     importing_script = False
     for name in modules:
         with contextlib.suppress(BaseException):  # the worker that needs it meets the same error, and reports it
             importlib.import_module(name)
     gc.freeze()
-    atexit.register(_end_server, parent)
 
 
-def _end_server(parent: int) -> None:
-    """Lets workers end by themselves for a moment; those that do not are killed with this process."""
-    if os.getpid() != _server_pid:
-        return
+def serve(requests_fd: int, settings_fd: int) -> None:
+    """The main function of the server: forks a worker for each request until the training process closes its end.
+
+    settings_fd: a file with the arguments of `_prepare_server`, pickled
+    """
+    with open(settings_fd, "rb") as file:
+        file.seek(0)
+        settings = pickle.load(file)
+    os.set_inheritable(requests_fd, False)
+    requests = SharingConnection(requests_fd)
+    _prepare_server(*settings)
+    wakeup, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    statuses: dict[int, int] = {}  # by pid: the pipe for the exit code
+    while True:
+        ready = wait([requests, wakeup])
+        if wakeup in ready:
+            os.read(wakeup, 1 << 16)
+            _report_exits(statuses)
+        if requests in ready:
+            try:
+                status, *fds = requests.take().fd_owners
+            except (EOFError, OSError):  # the training process has closed its end, or has ended
+                break
+            pid = os.fork()
+            if pid == 0:
+                requests.close()
+                _become_worker(fds, [wakeup, written, status, *statuses.values()])
+            statuses[pid] = status
+            _write_number(status, pid)
+            for fd in fds:
+                os.close(fd)
     deadline = time.monotonic() + _GRACE
-    with contextlib.suppress(ChildProcessError):  # none is left
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.002)
-    if os.getppid() != parent:  # it was killed, and could not remove its files
-        address = vars(forkserver)["_forkserver"]._forkserver_address
-        with contextlib.suppress(OSError, TypeError):  # TypeError: it had no address yet
-            os.unlink(address)
-            os.rmdir(os.path.dirname(address))
+    # Workers end by themselves as their connections close; those that do not are killed with this process.
+    while statuses and time.monotonic() < deadline:
+        _report_exits(statuses)
+        time.sleep(0.002)
+
+
+def _report_exits(statuses: dict[int, int]) -> None:
+    """Writes the exit codes of workers that have ended to their pipes."""
+    for pid in list(statuses):
+        ended, code = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            status = statuses.pop(pid)
+            _write_number(status, os.waitstatus_to_exitcode(code))
+            os.close(status)
+
+
+def _write_number(pipe: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the consumer has gone
+        forkserver.write_signed(pipe, number)
+
+
+def _become_worker(fds: list[int], others: list[int]) -> NoReturn:
+    """Runs the process object that the first pipe holds, and ends. others: descriptors of the server alone"""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in others:
+            os.close(fd)
+        start, tracker, *inherited = fds
+        vars(resource_tracker)["_resource_tracker"]._fd = tracker
+        vars(forkserver)["_forkserver"]._inherited_fds = inherited
+        main: Any = vars(spawn)["_main"]
+        code = main(start, os.dup(start))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
 
 
 # -- a worker
@@ -123,10 +184,6 @@ def run(
     _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != _server_pid:
         os._exit(1)
-    # Each process that holds this descriptor keeps the server running. Only the training process should.
-    server: Any = vars(forkserver)["_forkserver"]
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
     os.environ.clear()
     os.environ.update(environ)
     worker = _Worker(id, workers, payload, _script_failure if needs_script else None)
@@ -187,16 +244,12 @@ class _Worker:
         except BaseException as error:
             return pickle.dumps(FetchResult(None, failure=self._described(error, task.number)), 5), []
 
-    def _described(self, error: BaseException, number: int) -> tuple[bytes | None, str]:
-        """The `failure` of a FetchResult."""
-        try:
-            kind = pickle.dumps(type(error))
-        except Exception:  # a class that was made in a function
-            kind = None
+    def _described(self, error: BaseException, number: int) -> WorkerFailure:
+        """What the consumer is told of an exception in batch `number`."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("ddp.data."):
             trace = trace.tb_next  # begins in the user's code
-        shown = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__)).rstrip()
+        shown = format_error(error, trace or error.__traceback__).rstrip()
         try:
             text = str(error)
         except Exception:  # a broken __str__ must not hide the error
@@ -208,13 +261,26 @@ class _Worker:
             at = f"index {at!r}"
         where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
         where = where if at is None else f"{where}, {at}"
-        return kind, f"{type(error).__name__} in {where}: {text}\n\nIn the worker:\n{shown}"
+        message = f"{type(error).__name__} in {where}: {text}\n\nIn the worker:\n{shown}"
+        kind = b""
+        with contextlib.suppress(Exception):  # a class that was made in a function
+            kind = pickle.dumps(type(error))
+        return WorkerFailure(message, kind, _pickled_attributes(error))
 
 
-if SETTINGS in os.environ:
-    try:
-        with open(os.environ.pop(SETTINGS), "rb") as _file:
-            _arguments = pickle.load(_file)
-    except OSError:  # the training process has ended already
-        _arguments = {}, [], 0
-    _prepare_server(*_arguments)
+def _pickled_attributes(error: BaseException) -> dict[str, bytes]:
+    """The attributes of an exception that can be pickled: its own, those in slots, and the fields of built-in ones."""
+    names = {
+        name
+        for cls in type(error).__mro__
+        for name, value in vars(cls).items()
+        if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+    }
+    names.update(object.__getattribute__(error, "__dict__"))
+    pickled = {}
+    # `args` becomes the message; `obj`, of an AttributeError, may be the whole dataset.
+    for name in names - {"args", "obj"}:
+        if not name.startswith("__"):
+            with contextlib.suppress(Exception):
+                pickled[name] = pickle.dumps(object.__getattribute__(error, name), 5)
+    return pickled

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddp.data.fetching import FetchResult, StartPass
+from ddp.data.fetching import FetchResult, StartPass, WorkerFailure
 from ddp.data.fork_server import WorkerProcess, end_workers, fork_server, worker_environment
 from ddp.data.shared_memory import BatchReader, PackedBatch, Payload
 from ddp.data.worker import FetchTask
@@ -81,7 +81,7 @@ class WorkerPool:
         """
         result = self._take(worker)
         if result.failure is not None:
-            raise _worker_error(*result.failure)
+            raise _worker_error(result.failure)
         return result
 
     def _take(self, worker: int) -> FetchResult:
@@ -132,20 +132,48 @@ def _end(connections: Sequence[SharingConnection], processes: list[WorkerProcess
         end_workers(processes)
 
 
-def _worker_error(pickled: bytes | None, message: str) -> WorkerError:
-    """The error for a worker's exception: of its class, too, where such a class can be made."""
-    try:
-        kind = pickle.loads(pickled or b"")
+def _worker_error(failure: WorkerFailure) -> WorkerError:
+    """The error for a worker's exception: of its class, too, where such a class can be made, with its attributes."""
+    error = WorkerError(failure.message)
+    with contextlib.suppress(Exception):  # a class that is not here, or does not mix with another
+        kind = pickle.loads(failure.kind)
         # Not what would end the user's loop.
         if issubclass(kind, Exception) and not issubclass(kind, WorkerError | StopIteration | StopAsyncIteration):
-            body: dict[str, Any] = {
-                "__module__": WorkerError.__module__,
-                "__init__": lambda self, text: Exception.__init__(self, text),
-                "__str__": lambda self: message,
-                "__reduce__": lambda self: (WorkerError, (message,)),
-            }
-            made: WorkerError = type("WorkerError", (WorkerError, kind), body)(message)
-            return made
-    except Exception:  # a class that is not here, or does not mix with another
-        pass
-    return WorkerError(message)
+            names = {"__module__": WorkerError.__module__}
+            error = type("WorkerError", (_RaisedInWorker, kind), names)(failure.message)
+    for name, pickled in failure.attributes.items():
+        with contextlib.suppress(Exception):  # made of what is not here, or read-only
+            object.__setattr__(error, name, pickle.loads(pickled))
+    if isinstance(error, SyntaxError):
+        error.msg = failure.message  # what a traceback shows of one
+    return error
+
+
+class _RaisedInWorker(WorkerError):
+    """The first base of an error that is of the class of a worker's exception, too.
+
+    Methods of that class may need attributes that did not travel, so none of them is called when an error is made,
+    shown, compared, copied or dropped.
+    """
+
+    def __init_subclass__(cls) -> None:
+        """Does not tell the exception's class of a new subclass."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return WorkerError, (str(self),)
+
+    def __del__(self) -> None:
+        """Nothing: it owns nothing."""
+
+    __str__ = Exception.__str__
+    __repr__ = Exception.__repr__
+    __eq__ = Exception.__eq__
+    __hash__ = Exception.__hash__
+    __getattribute__ = Exception.__getattribute__
+    __setattr__ = Exception.__setattr__

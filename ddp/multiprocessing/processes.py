@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import context
 from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
+from types import TracebackType
 from typing import Any
 
 from ddp.errors import ArgumentError
@@ -273,10 +274,19 @@ def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any)
         fn(index, *args)
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)  # the parent has got it too, and tells of it
-    except Exception:
-        report.send(traceback.format_exc()[-_MOST:])
+    except Exception as error:
+        report.send(format_error(error, error.__traceback__)[-_MOST:])
         report.close()
         raise SystemExit(1) from None
+
+
+def format_error(error: BaseException, trace: TracebackType | None) -> str:
+    """The traceback as text. If methods of the exception's own class fail, its class and arguments end the text."""
+    try:
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except Exception:  # `traceback` asks for attributes, which a class may answer with any exception
+        shown = BaseException.__repr__(error)
+        return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(trace), shown, "\n"])
 
 
 def _die_with_parent() -> None:

@@ -78,6 +78,23 @@ def test_a_ranks_exception_is_raised_with_its_traceback_and_not_printed(capfd: p
         assert caught.value.__notes__ == ["raised on rank 1 of 2; its own traceback is above"]
 
 
+class Dictlike(Exception):
+    def __getattr__(self, name: str) -> Any:
+        return {}[name]
+
+
+def raise_dictlike() -> None:
+    raise Dictlike("what")
+
+
+def test_an_exception_that_cannot_be_shown() -> None:
+    with pytest.raises((launcher.RankError, Dictlike), match="what") as caught:
+        launcher.run(raise_dictlike, nproc=1)
+    if sys.version_info >= (3, 11):  # where `traceback` asks for notes
+        assert str(caught.value) == "rank 0 raised Dictlike('what')"
+    assert "in raise_dictlike" in str(caught.value.__cause__)
+
+
 class Particular(Exception):
     def __init__(self, a: int, b: int) -> None:
         super().__init__(f"{a} and {b}")

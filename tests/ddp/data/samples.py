@@ -6,9 +6,12 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from email.message import Message
 from typing import Any, NamedTuple
+from urllib.error import HTTPError
 
 import numpy as np
 
@@ -144,6 +147,122 @@ class Around(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return sys.argv, sys.path, os.getcwd(), os.environ.get("DDP_TEST_AROUND"), os.environ["OMP_NUM_THREADS"]
+
+
+class Epoch(Dataset[Any]):
+    """Two samples: the epoch that was set, and the pid of who reads them."""
+
+    epoch, handle = 0, None
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array([self.epoch, os.getpid()])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class EpochStream(IterableDataset[Any]):
+    """The same as a stream."""
+
+    epoch, handle = 0, None
+    set_epoch = Epoch.set_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(2):
+            yield np.array([self.epoch, os.getpid()])
+
+
+class Dictlike(Exception):
+    """Answers for attributes that it has not with an error of another kind."""
+
+    def __init__(self, info: dict[str, Any]) -> None:
+        super().__init__("dictlike")
+        self.info = info
+
+    def __getattr__(self, name: str) -> Any:
+        return self.info[name]
+
+
+class Client(Exception):
+    """Has a constructor and methods of its own, all of which need what it was made of."""
+
+    def __new__(cls, code: int, operation: str) -> Client:
+        return super().__new__(cls, operation)
+
+    def __init__(self, code: int, operation: str) -> None:
+        super().__init__(f"{operation} failed with {code}")
+        self.response = {"code": code}
+        self.lock = threading.Lock()  # which cannot be pickled
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("is final")
+
+    def __repr__(self) -> str:
+        return f"Client({self.lock})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.lock == other.lock  # type: ignore[attr-defined]  # it may raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, "lock"):
+            raise TypeError("is frozen")
+        super().__setattr__(name, value)
+
+    def __del__(self) -> None:
+        assert self.lock
+
+    @property
+    def code(self) -> Any:
+        return self.response["code"]
+
+
+def http_error() -> Exception:
+    return HTTPError("http://x/a.jpg", 404, "gone", Message(), None)
+
+
+def client_error() -> Exception:
+    return Client(7, "read")
+
+
+def dictlike_error() -> Exception:
+    return Dictlike({})
+
+
+def syntax_error() -> Exception:
+    return SyntaxError("invalid", ("a.json", 3, 1, "{", 3, 2))
+
+
+def decode_error() -> Exception:
+    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+
+class Raising(Dataset[Any]):
+    """The one sample raises `make()`."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        raise self.make()
+
+
+class RaisingStream(IterableDataset[Any]):
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self.make()
+
+
+def raise_http_error(argument: Any) -> Any:
+    """A collate_fn or worker_init_fn."""
+    raise http_error()
 
 
 def mark(worker: int) -> None:

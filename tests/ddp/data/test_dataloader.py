@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,34 @@ def test_persistent_workers_stay() -> None:
     assert pids(loader) == first
     fresh = DataLoader(Whoami(), batch_size=2, num_workers=2)
     assert pids(fresh) != pids(fresh)
+
+
+@pytest.mark.parametrize(("workers", "who"), [(0, r"\."), (2, " to each of 2 workers")])
+def test_a_stream_of_which_drop_last_leaves_nothing_is_told(workers: int, who: str) -> None:
+    loader = DataLoader(Stream(2), batch_size=3, num_workers=workers, drop_last=True)
+    with pytest.warns(UserWarning, match=f"had no batch: .* gave fewer than batch_size=3 samples{who}") as told:
+        assert list(loader) == []
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(DataLoader(Stream(7), batch_size=3, num_workers=workers, drop_last=True))) == 2
+        assert list(DataLoader(Stream(0), batch_size=3, num_workers=workers)) == []
+
+
+@pytest.mark.parametrize("dataset", [samples.Epoch, samples.EpochStream])
+def test_what_is_set_on_the_dataset_between_passes_reaches_persistent_workers(dataset: Any) -> None:
+    data = dataset()
+    loader = DataLoader(data, batch_size=None, num_workers=1, persistent_workers=True)
+    first = [row.tolist() for row in loader]
+    again = [row.tolist() for row in loader]
+    data.set_epoch(1)
+    changed = [row.tolist() for row in loader]
+    assert [epoch for epoch, _ in first + again + changed] == [0, 0, 0, 0, 1, 1]
+    assert {pid for _, pid in first} == {pid for _, pid in again}
+    data.handle = threading.Lock()  # which cannot be pickled, as a file that is opened when a sample is read here
+    with pytest.warns(UserWarning, match="cannot be sent .* persistent workers keep the copy") as told:
+        assert [row.tolist() for row in loader] == changed
+    assert told[0].filename == __file__
 
 
 def test_two_iterations_at_once() -> None:

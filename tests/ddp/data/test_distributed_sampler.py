@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import collectives
-from ddp.data import BatchSampler, DistributedSampler
+import ddp
+from ddp.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from ddp.data.distributed_sampler import epoch_order
 from ddp.errors import ArgumentError, StateDictError
 
@@ -133,6 +144,74 @@ def test_set_epoch_as_pytorchs_loops_call_it() -> None:
     assert list(sampler) == epoch_order(9, 0, 0).tolist()
 
 
+class Own(Sampler[int]):
+    """A sampler of the user's own, which draws from all generators that there are."""
+
+    def __init__(self, drawn: int, length: int) -> None:
+        self.drawn, self.length, self.epoch = drawn, length, -1
+
+    def __len__(self) -> int:
+        return self.length
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.drawn):
+            yield self.epoch * 1000 + random.randrange(9) + 10 * np.random.randint(9) + 100 * ddp.randint(9, ()).item()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "fits"),
+    [
+        (lambda: WeightedRandomSampler([0, 1, 2, 3], 12), lambda drawn: {1, 2, 3} >= {*drawn}),
+        (
+            lambda: RandomSampler(
+                range(6), num_samples=12, generator=ddp.Generator().manual_seed(random.randrange(99))
+            ),
+            lambda drawn: sorted(drawn) == sorted([*range(6)] * 2),
+        ),
+        (lambda: SubsetRandomSampler([*range(7, 19)]), lambda drawn: sorted(drawn) == [*range(7, 19)]),
+        (lambda: SequentialSampler(range(12)), lambda drawn: drawn == [*range(12)]),
+        (
+            lambda: BatchSampler(RandomSampler(range(24)), 2, drop_last=True),
+            lambda drawn: sorted(itertools.chain(*drawn)) == [*range(24)],
+        ),
+        (lambda: Own(12, 12), lambda drawn: len({*drawn} - {*range(12)}) > 6),
+    ],
+    ids=["weighted", "own generator", "subset", "sequential", "batches", "of the user's own"],
+)
+def test_ranks_share_what_a_sampler_draws(sampler: Callable[[], Any], fits: Callable[[Any], bool]) -> None:
+    """Every rank has a sampler of its own, and generators in another state; another number of ranks goes on."""
+    whole = DistributedSampler(sampler(), 1, 0, seed=3)
+    epochs = [list(whole), list(whole)]
+    assert [len(epoch) for epoch in epochs] == [12, 12]
+    assert all(fits(epoch) for epoch in epochs)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    two = [DistributedSampler(sampler(), 2, rank, seed=3, tail="exact") for rank in range(2)]
+    first, _ = read(two, None, None)
+    second, state = read(two, None, 2)
+    five = [DistributedSampler(sampler(), 5, rank, seed=3, tail="exact") for rank in range(5)]
+    rest, _ = read(five, state, None)
+    assert [first, second + rest] == epochs
+    if isinstance(two[0].dataset, Own):
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    if not isinstance(two[0].dataset, SequentialSampler):
+        assert epochs[0] != epochs[1]
+
+
+def test_a_weight_of_zero_is_never_drawn() -> None:
+    weights = [0.0] * 9 + [1.0]
+    for rank in range(2):
+        assert list(DistributedSampler(WeightedRandomSampler(weights, 10), 2, rank)) == [9] * 5
+
+
+def test_the_state_of_a_dataset_is_refused_for_a_sampler() -> None:
+    state = DistributedSampler(range(4), 1, 0, shuffle=False).state_dict()
+    with pytest.raises(StateDictError, match="the state has sampler None, this sampler 'RandomSampler'"):
+        DistributedSampler(RandomSampler(range(4)), 1, 0).load_state_dict(state)
+
+
 GOOD = {"epoch": 2, "cursor": 3, "seed": 4, "length": 9, "shuffle": True}
 
 
@@ -164,9 +243,13 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(change: dict[s
     ("make", "told"),
     [
         (lambda: DistributedSampler(range(3), 2, 2), "rank should be from 0 to 1, is 2"),
+        (lambda: DistributedSampler(range(3), 2, True), "rank should be from 0 to 1, is True"),
+        (lambda: DistributedSampler(range(3), 0, 0), "num_replicas should be a count of at least 1, is 0"),
+        (lambda: DistributedSampler(range(3), 2.0, 0), "num_replicas should be a count of at least 1, is 2.0"),
         (lambda: DistributedSampler(range(3), 2, 0, seed=-1), "seed"),
         (lambda: DistributedSampler(range(3), 2, 0, tail="cut"), "tail should be one of pad, drop, exact, is 'cut'"),
         (lambda: DistributedSampler(iter(range(3)), 2, 0), "has no length"),
+        (lambda: list(DistributedSampler(Own(4, 5), 2, 0)), r"the Own drew 4 indices, its len\(\) is 5"),
         (lambda: DistributedSampler(range(3), 2, 0).set_epoch(-1), "epoch should be a number of at least 0, is -1"),
     ],
 )

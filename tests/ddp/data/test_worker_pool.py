@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import gc
 import os
+import pickle
 import signal
 import time
+import traceback
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -52,6 +57,55 @@ class _Mute(ValueError):
 def test_an_error_whose_message_fails() -> None:
     _, error = until_it_fails(DataLoader(Failing("raise", _Mute), batch_size=8, num_workers=1))
     assert "index 5: (its message cannot be shown)" in error.args[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "attributes"),
+    [
+        (samples.http_error, {"code": 404, "filename": "http://x/a.jpg"}),
+        (samples.client_error, {"response": {"code": 7}, "code": 7}),
+        (samples.dictlike_error, {"info": {}}),
+        (samples.syntax_error, {"filename": "a.json", "lineno": 3}),
+        (samples.decode_error, {"object": b"\xff", "start": 0}),
+    ],
+)
+def test_errors_of_classes_with_methods_of_their_own(
+    make: Any, attributes: dict[str, Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    expected = make()
+    _, error = until_it_fails(DataLoader(samples.Raising(make), num_workers=1))
+    assert isinstance(error, type(expected))
+    for name, value in attributes.items():
+        assert getattr(error, name) == value
+    assert not hasattr(error, "no_such_attribute")
+    shown = "".join(traceback.format_exception(error))
+    assert f"{type(expected).__name__} in DataLoader worker 0 of 1, batch 0, index 0: " in shown
+    assert "in __getitem__" in shown
+    assert repr(error).startswith("WorkerError(")
+    for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (type(again), str(again)) == (WorkerError, str(error))
+    assert error == error
+    assert len({error}) == 1
+    error.mark = True
+    error.__traceback__ = None
+    del error
+    gc.collect()
+    assert not recwarn.list  # of __del__
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [
+        (samples.RaisingStream(samples.http_error), {}),
+        (Squares(4), {"worker_init_fn": samples.raise_http_error}),
+        (Squares(4), {"collate_fn": samples.raise_http_error}),
+    ],
+)
+def test_an_error_with_attributes_wherever_it_is_raised(dataset: Any, options: dict[str, Any]) -> None:
+    _, error = until_it_fails(DataLoader(dataset, num_workers=1, **options))
+    assert isinstance(error, HTTPError)
+    assert error.code == 404
+    assert "HTTPError in DataLoader worker 0 of 1, batch 0" in "".join(traceback.format_exception(error))
 
 
 def test_collating_names_the_batch() -> None:

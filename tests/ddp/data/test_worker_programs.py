@@ -74,9 +74,14 @@ print([batch[0].tolist() for batch in loader])
     assert done.stdout == "once\n[[0, 1, 2, 3], [4, 5]]\n"
 
 
-def test_a_script_without_a_guard_is_told_so(run_job: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "before",
+    ["", "ddp.DataParallel(ddp.nn.Linear(1, 1))\n", "open(__file__ + '.lock', 'x')\n"],
+    ids=["first", "after a model", "after what can be done once"],
+)
+def test_a_script_without_a_guard_is_told_so(run_job: Run, tmp_path: Path, before: str) -> None:
     use = "for batch in DataLoader(Mine(), batch_size=2, num_workers=2): print(batch)\n"
-    done = run_job(script(tmp_path, HEAD, MINE, use))
+    done = run_job(script(tmp_path, HEAD, MINE, before, use))
     assert done.returncode == 1
     assert done.stdout == ""
     assert 'if __name__ == "__main__":' in done.stderr.strip().splitlines()[-1]
@@ -116,32 +121,34 @@ if __name__ == "__main__":
     assert done.stdout.count("[[[0, 2]], [[1, 3]]]") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_workers_end_with_their_program(start_job: Callable[..., Any], tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "all_processes"), [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGINT, True)]
+)
+def test_workers_end_with_their_program_and_leave_no_files(
+    start_job: Callable[..., Any], tmp_path: Path, number: int, all_processes: bool
+) -> None:
     use = """
-from multiprocessing import util
 if __name__ == "__main__":
-    print(util.get_temp_dir(), flush=True)
     for batch in DataLoader(Mine(), batch_size=20, num_workers=2):
         print(os.getpid(), flush=True)
 """
-    job = start_job(script(tmp_path, HEAD, SLOW, use))
-    folder = job.process.stdout.readline().strip()
+    folder = tmp_path / ("long" * 30)  # more than the path of a socket may have
+    folder.mkdir()
+    job = start_job(script(tmp_path, HEAD, SLOW, use), env={"TMPDIR": str(folder)})
     assert int(job.process.stdout.readline()) == job.process.pid
-    assert os.listdir(folder)
     if number == signal.SIGINT:
         for pid in set(job.pids()) - {job.process.pid}:
             os.kill(pid, signal.SIGTERM)  # as schedulers do; it is the program's to handle
         for _ in range(4):
             assert job.process.stdout.readline()
     assert len(job.pids()) >= 4
-    if number == signal.SIGINT:
-        os.killpg(job.process.pid, number)  # as a terminal does
+    if all_processes:
+        os.killpg(job.process.pid, number)  # as a terminal does, and a scheduler
     else:
         job.process.send_signal(number)
     done = job.wait(20)
     assert done.returncode == -number
-    assert not os.path.exists(folder)
+    assert os.listdir(folder) == []
     if number == signal.SIGINT:
         assert done.stderr.count("Traceback") == 1
         assert done.stderr.rstrip().endswith("KeyboardInterrupt")

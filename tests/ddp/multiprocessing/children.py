@@ -11,6 +11,7 @@ from typing import Any
 import ddp
 import ddp.multiprocessing as mp
 from ddp import nn
+from tests.ddp.data.samples import Dictlike
 from tests.ddp.multiprocessing.counting import mappings
 
 
@@ -74,6 +75,8 @@ def fail_beside_a_sleeper(index: int, x: ddp.Tensor) -> None:
 def end(index: int, way: str) -> None:
     if way == "raise":
         raise ValueError("a" * 100_000 + "the end")
+    if way == "dictlike":
+        raise Dictlike({})
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(3)

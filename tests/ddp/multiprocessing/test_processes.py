@@ -122,6 +122,7 @@ def test_an_exception_is_raised_here_and_ends_the_others() -> None:
     ("way", "kind", "message", "code"),
     [
         ("raise", mp.ProcessRaisedException, "the end", None),
+        ("dictlike", mp.ProcessRaisedException, r"in end\n(?s:.*)Dictlike.*dictlike", None),
         ("kill", mp.ProcessExitedException, "signal SIGKILL", -9),
         ("exit", mp.ProcessExitedException, "exit code 3", 3),
     ],
