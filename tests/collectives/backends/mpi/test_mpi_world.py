@@ -44,7 +44,8 @@ def loads(data):
     raise AssertionError("unpickled")
 mpi4py.MPI.pickle.__init__(pickle.dumps, loads)
 comm = collectives.init("mpi")
-print(comm.size, comm.local_rank, comm.local_size)
+if comm.rank == 0:  # lines of several ranks come torn
+    print(comm.size, comm.local_size)
 """
 
 
@@ -52,4 +53,4 @@ print(comm.size, comm.local_rank, comm.local_size)
 def test_ranks_join_without_pickles(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     """An MPI does not know who connects to it: what a stranger sends must not run code."""
     done = run_script(NO_PICKLE, 2)
-    assert (sorted(done.stdout.splitlines()), done.stderr) == (["2 0 2", "2 1 2"], "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 2\n", "")
