@@ -175,26 +175,33 @@ def _parse(line: bytes) -> Message:
 # For all addresses together: the launcher answers within milliseconds, unless a thousand agents call at once (s).
 _LIMIT = 20.0
 _SHORTEST = 0.05  # s
+_PAUSE = 0.1  # s
 
 
 def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, list[Message]]:
     """A connection to the launcher, and the messages that it has sent already.
 
     addresses: "ADDRESS:PORT", or several with commas between them; identity: the agent's first message
-    Raises: StartError if none of them leads to the launcher.
+    Raises: StartError if no address leads to the launcher: at once if none accepts a connection, else after 20 s, since
+        a launcher that strangers flood with connections drops those of agents, too.
     """
     each = addresses.split(",")
     deadline = time.monotonic() + _LIMIT
-    failures = []
-    for number, address in enumerate(each):
-        try:
-            # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
-            left = (deadline - time.monotonic()) / (len(each) - number)
-            return _try(address, secret, identity, max(left, _SHORTEST))
-        except (OSError, ProtocolError) as error:
-            failures.append(f"{address} ({getattr(error, 'strerror', None) or error})")
+    while True:
+        failures: dict[str, Exception] = {}
+        for number, address in enumerate(each):
+            try:
+                # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
+                left = (deadline - time.monotonic()) / (len(each) - number)
+                return _try(address, secret, identity, max(left, _SHORTEST))
+            except (OSError, ProtocolError) as error:
+                failures[address] = error
+        if time.monotonic() > deadline or not any(isinstance(error, ProtocolError) for error in failures.values()):
+            break
+        time.sleep(_PAUSE)
+    tried = [f"{address} ({getattr(error, 'strerror', None) or error})" for address, error in failures.items()]
     me = f"rank {identity['rank']} on {os.uname().nodename}"
-    raise StartError(f"{me} cannot reach the launcher at {' or '.join(failures)}: is there a firewall between them?")
+    raise StartError(f"{me} cannot reach the launcher at {' or '.join(tried)}: is there a firewall between them?")
 
 
 def _try(address: str, secret: str, identity: Message, limit: float) -> tuple[Channel, list[Message]]:

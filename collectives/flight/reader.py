@@ -27,12 +27,12 @@ from collectives.errors import RecordError
 #: The name of the memfd, as it appears in /proc/PID/fd.
 NAME = "ddp-flight"
 MAGIC = b"ddpfligh"
-VERSION = 3
+VERSION = 4
 
-#: magic, VERSION, SIZE, pid, rank, world size (-1: not known), wall clock minus monotonic clock in ns, the step by the
-#: program's own count, synchronized backwards (-1: none yet, both)
-HEADER = Struct("=8s8q")
-RANK_WORD, SIZE_WORD, STEP_WORD, BACKWARDS_WORD = 4, 5, 7, 8  # words of 8 bytes from the start
+#: magic, VERSION, SIZE, pid, rank, world size (-1: not known), the step by the program's own count, synchronized
+#: backwards (-1: none yet, both)
+HEADER = Struct("=8s7q")
+RANK_WORD, SIZE_WORD, STEP_WORD, BACKWARDS_WORD = 4, 5, 6, 7  # words of 8 bytes from the start
 #: index, signature, number, queued, started, ended (monotonic ns; 0: not yet), stamp
 CALL = Struct("7q")  # native, so that each word is written at once
 #: number (never 0), checksum, text
@@ -148,11 +148,10 @@ class Position(namedtuple("Position", "time file line function within")):
         return text
 
 
-class FlightRecord(namedtuple("FlightRecord", "pid rank size clock calls position step", defaults=(None,))):
+class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step", defaults=(None,))):
     """What a process did last.
 
     rank, size: -1 while the process does not know them
-    clock: wall clock minus monotonic clock when the record was made, ns
     calls: the last ones, in the order in which they began; those being written at this moment are missing
     position: the last sample, None if none was taken
     step: that it has finished, by the program's own count or else that of `ddp.DataParallel`; None if neither counts
@@ -230,14 +229,14 @@ class FlightReader:
         data = self._peek(0, HEADER.size)
         if len(data) < HEADER.size or not data.startswith(MAGIC):
             raise RecordError("this is not a flight record, or it is only being made")
-        _, version, size, pid, rank, world_size, clock, step, backwards = HEADER.unpack(data)
+        _, version, size, pid, rank, world_size, step, backwards = HEADER.unpack(data)
         if version != VERSION:
             raise RecordError(f"a flight record of layout {version}, but this reader knows layout {VERSION}")
         if size != SIZE or not self._peek(SIZE - 1, 1):
             raise RecordError("a damaged flight record: it has not the size that it should have")
         counted = step if step >= 0 else backwards
         calls = self._calls() if with_calls else []
-        return FlightRecord(pid, rank, world_size, clock, calls, self._position(), counted if counted >= 0 else None)
+        return FlightRecord(pid, rank, world_size, calls, self._position(), counted if counted >= 0 else None)
 
     def newest(self, now: int) -> dict[str, object]:
         """What the process does, as a message. Raises: RecordError.

@@ -19,7 +19,6 @@ import operator
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from time import monotonic_ns
@@ -52,10 +51,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._signatures: dict[tuple[Hashable, ...], int] = {}
         self._newest = self.oldest = 0
-        clock = time.time_ns() - monotonic_ns()
-        layout.HEADER.pack_into(
-            memory, 0, layout.MAGIC, layout.VERSION, layout.SIZE, os.getpid(), rank, size, clock, -1, -1
-        )
+        layout.HEADER.pack_into(memory, 0, layout.MAGIC, layout.VERSION, layout.SIZE, os.getpid(), rank, size, -1, -1)
         _recorders.add(self)
 
     def identify(self, rank: int, size: int) -> None:

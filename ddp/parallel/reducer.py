@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic_ns
 from typing import Any
@@ -72,8 +73,9 @@ class Reducer:
         self.comm = comm
         self.exchange: Exchange = SingleRank(comm) if comm.size == 1 else AllReduce(comm)
         self.before: list[Callable[[], None]] = []  # called before a synchronized backward launches anything
-        nodes = comm.all_gather(np.array([comm.node]), lengths="equal").tolist()
-        self.timeline = Timeline(comm.rank, comm.size, nodes)
+        node_and_job = np.array([[comm.node, secrets.randbits(62)]])
+        nodes, jobs = comm.all_gather(node_and_job, lengths="equal").T.tolist()
+        self.timeline = Timeline(comm.rank, comm.size, nodes, jobs[0])
         self.planner = planner
         self.requests = PendingRequests()
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns

@@ -220,6 +220,7 @@ class Timeline:
     """The steps of one model on this rank and, by the timestamps in control messages, on all ranks.
 
     rank, size: this rank, and how many; nodes: which node each rank is on, in rank order
+    job: a number that all ranks of this job have in common, and no other job has
     width: numbers of each rank in a control message; steps: the latest ones, since the last `summary`
 
     In each backward: `timestamps` goes into the control message, `receive` takes all ranks' timestamps, `add` the step.
@@ -227,10 +228,11 @@ class Timeline:
 
     width = _WIDTH
 
-    def __init__(self, rank: int, size: int, nodes: Sequence[int]) -> None:
+    def __init__(self, rank: int, size: int, nodes: Sequence[int], job: int) -> None:
         assert len(nodes) == size
         self.rank = rank
         self.size = size
+        self.job = job
         self.steps: deque[Step] = deque(maxlen=min(_KEPT, max(16, _FLOATS // (size * _WIDTH))))
         self._clocks = ClockOffsets(nodes)
         self._contents: Any = ()

@@ -16,10 +16,10 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from collectives.world import TRACE
@@ -106,8 +106,10 @@ class Recorder:
             raise ArgumentError(f"the trace's folder {folder} cannot be made: {error.strerror}") from None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ArgumentError(f"the trace's folder {folder} cannot be written to")
+        # Parts of an earlier job. No rank of this one has left its part yet: that takes a step, and a step all ranks.
+        for part in Path(folder).glob(f"rank-*{SUFFIX}"):
+            part.unlink(missing_ok=True)
         self.folder = folder
-        self._started = time.time()
         self._steps: dict[Any, deque[Step]] = {}  # by the model's Timeline
         with _lock:
             _active.append(self)
@@ -128,8 +130,7 @@ class Recorder:
                 "rank": rank,
                 "size": max(timeline.size for timeline, _ in models),
                 "host": socket.gethostname(),
-                "started": self._started,
-                "written": time.time(),
+                "job": min(timeline.job for timeline, _ in models),
                 "models": [[_saved(step, timeline.offset()) for step in steps] for timeline, steps in models],
             }
             with atomic_write(os.path.join(self.folder, f"rank-{rank}{SUFFIX}")) as file:

@@ -60,7 +60,7 @@ def merge(folder: str | os.PathLike[str]) -> str:
 def start(folder: str | os.PathLike[str]) -> None:
     """Begins to record the steps of all `DataParallel` models of this process, the latest 1,000 of each.
 
-    folder: the same for all ranks; made if it is not there, and what an earlier trace left in it is replaced
+    folder: the same for all ranks; made if it is not there. The parts that an earlier trace left in it are removed
     Raises: ArgumentError if a trace is being recorded already, or the folder cannot be made or written to.
     """
     if _running:
@@ -77,7 +77,7 @@ def stop() -> None:
         raise ArgumentError("no trace is being recorded: call ddp.tracing.start(folder) first")
     running = _running.pop()
     running.stop()
-    with contextlib.suppress(ArgumentError):  # no model was wrapped
+    with contextlib.suppress(ArgumentError):  # no model was wrapped, or another job writes there, too
         parts = read_parts(running.folder)
         if len(parts) == parts[0].size:
             merge(running.folder)

@@ -26,27 +26,32 @@ _US = 1e-3  # microseconds in a nanosecond
 
 @dataclass(frozen=True, kw_only=True)
 class TracePart:
-    """What one rank of `size` recorded. started, written: seconds since 1970; models: the steps of each by number."""
+    """What one rank of `size` recorded.
+
+    job: a number that all ranks of a job have in common. The times at which parts were written would not tell jobs
+        apart: the clocks of hosts differ, and may be set back
+    models: the steps of each by number
+    """
 
     rank: int
     size: int
     host: str
-    started: float
-    written: float
+    job: int
     models: list[dict[int, Step]]
 
 
 def read_parts(folder: str | os.PathLike[str]) -> list[TracePart]:
-    """The parts of the newest job in the folder: those whose ranks ran at the same time.
+    """The parts in the folder, in rank order.
 
-    Raises: ArgumentError if there is none, or one is not what a rank writes.
+    Raises: ArgumentError if there is none, they are not of one job, or one is not what a rank writes.
     """
     parts = [_read(path) for path in sorted(Path(folder).glob(f"rank-*{SUFFIX}"))]
     if not parts:
         raise ArgumentError(f"there is no trace in {folder}: no rank has written a part (rank-0{SUFFIX}, ...)")
-    last = max(parts, key=lambda part: part.written)
-    newest = [part for part in parts if part.size == last.size and part.written >= last.started]
-    return sorted(newest, key=lambda part: part.rank)
+    if len({part.job for part in parts}) > 1:
+        found = ", ".join(f"rank {part.rank} of job {part.job:x}" for part in parts)
+        raise ArgumentError(f"the parts in {folder} are of several jobs ({found}): keep those of one")
+    return sorted(parts, key=lambda part: part.rank)
 
 
 def _read(path: Path) -> TracePart:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -15,8 +16,10 @@ from launcher.protocol import Channel, Message, ProtocolError, is_proof, nonce, 
 _LIMIT = 10.0
 # All agents of a large job call at once.
 _BACKLOG = 1024
-# Connections beyond those of the job's own agents: of more unauthenticated peers than that the oldest are dropped.
-_SPARE = 12
+# Unauthenticated peers beyond the job's own agents: the least and the most. One more drops the oldest, and the more of
+# them there are, the longer agents of a busy host have to answer in a flood of connections.
+_SPARE = (12, 256)
+_SHARE = 8  # a part of so many of the files that this process may open
 # No file for one more connection: the caller waits, and would keep the launcher busy meanwhile (s).
 _FULL, _REST = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), 0.01
 
@@ -33,7 +36,9 @@ class Listener:
 
     def __init__(self, remote_hosts: Sequence[str] = (), agents: int = 1) -> None:
         self.secret = nonce()
-        self._room = agents + _SPARE
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        least, most = _SPARE
+        self._room = agents + max(least, min(most, (files - agents) // _SHARE))
         if remote_hosts:
             from launcher import network
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +36,7 @@ def make_part(rank: int, *models: list[Step], size: int = 2) -> TracePart:
         for before, step in pairwise(steps):
             step.since = before.ended
     tables = [{step.number: step for step in steps} for steps in models]
-    return TracePart(rank=rank, size=size, host="here", started=0.0, written=10.0, models=tables)
+    return TracePart(rank=rank, size=size, host="here", job=1, models=tables)
 
 
 def assert_valid(events: list[dict[str, Any]]) -> None:
@@ -178,12 +180,21 @@ def test_missing_parts_and_parts_of_an_older_job(tmp_path: Path, capsys: pytest.
     record(tmp_path, steps=2)
     assert [(part.rank, part.size) for part in read_parts(tmp_path)] == [(0, 2), (1, 2)]
     path = tmp_path / "rank-1.steps.json"
-    old = json.loads(path.read_text())
-    path.write_text(json.dumps({**old, "started": old["started"] - 9, "written": old["started"] - 5}))
-    assert [part.rank for part in read_parts(tmp_path)] == [0]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "job": 255}))
+    assert main([str(tmp_path)]) == 1
+    words = f"the parts in {tmp_path} are of several jobs (rank 0 of job 1, rank 1 of job ff): keep those of one"
+    assert capsys.readouterr().err == f"ddp.tracing: {words}\n"
     (tmp_path / "rank-0.steps.json").write_text('{"format":"another"}')
     assert main([str(tmp_path)]) == 1
     assert "rank-0.steps.json is no part of a trace that this version can read" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_no_environment")
+def test_a_clock_that_is_set_back_loses_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(time.time(), -86_400)  # s; a day earlier each time
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    record(tmp_path)
+    assert [part.rank for part in read_parts(tmp_path)] == [0, 1]
 
 
 @pytest.mark.usefixtures("_no_environment")
@@ -212,6 +223,10 @@ def test_recording_real_ranks(tmp_path: Path) -> None:
         assert [names.count(name) for name in ("forward", "backward", "wait for communication")] == [4, 4, 4]
     assert {tuple(event["args"]["parameters"]) for event in events if event["ph"] == "i"} >= {("2.weight",)}
     assert (tmp_path / "step.png").exists()
+    (job,) = {part.job for part in read_parts(tmp_path)}
+    with ddp.tracing.recording(tmp_path):
+        collectives.run_threads(lambda comm: train(comm.rank), 2)
+    assert len({job, *(part.job for part in read_parts(tmp_path))}) == 2
     with pytest.raises(ArgumentError, match="no trace is being recorded"):
         ddp.tracing.stop()
 

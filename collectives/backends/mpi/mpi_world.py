@@ -13,10 +13,13 @@ would start a thread for every core of the machine: it is limited to the rank's 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import json
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,11 +36,14 @@ from collectives.reduction import COMBINE, ReduceOp
 from collectives.transport import LOST, ExitNotice, Placement
 
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
+_SIGACTION = 512  # bytes; more than any C library's struct sigaction takes
 _FINALIZE = 30.0  # s; MPI_Finalize with all ranks there takes milliseconds
 _EXIT_TAG = 0  # tag
 # How UCX, which MPICH's wheel goes over TCP with, cuts what it sends: its own 8 KiB keep the core busy with copies that
 # backward needs for itself (benchmarks/overlap.py). No number depends on it, and who has set it keeps what he has set.
 _TCP = {"UCX_TCP_TX_SEG_SIZE": "64k", "UCX_TCP_RX_SEG_SIZE": "128k"}
+# UCX takes this signal to print its debug messages from then on; 0: none.
+_SIGNALS = {"UCX_DEBUG_SIGNO": "0"}
 # What keeps an MPI from listening on outside networks where all ranks are on one host: UCX, of MPICH's wheel, takes the
 # loopback, and Open MPI does without TCP, whose module listens on every network whatever it is told.
 _ONE_HOST = {"UCX_NET_DEVICES": "lo", "OMPI_MCA_btl": "^tcp"}
@@ -56,10 +62,10 @@ class MPIWorld:
         self.checks = checks
         self._ours = "mpi4py.MPI" not in sys.modules
         self._rendezvous: Rendezvous | None = None
-        if promised is not None and promised.engine == "environment" and promised.size > 1:
-            self._rendezvous = _meet(promised, timeout)
         one_host = promised is not None and promised.local_size == promised.size
-        with _settings({**_TCP, **(_ONE_HOST if one_host else {})}):
+        with _settings({**_TCP, **_SIGNALS, **(_ONE_HOST if one_host else {})}):
+            if promised is not None and promised.engine == "environment" and promised.size > 1:
+                self._rendezvous = _meet(promised, timeout)
             MPI = _join_and_wait_for_every_rank_to_call_init(timeout, self._rendezvous)
         self.MPI = MPI
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -79,15 +85,16 @@ class MPIWorld:
             mine = (
                 MPI.Get_processor_name(),
                 os.getpid(),
-                frozenset(os.sched_getaffinity(0)),
-                mapped_segment_files(),
+                list(os.sched_getaffinity(0)),
+                list(mapped_segment_files()),
             )
             # Every rank has left MPI_Init when this returns.
-            self._hosts, self._pids, cores, mapped = zip(*self.comm.allgather(mine), strict=True)
+            self._hosts, self._pids, cores, mapped = zip(*_all_gather_json(MPI, self.comm, mine), strict=True)
         self.node = [rank for rank, host in enumerate(self._hosts) if host == self._hosts[base.rank]]
-        self.cores = [cores[rank] for rank in self.node]
+        self.cores = [frozenset(cores[rank]) for rank in self.node]
         if self.node[0] == base.rank:
-            unlink_files(frozenset.intersection(*[mapped[rank] for rank in self.node]))  # known to be needless
+            # Every rank of the node has mapped these, so their names are not needed any more.
+            unlink_files(set.intersection(*[set(map(tuple, mapped[rank])) for rank in self.node]))
         self._ops: dict[tuple[ReduceOp, Any], Any] = {}
         self._lock = threading.Lock()
         self._left: dict[int, ExitNotice] = {}
@@ -167,6 +174,34 @@ class MPIWorld:
         self.MPI.COMM_WORLD.Abort(status)
 
 
+def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
+    """The values of all ranks, in rank order. Not pickled, which would run code: an MPI does not know who connects."""
+    text = json.dumps(value).encode()
+    lengths = np.empty(comm.size, np.int64)
+    comm.Allgather(np.array([len(text)], np.int64), lengths)
+    texts = np.empty(lengths.sum(), np.uint8)
+    comm.Allgatherv([text, MPI.BYTE], [texts, lengths, MPI.BYTE])
+    return [json.loads(part.tobytes()) for part in np.split(texts, np.cumsum(lengths)[:-1])]
+
+
+@contextlib.contextmanager
+def _signal_dispositions_kept() -> Iterator[None]:
+    """Undoes what an MPI does to signals when it is loaded and started: its handlers would replace the user's.
+
+    Of the C library's handlers too, which Python does not see. MPICH and UCX take SIGUSR1 and SIGHUP, Open MPI those of
+    crashes.
+    """
+    sigaction = ctypes.CDLL(None).sigaction
+    before = {number: ctypes.create_string_buffer(_SIGACTION) for number in signal.valid_signals()}
+    for number, action in before.items():
+        sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            sigaction(number, action, None)  # refused for SIGKILL and SIGSTOP, which nobody can have changed
+
+
 def _meet(promised: world.World, timeout: float) -> Rendezvous:
     """Waits for the other ranks of a job that no MPI engine has started."""
     mpi4py.rc.initialize = False  # it waits until all ranks have come
@@ -184,6 +219,7 @@ def _meet(promised: world.World, timeout: float) -> Rendezvous:
     return Rendezvous(promised, timeout)
 
 
+@_signal_dispositions_kept()
 def _join_and_wait_for_every_rank_to_call_init(timeout: float, rendezvous: Rendezvous | None = None) -> Any:
     # MPI_Init blocks until every rank calls it, with the interpreter lock held; this function's name is what the stack
     # that the timer prints has to say.
@@ -207,6 +243,7 @@ def _settings(wanted: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@_signal_dispositions_kept()
 def _load() -> Any:
     mpi4py.rc.finalize = False
     try:

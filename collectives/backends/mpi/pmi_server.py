@@ -22,9 +22,11 @@ from collections.abc import Callable
 
 BANNER = "ddp-pmi-1"
 CONTROL, PMI = "control", "pmi"
-#: Seconds that a connection has to prove itself.
-HANDSHAKE = 10.0
-_UNAUTHENTICATED = 64  # connections at a time; further ones wait until these are closed
+# A peer that has not proved within so many seconds that it is a rank is dropped, however often it sends something.
+_HANDSHAKE = 10.0
+# Connections that may be unauthenticated at a time. One more drops the oldest: ranks, which answer within milliseconds,
+# get in while strangers hold all of them, and a rank that was dropped in a flood connects again.
+_UNAUTHENTICATED = 64
 _LINE = 1 << 16  # bytes; no message is longer, and none before the proof is longer than _HELLO
 _HELLO = 512
 _LINGER = 2.0  # s; how long the process outlives rank 0, for ranks that end with an error
@@ -117,13 +119,16 @@ class Server:
         self._gone: set[int] = set()
         self._complete = False
         self._space = KeyValueSpace(size)
-        self._handshakes = threading.Semaphore(_UNAUTHENTICATED)
+        self._unauthenticated: dict[socket.socket, float] = {}  # when each is dropped, the oldest first
         self._over = threading.Event()
 
     def serve(self) -> None:
         """Returns when the job is over."""
         threading.Thread(target=self._accept, daemon=True).start()
         while not self._over.wait(_POLL):
+            with self._lock:
+                for sock in [sock for sock, until in self._unauthenticated.items() if until <= time.monotonic()]:
+                    self._drop(sock)
             if os.getppid() != self._parent:
                 # A restarted job must not find this server. MPI in the other ranks may, on its way out.
                 self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` in the other thread takes one more
@@ -133,23 +138,32 @@ class Server:
 
     def _accept(self) -> None:
         while True:
-            self._handshakes.acquire()
             try:
                 sock, _ = self._listener.accept()
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                self._handshakes.release()  # the caller has gone again, or no descriptor is left
-                time.sleep(_POLL)
+                time.sleep(_POLL)  # the caller has gone again, or no descriptor is left
                 continue
+            with self._lock:
+                if len(self._unauthenticated) >= _UNAUTHENTICATED:
+                    self._drop(next(iter(self._unauthenticated)))
+                self._unauthenticated[sock] = time.monotonic() + _HANDSHAKE
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _drop(self, sock: socket.socket) -> None:
+        """Ends an unauthenticated connection: the thread that serves it reads its end, and closes it."""
+        del self._unauthenticated[sock]
+        with contextlib.suppress(OSError):  # the other side was faster
+            sock.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, sock.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
             try:
                 role, rank = self._authenticate(sock, lines.readline)
             finally:
-                self._handshakes.release()
+                with self._lock:
+                    self._unauthenticated.pop(sock, None)
             try:
                 while line := lines.readline(_LINE).decode(errors="replace").rstrip("\n"):
                     with self._lock:
@@ -163,8 +177,7 @@ class Server:
                         self._disconnected(rank)
 
     def _authenticate(self, sock: socket.socket, readline: Callable[[int], bytes]) -> tuple[str, int]:
-        """Role and rank of who is at the other end. Raises: ValueError, OSError if it is not a rank of this job."""
-        sock.settimeout(HANDSHAKE)
+        """The role and rank of the peer. Raises: ValueError, OSError if it is not a rank of this job."""
         mine = nonce()
         _send(sock, f"{BANNER} {mine}")
         role, number, theirs, answer = readline(_HELLO).decode().split()
@@ -173,11 +186,12 @@ class Server:
             raise ValueError("another secret")
         rank, ranks = int(number), self._ranks[role]
         with self._lock:
+            if self._unauthenticated.pop(sock, None) is None:
+                raise ValueError("too late")
             taken = rank in ranks or rank in self._gone
             _send(sock, f"{proof(self._secret, 'server', theirs)} {'taken' if taken else 'welcome'}")
             if taken:
                 raise ValueError("taken")
-            sock.settimeout(None)
             ranks[rank] = sock
             if role == CONTROL:
                 self._complete = len(ranks) == self._size

@@ -27,6 +27,8 @@ _log = logging.getLogger("collectives")
 
 #: Set by the user, to the same on every host: what only ranks of this job know.
 SECRET = "DDP_JOB_SECRET"
+#: Set to 1 by the user: whoever reaches rank 0's host over the network may join the job.
+TRUST = "DDP_TRUST_NETWORK"
 _PORTS = 16  # ports to try, one after the other: other programs may have some
 _PATIENCE = 2.0  # s; for one port. A server of ours greets at once
 _TAKEN = 3.0  # s; how long a server that has this rank already is taken for one of an earlier start, about to end
@@ -61,11 +63,22 @@ def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
 
 
 def secret(world: World, environ: Mapping[str, str]) -> bytes:
-    """What ranks of this start of the job have in common, and others have not as far as the launcher sees to it.
+    """The key with which ranks of this start of the job authenticate, made of variables that are the same on all.
 
-    torchrun's run id is random unless the user chose one; its restarts count up, so that no rank joins a server of an
-    earlier start. MASTER_ADDR is not in it: hosts may know rank 0's by different names.
+    Without the user's own secret the others are easily guessed: torchrun's run id is "none" unless it was told another.
+    Its restarts count up, so that no rank joins a server of an earlier start. MASTER_ADDR is not in it: hosts may know
+    rank 0's by different names.
+
+    Raises: WorldError if ranks on several hosts have no secret, and the network is not trusted.
     """
+    host, _ = addresses(world, environ)[0]
+    if not (_is_loopback(host) or environ.get(SECRET) or environ.get(TRUST) == "1"):
+        raise WorldError(
+            f"rank {world.rank} of {world.size}: the ranks meet over the network, at {host}, and without a secret "
+            f"anyone there could join the job. Set {SECRET} to the same random value on every host "
+            f"(python -c 'import secrets; print(secrets.token_hex())'), or {TRUST}=1 on every host if all who can "
+            "reach them are trusted"
+        )
     names = (SECRET, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE", "MASTER_PORT")
     return hashlib.sha256("\0".join(environ.get(name, "") for name in names).encode()).digest()
 
@@ -277,7 +290,7 @@ class Rendezvous:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    if host in ("localhost", "::1") or host.startswith("127."):
+    if _is_loopback(host):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=1024)
     dual = socket.has_dualstack_ipv6()
@@ -285,13 +298,18 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=dual)
 
 
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 def _line(sock: socket.socket) -> str:
     """The next line, read byte by byte: what follows it is for MPI."""
     line = b""
     deadline = time.monotonic() + _PATIENCE
     while not line.endswith(b"\n"):
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
         byte = sock.recv(1)
-        if not byte or len(line) > 256 or time.monotonic() > deadline:
+        if not byte or len(line) > 256:
             raise ValueError("no answer of ours")
         line += byte
     return line[:-1].decode("ascii")

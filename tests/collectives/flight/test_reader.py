@@ -100,7 +100,7 @@ def test_a_stopped_process_and_what_a_dead_one_did_last(recorded: Any) -> None:
 def _forged(**changes: Any) -> bytes:
     """A whole record with another header."""
     header = {"magic": layout.MAGIC, "version": layout.VERSION, "size": layout.SIZE, **changes}
-    return layout.HEADER.pack(*header.values(), os.getpid(), 0, 1, 0, -1, -1).ljust(layout.SIZE, b"\0")
+    return layout.HEADER.pack(*header.values(), os.getpid(), 0, 1, -1, -1).ljust(layout.SIZE, b"\0")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def call(order: int, state: str = "done", queued: float = 60.0, took: float = 8.
 
 
 def record(*calls: RecordedCall, rank: int = 0, position: Position | None = None) -> FlightRecord:
-    return FlightRecord(4711 + rank, rank, 4, 0, list(calls), position)
+    return FlightRecord(4711 + rank, rank, 4, list(calls), position)
 
 
 ALL_REDUCE = "last call all_reduce #417 (train.py:88) sum float32 (512, 10)"

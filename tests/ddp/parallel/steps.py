@@ -48,8 +48,8 @@ def make_step(number: int, at: float, late: float = 0.0, clock: int = 0, **chang
 class Ranks:
     """The timelines of all ranks, which exchange timestamps as they do in training."""
 
-    def __init__(self, size: int, plan: Any = TWO, nodes: list[int] | None = None) -> None:
-        self.timelines = [Timeline(rank, size, nodes or [0] * size) for rank in range(size)]
+    def __init__(self, size: int, plan: Any = TWO, nodes: list[int] | None = None, job: int = 1) -> None:
+        self.timelines = [Timeline(rank, size, nodes or [0] * size, job) for rank in range(size)]
         for timeline in self.timelines:
             timeline.set_buckets(buckets(*plan))
 

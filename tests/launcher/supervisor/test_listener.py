@@ -7,14 +7,14 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
-from launcher import network
+from launcher import network, protocol
 from launcher.errors import StartError
-from launcher.protocol import connect
+from launcher.protocol import connect, proof
 from launcher.supervisor.listener import Listener
 
 ME = {"rank": 3, "size": 4}
@@ -68,10 +68,30 @@ def test_a_agent_that_finds_nobody_says_where_it_looked() -> None:
             connect(f"{first},{second}", "secret", ME)
 
 
-def test_another_jobs_agent_is_not_let_in() -> None:
+def test_another_jobs_agent_is_not_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_LIMIT", 0.5)  # s
     with open_door() as (listener, agents), pytest.raises(StartError, match="closed during the handshake"):
         connect(listener.address, "another secret", ME)
     assert not agents
+
+
+def test_an_agent_that_strangers_drive_out_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_door() as (listener, agents), ExitStack() as stack:
+        listener._room = 2  # as if there were hundreds of strangers
+        host, _, port = listener.address.rpartition(":")
+        calls = []
+
+        def slow_proof(*words: str) -> str:
+            """As many strangers as there is room for come before the agent answers for the first time."""
+            calls.append(words)
+            for _ in range(2 if len(calls) == 1 else 0):
+                stranger = stack.enter_context(socket.create_connection((host, int(port)), timeout=LIMIT))
+                stranger.recv(1)  # it has been accepted
+            return proof(*words)
+
+        monkeypatch.setattr(protocol, "proof", slow_proof)
+        connect(listener.address, listener.secret, ME)[0].close()
+    assert [hello["rank"] for _, hello in agents] == [3]
 
 
 def test_a_job_with_ranks_elsewhere_is_found_at_every_address_of_this_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -102,6 +103,19 @@ def test_what_differs_between_jobs_makes_another_secret(name: str, environ: dict
     assert secret(world(0, 2), environ) == secret(world(1, 2), {**environ, "MASTER_ADDR": "another-name"})
 
 
+@pytest.mark.parametrize("address", ["node1", "10.0.0.1"])
+def test_ranks_meet_over_a_network_only_with_a_secret_or_if_told_to_trust_it(address: str) -> None:
+    environ = {"MASTER_ADDR": address, "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+    words = f"rank 1 of 2: .* at {address}, and without a secret .* Set DDP_JOB_SECRET .*, or DDP_TRUST_NETWORK=1"
+    for more in ({}, {rendezvous.SECRET: ""}, {rendezvous.TRUST: "0"}):
+        with pytest.raises(WorldError, match=words):
+            secret(world(1, 2), {**environ, **more})
+    keys = [secret(world(1, 2), {**environ, **more}) for more in ({rendezvous.SECRET: "s"}, {rendezvous.TRUST: "1"})]
+    assert keys[0] != keys[1]
+    for here in ({"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "localhost"}, {}):
+        assert secret(world(1, 2, one_host=not here), {**environ, **here})
+
+
 @pytest.mark.parametrize("one_host", [False, True])
 def test_mpi_gets_its_keys_and_its_barrier(one_host: bool, environ: dict[str, str]) -> None:
     with joined(environ, 2, one_host) as (first, second):
@@ -158,6 +172,45 @@ def test_strangers_neither_join_nor_break_the_job(environ: dict[str, str]) -> No
         first[0].leave()
         loud.shutdown(socket.SHUT_RDWR)
         speaker.join(10)
+
+
+@contextlib.contextmanager
+def served(secret: bytes) -> Iterator[Any]:
+    """The address of a PMI server for two ranks, which runs in a thread of this process."""
+    listener = socket.create_server((HERE, 0), backlog=128)
+    server = Server(listener, secret, 2, os.getppid())
+    serving = threading.Thread(target=server.serve)
+    serving.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        server._over.set()
+        serving.join(10)
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def test_slow_strangers_keep_no_rank_out() -> None:
+    with served(b"secret") as address, contextlib.ExitStack() as stack:
+        for _ in range(pmi_server._UNAUTHENTICATED):
+            stack.enter_context(socket.create_connection(address, 5)).sendall(b"control")
+        rank = stack.enter_context(socket.create_connection(address, 5))
+        challenge = rendezvous._line(rank).split()[1]
+        rank.sendall(f"control 1 x {pmi_server.proof(b'secret', 'rank', 'control', '1', 'x', challenge)}\n".encode())
+        assert rendezvous._line(rank) == f"{pmi_server.proof(b'secret', 'server', 'x')} welcome"
+        assert rendezvous._line(rank) == "missing 0"
+
+
+def test_a_stranger_has_one_time_limit_however_often_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pmi_server, "_HANDSHAKE", 0.3)
+    with served(b"secret") as address, socket.create_connection(address, 0.1) as stranger:
+        assert rendezvous._line(stranger).startswith(pmi_server.BANNER)
+        deadline = time.monotonic() + 5
+        with contextlib.suppress(ConnectionError):  # it has been dropped
+            while time.monotonic() < deadline:
+                stranger.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() < deadline
 
 
 def test_a_server_that_has_lost_rank_0_accepts_no_rank_of_a_restart() -> None:
