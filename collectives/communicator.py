@@ -39,6 +39,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     """A group of ranks that call the same collectives in the same order.
 
     rank, size: this rank and how many there are
+    ranks: which rank of `init()`'s communicator each rank of this one is
     local_rank, local_size, node: the same among the ranks of this node, and which node it is
     backend: "single", "mpi", "threads", or "nccl" if that was asked for by name
     timeout: seconds after which a collective raises CollectiveTimeout
@@ -56,8 +57,15 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     same error for ever; CommunicatorClosed after `close`.
     """
 
-    def __init__(self, transport: Transport, timeout: float, registry: CommunicatorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        timeout: float,
+        registry: CommunicatorRegistry | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         super().__init__(transport, timeout, registry)
+        self.ranks = tuple(range(self.size) if ranks is None else ranks)
         self._descendants = itertools.count()
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._groups_lock = threading.Lock()
@@ -159,7 +167,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             yield test
             transport = yield from share(transport, self.transport)
             transport.purpose = purpose
-            return Communicator(transport, self.timeout, self.registry)
+            return Communicator(transport, self.timeout, self.registry, self.ranks)
 
         return self.queue.run(self._collective("duplicate", None, steps))
 
@@ -185,9 +193,9 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             stem = self._descendant()
             transport, test = self.transport.split(members, stem if color is None else f"{stem}:{int(color)}")
             yield test
-            if transport is None:
+            if transport is None or members is None:
                 return None
-            return Communicator((yield from share(transport)), limit, self.registry)
+            return Communicator((yield from share(transport)), limit, self.registry, self._ranks_of(members))
 
         return self.queue.run(self._collective("split", None, steps))
 
@@ -217,7 +225,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             transport, test = self.transport.group(members, key, missing)
             yield test
-            return Communicator((yield from share(transport)), limit, self.registry)
+            return Communicator((yield from share(transport)), limit, self.registry, self._ranks_of(members))
 
         def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
             left = {rank: each for rank, each in exit_notices.items() if rank in members}
@@ -230,6 +238,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         made = self.queue.run(call, ordered=False)
         made.connect_nccl()
         return made
+
+    def _ranks_of(self, members: Sequence[int]) -> list[int]:
+        """The ranks of `init()`'s communicator that these ranks of this one are."""
+        return [self.ranks[rank] for rank in members]
 
     def _descendant(self) -> str:
         """The key of the next one, counted when all ranks have met: a call that only some of them make has none."""

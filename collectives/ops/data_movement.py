@@ -11,6 +11,7 @@ import numpy as np
 from collectives.arrays import (
     Lengths,
     as_bytes,
+    check_lengths,
     exchanged_rows,
     in_words,
     is_device_array,
@@ -170,6 +171,7 @@ class DataMovement(CommunicatorBase):
         x: Any,
         *,
         lengths: Sequence[int] | Sequence[Sequence[int]] | Literal["equal"] | None = None,
+        out_lengths: Sequence[int] | None = None,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
@@ -179,15 +181,19 @@ class DataMovement(CommunicatorBase):
         lengths: the rows that this rank sends to each rank; None: `np.array_split`'s rule. In both cases the ranks
         first tell each other the lengths. No exchange takes place with "equal" (every rank sends n / size rows to each)
         or with the whole table, `lengths[source][destination]`
+        out_lengths: the rows that this rank expects from each rank, to be checked; None: any
         out: (rows received, ...)
         Returns: (rows received, ...), what came from each rank, joined in rank order
-        Raises: ArgumentError if x is 0-d, or lengths or out do not fit; MismatchError on every rank if dtypes or
-        row shapes differ and lengths are exchanged.
+        Raises: ArgumentError if x is 0-d, or lengths, out_lengths or out do not fit; MismatchError on every rank if
+        dtypes or row shapes differ and lengths are exchanged.
         """
-        return self._call(self._all_to_all, x, ("all_to_all", lengths), out, None, async_op)
+        return self._call(self._all_to_all, x, ("all_to_all", lengths, out_lengths), out, None, async_op)
 
-    def _all_to_all(self, arrays: Any, x: Any, out: Any, scale: Any, name: str, lengths: Any) -> CollectiveOp[Any]:
+    def _all_to_all(
+        self, arrays: Any, x: Any, out: Any, scale: Any, name: str, lengths: Any, out_lengths: Sequence[int] | None
+    ) -> CollectiveOp[Any]:
         whole = _splittable(arrays, x, name)
+        expected = None if out_lengths is None else check_lengths(out_lengths, self.size)
         sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
         target = None if out is None else arrays.read(out, "out")
         more = "" if known is None else in_words(lengths, known).strip()
@@ -202,9 +208,14 @@ class DataMovement(CommunicatorBase):
                 received = np.empty((self.size, self.size), np.int64)
                 yield self.transport.all_prefixes(prefix, received.view(np.uint8))
                 table[:] = received.tolist()
-            buffer = arrays.result((sum(sends[self.rank] for sends in table), *row), dtype, whole, target)
+            received_lengths = [sends[self.rank] for sends in table]
+            buffer = arrays.result((sum(received_lengths), *row), dtype, whole, target)
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
             yield from arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes))
+            if expected not in (None, received_lengths):  # only now: the other ranks wait for this one's rows
+                raise ArgumentError(
+                    f"rank {self.rank}: {name} expected rows {expected} from the ranks, and got {received_lengths}"
+                )
             return arrays.deliver(buffer, target, out)
 
         def plan(signatures: Signatures) -> CallPlan:

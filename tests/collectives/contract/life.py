@@ -129,7 +129,7 @@ class LifeContract:
                 part = comm.split(color, key)
                 assert part is not None
                 assert (part.size, part.rank) == (len(order), order.index(comm.rank))
-                assert part.all_gather_object(comm.rank) == order
+                assert part.all_gather_object(comm.rank) == order == list(part.ranks)
                 assert (part.timeout, part.backend, part.registry) == (comm.timeout, comm.backend, comm.registry)
                 if comm.local_size == comm.size:
                     assert (part.local_rank, part.local_size, part.node) == (part.rank, part.size, 0)
@@ -153,7 +153,7 @@ class LifeContract:
                 assert part.all_reduce(np.ones(1)) == comm.size - 1
                 inner = part.duplicate().split(part.rank)
                 assert inner is not None
-                assert inner.all_gather_object(comm.rank) == [comm.rank]
+                assert inner.all_gather_object(comm.rank) == [comm.rank] == list(inner.ranks)
                 inner.close()
             assert comm.all_reduce(np.ones(1)) == comm.size
             assert comm.split(None) is None
@@ -184,7 +184,8 @@ class LifeContract:
                 for _ in range(2):
                     group = comm.create_group(members, timeout=13)
                     assert (group.rank, group.size, group.timeout) == (members.index(comm.rank), len(members), 13)
-                    assert group.all_gather_object(comm.rank) == members
+                    assert group.all_gather_object(comm.rank) == members == list(group.ranks)
+                    assert group.create_group([group.rank]).ranks == (comm.rank,)
                     assert_array_equal(group.all_reduce(np.ones(40_000)), np.full(40_000, len(members)))
                     assert len(set(group.all_gather_object(group.key))) == 1
                     group.close()

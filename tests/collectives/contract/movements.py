@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
@@ -66,6 +68,25 @@ class MovementsContract:
 
         run(check)
 
+    def test_all_to_all_checks_how_many_rows_each_rank_sends(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            ranks = range(comm.size)
+            x = np.repeat(comm.rank * 10.0 + np.arange(comm.size), np.arange(comm.size) + comm.rank)
+            sends = [rank + comm.rank for rank in ranks]
+            for async_op in (False, True):
+                received = comm.all_to_all(x, lengths=sends, out_lengths=sends, async_op=async_op)
+                expected = np.repeat(np.array(ranks) * 10.0 + comm.rank, sends)
+                assert_array_equal(received.wait() if async_op else received, expected)
+            if comm.size > 1:  # as many rows in all, but not from these ranks
+                wrong = [sends[0] + sends[1], 0, *sends[2:]]
+                last = comm.rank == comm.size - 1  # the others have what they expect
+                with pytest.raises(collectives.ArgumentError) if last else contextlib.nullcontext() as raised:
+                    comm.all_to_all(x, lengths=sends, out_lengths=wrong if last else sends)
+                assert raised is None or f"expected rows {wrong} from the ranks, and got {sends}" in str(raised.value)
+            comm.barrier()
+
+        run(check)
+
     def test_all_to_all_refuses_what_does_not_fit(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             size = comm.size
@@ -84,6 +105,8 @@ class MovementsContract:
                     comm.all_to_all(np.ones(size + 1), lengths="equal")
             with pytest.raises(collectives.ArgumentError, match="out should be"):
                 comm.all_to_all(np.ones(size), out=np.ones(size + 1))
+            with pytest.raises(collectives.ArgumentError, match="lengths should be"):
+                comm.all_to_all(np.ones(size), out_lengths=[1] * (size + 1))
             assert comm.all_reduce(np.ones(1)) == size
 
         run(check)
