@@ -73,6 +73,7 @@ class Attempt:
 
     failures: what went wrong, in the order in which it was learned; stopped: the signal by which the user ended it
     stop: how the ranks stopped, if they did so as asked; engine_output: the last of what the engine printed
+    overdue: the ranks that were killed since they had not ended when the time that `Job.grace` gave them was over
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Attempt:
         self.failures: list[Failure] = []
         self.stop: Stop | None = None
         self.stopped = 0
+        self.overdue: list[int] = []
         self.engine_output = b""
         self._console, self._stdin, self._observers, self._wakeup = console, stdin, observers, wakeup
         self._clock, self._until = clock, until
@@ -175,7 +177,7 @@ class Attempt:
 
     def fail(self, failure: Failure) -> None:
         """Records a failure. The first ends the job."""
-        if self.stopped or self.ranks.saved:
+        if self.ranks.saved or (self.stopped and not self._explains_stop(failure)):
             return
         self._note(failure)
         if self._ending:
@@ -185,6 +187,14 @@ class Attempt:
             self._deadlines.setdefault("settle", self._after(_SETTLE))
         else:
             self._shut_down(signal.SIGTERM, self.job.grace if isinstance(failure, TimeLimit) else self._failure_grace())
+
+    def _explains_stop(self, failure: Failure) -> bool:
+        """True for an exception of a rank that handles SIGTERM or SIGHUP: most likely its state was not saved.
+
+        After Ctrl-C exceptions are common, since Python raises KeyboardInterrupt anywhere.
+        """
+        raised = isinstance(failure, RankFailed) and failure.raised is not None
+        return raised and self.stopped in (signal.SIGTERM, signal.SIGHUP) and not is_echo(failure)
 
     def _note(self, failure: Failure) -> None:
         self.failures.append(failure)
@@ -311,6 +321,8 @@ class Attempt:
         if "deserted" in due and self._deserter is not None and not self._all_over():
             self.fail(self._deserter)
         if "kill" in due:
+            if self.stopped or any(isinstance(failure, TimeLimit) for failure in self.failures):
+                self.overdue = [rank for rank, process in sorted(self.ranks.items()) if not process.over]
             self._kill()
         self._listener.drop_silent(self.now)
 

@@ -15,7 +15,7 @@ from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis import failure_report
-from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, root_cause, signal_name
+from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, describe_overdue, root_cause, signal_name
 from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.observer import Observer, Observers
 from launcher.errors import UsageError
@@ -36,8 +36,8 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     """Runs a job to its end and returns its exit code.
 
     0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
-    raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C, 143
-    after SIGTERM.
+    raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C; 143
+    after SIGTERM, unless all ranks have saved their state.
     observers: see every event; explain: prints, too, why a rank failed or that time is over
     Raises: UsageError if no MPI is there to start more than one rank, or too few files may be opened for so many.
     """
@@ -195,12 +195,22 @@ class _Supervisor:
         attempt = self.attempt
         if attempt.stop is not None:
             self.console.say(f"ddp-launch: {attempt.stop}")
+        elif attempt.overdue:
+            self.console.say(f"ddp-launch: {describe_overdue(attempt.overdue, self.job.grace)}")
         if attempt.stopped == signal.SIGPIPE and self.console.unwritable:
             return 1, self.console.unwritable
+        code, sentence = self._report_failures() if attempt.failures else (0, "")
+        # No 75 after Ctrl-C: a loop in a shell script would start the job again.
+        asked = attempt.stopped in (0, signal.SIGTERM, signal.SIGHUP)
+        if attempt.stop is not None and not attempt.stop.late and asked:
+            return STOPPED, str(attempt.stop)
         if attempt.stopped:
-            return 128 + attempt.stopped, f"ended by {signal_name(attempt.stopped, hint=False)}"
-        if not attempt.failures:
-            return (0, "") if attempt.stop is None else (STOPPED, str(attempt.stop))
+            return 128 + attempt.stopped, sentence or f"ended by {signal_name(attempt.stopped, hint=False)}"
+        return code, sentence
+
+    def _report_failures(self) -> tuple[int, str]:
+        """Prints the report on what went wrong; returns the exit code, and the sentence that explains it."""
+        attempt = self.attempt
         first = root_cause(attempt.failures, attempt.engine_output)
         several_hosts = attempt.ranks.several_hosts()
         found = failure_report.explain(attempt.failures, attempt.engine_output, self.tail, several_hosts)
