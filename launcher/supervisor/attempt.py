@@ -491,7 +491,7 @@ class Attempt:
         process.asked = True
 
     def _on_stdin_taken(self, rank: int, process: RankProcess, value: object) -> None:
-        self._stdin.acknowledged()
+        self._stdin.acknowledged(rank, self.ranks)
 
     def _on_parent_lost(self, rank: int, process: RankProcess, pid: int) -> None:
         if pid == process.engine:

@@ -19,14 +19,14 @@ from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, descr
 from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.observer import Observer, Observers
 from launcher.errors import UsageError
-from launcher.job import Job
+from launcher.job import STDIN, Job
 from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
 from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import ranks_environment
 from launcher.supervisor.signal_pipe import SignalPipe
-from launcher.supervisor.stdin import StdinForwarder
+from launcher.supervisor.stdin import StdinForwarder, read_program
 
 if TYPE_CHECKING:
     from launcher.console.logs import Logs
@@ -49,9 +49,10 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
         from launcher import tracing  # here, because few jobs want it
 
         job = replace(job, trace=tracing.prepare(job.trace))
+    program = read_program() if job.script == STDIN else None
     with many_files(job.size) as before, SignalPipe() as wakeup:
         environ = {**os.environ, FILES: str(before)}
-        code = _Supervisor(job, wakeup, environ, observers, explain).run()
+        code = _Supervisor(job, wakeup, environ, observers, explain, program).run()
     if job.trace is not None:
         _print(tracing.merge(job.trace))
     return code
@@ -75,6 +76,7 @@ class _Supervisor:
         environ: dict[str, str],
         observers: Sequence[Observer],
         explain: bool,
+        program: bytes | None,
     ) -> None:
         self.job = job
         self.wakeup = wakeup
@@ -87,7 +89,7 @@ class _Supervisor:
             asking=_asking(job),
         )
         self._explain = explain
-        self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed)
+        self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed, program=program)
         self.tail = failure_report.Tail(_hidden(job))
         self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
         self.clock = JobClock()
