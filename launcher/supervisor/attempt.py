@@ -370,10 +370,10 @@ class Attempt:
             elif number not in ENDING:
                 continue  # SIGCONT, SIGWINCH: only to look again
             elif self._closed:
-                self._console.say(f"ddp-launch: {name_of(number)}: the job does not start again")
+                self._console.say(f"{name_of(number)}: the job does not start again")
                 self.stopped = number
             elif not self._ending:
-                self._console.say(f"ddp-launch: {name_of(number)}: ending the job (once more kills it at once)")
+                self._console.say(f"{name_of(number)}: ending the job (once more kills it at once)")
                 self._end_by(number)
             elif self.now - self._stopped_at > _TWICE:
                 self._console.drop()
@@ -468,7 +468,7 @@ class Attempt:
 
     def _on_quit(self, rank: int, process: RankProcess, why: str) -> None:
         if not self._ending:
-            self._console.say(f"ddp-launch: {why}: ending the job (Ctrl-C kills it at once)")
+            self._console.say(f"{why}: ending the job (Ctrl-C kills it at once)")
             self._end_by(signal.SIGINT)
 
     def _on_refused(self, rank: int, process: RankProcess, why: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
+from launcher.console.terminal import one_line
 from launcher.diagnosis import failure_report
 from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, describe_overdue, root_cause, signal_name
 from launcher.diagnosis.job_clock import JobClock
@@ -61,7 +62,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
 def _print(text: str) -> None:
     """Prints a line when the console is closed."""
     try:
-        print(f"ddp-launch: {text}", file=sys.stderr)
+        print(f"ddp-launch: {one_line(text)}", file=sys.stderr)
     except OSError:
         pass  # stderr is closed
 
@@ -158,7 +159,7 @@ class _Supervisor:
             number += 1
             delay = restart_delay(failed_in_a_row)
             in_a_while = f" in {delay:g} s" if delay else ""
-            self.console.say(f"ddp-launch: restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
+            self.console.say(f"restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
             self._take(again)
             attempt.wait(delay)
             if attempt.stopped or attempt.failures:
@@ -178,7 +179,7 @@ class _Supervisor:
         again = smaller(self.job, lost)
         if again is None:
             names = ", ".join(host.name for host in lost)
-            self.console.say(f"ddp-launch: no restart: without {names} too few ranks are left")
+            self.console.say(f"no restart: without {names} too few ranks are left")
         return again
 
     def _take(self, again: Job) -> None:
@@ -196,9 +197,9 @@ class _Supervisor:
         """Prints what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
         attempt = self.attempt
         if attempt.stop is not None:
-            self.console.say(f"ddp-launch: {attempt.stop}")
+            self.console.say(str(attempt.stop))
         elif attempt.overdue:
-            self.console.say(f"ddp-launch: {describe_overdue(attempt.overdue, self.job.grace)}")
+            self.console.say(describe_overdue(attempt.overdue, self.job.grace))
         if attempt.stopped == signal.SIGPIPE and self.console.unwritable:
             return 1, self.console.unwritable
         code, sentence = self._report_failures() if attempt.failures else (0, "")
@@ -217,8 +218,8 @@ class _Supervisor:
         several_hosts = attempt.ranks.several_hosts()
         found = failure_report.explain(attempt.failures, attempt.engine_output, self.tail, several_hosts)
         if self._explain or not isinstance(first, RankFailed | TimeLimit):
-            for block in found.blocks:
-                self.console.say(block)
+            for text, quoted in found.blocks:
+                self.console.say(text, quoted)
         return found.code, found.sentence
 
 

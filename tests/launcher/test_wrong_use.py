@@ -82,6 +82,16 @@ def test_wrong_use(line: str, says: str, folder: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [["\x1b[2J\nddp-launch: well"], ["--log-dir=file/\x1b[2J\nddp-launch: well", "job.py"], ["--\x1b[2J\nx"]],
+)
+def test_what_was_asked_for_is_shown_as_text(line: list[str], folder: Path, capsys: Any, run_job: Any) -> None:
+    done = run_job([sys.executable, "-m", "launcher", *line], cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "\\x1b[2J\\n" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("option", "says"),
     [
         ("--log-dir=file", "the log folder file cannot be used: "),
