@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 from collectives.world import DEBUG_RANK, report
-from launcher.console.terminal import one_line
 
 # s; within which the launcher ends a job that was quit
 _SHUTDOWN_LIMIT = 20.0
@@ -31,7 +30,7 @@ def stop_at(frame: FrameType, header: str | None = None) -> None:
         if location not in _passed:
             _passed.add(location)
             text = f"rank {mine} passes breakpoint() at {location}: --debug-rank {mine} gives it the debugger"
-            print(f"ddp-launch: {one_line(text)}", file=sys.__stderr__, flush=True)
+            print(f"ddp-launch: {text}", file=sys.__stderr__, flush=True)
         return
     debugger = _Debugger(mine)
     if header is not None:
