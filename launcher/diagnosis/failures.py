@@ -22,13 +22,24 @@ _OURS = "collectives.errors."
 _MISSES = ("collectives.errors.CollectiveTimeout", "collectives.errors.NcclError")
 _SAYS_WHO = re.compile(r"^rank \d+: ")
 
+#: What is wrong with a network between hosts on which small messages arrive and a job does not start all the same.
+LARGE_PACKETS = "a network may drop large packets alone: ping -M do -s 1472 HOST"
+_FULL = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
+
 _HINTS = {
     signal.SIGKILL: "often the kernel, out of memory",
-    signal.SIGSEGV: "invalid memory access in native code",
-    signal.SIGBUS: "often a full /dev/shm",
-    signal.SIGABRT: "abort() in native code",
+    signal.SIGSEGV: f"invalid memory access in native code; while ranks start, often {_FULL}",
+    signal.SIGBUS: f"often {_FULL}",
+    signal.SIGABRT: "abort() in native code, whose message stands above; for one about threads or processes: ulimit -u",
+    signal.SIGXFSZ: "a file larger than allowed (ulimit -f)",
     signal.SIGFPE: "arithmetic error in native code",
     signal.SIGILL: "an instruction that this CPU does not have",
+}
+
+# What the system says when a limit of the user's is reached, and which one that is.
+_LIMITS = {
+    "can't start new thread": "this user may have no more processes and threads: ulimit -u",
+    "[Errno 27]": "ulimit -f limits the size of files",
 }
 
 
@@ -53,7 +64,8 @@ class Raised:
 
     def __str__(self) -> str:
         first, *more = self.message.splitlines() or [""]
-        return f"{self.type}: {first}{' [...]' if more else ''}" if first else self.type
+        hint = next((f" ({limit})" for words, limit in _LIMITS.items() if words in first), "")
+        return f"{self.type}: {first}{' [...]' if more else ''}{hint}" if first else self.type
 
 
 @dataclass(frozen=True, kw_only=True)

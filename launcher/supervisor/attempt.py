@@ -19,6 +19,7 @@ from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis.failures import (
+    LARGE_PACKETS,
     AgentLost,
     EngineEnded,
     EngineLost,
@@ -309,6 +310,8 @@ class Attempt:
             text = f"{name_ranks(self.ranks.missing())} did not start within {self.job.start_limit:g} s"
             if engine := self.stopped_engine():
                 text += f": {engine} is stopped"
+            elif self._engine.remote_hosts:
+                text += f": {LARGE_PACKETS}"
             self.fail(NotStarted(at=self.now, message=text))
         if "limit" in due:
             self.fail(TimeLimit(at=self.now, seconds=self.job.timeout or 0.0))

@@ -157,16 +157,20 @@ class _Supervisor:
                 attempt.close()
             failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             number += 1
-            delay = restart_delay(failed_in_a_row)
+            job, lost = again
+            waits_for_hosts = bool(lost) and job is self.job
+            # A host that was lost is hardly back at once.
+            delay = restart_delay(failed_in_a_row + int(waits_for_hosts))
             in_a_while = f" in {delay:g} s" if delay else ""
-            self.console.say(f"restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
-            self._take(again)
+            where = describe_hosts(self.job, job, lost)
+            self.console.say(f"restart {number} of {self.job.max_restarts}{in_a_while}{where}")
+            self._take(job)
             attempt.wait(delay)
             if attempt.stopped or attempt.failures:
                 return self._report()
 
-    def _again(self, number: int) -> Job | None:
-        """What to start next; None if that was the end."""
+    def _again(self, number: int) -> tuple[Job, list[Host]] | None:
+        """What to start next, and the hosts that were lost; None if that was the end."""
         attempt = self.attempt
         if attempt.stopped or not attempt.failures or number >= self.job.max_restarts:
             return None
@@ -176,11 +180,7 @@ class _Supervisor:
             ):
                 return None  # wrong use would be wrong the next time, too
         lost = lost_hosts(self.job.hosts, self.job.size, attempt.gone())
-        again = smaller(self.job, lost)
-        if again is None:
-            names = ", ".join(host.name for host in lost)
-            self.console.say(f"no restart: without {names} too few ranks are left")
-        return again
+        return smaller(self.job, lost) or self.job, lost
 
     def _take(self, again: Job) -> None:
         """Makes this the job to start next: with fewer ranks others may be shown, or have the standard input."""
@@ -188,10 +188,6 @@ class _Supervisor:
         self.stdin.rank = again.debug_rank
         self.console.choose(again.ranks, _asking(again))
         self.tail.hidden = _hidden(again)
-
-    def _fewer(self, again: Job) -> str:
-        lost = [host.name for host in self.job.hosts if host not in again.hosts]
-        return f", without {', '.join(lost)}: {again.size} rank{'s' * (again.size != 1)}" if lost else ""
 
     def _report(self) -> tuple[int, str]:
         """Prints what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
@@ -265,6 +261,18 @@ def lost_hosts(hosts: Sequence[Host], n: int, gone: Collection[int]) -> list[Hos
     used = [(host, ranks) for host, ranks in ranks_by_host(hosts, n) if ranks]
     lost = [host for host, ranks in used if all(rank in gone for rank in ranks)]
     return [] if len(lost) == len(used) else lost
+
+
+def describe_hosts(before: Job, job: Job, lost: Sequence[Host]) -> str:
+    """Where a restart takes place; "" where nothing was lost. before: the job that failed; job: what starts next"""
+    names = ", ".join(host.name for host in lost)
+    if not lost:
+        return ""
+    if job is before:
+        least = before.min_ranks or before.size
+        left = min(before.size, sum(host.slots for host in before.hosts if host not in lost))
+        return f", on all hosts: those without {names} take {left} rank{'s' * (left != 1)}, and {least} are needed"
+    return f", without {names}: {job.size} rank{'s' * (job.size != 1)}"
 
 
 def smaller(job: Job, lost: Collection[Host]) -> Job | None:
