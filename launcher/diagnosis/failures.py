@@ -22,8 +22,6 @@ _OURS = "collectives.errors."
 _MISSES = ("collectives.errors.CollectiveTimeout", "collectives.errors.NcclError")
 _SAYS_WHO = re.compile(r"^rank \d+: ")
 
-#: What is wrong with a network between hosts on which small messages arrive and a job does not start all the same.
-LARGE_PACKETS = "a network may drop large packets alone: ping -M do -s 1472 HOST"
 _FULL = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
 
 _HINTS = {

@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from launcher.diagnosis.failures import LARGE_PACKETS, duration, name_rank, name_ranks
+from launcher.diagnosis.failures import duration, name_rank, name_ranks
 from launcher.diagnosis.liveness import INIT, RankState
+from launcher.errors import LARGE_PACKETS
 
 _SHOWN = 3  # ranks in a sentence
 _ROWS = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from launcher import errors
-from launcher.diagnosis.failures import LARGE_PACKETS
+from launcher.errors import LARGE_PACKETS
 
 _SSH = (
     re.compile(r"^ssh: connect to host (?P<host>\S+) port \d+: (?P<why>.+?)\r?$", re.MULTILINE),

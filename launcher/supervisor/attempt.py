@@ -19,7 +19,6 @@ from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
 from launcher.diagnosis.failures import (
-    LARGE_PACKETS,
     AgentLost,
     EngineEnded,
     EngineLost,
@@ -37,6 +36,7 @@ from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.liveness import SILENCE
 from launcher.diagnosis.observer import Observer
 from launcher.engines.start_errors import explain_start_failure, unreachable_host
+from launcher.errors import LARGE_PACKETS
 from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on

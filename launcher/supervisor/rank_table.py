@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from collectives.world import STOPPED
-from launcher.diagnosis.failures import LARGE_PACKETS, Stop, name_ranks, stop_of
+from launcher.diagnosis.failures import Stop, name_ranks, stop_of
+from launcher.errors import LARGE_PACKETS
 from launcher.protocol import Channel, Message
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.diagnosis.failures import LARGE_PACKETS
 from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
 from launcher.diagnosis.liveness import INIT, Liveness, RankState
+from launcher.errors import LARGE_PACKETS
 
 GATHER = "gather #417 (train.py:91) root=0 float32 (64, 10)"
 REDUCE = "all_reduce #416 (train.py:88) sum float32 (512, 10)"
