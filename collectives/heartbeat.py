@@ -16,6 +16,7 @@ import numpy as np
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveTimeout
 from collectives.time_limit import TimeLimit
+from collectives.transport import name_ranks
 
 EVERY = 1.0  # s; a beat while somebody works
 _WORKS, _DONE, _FAILED, _STUCK = range(4)
@@ -73,9 +74,10 @@ class Heartbeat:
         if self._error is not None:
             raise self._error
         if self._stuck:
-            names = ", ".join(map(str, self._stuck))
+            have = "has" if len(self._stuck) == 1 else "have"
             raise CollectiveTimeout(
-                f"rank {self._comm.rank}: rank {names} has made no progress for {self._patience:g} s, though it lives"
+                f"rank {self._comm.rank}: {name_ranks(self._stuck)} {have} made no progress for {self._patience:g} s, "
+                "though still alive"
             )
 
     def _beat(self) -> None:

@@ -409,3 +409,8 @@ def spans(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank, rank])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """`name_ranks([1, 2, 5]) == "ranks 1-2, 5"`, `name_ranks([3]) == "rank 3"`"""
+    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"

@@ -81,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return _run(resolve_size(job, os.environ))
     except UsageError as error:
-        _print(f"ddp-launch: {error}\n", sys.stderr)  # if it can be; the exit code says it, too
+        from launcher.console.terminal import one_line
+
+        _print(f"ddp-launch: {one_line(str(error))}\n", sys.stderr)  # if it can be; the exit code says it, too
         return 2
 
 

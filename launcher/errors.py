@@ -10,6 +10,8 @@ An agent imports this before it forks its rank, so it imports nothing.
 from __future__ import annotations
 
 _MARK = "ddp-launch refuses: "
+#: What is wrong with a network between hosts on which small messages arrive and a job does not start all the same.
+LARGE_PACKETS = "a network may drop large packets alone: ping -M do -s 1472 HOST"
 
 
 class UsageError(Exception):

@@ -20,16 +20,20 @@ START_LIMIT = 60.0
 HANG_TIMEOUT = 540.0
 #: Seconds without a heartbeat of a rank, which comes every second, after which its host or the way to it is down.
 HEARTBEAT_TIMEOUT = 30.0
+#: The script that is read from the standard input.
+STDIN = "-"
 #: What `collectives.init(backend=...)` takes.
 BACKENDS = ("auto", "single", "mpi", "nccl")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A script or a module, to be run by several ranks.
+    """A script, a module or a program, to be run by several ranks.
 
-    script: path of a Python file, or
+    script: path of what `python SCRIPT` takes: a Python file, a folder or zip file with a `__main__.py`, a compiled
+    file; `-`: each rank runs what the launcher reads from its standard input; or
     module: name of a module, as in `python -m`; exactly one of the two
+    no_python: `script` is a program of any kind, by its path or found on PATH
     args: what the script finds in `sys.argv[1:]`
     n: number of ranks; None: as many as the hosts have slots, or as an allocation of Slurm has tasks, else 1
     hosts: machines to start ranks on, each with the number of ranks that it takes; none: this one, or those of Slurm
@@ -57,6 +61,7 @@ class Job:
 
     script: str | None = None
     module: str | None = None
+    no_python: bool = False
     args: tuple[str, ...] = ()
     n: int | None = None
     hosts: tuple[Host, ...] = ()
@@ -95,9 +100,9 @@ class Job:
 
     @property
     def target(self) -> tuple[str, ...]:
-        """What an agent is given: `SCRIPT ARGS...` or `-m MODULE ARGS...`."""
+        """What an agent is given: see `launcher.agent.rank.run`."""
         if self.script is not None:
-            return (self.script, *self.args)
+            return (*["--no-python"] * self.no_python, self.script, *self.args)
         assert self.module is not None
         return ("-m", self.module, *self.args)
 
@@ -107,13 +112,28 @@ class Job:
         if not self.module and self.script is None:
             raise UsageError("no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)")
         if self.script is None:
-            return
-        if os.path.isdir(self.script):
-            raise UsageError(f"{self.script} is a directory, not a Python script")
-        if not os.path.exists(self.script):
-            raise UsageError(f"there is no script {self.script}")
-        if not os.access(self.script, os.R_OK):
-            raise UsageError(f"the script {self.script} cannot be read")
+            if self.no_python:
+                raise UsageError(f"a module is Python: give -m {self.module} or --no-python, not both")
+        elif self.no_python:
+            self._check_program(self.script)
+        elif self.script != STDIN:
+            self._check_script(self.script)
+
+    @staticmethod
+    def _check_program(path: str) -> None:
+        import shutil  # here, because few jobs want it
+
+        if shutil.which(path) is None:
+            raise UsageError(f"there is no program {path} that may be executed: give its path, or have it on PATH")
+
+    @staticmethod
+    def _check_script(path: str) -> None:
+        if not os.path.exists(path):
+            raise UsageError(f"there is no script {path} (a program that is no Python script runs with --no-python)")
+        if not os.access(path, os.R_OK):
+            raise UsageError(f"the script {path} cannot be read")
+        if os.path.isdir(path) and not {"__main__.py", "__main__.pyc"} & {*os.listdir(path)}:
+            raise UsageError(f"{path} is a directory without a __main__.py, which Python would run")
 
     def _check_numbers(self) -> None:
         if self.n is not None and self.n < 1:

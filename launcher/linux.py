@@ -266,6 +266,32 @@ def remove_stale_segments(since: float, folder: str = _SHM, *, dry_run: bool = F
     return len(found), sum(found)
 
 
+#: Bytes of /dev/shm that MPICH takes for each rank of a machine, as measured (5.27 MiB), and a little more.
+SHM_PER_RANK = 5_560_000
+
+
+def check_shm(ranks: int, folder: str = _SHM) -> None:
+    """Raises: UsageError if MPICH, starting so many ranks on this machine, would not get the shared memory it needs.
+
+    Where that is short, MPICH itself dies by SIGSEGV or SIGBUS.
+    """
+    needed = ranks * SHM_PER_RANK
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    need = f"MPICH needs {format_bytes(needed)} of shared memory for {ranks} ranks on this machine, and"
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        raise UsageError(f"{need} there is no {folder}: mount -t tmpfs tmpfs {folder}") from None
+    free = found.f_bavail * found.f_frsize
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{need} {folder} is read-only or not this user's: mount -o remount,rw,mode=1777 {folder}")
+    if free < needed:
+        larger = f"mount -o remount,size=1g {folder}, in a container docker run --shm-size=1g"
+        raise UsageError(f"{need} {folder} has {format_bytes(free)} free: {larger}")
+    if largest != resource.RLIM_INFINITY and largest < needed:
+        raise UsageError(f"{need} no file may be larger than {format_bytes(largest)} (ulimit -f)")
+
+
 def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:
     """The bytes that a file takes, if it was unused and is removed."""
     try:

@@ -22,6 +22,7 @@ ddp-launch [OPTIONS] SCRIPT ARGS...      ddp-launch [OPTIONS] -m MODULE ARGS...
 _WHAT = "Starts the ranks of a Python program, here or on other hosts, and explains how they fail."
 _MORE = """\
 Options come before SCRIPT; what follows it belongs to the script. `--` ends the options.
+SCRIPT is what Python takes: a file, a folder or zip file with a __main__.py, or - (standard input).
 The command line wins over the job file. In parentheses: the default.
 
 Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it; 1 for an exception;
@@ -65,6 +66,7 @@ def parser() -> ArgumentParser:
     add = options("What runs")
     add("-n", "-np", dest="n", metavar="N", type=_COUNT, help="number of ranks (the hosts' slots, or 1); gpu: all")
     add("-m", dest="module", metavar="MODULE", help="run a module, as `python -m` does")
+    add("--no-python", help="SCRIPT is a program of any kind, as a shell script is")
     add("--config", metavar="FILE", help="a job in TOML: [launch] has options and script, [args] the rest")
 
     add = options("Where")
@@ -111,7 +113,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     Raises: UsageError for an unknown option; after --config it is the first argument of the configured script.
     """
     words, at, configured = list(argv), 0, False
-    while words[at:] and words[at].startswith("-") and words[at] != "--":
+    while words[at:] and words[at].startswith("-") and words[at] not in ("-", "--"):
         short, value = words[at][:2], words[at][2:]
         if (short == "-n" and value.isdigit()) or (short == "-m" and value.replace(".", "_").isidentifier()):
             words[at : at + 1] = short, value  # -n4 and -mpkg, as other launchers and Python take them

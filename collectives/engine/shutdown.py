@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol
 
 from collectives.engine.queue import CommunicatorRegistry
 from collectives.time_limit import TimeLimit
-from collectives.transport import LOST, ExitNotice, is_clean
+from collectives.transport import LOST, ExitNotice, is_clean, name_ranks
 from collectives.world import STOPPED
 
 _GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them
@@ -120,10 +120,9 @@ def shut_down(
         return
     code = job_status(status, before, [left.status for left in exit_notices.values()])
     if not failed and missing:
-        names = ", ".join(map(str, missing))
         _say(
-            f"collectives: rank {membership.rank} has finished and waited {timeout:g} s for rank {names}, still at "
-            "work or hanging. Ending the job"
+            f"collectives: rank {membership.rank} has finished and waited {timeout:g} s for {name_ranks(missing)}, "
+            "still at work or hanging. Ending the job"
         )
         code = 1
     _flush()

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, World, promised
 from launcher import errors
 from launcher.agent import rank
-from launcher.agent.rank import STACKS_NAME, unquote_colons
+from launcher.agent.rank import STACKS_NAME, STDIN, unquote_colons
 from launcher.linux import become_subreaper, die_with_parent, fill_standard_streams, fork, is_above, stat_of
 from launcher.placement import PLACEMENT, Placement
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def main(args: Sequence[str]) -> NoReturn:
-    """Forks the rank that runs `args` (`SCRIPT ARGS...` or `-m MODULE ARGS...`) and keeps it until its end.
+    """Forks the rank that runs `args` (see `launcher.agent.rank.run`) and keeps it until its end.
 
     Raises: StartError if the rank cannot be started.
     """
@@ -70,12 +70,14 @@ def main(args: Sequence[str]) -> NoReturn:
         _leave_group(0)
         for fd in ours.values():
             os.close(fd)
-        if world.rank != reader:
+        if world.rank != reader and args[0] != STDIN:
             os.close(theirs["in"])
             theirs["in"] = os.open(os.devnull, os.O_RDONLY)
         for name, fd in (("in", 0), ("out", 1), ("err", 2)):
             os.dup2(theirs[name], fd)
             os.close(theirs[name])
+        for fd in (theirs["report"], page):  # for a program that takes the rank's place by exec
+            os.set_inheritable(fd, True)
         # `\r` counts as a line end here, so that progress bars show.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a file that Python itself opened
         os.environ.update(
@@ -140,6 +142,7 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except errors.StartError as words:
-        print(errors.start_error_line(words), file=sys.stderr)
+    except (errors.StartError, OSError) as error:
+        limits = " (ulimit -a shows what limits this user)" if isinstance(error, OSError) else ""
+        print(errors.start_error_line(errors.StartError(f"{error}{limits}")), file=sys.stderr)
         sys.exit(2)

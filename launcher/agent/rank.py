@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import faulthandler
 import io
+import marshal
 import os
 import signal
 import sys
@@ -21,7 +22,11 @@ from launcher.linux import working_folder
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
     from typing import Any, NoReturn
+
+#: In place of a script: the program to run is on the standard input, or is no Python at all.
+STDIN, NO_PYTHON = "-", "--no-python"
 
 #: At this signal a rank writes its Python stacks; a real-time one, far from those that libraries take: SIGUSR1 and
 #: SIGUSR2 are the user's.
@@ -31,10 +36,14 @@ STACKS_NAME = "ddp-stacks"
 
 # Characters. More would only scroll away what matters: the beginning says where it was, the end names the error.
 _TRACEBACK_LIMIT, _MESSAGE_LIMIT = 1 << 16, 1 << 12
+_PYC_HEADER = 16  # bytes before the code in a compiled file
 
 
 def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoReturn:
-    """Runs `SCRIPT ARGS...` or `-m MODULE ARGS...`; ends the way a Python program does.
+    """Runs `SCRIPT ARGS...`, `-m MODULE ARGS...` or `--no-python PROGRAM ARGS...`; ends the way a Python program does.
+
+    A script may be whatever `python SCRIPT` takes: a file, also a compiled one, a folder or a zip file that has a
+    `__main__.py`, or `-`, the standard input.
 
     stacks: file descriptor to which all threads' Python stacks are written at the signal STACKS
     mask: of signals, from the moment on at which an interruption is the script's
@@ -111,40 +120,94 @@ def _hush() -> None:
 
 
 def _execute(target: Sequence[str]) -> None:
+    if target[0] == NO_PYTHON:
+        _become(target[1:])
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    sys.argv[:] = list(target)
     if target[0] == "-m":
         # As `python -m`: the working folder comes first, and is there before the module is looked for.
         sys.argv[:] = ["-m", *target[2:]]
-        _begin_path(working_folder())
-        code = load_module(target[1], main)
+        _begin_path(*filter(None, [working_folder()]))  # it may have been removed, and Python does without it, too
+        code = _load_module(main, target[1])
+        sys.argv[0] = getattr(main, "__file__", "-m")
+    elif target[0] == STDIN:
+        _begin_path("")
+        code = _compile(sys.stdin.buffer.read(), "<stdin>")
+    elif _is_importable(path := os.path.join(working_folder(), target[0])):
+        sys.path[:1] = [path]
+        code = _load_module(main)
     else:
-        sys.argv[:] = list(target)
         _begin_path(os.path.dirname(os.path.realpath(target[0])))
         main.__file__ = os.path.abspath(target[0])
         with io.open_code(main.__file__) as file:
             source = file.read()
         sys.modules["__main__"] = main
-        code = compile(source, main.__file__, "exec", dont_inherit=True)
+        code = _compile(source, main.__file__)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 
 
-def _begin_path(folder: str) -> None:
+def _become(command: Sequence[str]) -> NoReturn:
+    """Replaces this process by a program. Raises: StartError if it cannot be run."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], [*command])
+    except OSError as error:
+        raise StartError(f"the program {command[0]} cannot be run: {error.strerror}") from None
+
+
+def _is_importable(path: str) -> bool:
+    """True for a folder or a zip file, which Python runs by the `__main__` in it."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def _compile(source: bytes, path: str) -> CodeType:
+    """The code of a script, or of one that was compiled before. Raises: StartError if it is no Python."""
+    # Loaded in every Python, which finds modules by it; importlib.util would have to be imported.
+    magic: bytes = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
+    if source.startswith(magic):
+        compiled: CodeType = marshal.loads(source[_PYC_HEADER:])
+        return compiled
+    if path.endswith(".pyc"):
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise StartError(f"{path} was compiled by another Python than this one ({version})")
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        first = source.partition(b"\n")[0]
+        if (first.startswith(b"#!") and b"python" not in first) or b"\0" in source:
+            raise StartError(f"{path} is no Python script: other programs run with --no-python") from None
+        raise
+
+
+def _begin_path(*folders: str) -> None:
     """Puts the folder of the script, or of `-m`, where the agent has put ours, or nothing with PYTHONSAFEPATH."""
-    # "": it has been removed, and Python does without it, too.
-    sys.path[:1] = [folder] if folder and not getattr(sys.flags, "safe_path", False) else []
+    sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else folders
 
 
-def load_module(name: str, main: ModuleType) -> CodeType:
-    """The code that `python -m name` runs in `main`. Raises: StartError if there is none."""
+def _load_module(main: ModuleType, name: str = "") -> CodeType:
+    """The code that `python -m name` runs in `main`; "": the `__main__` that stands first on the path.
+
+    Raises: StartError if there is none.
+    """
     import runpy
 
-    # What `python -m` itself asks; the public functions of runpy take the module away again before exit handlers run.
-    _, spec, code = runpy._get_module_details(name, StartError)  # type: ignore[attr-defined]
+    # What Python itself asks; the public functions of runpy take the module away again before exit handlers run.
+    details: Any = runpy  # whose private functions have no types
+    found = details._get_module_details(name, StartError) if name else details._get_main_module_details(StartError)
+    spec: ModuleSpec = found[1]
+    code: CodeType = found[2]
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
-        main.__file__ = sys.argv[0] = spec.origin
+        main.__file__ = spec.origin
     return code
 
 

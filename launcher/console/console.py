@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from launcher.console.terminal import Terminal
+from launcher.console.terminal import Terminal, one_line, quote
 from launcher.diagnosis.observer import Observer
 from launcher.protocol import Message, to_bytes
 
@@ -185,11 +185,16 @@ class Console(Observer):
             self._terminal.typed()
             self._talker = None
 
-    def say(self, text: str) -> None:
-        """Prints the launcher's own lines to stderr, below all lines so far."""
+    def say(self, text: str, quoted: str = "") -> None:
+        """Prints a sentence of the launcher's own to stderr, below all lines so far, and after it what it quotes.
+
+        text: may be "", with something quoted: a traceback, a table. Neither can write more than text to a terminal.
+        """
+        sentence = f"ddp-launch: {one_line(text)}\n" if text else ""
+        shown = (sentence + quote(quoted)).rstrip("\n")
         self._talker = None
-        self._terminal.lines(self._fds["err"], to_bytes(text.rstrip("\n")) + b"\n")
-        self.witness(text)
+        self._terminal.lines(self._fds["err"], to_bytes(shown) + b"\n")
+        self.witness(shown)
 
     def tick(self, now: float) -> float:
         """Shows what has waited long enough; when to come again."""
@@ -240,7 +245,7 @@ class Console(Observer):
         self._terminal.flush()
         if self.unwritable and not self._reported:
             self._reported = True
-            self.say(f"ddp-launch: {self.unwritable}")
+            self.say(self.unwritable)
             self._terminal.flush()
 
     def drop(self) -> None:

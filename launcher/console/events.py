@@ -116,5 +116,4 @@ class Events(Observer):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self._broken = True
-            text = f"the events file {self._path} cannot be written ({error.strerror}): it ends here"
-            self._console.say(f"ddp-launch: {text}")
+            self._console.say(f"the events file {self._path} cannot be written ({error.strerror}): it ends here")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.console.console import Console, LineSplitter
+from launcher.console.terminal import one_line
 from launcher.diagnosis.failures import Failure, RankFailed
 from launcher.diagnosis.observer import Observer
 from launcher.errors import UsageError
@@ -46,7 +47,7 @@ class Logs(Observer):
         self._splitters: dict[tuple[int, str], LineSplitter] = {}
         self._failed = False
         console.witness = self._note
-        self._note(shlex.join(command))
+        self._note(one_line(shlex.join(command)))
 
     def attempt_started(self, number: int, n: int) -> None:
         self._finish()
@@ -76,7 +77,7 @@ class Logs(Observer):
 
     def job_ended(self, code: int, text: str) -> None:
         self._finish()
-        self._note(f"exit code {code}{f': {text}' if text else ''}")
+        self._note(one_line(f"exit code {code}: {text}" if text else f"exit code {code}"))
 
     def close(self) -> None:
         self._finish()
@@ -105,8 +106,8 @@ class Logs(Observer):
     def _fail(self, error: OSError) -> None:
         if not self._failed:
             self._failed = True
-            text = f"the log files in {self.folder} cannot be written ({error.strerror}): lines are missing there"
-            self._console.say(f"ddp-launch: {text}")
+            reason = f"cannot be written ({error.strerror}): lines are missing there"
+            self._console.say(f"the log files in {self.folder} {reason}")
 
 
 def _make_run(log_dir: Path) -> Path:

@@ -19,6 +19,31 @@ _PIPE_BUF = 4096
 _NO_READER = (errno.EPIPE, errno.EIO, errno.ECONNRESET)
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ERASE_LINE = b"\r\x1b[K"
+# What a terminal obeys, bytes of an older encoding and marks that reorder a line among it; not the tab and the newline.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\udc80-\udc9f]")
+_OURS = re.compile(r"^(?=ddp-launch:)", re.MULTILINE)
+
+
+def one_line(text: str) -> str:
+    r"""A sentence that a terminal shows as it stands, whatever names and messages it quotes.
+
+    >>> one_line("there is no script \x1b[31m\n.py")
+    'there is no script \\x1b[31m\\n.py'
+    """
+    return _escape(text).replace("\n", "\\n")
+
+
+def quote(text: str) -> str:
+    r"""Lines that are not the launcher's own, without colours; none of them can be taken for one of its own.
+
+    >>> quote("ValueError:\nddp-launch: all is \x1b[32mwell\x07")
+    'ValueError:\n> ddp-launch: all is well\\x07'
+    """
+    return _OURS.sub("> ", _escape(_ESCAPES.sub("", text.replace("\r\n", "\n"))))
+
+
+def _escape(text: str) -> str:
+    return _CONTROLS.sub(lambda control: repr(control[0])[1:-1], text)
 
 
 class Terminal:

@@ -30,9 +30,13 @@ _UNFINISHED = 4 * _WIDEST  # bytes of a line that is being written, with what a 
 
 
 class Report(NamedTuple):
-    """blocks: texts, to be printed one after the other; code: the job's exit code; sentence: the last block's"""
+    """A report to be printed.
 
-    blocks: list[str]
+    blocks: in their order, each a sentence and what it quotes; one of the two may be ""
+    code: the job's exit code; sentence: the last block's
+    """
+
+    blocks: list[tuple[str, str]]
     code: int
     sentence: str
 
@@ -50,19 +54,19 @@ def explain(failures: Sequence[Failure], engine_output: bytes, tail: Tail, sever
     first = root_cause(failures, engine_output)
     blocks = []
     if also := others(failures, first):
-        blocks.append(f"ddp-launch: failed too: {also}")
+        blocks.append((f"failed too: {also}", ""))
     if (rank := _one_rank(first)) is not None and (lines := tail.lines(rank)):
         number = f"{len(lines)} lines" if len(lines) > 1 else "line"
         text = b"\n".join(lines).decode("utf-8", "surrogateescape")
-        blocks.append(f"ddp-launch: the last {number} of rank {rank}:\n{text}")
+        blocks.append((f"the last {number} of rank {rank}:", text))
     if isinstance(first, RankFailed) and first.raised is not None and first.raised.traceback:
-        blocks.append(first.raised.traceback)
+        blocks.append(("", first.raised.traceback))
     # An agent's own last error comes through the engine too.
     clear = isinstance(first, NotStarted) and first.code == 2  # wrong use, and its sentence says all
     unexplained = isinstance(first, EngineEnded | NotStarted) or b"Traceback" in engine_output
     if unexplained and not clear and engine_output.strip():
-        blocks.append(engine_output.decode("utf-8", "surrogateescape"))
-    blocks.append(f"ddp-launch: {first}")
+        blocks.append(("", engine_output.decode("utf-8", "surrogateescape")))
+    blocks.append((str(first), ""))
     return Report(blocks, first.code, str(first))
 
 

@@ -22,13 +22,22 @@ _OURS = "collectives.errors."
 _MISSES = ("collectives.errors.CollectiveTimeout", "collectives.errors.NcclError")
 _SAYS_WHO = re.compile(r"^rank \d+: ")
 
+_FULL = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
+
 _HINTS = {
     signal.SIGKILL: "often the kernel, out of memory",
-    signal.SIGSEGV: "invalid memory access in native code",
-    signal.SIGBUS: "often a full /dev/shm",
-    signal.SIGABRT: "abort() in native code",
+    signal.SIGSEGV: f"invalid memory access in native code; while ranks start, often {_FULL}",
+    signal.SIGBUS: f"often {_FULL}",
+    signal.SIGABRT: "abort() in native code, whose message stands above; for one about threads or processes: ulimit -u",
+    signal.SIGXFSZ: "a file larger than allowed (ulimit -f)",
     signal.SIGFPE: "arithmetic error in native code",
     signal.SIGILL: "an instruction that this CPU does not have",
+}
+
+# What the system says when a limit of the user's is reached, and which one that is.
+_LIMITS = {
+    "can't start new thread": "this user may have no more processes and threads: ulimit -u",
+    "[Errno 27]": "ulimit -f limits the size of files",
 }
 
 
@@ -53,7 +62,8 @@ class Raised:
 
     def __str__(self) -> str:
         first, *more = self.message.splitlines() or [""]
-        return f"{self.type}: {first}{' [...]' if more else ''}" if first else self.type
+        hint = next((f" ({limit})" for words, limit in _LIMITS.items() if words in first), "")
+        return f"{self.type}: {first}{' [...]' if more else ''}{hint}" if first else self.type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,6 +354,17 @@ def name_ranks(numbers: Sequence[int]) -> str:
         return f"rank {numbers[0]}"
     shown = ", ".join(map(str, numbers[:8]))
     return f"ranks {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+
+
+def describe_overdue(ranks: Sequence[int], grace: float) -> str:
+    """The sentence for ranks that were asked to end and had to be killed.
+
+    >>> describe_overdue([0], 5.0)
+    'rank 0 was killed, not having ended within 5 s: what it had not saved is lost (more time: --grace)'
+    """
+    were, they = ("was", "it") if len(ranks) == 1 else ("were", "they")
+    had = f"what {they} had not saved is lost (more time: --grace)"
+    return f"{name_ranks(ranks)} {were} killed, not having ended within {grace:g} s: {had}"
 
 
 def duration(seconds: float) -> str:

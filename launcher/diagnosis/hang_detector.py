@@ -34,8 +34,8 @@ class ConsoleLike(Protocol):
     def backlogged(self) -> bool:
         """The launcher reads nothing from ranks, because its own output is not read."""
 
-    def say(self, text: str) -> None:
-        """Prints the launcher's own lines."""
+    def say(self, text: str, quoted: str = "") -> None:
+        """Prints a sentence of the launcher's own, and what it quotes."""
 
 
 class AttemptLike(Protocol):
@@ -155,12 +155,12 @@ class HangDetector(Observer):
         if quiet >= self._limit:
             # To be asked for its stacks wakes a rank that sleeps: what counts is what was seen before.
             self._hung, self._hung_for, self._asked_at = self._liveness.ranks(at), quiet, self._clock()
-            self._say(f"nothing has moved for {duration(quiet)}")
+            self._console.say(f"nothing has moved for {duration(quiet)}")
             self._attempt().ask_stacks()
             return 0.0
         if quiet < half:
             if self._warned is not None:
-                self._say(f"it moves again, after {duration(at - quiet - self._warned)}")
+                self._console.say(f"it moves again, after {duration(at - quiet - self._warned)}")
                 self._warned = None
             return min(half - quiet, 1.0)
         if self._warned is None:
@@ -169,7 +169,9 @@ class HangDetector(Observer):
             self._warned = at - quiet
             text = diagnose_hang(self._liveness.ranks(at), self._attempt().stopped_engine()).text
             left = duration(self._limit - quiet)
-            self._say(f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)")
+            self._console.say(
+                f"nothing has moved for {duration(quiet)}: {text}; ending the job in {left} (--hang-timeout)"
+            )
         return min(self._limit - quiet, 1.0)
 
     def _report_lost(self, limit: float) -> None:
@@ -206,11 +208,11 @@ class HangDetector(Observer):
         from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
 
         diagnosis = diagnose_hang(self._hung, self._attempt().stopped_engine())
-        self._console.say(table(self._hung, diagnosis.ranks or diagnosis.samples))
+        self._console.say("", table(self._hung, diagnosis.ranks or diagnosis.samples))
         if not self._write_stacks():
             for rank in diagnosis.samples:
                 if rank in self._stacks:
-                    self._say(f"rank {rank} stands here, innermost first:\n{innermost(self._stacks[rank])}")
+                    self._console.say(f"rank {rank} stands here, innermost first:", innermost(self._stacks[rank]))
         message = f"nothing has moved for {duration(self._hung_for)}: {diagnosis.text}"
         self._attempt().fail(Hung(at=now, ranks=diagnosis.ranks, message=message))
         return _NEVER
@@ -224,13 +226,10 @@ class HangDetector(Observer):
             for rank, text in self._stacks.items():
                 (folder / f"stacks-rank-{rank}.txt").write_bytes(to_bytes(text))
         except OSError as error:
-            self._say(f"the stacks cannot be written: {error}")
+            self._console.say(f"the stacks cannot be written: {error}")
             return False
-        self._say(f"the stacks of {name_ranks(sorted(self._stacks))} are in {folder}/stacks-rank-*.txt")
+        self._console.say(f"the stacks of {name_ranks(sorted(self._stacks))} are in {folder}/stacks-rank-*.txt")
         return True
-
-    def _say(self, text: str) -> None:
-        self._console.say(f"ddp-launch: {text}")
 
 
 def innermost(stacks: str, lines: int = _LINES) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from launcher.diagnosis.failures import duration, name_rank, name_ranks
 from launcher.diagnosis.liveness import INIT, RankState
+from launcher.errors import LARGE_PACKETS
 
 _SHOWN = 3  # ranks in a sentence
 _ROWS = 40
@@ -91,7 +92,8 @@ def _all_wait(waiting: Sequence[RankState], hosts: bool) -> HangDiagnosis:
     if len(waiting) == 1:
         return _accuse(waiting, "", hosts)
     if len(groups) == 1:
-        text = f"all ranks wait in {waiting[0].call}: none is behind, which speaks for the network or the MPI"
+        large = f" ({LARGE_PACKETS})" if hosts and waiting[0].call == INIT else ""
+        text = f"all ranks wait in {waiting[0].call}: none is behind, which points to the network or the MPI{large}"
         return HangDiagnosis((), text, samples)
     parts = []
     for group in groups.values():

@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 
 from launcher.engines import mpiexec
 from launcher.job import Job
+from launcher.linux import check_shm
 from launcher.network import Host
 
 
@@ -39,6 +40,11 @@ class StartRequest:
         program, family = mpiexec.find_mpiexec_for(self.job.engine, self.environ)
         mpiexec.check_library(program, family, self.environ)
         return program, family
+
+    def check_shm(self) -> None:
+        """Raises: UsageError if MPICH would lack shared memory on this machine, where the whole job runs."""
+        if self.job.size > 1 and not self.remote_hosts and self.job.backend != "single":
+            check_shm(self.job.size)
 
 
 class Engine(ABC):

@@ -36,6 +36,7 @@ from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.liveness import SILENCE
 from launcher.diagnosis.observer import Observer
 from launcher.engines.start_errors import explain_start_failure, unreachable_host
+from launcher.errors import LARGE_PACKETS
 from launcher.job import Job
 from launcher.linux import stat_of
 from launcher.network import ranks_on
@@ -73,6 +74,7 @@ class Attempt:
 
     failures: what went wrong, in the order in which it was learned; stopped: the signal by which the user ended it
     stop: how the ranks stopped, if they did so as asked; engine_output: the last of what the engine printed
+    overdue: the ranks that were killed since they had not ended when the time that `Job.grace` gave them was over
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Attempt:
         self.failures: list[Failure] = []
         self.stop: Stop | None = None
         self.stopped = 0
+        self.overdue: list[int] = []
         self.engine_output = b""
         self._console, self._stdin, self._observers, self._wakeup = console, stdin, observers, wakeup
         self._clock, self._until = clock, until
@@ -175,7 +178,7 @@ class Attempt:
 
     def fail(self, failure: Failure) -> None:
         """Records a failure. The first ends the job."""
-        if self.stopped or self.ranks.saved:
+        if self.ranks.saved or (self.stopped and not self._explains_stop(failure)):
             return
         self._note(failure)
         if self._ending:
@@ -185,6 +188,14 @@ class Attempt:
             self._deadlines.setdefault("settle", self._after(_SETTLE))
         else:
             self._shut_down(signal.SIGTERM, self.job.grace if isinstance(failure, TimeLimit) else self._failure_grace())
+
+    def _explains_stop(self, failure: Failure) -> bool:
+        """True for an exception of a rank that handles SIGTERM or SIGHUP: most likely its state was not saved.
+
+        After Ctrl-C exceptions are common, since Python raises KeyboardInterrupt anywhere.
+        """
+        raised = isinstance(failure, RankFailed) and failure.raised is not None
+        return raised and self.stopped in (signal.SIGTERM, signal.SIGHUP) and not is_echo(failure)
 
     def _note(self, failure: Failure) -> None:
         self.failures.append(failure)
@@ -299,6 +310,8 @@ class Attempt:
             text = f"{name_ranks(self.ranks.missing())} did not start within {self.job.start_limit:g} s"
             if engine := self.stopped_engine():
                 text += f": {engine} is stopped"
+            elif self._engine.remote_hosts:
+                text += f": {LARGE_PACKETS}"
             self.fail(NotStarted(at=self.now, message=text))
         if "limit" in due:
             self.fail(TimeLimit(at=self.now, seconds=self.job.timeout or 0.0))
@@ -311,6 +324,8 @@ class Attempt:
         if "deserted" in due and self._deserter is not None and not self._all_over():
             self.fail(self._deserter)
         if "kill" in due:
+            if self.stopped or any(isinstance(failure, TimeLimit) for failure in self.failures):
+                self.overdue = [rank for rank, process in sorted(self.ranks.items()) if not process.over]
             self._kill()
         self._listener.drop_silent(self.now)
 
@@ -358,10 +373,10 @@ class Attempt:
             elif number not in ENDING:
                 continue  # SIGCONT, SIGWINCH: only to look again
             elif self._closed:
-                self._console.say(f"ddp-launch: {name_of(number)}: the job does not start again")
+                self._console.say(f"{name_of(number)}: the job does not start again")
                 self.stopped = number
             elif not self._ending:
-                self._console.say(f"ddp-launch: {name_of(number)}: ending the job (once more kills it at once)")
+                self._console.say(f"{name_of(number)}: ending the job (once more kills it at once)")
                 self._end_by(number)
             elif self.now - self._stopped_at > _TWICE:
                 self._console.drop()
@@ -456,7 +471,7 @@ class Attempt:
 
     def _on_quit(self, rank: int, process: RankProcess, why: str) -> None:
         if not self._ending:
-            self._console.say(f"ddp-launch: {why}: ending the job (Ctrl-C kills it at once)")
+            self._console.say(f"{why}: ending the job (Ctrl-C kills it at once)")
             self._end_by(signal.SIGINT)
 
     def _on_refused(self, rank: int, process: RankProcess, why: str) -> None:
@@ -479,7 +494,7 @@ class Attempt:
         process.asked = True
 
     def _on_stdin_taken(self, rank: int, process: RankProcess, value: object) -> None:
-        self._stdin.acknowledged()
+        self._stdin.acknowledged(rank, self.ranks)
 
     def _on_parent_lost(self, rank: int, process: RankProcess, pid: int) -> None:
         if pid == process.engine:

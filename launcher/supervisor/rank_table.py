@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from collectives.world import STOPPED
 from launcher.diagnosis.failures import Stop, name_ranks, stop_of
+from launcher.errors import LARGE_PACKETS
 from launcher.protocol import Channel, Message
 
 
@@ -82,7 +83,8 @@ class RankTable(dict[int, RankProcess]):
         names, limit = name_ranks(list(waiting)), min(waiting.values(), default=0.0)
         late = [rank for rank in range(self.n) if rank not in waiting and not (rank in self and self[rank].joined)]
         if not late:
-            return f"the world of all ranks was not there within {limit:g} s, for which {names} waited"
+            large = f": {LARGE_PACKETS}" if self.several_hosts() else ""
+            return f"the world of all ranks was not there within {limit:g} s, for which {names} waited{large}"
         return f"{name_ranks(late)} did not come to collectives.init() within {limit:g} s, where {names} waited"
 
     def stop(self) -> Stop | None:

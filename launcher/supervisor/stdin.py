@@ -1,4 +1,4 @@
-"""Forwards the launcher's standard input to one rank."""
+"""Forwards the launcher's standard input: to one rank, or, if it is the program that all run, to each of them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,36 @@ class StdinForwarder:
     """What the launcher reads, for one rank. It is read only while that rank has taken what it was sent before.
 
     fd: where it comes from; rank: whose it is; typed: called with what a terminal echoed
+    program: all that was read from `fd` already, which each rank gets; None: nothing was
     """
 
-    def __init__(self, rank: int = 0, fd: int = 0, typed: Callable[[bytes], None] = lambda data: None) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        fd: int = 0,
+        typed: Callable[[bytes], None] = lambda data: None,
+        program: bytes | None = None,
+    ) -> None:
         self.rank = rank
         self._typed = typed
-        self._fd: int | None = fd
+        self._program = program
+        self._fd: int | None = fd if program is None else None
         self._acknowledged = True
 
     def rank_started(self, rank: int, ranks: RankTable) -> None:
         """A rank has started, perhaps the one that reads standard input: nothing is on its way to it yet."""
-        if rank == self.rank:
+        if self._program is not None:
+            ranks[rank].channel.send({"stdin": to_text(self._program)})
+        elif rank == self.rank:
             self._acknowledged = True
             if self._fd is None:
                 ranks[rank].channel.send({"stdin": ""})
 
-    def acknowledged(self) -> None:
+    def acknowledged(self, rank: int, ranks: RankTable) -> None:
         """The rank has taken what it was sent."""
         self._acknowledged = True
+        if self._program is not None:
+            ranks[rank].channel.send({"stdin": ""})
 
     def readable_fd(self, ranks: RankTable) -> int | None:
         """The file descriptor to wait for, None while nothing could be done with what comes."""
@@ -52,6 +64,12 @@ class StdinForwarder:
         ranks[self.rank].channel.send({"stdin": to_text(data)})
         if not data:
             self._fd = None
+
+
+def read_program(fd: int = 0) -> bytes:
+    """All of the standard input, the program of a job whose script is `-`."""
+    with open(fd, "rb", closefd=False) as file:
+        return file.read()
 
 
 def in_foreground(fd: int) -> bool:

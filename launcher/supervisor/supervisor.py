@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
+from launcher.console.terminal import one_line
 from launcher.diagnosis import failure_report
-from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, root_cause, signal_name
+from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, describe_overdue, root_cause, signal_name
 from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.observer import Observer, Observers
 from launcher.errors import UsageError
-from launcher.job import Job
+from launcher.job import STDIN, Job
 from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
 from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import ranks_environment
 from launcher.supervisor.signal_pipe import SignalPipe
-from launcher.supervisor.stdin import StdinForwarder
+from launcher.supervisor.stdin import StdinForwarder, read_program
 
 if TYPE_CHECKING:
     from launcher.console.logs import Logs
@@ -36,8 +37,8 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
     """Runs a job to its end and returns its exit code.
 
     0 if every rank ended with 0; else that of the first rank that failed: 128 + N if signal N killed it, 1 if it
-    raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C, 143
-    after SIGTERM.
+    raised; 75 if ranks were asked to stop, and have saved their state; 124 after `job.timeout`; 130 after Ctrl-C; 143
+    after SIGTERM, unless all ranks have saved their state.
     observers: see every event; explain: prints, too, why a rank failed or that time is over
     Raises: UsageError if no MPI is there to start more than one rank, or too few files may be opened for so many.
     """
@@ -49,9 +50,10 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
         from launcher import tracing  # here, because few jobs want it
 
         job = replace(job, trace=tracing.prepare(job.trace))
+    program = read_program() if job.script == STDIN else None
     with many_files(job.size) as before, SignalPipe() as wakeup:
         environ = {**os.environ, FILES: str(before)}
-        code = _Supervisor(job, wakeup, environ, observers, explain).run()
+        code = _Supervisor(job, wakeup, environ, observers, explain, program).run()
     if job.trace is not None:
         _print(tracing.merge(job.trace))
     return code
@@ -60,7 +62,7 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
 def _print(text: str) -> None:
     """Prints a line when the console is closed."""
     try:
-        print(f"ddp-launch: {text}", file=sys.stderr)
+        print(f"ddp-launch: {one_line(text)}", file=sys.stderr)
     except OSError:
         pass  # stderr is closed
 
@@ -75,6 +77,7 @@ class _Supervisor:
         environ: dict[str, str],
         observers: Sequence[Observer],
         explain: bool,
+        program: bytes | None,
     ) -> None:
         self.job = job
         self.wakeup = wakeup
@@ -87,7 +90,7 @@ class _Supervisor:
             asking=_asking(job),
         )
         self._explain = explain
-        self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed)
+        self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed, program=program)
         self.tail = failure_report.Tail(_hidden(job))
         self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
         self.clock = JobClock()
@@ -154,16 +157,20 @@ class _Supervisor:
                 attempt.close()
             failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             number += 1
-            delay = restart_delay(failed_in_a_row)
+            job, lost = again
+            waits_for_hosts = bool(lost) and job is self.job
+            # A host that was lost is hardly back at once.
+            delay = restart_delay(failed_in_a_row + int(waits_for_hosts))
             in_a_while = f" in {delay:g} s" if delay else ""
-            self.console.say(f"ddp-launch: restart {number} of {self.job.max_restarts}{in_a_while}{self._fewer(again)}")
-            self._take(again)
+            where = describe_hosts(self.job, job, lost)
+            self.console.say(f"restart {number} of {self.job.max_restarts}{in_a_while}{where}")
+            self._take(job)
             attempt.wait(delay)
             if attempt.stopped or attempt.failures:
                 return self._report()
 
-    def _again(self, number: int) -> Job | None:
-        """What to start next; None if that was the end."""
+    def _again(self, number: int) -> tuple[Job, list[Host]] | None:
+        """What to start next, and the hosts that were lost; None if that was the end."""
         attempt = self.attempt
         if attempt.stopped or not attempt.failures or number >= self.job.max_restarts:
             return None
@@ -173,11 +180,7 @@ class _Supervisor:
             ):
                 return None  # wrong use would be wrong the next time, too
         lost = lost_hosts(self.job.hosts, self.job.size, attempt.gone())
-        again = smaller(self.job, lost)
-        if again is None:
-            names = ", ".join(host.name for host in lost)
-            self.console.say(f"ddp-launch: no restart: without {names} too few ranks are left")
-        return again
+        return smaller(self.job, lost) or self.job, lost
 
     def _take(self, again: Job) -> None:
         """Makes this the job to start next: with fewer ranks others may be shown, or have the standard input."""
@@ -186,27 +189,33 @@ class _Supervisor:
         self.console.choose(again.ranks, _asking(again))
         self.tail.hidden = _hidden(again)
 
-    def _fewer(self, again: Job) -> str:
-        lost = [host.name for host in self.job.hosts if host not in again.hosts]
-        return f", without {', '.join(lost)}: {again.size} rank{'s' * (again.size != 1)}" if lost else ""
-
     def _report(self) -> tuple[int, str]:
         """Prints what went wrong, if anything did; returns the exit code, and the sentence that explains it."""
         attempt = self.attempt
         if attempt.stop is not None:
-            self.console.say(f"ddp-launch: {attempt.stop}")
+            self.console.say(str(attempt.stop))
+        elif attempt.overdue:
+            self.console.say(describe_overdue(attempt.overdue, self.job.grace))
         if attempt.stopped == signal.SIGPIPE and self.console.unwritable:
             return 1, self.console.unwritable
+        code, sentence = self._report_failures() if attempt.failures else (0, "")
+        # No 75 after Ctrl-C: a loop in a shell script would start the job again.
+        asked = attempt.stopped in (0, signal.SIGTERM, signal.SIGHUP)
+        if attempt.stop is not None and not attempt.stop.late and asked:
+            return STOPPED, str(attempt.stop)
         if attempt.stopped:
-            return 128 + attempt.stopped, f"ended by {signal_name(attempt.stopped, hint=False)}"
-        if not attempt.failures:
-            return (0, "") if attempt.stop is None else (STOPPED, str(attempt.stop))
+            return 128 + attempt.stopped, sentence or f"ended by {signal_name(attempt.stopped, hint=False)}"
+        return code, sentence
+
+    def _report_failures(self) -> tuple[int, str]:
+        """Prints the report on what went wrong; returns the exit code, and the sentence that explains it."""
+        attempt = self.attempt
         first = root_cause(attempt.failures, attempt.engine_output)
         several_hosts = attempt.ranks.several_hosts()
         found = failure_report.explain(attempt.failures, attempt.engine_output, self.tail, several_hosts)
         if self._explain or not isinstance(first, RankFailed | TimeLimit):
-            for block in found.blocks:
-                self.console.say(block)
+            for text, quoted in found.blocks:
+                self.console.say(text, quoted)
         return found.code, found.sentence
 
 
@@ -252,6 +261,18 @@ def lost_hosts(hosts: Sequence[Host], n: int, gone: Collection[int]) -> list[Hos
     used = [(host, ranks) for host, ranks in ranks_by_host(hosts, n) if ranks]
     lost = [host for host, ranks in used if all(rank in gone for rank in ranks)]
     return [] if len(lost) == len(used) else lost
+
+
+def describe_hosts(before: Job, job: Job, lost: Sequence[Host]) -> str:
+    """Where a restart takes place; "" where nothing was lost. before: the job that failed; job: what starts next"""
+    names = ", ".join(host.name for host in lost)
+    if not lost:
+        return ""
+    if job is before:
+        least = before.min_ranks or before.size
+        left = min(before.size, sum(host.slots for host in before.hosts if host not in lost))
+        return f", on all hosts: those without {names} take {left} rank{'s' * (left != 1)}, and {least} are needed"
+    return f", without {names}: {job.size} rank{'s' * (job.size != 1)}"
 
 
 def smaller(job: Job, lost: Collection[Host]) -> Job | None:

@@ -31,7 +31,10 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
     [
         ("", "no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)"),
         ("no_such.py", "there is no script no_such.py"),
-        (".", ". is a directory, not a Python script"),
+        (".", ". is a directory without a __main__.py, which Python would run"),
+        ("python job.py", "there is no script python (a program that is no Python script runs with --no-python)"),
+        ("--no-python job.py", "there is no program job.py that may be executed: give its path, or have it on PATH"),
+        ("--no-python -m job", "a module is Python: give -m job or --no-python, not both"),
         # options
         ("--grase 3 job.py", "unknown option --grase (did you mean --grace?)"),
         ("--set n=2 job.py", "unknown option --set\n"),
@@ -76,6 +79,16 @@ def test_wrong_use(line: str, says: str, folder: Path, capsys: Any) -> None:
     assert said.err.startswith("ddp-launch: ")
     assert says in said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["\x1b[2J\nddp-launch: well"], ["--log-dir=file/\x1b[2J\nddp-launch: well", "job.py"], ["--\x1b[2J\nx"]],
+)
+def test_what_was_asked_for_is_shown_as_text(line: list[str], folder: Path, capsys: Any, run_job: Any) -> None:
+    done = run_job([sys.executable, "-m", "launcher", *line], cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "\\x1b[2J\\n" in done.stderr
 
 
 @pytest.mark.parametrize(

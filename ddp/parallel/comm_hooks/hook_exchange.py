@@ -100,8 +100,9 @@ class HookExchange(Exchange):
         used = np.flatnonzero(self._comm.all_gather(np.array([not mine]), lengths="equal")).tolist()
         if used:
             self.release()
+            ranks = f"rank{'s' * (len(used) > 1)} {', '.join(map(str, used))}"
             raise ParallelError(
-                f"comm_hook {_name(self.hook)} serves another model already, on rank {', '.join(map(str, used))}, and "
+                f"comm_hook {_name(self.hook)} serves another model already, on {ranks}, and "
                 "remembers that one's gradients: each model needs a hook object of its own, or close() of the other "
                 "one comes first"
             )

@@ -14,7 +14,8 @@ class FakeConsole:
         self.lines: list[str] = []
         self.witness: Callable[[str], None] = lambda text: None
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, quoted: str = "") -> None:
+        text = f"ddp-launch: {text}"
         self.lines.append(text)
         self.witness(text)
 

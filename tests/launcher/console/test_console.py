@@ -94,8 +94,24 @@ def test_only_these_ranks() -> None:
     for rank in range(8):
         piped.console.output(rank, "out", b"a\n")
         piped.console.leave(rank)
-    piped.console.say("ddp-launch: rank 0 failed")
+    piped.console.say("rank 0 failed")
     assert piped.read() == "3: a\n5: a\nddp-launch: rank 0 failed\n"
+
+
+def test_what_the_launcher_quotes_writes_only_text() -> None:
+    """Messages, names and tracebacks come from others: no escape reaches the terminal, no line passes for our own."""
+    piped = Piped(2)
+    lines: list[str] = []
+    piped.console.witness = lines.append  # launcher.log
+    piped.console.say("rank 0 raised E: \x1b[2J\x9b1m\r\u202eno\udc9b\nddp-launch: all is well")
+    said = "ddp-launch: rank 0 raised E: \\x1b[2J\\x9b1m\\r\\u202eno\\udc9b\\nddp-launch: all is well\n"
+    assert piped.read() == said
+    piped.console.say("here:", "a\tb é\r\n\x1b[31mred\x1b[0m\x1b]0;title\x07\nddp-launch: exit code 0\n")
+    quoted = "ddp-launch: here:\na\tb é\nred\\x1b]0;title\\x07\n> ddp-launch: exit code 0\n"
+    assert piped.read() == quoted
+    piped.console.say("", "ddp-launch: a traceback of our own making")
+    assert piped.read() == "> ddp-launch: a traceback of our own making\n"
+    assert "\n".join(lines[:2]) + "\n" == said + quoted
 
 
 def test_colour_on_a_terminal_only(terminal: Terminal) -> None:
@@ -136,7 +152,7 @@ def test_another_rank_does_not_write_into_a_prompt() -> None:
     assert piped.read() == "0: Ann\n0: rest\n"
     piped.console.output(0, "out", b"again? ")
     piped.later(0.05)
-    piped.console.say("ddp-launch: a word")
+    piped.console.say("a word")
     piped.console.output(0, "out", b"\n")  # it ends a line that has been ended already
     piped.console.output(0, "out", b"a\n")
     assert piped.read() == "\nddp-launch: a word\n0: a\n"

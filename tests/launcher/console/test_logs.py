@@ -31,7 +31,7 @@ def test_a_run_has_a_folder_and_every_rank_a_file(tmp_path: Path, console: Any) 
     raised = Raised(type="ValueError", message="no", traceback="Traceback ...\nValueError: no\n")
     logs.failed(RankFailed(at=0.0, rank=0, pid=7, raised=raised))
     logs.rank_ended(0, 1)
-    console.say("ddp-launch: rank 0 raised ValueError: no")
+    console.say("rank 0 raised ValueError: no")
     logs.job_ended(1, "rank 0 raised ValueError: no")
     logs.close()
     folder = logs.folder

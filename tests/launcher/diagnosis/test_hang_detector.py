@@ -33,8 +33,9 @@ class FakeConsole:
         self.said: list[str] = []
         self.backlogged = False
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
+    def say(self, text: str, quoted: str = "") -> None:
+        sentence = f"ddp-launch: {text}\n" if text else ""
+        self.said.append((sentence + quoted).rstrip("\n"))
 
 
 class Harness:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.diagnosis.hang_diagnosis import diagnose_hang, table
-from launcher.diagnosis.liveness import Liveness, RankState
+from launcher.diagnosis.liveness import INIT, Liveness, RankState
+from launcher.errors import LARGE_PACKETS
 
 GATHER = "gather #417 (train.py:91) root=0 float32 (64, 10)"
 REDUCE = "all_reduce #416 (train.py:88) sum float32 (512, 10)"
@@ -195,7 +196,12 @@ STUCK = "is stuck in the kernel (a disk, a network file system, a driver) at dat
         (
             [waits(0), waits(1, call=GATHER.replace(":91", ":95").replace("64", "7"))],
             (),
-            f"all ranks wait in {GATHER}: none is behind, which speaks for the network or the MPI",
+            f"all ranks wait in {GATHER}: none is behind, which points to the network or the MPI",
+        ),
+        (
+            [waits(0, call=INIT), waits(1, call=INIT, host="node7")],
+            (),
+            f"all ranks wait in {INIT}: none is behind, which points to the network or the MPI ({LARGE_PACKETS})",
         ),
         (
             [waits(0), waits(1, call=ALL_GATHER), waits(2)],

@@ -26,10 +26,18 @@ from launcher.diagnosis.failures import (
 )
 
 
+def raised(rank: int, kind: str, message: str) -> RankFailed:
+    return RankFailed(at=0.0, rank=rank, pid=100, raised=Raised(type=kind, message=message, traceback=""))
+
+
 def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankFailed:
     return RankFailed(at=at, rank=rank, pid=100 + rank, status=status, asked=asked)
 
 
+FULL = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
+SEGV = "invalid memory access in native code; while ranks start"
+NO_THREAD = "RuntimeError: can't start new thread (this user may have no more processes and threads: ulimit -u)"
+TOO_LARGE = "OSError: [Errno 27] File too large (ulimit -f limits the size of files)"
 _RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
 _ECHO, _ECHO_OF_DDP = (
     RankFailed(at=0.0, rank=0, pid=100, raised=Raised(type=kind, message="rank 1", traceback=""))
@@ -76,7 +84,10 @@ def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> 
     [
         (_RAISED, "rank 1 (pid 101) raised ValueError: no", 1),
         (rank_failed(0, 2, 3), "rank 2 (pid 102) exited with code 3", 3),
-        (rank_failed(0, 2, -7), "rank 2 (pid 102) was killed by SIGBUS (signal 7); often a full /dev/shm", 135),
+        (rank_failed(0, 2, -7), f"rank 2 (pid 102) was killed by SIGBUS (signal 7); often {FULL}", 135),
+        (rank_failed(0, 2, -11), f"rank 2 (pid 102) was killed by SIGSEGV (signal 11); {SEGV}, often {FULL}", 139),
+        (raised(1, "RuntimeError", "can't start new thread"), f"rank 1 (pid 100) raised {NO_THREAD}", 1),
+        (raised(1, "OSError", "[Errno 27] File too large"), f"rank 1 (pid 100) raised {TOO_LARGE}", 1),
         (rank_failed(0, 2, -40), "rank 2 (pid 102) was killed by signal 40", 168),
         (_AGENT, "the agent of rank 0 (pid 200) died, and its rank with it", 1),
         (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
@@ -99,10 +110,6 @@ def test_others_are_one_line() -> None:
     assert line.endswith("and 2 more")
     assert "rank 1 " not in line
     assert others([_RAISED], _RAISED) == ""
-
-
-def raised(rank: int, kind: str, message: str) -> RankFailed:
-    return RankFailed(at=0.0, rank=rank, pid=100, raised=Raised(type=kind, message=message, traceback=""))
 
 
 @pytest.mark.parametrize(

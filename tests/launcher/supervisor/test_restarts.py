@@ -15,7 +15,7 @@ import pytest
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.job import Job
 from launcher.network import Host
-from launcher.supervisor.supervisor import lost_hosts, restart_delay, smaller
+from launcher.supervisor.supervisor import describe_hosts, lost_hosts, restart_delay, smaller
 from tests.conftest import SLURM
 from tests.launcher.conftest import LAUNCH, wait_for
 
@@ -41,6 +41,16 @@ def test_a_host_is_lost_when_nothing_is_heard_from_any_of_its_ranks(
     n: int, gone: tuple[int, ...], lost: list[Host]
 ) -> None:
     assert lost_hosts([A, B, C], n, gone) == lost
+
+
+def test_where_a_restart_takes_place_is_said() -> None:
+    job = Job(script=SCRIPT, hosts=(A, B, C), min_ranks=4)
+    assert describe_hosts(job, job, []) == ""
+    left = smaller(job, [C])
+    assert left is not None
+    assert describe_hosts(job, left, [C]) == ", without c: 4 ranks"
+    too_few = ", on all hosts: those without a, c take 2 ranks, and 4 are needed"
+    assert describe_hosts(job, job, [A, C]) == too_few
 
 
 def test_a_job_goes_on_with_the_hosts_that_are_left() -> None:
@@ -132,6 +142,23 @@ def test_a_job_goes_on_without_a_host_that_cannot_be_reached_any_more(elsewhere:
         "ddp-launch: restart 1 of 3",
         "ddp-launch: host elsewhere cannot be reached by ssh: No route to host",
         "ddp-launch: restart 2 of 3 in 1 s, without elsewhere: 1 rank",
+    ]
+
+
+@pytest.mark.mpi
+def test_without_min_ranks_a_job_waits_for_a_host_that_was_lost(elsewhere: Callable[..., Any], tmp_path: Path) -> None:
+    body = "if attempt == 0 and rank == 1: open(DOWN, 'w'); sys.exit(3)\nif attempt == 0: time.sleep(9)\nprint(size)"
+    job = elsewhere(body)
+    # The host is back while the job waits for its next start.
+    seen = wait_for(job.process.stderr, "are needed\n", 1)
+    (tmp_path / "ssh.down").unlink()
+    done = job.wait(20)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line[-1] for line in done.stdout.splitlines()[-2:]) == ["2", "2"]
+    assert [line for line in seen.splitlines() if "restart" in line or "reached" in line] == [
+        "ddp-launch: restart 1 of 3",
+        "ddp-launch: host elsewhere cannot be reached by ssh: No route to host",
+        "ddp-launch: restart 2 of 3 in 2 s, on all hosts: those without elsewhere take 1 rank, and 2 are needed",
     ]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,73 @@ def test_a_module_that_cannot_be_run_is_wrong_use(
     assert done.stderr.splitlines()[-1].endswith(says)
     if code == 2:
         assert done.stderr.count("\n") == 1  # one sentence, however many ranks say it
+
+
+MAIN = """
+import os, sys, __main__
+file, spec = getattr(__main__, "__file__", None), __main__.__spec__ and __main__.__spec__.name
+print([sys.argv, sys.path[0], file, spec, __main__.__package__, os.path.basename(sys.argv[0]) == "-" or helper.value])
+"""
+
+
+@pytest.mark.parametrize("kind", ["main.py", "main.pyc", "compiled", "folder", "app.zip", "./app.pyz", "-"])
+def test_whatever_python_runs(run_job: Any, tmp_path: Path, kind: str) -> None:
+    folder, program = tmp_path / "folder", MAIN if kind == "-" else "import helper" + MAIN
+    folder.mkdir()
+    for path in (tmp_path / "helper.py", folder / "helper.py"):
+        path.write_text("value = 7\n")
+    for path in (tmp_path / "main.py", folder / "__main__.py"):
+        path.write_text(program)
+    for name in ("main.pyc", "compiled"):
+        py_compile.compile(str(tmp_path / "main.py"), cfile=str(tmp_path / name), dfile="main.py")
+    for name, shebang in (("app.zip", None), ("app.pyz", "/usr/bin/env python3")):
+        zipapp.create_archive(folder, tmp_path / name, interpreter=shebang)
+    with (tmp_path / "main.py").open() as stdin:
+        plain = run_job([sys.executable, kind, "a"], cwd=tmp_path, stdin=stdin)
+    assert plain.returncode == 0, plain.stderr
+    with (tmp_path / "main.py").open() as stdin:
+        done = run_job([*LAUNCH, "-n", "2", kind, "a"], cwd=tmp_path, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    expected = plain.stdout.replace("'<stdin>'", "None")  # some Pythons call that a file
+    assert sorted(done.stdout.splitlines()) == [f"{rank}: {expected.rstrip()}" for rank in range(2)]
+
+
+def test_a_program_from_stdin_is_there_again_after_a_restart(run_job: Any, tmp_path: Path) -> None:
+    body = "import os, sys\nif os.environ['DDP_ATTEMPT'] == '0': sys.exit(3)\nprint(len(sys.stdin.read()))\n"
+    body += "#" * 300_000  # more than a pipe holds
+    (tmp_path / "body").write_text(body)
+    with (tmp_path / "body").open() as stdin:
+        done = run_job([*LAUNCH, "-n", "2", "--max-restarts", "1", "-"], stdin=stdin)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0: 0", "1: 0"]), done.stderr
+
+
+def test_any_program_with_no_python(run_job: Any, tmp_path: Path) -> None:
+    python = tmp_path / "rank.py"
+    python.write_text(
+        "import numpy as np\nimport collectives\n"
+        "comm = collectives.init()\nprint(comm.all_reduce(np.ones(1)), collectives.world.supervised())\n"
+    )
+    # `yes` ends by SIGPIPE, as it does in a shell, unless that is ignored. A rank that becomes Python has an agent.
+    how = f"if [ $RANK = 0 ]; then {sys.executable} {python}; else exec {sys.executable} {python}; fi"
+    (tmp_path / "run.sh").write_text(f'#!/bin/bash\nset -o pipefail\nyes | head -1; echo $? "$@"\n{how}\n')
+    (tmp_path / "run.sh").chmod(0o755)
+    done = run_job([*LAUNCH, "-n", "2", "--no-python", "./run.sh", "-n", "a b"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    said = ["0: 141 -n a b", "0: [2.] False", "0: y", "1: 141 -n a b", "1: [2.] True", "1: y"]
+    assert sorted(done.stdout.splitlines()) == said
+    done = run_job([*LAUNCH, "-n", "2", "--no-python", "sh", "-c", "exit $RANK"])
+    assert done.returncode == 1
+    assert done.stderr.endswith("exited with code 1\n")
+
+
+def test_a_program_without_no_python_is_wrong_use(run_job: Any, tmp_path: Path) -> None:
+    for name, content in (("run.sh", b"#!/bin/sh\necho hi\n"), ("old.pyc", b"\0\0\r\n"), ("binary", b"\x7fELF\0\0")):
+        (tmp_path / name).write_bytes(content)
+        done = run_job([*LAUNCH, "-n", "2", str(tmp_path / name)])
+        says = "was compiled by another Python" if name == "old.pyc" else "is no Python script: other programs run with"
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"ddp-launch: {tmp_path / name} {says}")
+        assert done.stderr.count("\n") == 1
 
 
 def test_stdin_goes_to_rank_0(start_job: Any, script: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from collectives.world import STOPPED
 from launcher.linux import stat_of
+from tests.launcher.conftest import wait_for
 from tests.launcher.supervisor.test_stop import agents
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
@@ -63,6 +65,7 @@ def test_a_rank_that_was_asked_stops_all(start_launch: Any, tmp_path: Path) -> N
     ("number", "code", "line"),
     [
         (signal.SIGINT, 130, "ddp-launch: Ctrl-C: ending the job (once more kills it at once)\n"),
+        (signal.SIGTERM, STOPPED, "ddp-launch: SIGTERM (signal 15): ending the job (once more kills it at once)\n"),
         (signal.SIGUSR1, STOPPED, ""),  # means nothing to the launcher, which passes it on
     ],
 )
@@ -100,3 +103,49 @@ def test_who_has_not_agreed_has_a_limit(ddp_launch: Any, tmp_path: Path, other: 
     assert done.stderr.startswith(f"ddp-launch: {says}")
     assert done.stderr.count("\n") == 1
     assert time.monotonic() - start < 8
+
+
+TERM = "ddp-launch: SIGTERM (signal 15): ending the job (once more kills it at once)\n"
+
+
+def test_a_step_that_takes_longer_than_the_grace_is_lost_and_said_to_be(start_launch: Any) -> None:
+    long_step = "signal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(60)"
+    job = start_launch(long_step, options=("--grace", "0.5"))
+    job.process.send_signal(signal.SIGTERM)
+    done = job.wait(15)
+    lost = "were killed, not having ended within 0.5 s: what they had not saved is lost (more time: --grace)"
+    assert (done.returncode, done.stderr) == (143, f"{TERM}ddp-launch: ranks 0, 1 {lost}\n")
+
+
+def test_a_time_limit_says_what_it_cost(ddp_launch: Any) -> None:
+    stubborn = "signal.signal(15, signal.SIG_IGN)\ntime.sleep(60)"
+    done = ddp_launch(stubborn, n=1, options=("--grace", "0.3", "--timeout", "1.5"))
+    lost = "rank 0 was killed, not having ended within 0.3 s: what it had not saved is lost (more time: --grace)"
+    assert (done.returncode, done.stderr.splitlines()[0]) == (124, f"ddp-launch: {lost}")
+
+
+def test_an_exception_on_the_way_to_a_stop_is_shown(start_launch: Any) -> None:
+    fails = "def save(*a):\n    raise OSError('no room')\nsignal.signal(15, save)\nprint('ready', flush=True)"
+    job = start_launch(fails + "\ntime.sleep(60)", n=1)
+    job.process.send_signal(signal.SIGTERM)
+    done = job.wait(15)
+    assert done.returncode == 143
+    assert done.stderr.startswith(TERM + "Traceback")
+    assert done.stderr.splitlines()[-1].endswith("raised OSError: no room")
+
+
+def test_the_recipe_of_the_docs_requeues(start_job: Any, script: Any, tmp_path: Path) -> None:
+    docs = (Path(__file__).parents[3] / "docs" / "launcher.md").read_text()
+    recipe = next(block for block in docs.split("```")[1::2] if "launcher=$!" in block)
+    line = "ddp-launch train.py --checkpoint runs/digits"
+    assert line in recipe
+    (tmp_path / "batch.sh").write_text(recipe.replace(line, f"{sys.executable} -m launcher -n 1 {script(LOOP)}"))
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    environ = {"SLURM_JOB_ID": "4711", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    job = start_job(["sh", str(tmp_path / "batch.sh")], env=environ)
+    wait_for(job.process.stdout, "ready", 1)
+    job.process.send_signal(signal.SIGUSR1)
+    done = job.wait(15)
+    assert (done.returncode, done.stderr) == (0, AS_ASKED)
+    assert done.stdout.splitlines() == ["saved", "requeue 4711"]

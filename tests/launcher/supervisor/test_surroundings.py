@@ -34,6 +34,7 @@ def test_a_parent_that_ignored_its_childrens_end(run_job: Any, script: Callable[
 
 
 NO_MORE_PROCESSES = r".+ lets this user start no more processes \(Resource temporarily unavailable; see ulimit -u\)"
+NEEDS = r"MPICH needs 10 MiB of shared memory for 2 ranks on this machine, and"
 NO_LOOPBACK = r"127\.0\.0\.1 cannot be used \(.+\): is the interface lo up\? \(ip link set lo up\)"
 
 
@@ -44,6 +45,12 @@ def as_nobody(processes: int) -> list[str]:
     return ["setpriv", "--reuid", user, "--regid", user, *rights, "prlimit", f"--nproc={processes}"]
 
 
+def small_shm(options: str) -> list[str]:
+    """Runs a command with a /dev/shm of its own."""
+    line = f'mount -t tmpfs -o {options} none /dev/shm && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", line, "sh"]
+
+
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("around", "ranks", "says"),
@@ -52,6 +59,10 @@ def as_nobody(processes: int) -> list[str]:
         (as_nobody(2), 1, NO_MORE_PROCESSES),  # what the reaper starts
         (as_nobody(3), 1, NO_MORE_PROCESSES),  # the rank
         (["unshare", "--net"], 2, NO_LOOPBACK),
+        (small_shm("size=6m"), 2, rf"{NEEDS} /dev/shm has 6 MiB free: mount -o remount,size=1g /dev/shm, in a .+"),
+        (small_shm("ro"), 2, rf"{NEEDS} /dev/shm is read-only or not this user's: mount -o remount,rw,.+"),
+        (["prlimit", "--fsize=500000"], 2, rf"{NEEDS} no file may be larger than 488 KiB \(ulimit -f\)"),
+        (["prlimit", "--fsize=0"], 1, r"\[Errno 27\] File too large \(ulimit -a shows what limits this user\)"),
         (
             ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"],
             2,
