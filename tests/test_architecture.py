@@ -128,7 +128,7 @@ def table() -> str:
 def test_the_kernels_are_short() -> None:
     lines = [len(path.read_text().splitlines()) for path in (ROOT / "ddp/_native").glob("*.c")]
     assert max(lines) <= 700
-    assert sum(lines) <= 815
+    assert sum(lines) <= 925  # of which 110 for statistics of norms: they neither over- nor underflow nor cancel
 
 
 def test_every_folder_keeps_within_its_limit() -> None:

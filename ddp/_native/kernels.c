@@ -137,6 +137,17 @@ void gelu_f64(size n, const double *restrict x, double *restrict out, double *re
     })
 }
 
+#define TOTAL(f, REAL)                                                                                                 \
+    static inline REAL f(REAL *sums)                                                                                   \
+    {                                                                                                                  \
+        for (int half = LANES / 2; half; half /= 2)                                                                    \
+            for (int l = 0; l < half; l++)                                                                             \
+                sums[l] += sums[l + half];                                                                             \
+        return sums[0];                                                                                                \
+    }
+TOTAL(total_f32, float)
+TOTAL(total_f64, double)
+
 #define REAL float
 #define TAG f32
 #include "kernels.c"
@@ -164,14 +175,6 @@ void gelu_f64(size n, const double *restrict x, double *restrict out, double *re
             __VA_ARGS__;                                                                                               \
         }                                                                                                              \
     }
-
-static inline REAL NAME(total)(REAL *sums)
-{
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++)
-            sums[l] += sums[l + half];
-    return sums[0];
-}
 
 static inline REAL NAME(largest)(size n, const REAL *x)
 {
@@ -243,55 +246,105 @@ void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z,
 
 /* --- rows of n elements ------------------------------------------------------------------------------------------- */
 
+/* The mean of n squares of x - shift; share: 1/n. They are added up in REAL; where that over- or underflows, in double. */
+NARROW INLINE double NAME(mean_square)(size n, double share, const REAL *restrict x, REAL shift)
+{
+    REAL sums[LANES] = {0};
+    EACH(n, sums[l] += (x[i] - shift) * (x[i] - shift));
+    double mean = NAME(total)(sums) * share;
+    if (__builtin_expect(!(mean > 1e-30 && mean < INFINITY), 0)) {
+        double wide[LANES] = {0};
+        EACH(n, wide[l] += ((double)x[i] - shift) * ((double)x[i] - shift));
+        mean = total_f64(wide) * share;
+    }
+    return mean;
+}
+
+/* The mean and the biased variance of n > 0 elements, exact for equal ones: sums are of what is left without the first. */
+NARROW INLINE double NAME(moments_of_piece)(size n, const REAL *restrict x, double *var)
+{
+    const REAL origin = x[0];
+    const double share = 1.0 / n;
+    REAL sums[LANES] = {0};
+    EACH(n, sums[l] += x[i] - origin);
+    double shift = NAME(total)(sums) * share;
+    if (__builtin_expect(!isfinite(shift), 0)) {
+        double wide[LANES] = {0};
+        EACH(n, wide[l] += (double)x[i] - origin);
+        shift = total_f64(wide) * share;
+    }
+    const double mean = origin + shift, rounding = mean - (REAL)mean;
+    *var = NAME(mean_square)(n, share, x, (REAL)mean) - rounding * rounding;
+    return mean;
+}
+
+/* The same of rows that do not fit into the cache: pieces are joined by Chan, Golub and LeVeque 1983. */
+NARROW INLINE double NAME(row_moments)(size n, const REAL *restrict x, double *var)
+{
+    const size piece = 1 << 12;
+    double mean = NAME(moments_of_piece)(n < piece ? n : piece, x, var);
+    for (size start = piece; start < n; start += piece) {
+        const size k = n - start < piece ? n - start : piece;
+        const double part = (double)k / (start + k);
+        double square;
+        const double step = NAME(moments_of_piece)(k, x + start, &square) - mean;
+        mean += step * part;
+        *var += (square - *var + step * step * (1 - part)) * part;
+    }
+    return mean;
+}
+
 /* out = h*w + b, h = (x - mean)*rstd, rstd = 1/sqrt(mean (x - mean)^2 + eps); centered: 0 takes 0 for the mean.
  * x, out: (rows, n); w, b: (n,) or NULL; mean, rstd: (rows,) */
 NARROW void NAME(layer_norm)(size rows, size n, const REAL *xs, const REAL *restrict w, const REAL *restrict b,
-                             double eps, int centered, REAL *outs, REAL *restrict mean, REAL *restrict rstd)
+                             double eps, int centered, REAL *outs, double *restrict mean, REAL *restrict rstd)
 {
     PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
         const REAL *restrict x = xs + row * n;
         REAL *restrict out = outs + row * n;
-        REAL sums[LANES] = {0}, squares[LANES] = {0}, m = 0;
+        double center = 0, var;
         if (centered) {
-            EACH(n, sums[l] += x[i]);
-            m = NAME(total)(sums) / n;
-            mean[row] = m;
-        }
-        EACH(n, squares[l] += (x[i] - m) * (x[i] - m));
-        const REAL r = (REAL)(1 / sqrt(NAME(total)(squares) / n + eps));
+            mean[row] = center = NAME(row_moments)(n, x, &var);
+        } else
+            var = NAME(mean_square)(n, 1.0 / n, x, 0);
+        const REAL r = (REAL)(1 / sqrt(var + eps)), m = (REAL)center, rounding = (REAL)((m - center) * r);
         rstd[row] = r;
-        if (w && b)
-            SIMD for (size i = 0; i < n; i++) out[i] = (x[i] - m) * r * w[i] + b[i];
+        if (!centered)
+            SIMD for (size i = 0; i < n; i++) out[i] = x[i] * r * (w ? w[i] : 1);
+        else if (w && b)
+            SIMD for (size i = 0; i < n; i++) out[i] = ((x[i] - m) * r + rounding) * w[i] + b[i];
         else
-            SIMD for (size i = 0; i < n; i++) out[i] = (x[i] - m) * r * (w ? w[i] : 1) + (b ? b[i] : 0);
+            SIMD for (size i = 0; i < n; i++) out[i] = ((x[i] - m) * r + rounding) * (w ? w[i] : 1) + (b ? b[i] : 0);
     }
 }
 
 /* dx = rstd*(g*w - mean(g*w) - h*mean(g*w*h)), without the first mean unless centered; dw, db = sum g*h, sum g over
  * rows. dws, dbs: (blocks, n) zeros, for the sums over blocks of rows; the first becomes the sum of all */
 NARROW void NAME(layer_norm_backward)(size rows, size n, const REAL *gs, const REAL *xs, const REAL *restrict w,
-                                      const REAL *restrict mean, const REAL *restrict rstd, int centered, REAL *dxs,
+                                      const double *restrict mean, const REAL *restrict rstd, int centered, REAL *dxs,
                                       size blocks, REAL *dws, REAL *dbs)
 {
     PARALLEL(rows * n) for (size block = 0; block < blocks; block++) {
         REAL *restrict dw = dws ? dws + block * n : NULL, *restrict db = dbs ? dbs + block * n : NULL;
         for (size row = rows * block / blocks; row < rows * (block + 1) / blocks; row++) {
             const REAL *restrict g = gs + row * n, *restrict x = xs + row * n;
-            const REAL m = centered ? mean[row] : 0, r = rstd[row];
+            const REAL m = centered ? (REAL)mean[row] : 0, r = rstd[row];
+            const REAL rounding = centered ? (REAL)((m - mean[row]) * r) : 0;
             if (dxs) {
                 REAL along[LANES] = {0}, across[LANES] = {0}, *restrict dx = dxs + row * n;
                 if (w)
-                    EACH(n, along[l] += g[i] * w[i]; across[l] += g[i] * w[i] * (x[i] - m))
+                    EACH(n, along[l] += g[i] * w[i]; across[l] += g[i] * w[i] * ((x[i] - m) * r))
                 else
-                    EACH(n, along[l] += g[i]; across[l] += g[i] * (x[i] - m))
-                const REAL a = centered ? NAME(total)(along) / n : 0, c = NAME(total)(across) * r * r / n;
+                    EACH(n, along[l] += g[i]; across[l] += g[i] * ((x[i] - m) * r))
+                const REAL sum = centered ? NAME(total)(along) : 0, c = (NAME(total)(across) + rounding * sum) / n;
+                const REAL a = sum / n + rounding * c;
                 if (w)
-                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] * w[i] - a - (x[i] - m) * c);
+                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] * w[i] - a - (x[i] - m) * r * c);
                 else
-                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] - a - (x[i] - m) * c);
+                    SIMD for (size i = 0; i < n; i++) dx[i] = r * (g[i] - a - (x[i] - m) * r * c);
             }
             if (dw)
-                SIMD for (size i = 0; i < n; i++) dw[i] += g[i] * ((x[i] - m) * r);
+                SIMD for (size i = 0; i < n; i++) dw[i] += g[i] * ((x[i] - m) * r + rounding);
             if (db)
                 SIMD for (size i = 0; i < n; i++) db[i] += g[i];
         }
@@ -420,35 +473,93 @@ void NAME(add_rows)(size rows, size n, const int64_t *restrict where, const REAL
 
 /* --- channels: rows of n elements, of which several are normalized together -------------------------------------- */
 
-/* first = sum x, second = sum x*(y - shift), or sum (x - shift)^2 where y is NULL. first, second, shift: (rows,) */
-NARROW void NAME(channel_sums)(size rows, size n, const REAL *xs, const REAL *ys, const REAL *restrict shift,
-                               REAL *restrict first, REAL *restrict second)
+/* Row i is of channel i % channels; its mean and rstd are those numbered i / members % statistics. */
+
+/* The means and biased variances of up to 256 columns from `first` on. x: (rows, n); mean, var: (n,) */
+NARROW INLINE void NAME(column_moments)(size rows, size n, size first, const REAL *restrict x, double *restrict mean,
+                                        double *restrict var)
+{
+    const size last = n - first < 256 ? n : first + 256;
+    for (size i = first; i < last; i++)
+        mean[i] = var[i] = 0;
+    for (size row = 0; row < rows; row++)
+        SIMD for (size i = first; i < last; i++) mean[i] += (double)x[row * n + i] - x[i];
+    SIMD for (size i = first; i < last; i++) mean[i] = x[i] + mean[i] / rows;
+    for (size row = 0; row < rows; row++)
+        SIMD for (size i = first; i < last; i++) var[i] += (x[row * n + i] - mean[i]) * (x[row * n + i] - mean[i]);
+    SIMD for (size i = first; i < last; i++) var[i] /= rows;
+}
+
+/* The means and biased variances over the first and last axis. xs: (outer, statistics, n); mean, var: (statistics,);
+ * means, vars: (outer*statistics,), for those of single rows, unless n is 1 */
+NARROW void NAME(channel_moments)(size outer, size statistics, size n, const REAL *xs, double *restrict means,
+                                  double *restrict vars, double *restrict mean, double *restrict var)
+{
+    if (n == 1) {
+        PARALLEL(outer * statistics) for (size first = 0; first < statistics; first += 256)
+            NAME(column_moments)(outer, statistics, first, xs, mean, var);
+        return;
+    }
+    PARALLEL(outer * statistics * n) for (size row = 0; row < outer * statistics; row++)
+        means[row] = NAME(row_moments)(n, xs + row * n, vars + row);
+    for (size s = 0; s < statistics; s++)
+        mean[s] = var[s] = 0;
+    for (size row = 0; row < outer; row++)
+        for (size s = 0; s < statistics; s++)
+            mean[s] += (means[row * statistics + s] - means[s]) / outer;
+    for (size s = 0; s < statistics; s++)
+        mean[s] += means[s];
+    for (size row = 0; row < outer; row++)
+        for (size s = 0; s < statistics; s++) {
+            const double shift = means[row * statistics + s] - mean[s];
+            var[s] += (vars[row * statistics + s] + shift * shift) / outer;
+        }
+}
+
+/* out = (x - mean)*rstd*w + b. w, b: (channels,) or NULL; mean, rstd: (statistics,) */
+NARROW void NAME(channel_norm)(size rows, size n, size channels, size members, size statistics, const REAL *xs,
+                               const double *restrict mean, const double *restrict rstd, const REAL *restrict w,
+                               const REAL *restrict b, REAL *outs)
 {
     PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
-        const REAL *x = xs + row * n, *y = ys ? ys + row * n : NULL, m = shift ? shift[row] : 0;
-        REAL sums[LANES] = {0}, products[LANES] = {0};
-        EACH(n, sums[l] += x[i]);
-        if (ys)
-            EACH(n, products[l] += x[i] * (y[i] - m))
-        else
-            EACH(n, products[l] += (x[i] - m) * (x[i] - m))
-        first[row] = NAME(total)(sums);
-        second[row] = NAME(total)(products);
+        const size s = row / members % statistics, c = row % channels;
+        const REAL *restrict x = xs + row * n, m = (REAL)mean[s];
+        const double scale = rstd[s] * (w ? w[c] : 1);
+        const REAL factor = (REAL)scale, summand = (REAL)((m - mean[s]) * scale + (b ? b[c] : 0));
+        REAL *restrict out = outs + row * n;
+        SIMD for (size i = 0; i < n; i++) out[i] = (x[i] - m) * factor + summand;
     }
 }
 
-/* out = x*a + c, or x*a + y*s + c. a, c, s: (rows,) */
-NARROW void NAME(channel_lines)(size rows, size n, const REAL *xs, const REAL *restrict a, const REAL *restrict c,
-                                const REAL *ys, const REAL *restrict s, REAL *outs)
+/* along = sum g, across = sum g*h, h = (x - mean)*rstd. along, across: (rows,); mean, rstd: (statistics,) */
+NARROW void NAME(channel_sums)(size rows, size n, size members, size statistics, const REAL *gs, const REAL *xs,
+                               const double *restrict mean, const double *restrict rstd, double *restrict along,
+                               double *restrict across)
 {
     PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
-        const REAL *restrict x = xs + row * n, factor = a[row], summand = c[row];
-        REAL *restrict out = outs + row * n;
-        if (ys) {
-            const REAL *restrict y = ys + row * n, other = s[row];
-            SIMD for (size i = 0; i < n; i++) out[i] = x[i] * factor + y[i] * other + summand;
-        } else
-            SIMD for (size i = 0; i < n; i++) out[i] = x[i] * factor + summand;
+        const size s = row / members % statistics;
+        const REAL *restrict g = gs + row * n, *restrict x = xs + row * n, m = (REAL)mean[s], r = (REAL)rstd[s];
+        REAL sums[LANES] = {0}, products[LANES] = {0};
+        EACH(n, sums[l] += g[i]; products[l] += g[i] * ((x[i] - m) * r));
+        along[row] = NAME(total)(sums);
+        across[row] = NAME(total)(products) + (m - mean[s]) * rstd[s] * along[row];
+    }
+}
+
+/* dx = rstd*(g*w - along - h*across), h = (x - mean)*rstd. w: (channels,) or NULL; mean, rstd, along, across:
+ * (statistics,) */
+NARROW void NAME(channel_gradient)(size rows, size n, size channels, size members, size statistics, const REAL *gs,
+                                   const REAL *xs, const double *restrict mean, const double *restrict rstd,
+                                   const REAL *restrict w, const double *restrict along,
+                                   const double *restrict across, REAL *dxs)
+{
+    PARALLEL(rows * n) for (size row = 0; row < rows; row++) {
+        const size s = row / members % statistics;
+        const REAL *restrict g = gs + row * n, *restrict x = xs + row * n, m = (REAL)mean[s], r = (REAL)rstd[s];
+        const REAL scale = (REAL)(rstd[s] * (w ? w[row % channels] : 1)), slope = (REAL)(-rstd[s] * across[s]);
+        const REAL shift = (REAL)((m - mean[s]) * rstd[s] * slope - rstd[s] * along[s]);
+        REAL *restrict dx = dxs + row * n;
+        SIMD for (size i = 0; i < n; i++) dx[i] = g[i] * scale + (x[i] - m) * r * slope + shift;
     }
 }
 

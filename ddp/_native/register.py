@@ -23,11 +23,13 @@ from ddp.ops import (
     losses,
     normalization,
     pooling,
+    reduction,
     softmax_ops,
     special,
     update,
 )
 from ddp.ops import op as ops
+from ddp.ops.normalization import ChannelGroups
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
 
 _TAGS = {"f": "f32", "d": "f64"}
@@ -115,7 +117,7 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     if not _takes(x, w, b):
         return normalization.layer_norm.reference.forward(xp, x, w, b, axes=axes, eps=eps)
     rows = as_rows(x, axes)
-    out, mean, rstd = np.empty_like(x), np.empty(len(rows), x.dtype), np.empty(len(rows), x.dtype)
+    out, mean, rstd = np.empty_like(x), np.empty(len(rows)), np.empty(len(rows), x.dtype)
     _normalize(rows, w, b, eps, out, mean, rstd)
     return out, (axes, mean, rstd, normalization.kind_of(x, w, b))
 
@@ -178,20 +180,58 @@ def _normalize_backward(
 # --- normalization over channels
 
 
-def _channel_sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
-    if not _takes(x, y, shift):
-        return normalization.channel_sums.__wrapped__(xp, x, y, shift)
-    first, second = np.empty(len(x), x.dtype), np.empty(len(x), x.dtype)
-    CHANNEL_SUMS[x.dtype.char](*x.shape, *map(address, (x, y, shift, first, second)))
-    return first, second
+def _moments(xp: Any, x: Array) -> tuple[Array, Array]:
+    if not _takes(x):
+        return reduction.moments.__wrapped__(xp, x)
+    rows, results = np.empty((2, len(x) * x.shape[1])), np.empty((2, x.shape[1]))
+    CHANNEL_MOMENTS[x.dtype.char](*x.shape, address(x), *map(address, (*rows, *results)))
+    return results[0], results[1]
 
 
-def _channel_lines(xp: Any, x: Array, a: Array, c: Array, y: Array | None = None, s: Array | None = None) -> Array:
-    if not _takes(x, a, c, y, s):
-        return normalization.channel_lines.__wrapped__(xp, x, a, c, y, s)
+def _channel_norm(
+    xp: Any, x: Array, layout: ChannelGroups, mean: Array, rstd: Array, w: Array | None, b: Array | None
+) -> Array:
+    if not _takes(x, w, b) or x.shape[2] == 1:
+        return normalization.channel_norm.__wrapped__(xp, x, layout, mean, rstd, w, b)
     out = np.empty_like(x)
-    CHANNEL_LINES[x.dtype.char](*x.shape, *map(address, (x, a, c, y, s, out)))
+    samples, channels, n = x.shape
+    CHANNEL_NORM[x.dtype.char](
+        *(samples * channels, n, channels, layout.members, len(mean)), *map(address, (x, mean, rstd, w, b, out))
+    )
     return out
+
+
+def _channel_sums(xp: Any, g: Array, x: Array, layout: ChannelGroups, mean: Array, rstd: Array) -> tuple[Array, Array]:
+    if not _takes(x) or not is_plain(g, x.dtype.char) or x.shape[2] == 1:
+        return normalization.channel_sums.__wrapped__(xp, g, x, layout, mean, rstd)
+    samples, channels, n = x.shape
+    along, across = np.empty((2, samples, channels))
+    CHANNEL_SUMS[x.dtype.char](
+        *(samples * channels, n, layout.members, len(mean)), *map(address, (g, x, mean, rstd, along, across))
+    )
+    return along, across
+
+
+def _channel_gradient(
+    xp: Any,
+    g: Array,
+    x: Array,
+    layout: ChannelGroups,
+    mean: Array,
+    rstd: Array,
+    w: Array | None,
+    along: Array,
+    across: Array,
+) -> Array:
+    if not _takes(x, w) or not is_plain(g, x.dtype.char) or x.shape[2] == 1:
+        return normalization.channel_gradient.__wrapped__(xp, g, x, layout, mean, rstd, w, along, across)
+    dx = np.empty_like(x)
+    samples, channels, n = x.shape
+    CHANNEL_GRADIENT[x.dtype.char](
+        *(samples * channels, n, channels, layout.members, len(mean)),
+        *map(address, (g, x, mean, rstd, w, along, across, dx)),
+    )
+    return dx
 
 
 # --- softmax and cross-entropy
@@ -482,7 +522,12 @@ GELU, GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu", "gelu_ta
 RELU_BACKWARD = kernels("relu_backward", N, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
 LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, N, P, P)
-CHANNEL_SUMS, CHANNEL_LINES = kernels("channel_sums", N, N, *[P] * 5), kernels("channel_lines", N, N, *[P] * 6)
+CHANNEL_MOMENTS, CHANNEL_NORM = (
+    kernels("channel_moments", *[N] * 3, *[P] * 5),
+    kernels("channel_norm", *[N] * 5, *[P] * 6),
+)
+CHANNEL_SUMS = kernels("channel_sums", *[N] * 4, *[P] * 6)
+CHANNEL_GRADIENT = kernels("channel_gradient", *[N] * 5, *[P] * 8)
 SOFTMAX = kernels("softmax", N, N, FLAG, P, P)
 SOFTMAX_BACKWARD = kernels("softmax_backward", N, N, FLAG, P, P, P)
 CROSS_ENTROPY = kernels("cross_entropy", N, N, P, P, P, P, REAL, FLAG, P, P, P, P)
@@ -503,8 +548,10 @@ _attach_error_function(special.compute_erfc, ERFC)
 activation.relu.attach_native_form(_relu, _relu_backward)
 normalization.layer_norm.attach_native_form(_layer_norm, _layer_norm_backward)
 normalization.rms_norm.attach_native_form(_rms_norm, _rms_norm_backward)
+reduction.moments.attach_native_form(_moments)
+normalization.channel_norm.attach_native_form(_channel_norm)
 normalization.channel_sums.attach_native_form(_channel_sums)
-normalization.channel_lines.attach_native_form(_channel_lines)
+normalization.channel_gradient.attach_native_form(_channel_gradient)
 _attach_softmax(softmax_ops.softmax, False)
 _attach_softmax(softmax_ops.log_softmax, True)
 losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)

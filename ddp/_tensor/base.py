@@ -93,8 +93,8 @@ class TensorBase:
     def grad(self) -> Tensor | None:
         """The gradient: None if there is none, else a tensor of this shape that shares the gradient buffer's memory.
 
-        Assigning a tensor copies it in; None empties the buffer. Raises: ShapeError, DtypeError if the assigned tensor
-        is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
+        Assigning a tensor copies it in; assigning None and `del` empty the buffer. Raises: ShapeError, DtypeError if
+        the assigned tensor is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
         """
         if self.maybe_leaf is None or not self.maybe_leaf.grad_buffer.full:
             return None
@@ -119,6 +119,10 @@ class TensorBase:
             raise ShapeError(f"grad: a tensor of shape {self.array.shape} was given one of {value.array.shape}")
         with on(self._device):
             self.leaf.grad_buffer.set(value.array)
+
+    @grad.deleter
+    def grad(self) -> None:
+        clear_grad(self, True)
 
     def check_replaceable(self) -> None:
         """Raises: GraphError if the leaf has a gradient-ready hook, which another leaf would not have."""

@@ -163,8 +163,8 @@ def _spread(name: str, doc: str) -> Any:
         x = required_float(self, name)
         if correction is None:
             correction = 1 if unbiased is None or unbiased else 0
-        found = apply(reduction.var, (x,), dims=axes(x, dim, name), keepdim=keepdim, correction=correction)
-        return apply(reduction.deviation, (found,)) if name == "std" else found
+        options = {"keepdim": keepdim, "correction": correction, "root": name == "std"}
+        return apply(reduction.var, (x,), dims=axes(x, dim, name), **options)
 
     options = f"unbiased: True is a correction of 1, as nothing is; False of 0. Also {name}(unbiased)."
     return as_method(method, name, f"{doc}. {options} Raises: DtypeError unless floating.")

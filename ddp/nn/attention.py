@@ -195,8 +195,8 @@ class MultiheadAttention(Layer):
 
         key_padding_mask: (N, S), attn_mask: (L, S) or (N*num_heads, L, S); True where a key may NOT be seen, or numbers
         to add to the scores. is_causal: a hint that attn_mask is the causal one. Returns (result, weights): like query;
-        (N, L, S), or (N, num_heads, L, S) unless averaged. Without need_weights (result, None), faster and in less
-        memory.
+        (N, L, S), or (N, num_heads, L, S) unless averaged. A query that may see no key has weights of 0. Without
+        need_weights (result, None), faster and in less memory.
 
         Raises: ShapeError, DtypeError, ArgumentError.
         """
@@ -214,7 +214,12 @@ class MultiheadAttention(Layer):
             scores = (q * (1 / math.sqrt(self.head_dim))) @ k.transpose(-1, -2)
             if mask is not None:
                 scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == bool_ else scores + mask
-            weights = dropout(softmax(scores, -1), p)
+                # softmax of nothing but -inf would be nan, and so would all gradients.
+                blind = (scores == -math.inf).all(-1, keepdim=True)
+                weights = softmax(scores.masked_fill(blind, 0), -1).masked_fill(blind, 0)
+            else:
+                weights = softmax(scores, -1)
+            weights = dropout(weights, p)
             heads = weights @ v
             weights = weights.mean(1) if average_attn_weights else weights
             weights = weights if batched else weights.squeeze(0)

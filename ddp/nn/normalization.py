@@ -114,7 +114,7 @@ def batch_norm(
 def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
     """The function that moves running statistics, called with means, biased variances and the number of values of each.
 
-    Means and variances: (C,) or (N, C), one number a sample is averaged over samples. None if there is nothing to move.
+    Means and variances: (C,) or (N*C,), one number a sample is averaged over samples. None if there is nothing to move.
     """
     if running_mean is None and running_var is None:
         return None
@@ -125,7 +125,8 @@ def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None
             if running is not None:
                 before = upcast(running.array)
                 value = value.reshape(-1, running.shape[0]).mean(axis=0)
-                running.copy_(wrap(before + momentum * (value - before), running.device))
+                # Not before + momentum*(value - before): infinities would become nan.
+                running.copy_(wrap((1 - momentum) * before + momentum * value, running.device))
 
     return move
 

@@ -6,24 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, as_float32, as_rows, upcast
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, as_float32, as_rows
+from ddp.ops.reduction import moments, standardize
 
 # Normalisation over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers a row, not the
 # normalised input: that would be one more array to keep.
 
 
-FAR = 4.0  # mean^2 above this many variances: what is computed from plain sums loses digits there
-
-
 def kind_of(x: Array, *parameters: Array | None) -> Any:
     """The dtype of the gradients of weight and bias: theirs, which may be float32 beside a float16 x."""
     return next((each.dtype for each in parameters if each is not None), x.dtype)
-
-
-@array_function
-def is_far(xp: Any, mean: Array, var: Array) -> bool:
-    """Whether sums over x should be taken of x - mean; a device says True, since the host would wait for the answer."""
-    return bool((mean * mean > FAR * var).any())
 
 
 # z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over rows of the last `axes` axes, which hold n elements;
@@ -33,15 +25,14 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = as_float32(x, w, b)
     rows = as_rows(x, axes)
-    mean = row_mean(xp, rows)
-    out = rows - mean
-    rstd = 1 / xp.sqrt(row_mean(xp, out * out) + eps)
-    out = (out * rstd).reshape(shape)
+    mean, var = moments(xp, rows[None])
+    rstd = 1 / xp.sqrt(var + eps)
+    out = standardize(rows, mean[:, None], rstd[:, None]).reshape(shape)
     if w is not None:
         out *= w
     if b is not None:
         out += b
-    return out.astype(dtype, copy=False), (axes, mean[:, 0], rstd[:, 0], kind)
+    return out.astype(dtype, copy=False), (axes, mean, rstd, kind)
 
 
 def row_mean(xp: Any, x: Array) -> Array:
@@ -73,13 +64,14 @@ def _rows_backward(
     dx = dw = None
     if x is not None:
         x = as_rows(x, axes)
-        h = (x if mean is None else x - mean) * rstd
+        scale = rstd.astype(x.dtype)
+        h = x * scale if mean is None else standardize(x, mean, rstd)
         if needs[0]:
             slope = g if w is None else g * w.reshape(-1)
             dx = slope - h * row_mean(xp, slope * h)
             if mean is not None:
                 dx -= row_mean(xp, slope)
-            dx = (dx * rstd).reshape(shape).astype(dtype, copy=False)
+            dx = (dx * scale).reshape(shape).astype(dtype, copy=False)
         if needs[1]:
             dw = (g * h).sum(axis=0).reshape(inner).astype(kind, copy=False)
     db = g.sum(axis=0).reshape(inner).astype(kind, copy=False) if needs[2] else None
@@ -97,8 +89,8 @@ def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tupl
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w)
     x, w = as_float32(x, w)
     rows = as_rows(x, axes)
-    rstd = 1 / xp.sqrt(row_mean(xp, rows * rows) + eps)
-    out = (rows * rstd).reshape(shape)
+    rstd = 1 / xp.sqrt(row_mean(xp, xp.square(rows, dtype="float64")) + eps)
+    out = (rows * rstd.astype(rows.dtype)).reshape(shape)
     if w is not None:
         out *= w
     return out.astype(dtype, copy=False), (axes, rstd[:, 0], kind)
@@ -134,16 +126,17 @@ def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     dtype = g.dtype
     g, x = as_float32(g, saved[0])
     over = xp.where(norm > eps, norm, 1)
+    unit = x / over
     if p == 2:
-        slope = x / over
+        slope = unit
     elif p == 1:
         slope = xp.sign(x)
     elif p == math.inf:
         slope = xp.sign(x) * (xp.abs(x) == norm)
         slope /= xp.maximum(xp.abs(slope).sum(axis=dim, keepdims=True), 1)  # maxima that are equal share
     else:
-        slope = xp.sign(x) * (xp.abs(x) / over) ** (p - 1)
-    slope *= (g * x).sum(axis=dim, keepdims=True) / over * (norm > eps)
+        slope = xp.sign(x) * xp.abs(unit) ** (p - 1)
+    slope = slope * (g * unit).sum(axis=dim, keepdims=True) * (norm > eps)
     dx = (g - slope) / xp.maximum(norm, eps)
     return (dx.astype(dtype, copy=False),)
 
@@ -151,144 +144,102 @@ def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
 normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), saves=("x",))
 
 
-# Normalisation over channels: batch_norm, group_norm. Rows are the positions of one channel of one sample.
-#
-# One pass takes the sums of every row, a few numbers a row become statistics, and a second pass maps every row by a
-# factor and a summand. A layout says which rows are normalised together: that is all in which the two differ.
+# Normalisation over channels: batch_norm, group_norm. A layout says which channels of which samples are normalised
+# together: that is all in which the two differ. Statistics are float64.
 
 
 Tell = Callable[[Array, Array, int], None]
 
 
-class RowGroups:
-    """Which rows are normalised together.
+class ChannelGroups:
+    """Which channels are normalised together: each over all samples, or `groups` of channels for each sample alone.
 
-    matrix: (N, C); positions: the length of a row; count: over how many elements a statistic is taken, at least 1
+    shape: (N, C, positions), of the input; count: over how many elements a statistic is taken, at least 1
+    members: how many channels share a statistic; channel c of sample n has number (n*C + c) // members of the
+        statistics, counted from the first again where there are fewer
     """
 
     collective = False  # whether backward asks `collect` even where no gradient of x is wanted: others wait there
-    matrix: tuple[int, ...]
-    positions: int
-    count: int
+
+    def __init__(self, shape: tuple[int, ...], groups: int | None = None) -> None:
+        samples, channels, positions = self.shape = (*shape[:2], math.prod(shape[2:]))
+        self.members = 1
+        self._view = self.shape  # what is normalised together lies along the first and the last axis
+        if groups is not None:
+            self.members = channels // int(groups)  # CuPy repeats by no NumPy integer
+            self._view = (1, samples * int(groups), self.members * positions)
+        self.count = max(self._view[0] * self._view[2], 1)
 
     def statistics(self, xp: Any, x: Array) -> tuple[Array, Array]:
-        """The means, and the biased variances. x: (N * C, positions)."""
-        first, second = self.moments(xp, x, None)
-        mean = first / self.count
-        var = second / self.count - mean * mean
-        if is_far(xp, mean, var):
-            var = self.moments(xp, x, mean)[1] / self.count
-        return mean, var
-
-    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
-        """Statistics: the sums of x, and of the squares of x, or of x - shift. x: (N * C, positions)."""
-        raise NotImplementedError
+        """The means, and the biased variances. x: of `shape`."""
+        return moments(xp, x.reshape(self._view))
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        """The statistics of sums of rows, (N, C) each."""
-        raise NotImplementedError
+        """The statistics of sums over positions, (N, C) each."""
+        return [each.reshape(self._view[0], self._view[1], self.members).sum(axis=(0, 2)) for each in sums]
 
     def broadcast(self, xp: Any, statistic: Array) -> Array:
-        """A statistic as what broadcasts against (N, C)."""
-        raise NotImplementedError
-
-
-class BatchRows(RowGroups):
-    """A channel of all samples is normalised together: statistics are (C,)."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.matrix = shape[:2]
-        self.positions = math.prod(shape[2:])
-        self.count = max(shape[0] * self.positions, 1)
-
-    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
-        first, second = channel_sums(xp, x, None, None if shift is None else _per_row(xp, self, shift))
-        return first.reshape(self.matrix).sum(axis=0), second.reshape(self.matrix).sum(axis=0)
-
-    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        return [each.sum(axis=0) for each in sums]
-
-    def broadcast(self, xp: Any, statistic: Array) -> Array:
-        return statistic
-
-
-class _ChannelGroups(RowGroups):
-    """The channels of a group of one sample are normalised together: statistics are (N, groups)."""
-
-    def __init__(self, shape: tuple[int, ...], groups: int) -> None:
-        self.matrix = shape[:2]
-        self.positions = math.prod(shape[2:])
-        self.groups, self.members = int(groups), shape[1] // int(groups)  # CuPy repeats by no NumPy integer
-        self.count = max(self.members * self.positions, 1)
-
-    def moments(self, xp: Any, x: Array, shift: Array | None) -> tuple[Array, Array]:
-        sets = x.reshape(self.matrix[0] * self.groups, self.members * self.positions)
-        first, second = channel_sums(xp, sets, None, None if shift is None else shift.reshape(-1))
-        return first.reshape(-1, self.groups), second.reshape(-1, self.groups)
-
-    def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
-        return [each.reshape(-1, self.groups, self.members).sum(axis=2) for each in sums]
-
-    def broadcast(self, xp: Any, statistic: Array) -> Array:
-        return xp.repeat(statistic, self.members, axis=1)
+        """A statistic as what broadcasts against `shape`."""
+        return xp.repeat(statistic, self.members).reshape(-1, self.shape[1], 1)
 
 
 @array_function
-def channel_sums(xp: Any, x: Array, y: Array | None, shift: Array | None) -> tuple[Array, Array]:
-    """Of every row: the sums of x and of x*y, or where y is None of x*x; with `shift`, of what is left of y.
-
-    x, y: (rows, n); shift: (rows,). Returns two of (rows,).
-    """
-    other = x if y is None else y
-    if shift is not None:
-        other = other - shift[:, None]
-    return x.sum(axis=1), ((other if y is None else x) * other).sum(axis=1)
-
-
-@array_function
-def channel_lines(xp: Any, x: Array, a: Array, c: Array, y: Array | None = None, s: Array | None = None) -> Array:
-    """x*a + c, or x*a + y*s + c. x, y: (rows, n); a, c, s: (rows,)."""
-    out = x * a[:, None] + c[:, None]
-    if y is not None and s is not None:
-        out += y * s[:, None]
+def channel_norm(
+    xp: Any, x: Array, layout: ChannelGroups, mean: Array, rstd: Array, w: Array | None, b: Array | None
+) -> Array:
+    """(x - mean)*rstd*w + b. x: of layout.shape; mean, rstd: statistics; w, b: (C,)."""
+    out = standardize(x, layout.broadcast(xp, mean), layout.broadcast(xp, rstd))
+    if w is not None:
+        out *= w[:, None]
+    if b is not None:
+        out += b[:, None]
     return out
 
 
-def _per_row(xp: Any, layout: RowGroups, values: Array) -> Array:
-    """What broadcasts against (N, C), as one number a row."""
-    return xp.ascontiguousarray(xp.broadcast_to(values, layout.matrix)).reshape(-1)
+@array_function
+def channel_sums(xp: Any, g: Array, x: Array, layout: ChannelGroups, mean: Array, rstd: Array) -> tuple[Array, Array]:
+    """The sums of g and of g*h over positions, h = (x - mean)*rstd. g, x: of layout.shape; returns two of (N, C)."""
+    h = standardize(x, layout.broadcast(xp, mean), layout.broadcast(xp, rstd))
+    h *= g
+    return g.sum(axis=2, dtype="float64"), h.sum(axis=2, dtype="float64")
 
 
-def _map_rows(xp: Any, layout: RowGroups, x: Array, a: Array, c: Array, y: Array | None = None, s: Any = None) -> Array:
-    """`channel_lines` of factors and summands that broadcast against (N, C)."""
-    a, c = _per_row(xp, layout, a), _per_row(xp, layout, c)
-    return channel_lines(xp, x, a, c, y, None if s is None else _per_row(xp, layout, s))
+@array_function
+def channel_gradient(
+    xp: Any,
+    g: Array,
+    x: Array,
+    layout: ChannelGroups,
+    mean: Array,
+    rstd: Array,
+    w: Array | None,
+    along: Array,
+    across: Array,
+) -> Array:
+    """rstd*(g*w - along - h*across), h = (x - mean)*rstd. along, across: statistics, of g*w and of g*w*h."""
+    scale = layout.broadcast(xp, rstd)
+    dx = standardize(x, layout.broadcast(xp, mean), scale)
+    dx *= layout.broadcast(xp, -rstd * across).astype(x.dtype)
+    dx -= layout.broadcast(xp, rstd * along).astype(x.dtype)
+    dx += g * (scale if w is None else scale * w[:, None]).astype(x.dtype)
+    return dx
 
 
-# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over the rows that the layout takes together;
+# z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over what the layout takes together;
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over samples and positions;
 # where m and r are given, fixed:  dx = r*g*w
 def _forward(
-    xp: Any, x: Array, w: Array | None, b: Array | None, layout: RowGroups, eps: float, tell: Tell | None
+    xp: Any, x: Array, w: Array | None, b: Array | None, layout: ChannelGroups, eps: float, tell: Tell | None
 ) -> tuple[Array, Any]:
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = as_float32(x, w, b)
-    x = x.reshape(math.prod(layout.matrix), layout.positions)
+    x = x.reshape(layout.shape)
     mean, var = layout.statistics(xp, x)
     if tell is not None:
         tell(mean, var, layout.count)
     rstd = 1 / xp.sqrt(var + float(eps))
-    out = _map_rows(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    out = channel_norm(xp, x, layout, mean, rstd, w, b)
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, False)
-
-
-def _line(
-    xp: Any, layout: RowGroups, mean: Array, rstd: Array, w: Array | None, b: Array | None
-) -> tuple[Array, Array]:
-    """The factor and the summand of (x - mean)*rstd*w + b."""
-    scale = layout.broadcast(xp, rstd) if w is None else layout.broadcast(xp, rstd) * w
-    shift = layout.broadcast(xp, mean) * scale
-    return scale, -shift if b is None else b - shift
 
 
 def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -296,32 +247,25 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
     layout, mean, rstd, kind, fixed = residual
     dtype, shape = g.dtype, g.shape
     g, x, w = as_float32(g, x, w)
-    g = g.reshape(math.prod(layout.matrix), layout.positions)
+    g = g.reshape(layout.shape)
     if x is None:
-        return None, None, g.sum(axis=1).reshape(layout.matrix).sum(axis=0).astype(kind, copy=False)
-    x = x.reshape(g.shape)
-    m, r = layout.broadcast(xp, mean), layout.broadcast(xp, rstd)
-    far = is_far(xp, mean, 1 / (rstd * rstd))
-    sums = channel_sums(xp, g, x, _per_row(xp, layout, m) if far else None)
-    along, across = (each.reshape(layout.matrix) for each in sums)
-    if not far:
-        across -= m * along  # sum g*(x - m)
-    dw = (across * r).sum(axis=0).astype(kind, copy=False) if needs[1] else None
-    db = along.sum(axis=0).astype(kind, copy=False) if needs[2] else None
+        return None, None, g.sum(axis=(0, 2)).astype(kind, copy=False)
+    x = x.reshape(layout.shape)
+    along, across = channel_sums(xp, g, x, layout, mean, rstd)
+    dw = across.sum(axis=0).astype(kind) if needs[1] else None
+    db = along.sum(axis=0).astype(kind) if needs[2] else None
     if not (needs[0] or layout.collective):
         return None, dw, db
-    scale = r if w is None else r * w
     if fixed:
-        dx = _map_rows(xp, layout, g, scale, xp.zeros_like(scale))
+        scale = rstd if w is None else rstd * w
+        dx = g * scale[:, None].astype(g.dtype)
     else:
         if w is not None:
             along, across = along * w, across * w
-        along, across = layout.collect(xp, along, across)
+        means = [each / layout.count for each in layout.collect(xp, along, across)]
         if not needs[0]:
             return None, dw, db
-        slope = across * (rstd * rstd * rstd / -layout.count)
-        shift = along * (rstd / -layout.count) - mean * slope
-        dx = _map_rows(xp, layout, g, scale, layout.broadcast(xp, shift), x, layout.broadcast(xp, slope))
+        dx = channel_gradient(xp, g, x, layout, mean, rstd, w, *means)
     return dx.reshape(shape).astype(dtype, copy=False), dw, db
 
 
@@ -332,14 +276,14 @@ def _batch_norm(
     b: Array | None,
     eps: float,
     tell: Tell | None,
-    layout: BatchRows | None = None,
+    layout: ChannelGroups | None = None,
 ) -> tuple[Array, Any]:
     """x: (N, C, ...); w, b: (C,).
 
     tell: called with the means and the biased variances, (C,), and the number of elements each was taken over.
     layout: None: the samples of x are the whole batch
     """
-    return _forward(xp, x, w, b, BatchRows(x.shape) if layout is None else layout, eps, tell)
+    return _forward(xp, x, w, b, ChannelGroups(x.shape) if layout is None else layout, eps, tell)
 
 
 batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
@@ -350,9 +294,9 @@ def _group_norm(
 ) -> tuple[Array, Any]:
     """x: (N, C, ...); w, b: (C,).
 
-    tell: called with the means and the biased variances, (N, groups), and the number of elements of each.
+    tell: called with the means and the biased variances, (N * groups,), and the number of elements of each.
     """
-    return _forward(xp, x, w, b, _ChannelGroups(x.shape, groups), eps, tell)
+    return _forward(xp, x, w, b, ChannelGroups(x.shape, groups), eps, tell)
 
 
 group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
@@ -363,11 +307,10 @@ def _channel_affine(
 ) -> tuple[Array, Any]:
     """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
-    x, w, b, mean, var = as_float32(x, w, b, upcast(mean), upcast(var))
-    layout = BatchRows(shape)
-    x = x.reshape(math.prod(layout.matrix), layout.positions)
-    mean, rstd = mean.astype(x.dtype), (1 / xp.sqrt(var + float(eps))).astype(x.dtype)
-    out = _map_rows(xp, layout, x, *_line(xp, layout, mean, rstd, w, b))
+    x, w, b = as_float32(x, w, b)
+    mean, rstd = mean.astype("float64"), 1 / xp.sqrt(var.astype("float64") + float(eps))
+    layout = ChannelGroups(shape)
+    out = channel_norm(xp, x.reshape(layout.shape), layout, mean, rstd, w, b)
     return out.reshape(shape).astype(dtype, copy=False), (layout, mean, rstd, kind, True)
 
 

@@ -158,43 +158,61 @@ prod = Op("prod", _prod, _prod_backward, inputs=("x",), saves=("x",))
 # Variances and norms: how far elements are from their mean, or from zero.
 
 
-# z = sum (x - m)^2 / (n - c), m the mean of n elements, c the correction;  dx = 2*g*(x - m)/(n - c)
-def _var(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool, correction: float) -> tuple[Array, Any]:
+@array_function
+def moments(xp: Any, x: Array) -> tuple[Array, Array]:
+    """The means and the biased variances over the first and last axis, in float64, 0 of nothing.
+
+    x: (outer, n, inner); returns two of (n,).
+    """
+    if not x.size:
+        return xp.zeros(x.shape[1]), xp.zeros(x.shape[1])
+    # float64 holds the squares of every float32, and the sum of equal ones exactly: these have a variance of 0.
+    return x.mean(axis=(0, 2), dtype="float64"), x.var(axis=(0, 2), dtype="float64")
+
+
+def standardize(x: Array, mean: Array, rstd: Array) -> Array:
+    """(x - mean)*rstd in the dtype of x. mean, rstd: float64, broadcast against x."""
+    # In this order nothing overflows, and nothing cancels but x and its mean, whose rounding is made up for.
+    near = mean.astype(x.dtype)
+    out = x - near
+    out *= rstd.astype(x.dtype)
+    out += ((near - mean) * rstd).astype(x.dtype)
+    return out
+
+
+# z = sum (x - m)^2 / (n - c), m the mean of n elements, c the correction;  dx = 2*g*(x - m)/(n - c);
+# with root z = sqrt of that;  dx = g*(x - m)/((n - c)*z), and 0 where z = 0: equal elements have no direction
+def _var(
+    xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool, correction: float, root: bool = False
+) -> tuple[Array, Any]:
     count = count_of(x.shape, dims)
-    added = total(x, dims, keepdims=True, wide=True)
-    middle = added / count if count else added + float("nan")
-    d = x - middle
-    d *= d
+    kept = tuple(i for i in range(x.ndim) if i not in dims)
+    (wide,) = as_float32(x)
+    if kept and kept[0]:  # the first axis is reduced: rows of all others are added up
+        columns = wide.transpose(*dims, *kept).reshape(count, count_of(x.shape, kept), 1)
+    else:
+        columns = wide.transpose(*kept, *dims).reshape(1, count_of(x.shape, kept), count)
+    ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
+    middle, out = (each.reshape(ones) for each in moments(xp, columns))
     freedom = max(count - correction, 0)
-    out = total(d, dims, keepdim, wide=True)
     # No freedom is nan for one value and infinite for several, as in PyTorch.
-    out = out / freedom if freedom else xp.where(out > 0, xp.inf, xp.nan)
-    return out.astype(x.dtype, copy=False), (middle, freedom, (x.shape, dims, keepdim))
+    out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
+    divisor = freedom / 2
+    if root:
+        out = xp.sqrt(out)
+        divisor = freedom * xp.where(out == 0, xp.inf, out)
+    z = out if keepdim else out.reshape([x.shape[i] for i in kept])
+    return z.astype(x.dtype), (middle, divisor)
 
 
 def _var_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    middle, freedom, shapes = residual
-    dx = saved[0] - middle
-    dx *= unreduce(g, *shapes) * (2 / freedom if freedom else float("inf"))
-    return (dx.astype(g.dtype, copy=False),)
+    middle, divisor = residual
+    (x,) = as_float32(saved[0])
+    factor = xp.divide(g.reshape(middle.shape), divisor, dtype="float64")
+    return (standardize(x, middle, factor).astype(g.dtype, copy=False),)
 
 
 var = Op("var", _var, _var_backward, inputs=("x",), saves=("x",))
-
-
-# z = sqrt x;  dx = g/(2*z), and 0 where z = 0: elements that are all alike have a deviation, and no direction
-def _root(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.sqrt(x), None
-
-
-def _root_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    out = saved[0]
-    zero = out == 0
-    dx = g / (2 * out + zero)
-    return (xp.where(zero, 0, dx).astype(g.dtype, copy=False),)
-
-
-deviation = Op("deviation", _root, _root_backward, inputs=("x",), saves=("out",))
 
 
 # z = (sum |x|^p)^(1/p);  dx = g*sign x*(|x|/z)^(p - 1), 0 where z = 0; none for p = 0.
@@ -238,7 +256,8 @@ def _vector_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residua
         return (xp.sign(x) * xp.where(hit, g / hit.sum(axis=shapes[1], keepdims=True).astype(x.dtype), 0),)
     zero = out == 0
     if p == 2:
-        return (x * xp.where(zero, 0, g / (out + zero)).astype(x.dtype, copy=False),)
+        g, out = as_float32(g, out)  # the quotient may be too large for float16, where the product is not
+        return ((x * xp.where(zero, 0, g / (out + zero))).astype(x.dtype, copy=False),)
     if p < 2:
         size = xp.where(size == 0, 1, size)  # whose sign is 0, so that a negative power of 0 is not asked for
     scale = xp.where(zero, 0, g / (out + zero) ** (p - 1))

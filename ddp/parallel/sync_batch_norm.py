@@ -22,7 +22,7 @@ from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, running_stats_update
 from ddp.nn.validation import check_channels
-from ddp.ops.normalization import BatchRows, batch_norm
+from ddp.ops.normalization import ChannelGroups, batch_norm
 from ddp.ops.op import BFLOAT16
 from ddp.parallel.collectives import Array, CollectiveCall
 
@@ -135,7 +135,7 @@ def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> 
     return module
 
 
-class WholeBatch(BatchRows):
+class WholeBatch(ChannelGroups):
     """The layout of a batch that lies on all ranks: a channel of all samples of all of them is normalised together."""
 
     def __init__(self, call: CollectiveCall, mode: int) -> None:
@@ -146,10 +146,10 @@ class WholeBatch(BatchRows):
     # Of the whole batch, of n_s elements with mean m_s and squared deviations q_s on rank s:
     # n = sum n_s, m = sum n_s*m_s / n, q = sum (q_s + n_s*(m_s - m)^2)
     def statistics(self, xp: Any, x: Array) -> tuple[Array, Array]:
-        """The means, and the biased variances, the same on every rank. x: (N * C, positions). Collective."""
+        """The means, and the biased variances, the same on every rank. x: (N, C, positions). Collective."""
         mean, var = super().statistics(xp, x)
         channels = len(mean)
-        mine = xp.empty(2 + 2 * channels, "float64")  # float64, as it counts exactly, and whatever the ranks compute in
+        mine = xp.empty(2 + 2 * channels)
         mine[0], mine[1] = self._mode, x.size // max(channels, 1)
         mine[2 : 2 + channels] = mean
         mine[2 + channels :] = var
@@ -166,15 +166,15 @@ class WholeBatch(BatchRows):
             raise ShapeError("SyncBatchNorm: all ranks together have one value a channel: training needs more")
         self.count = max(total, 1)
         counted, means, variances = table[:, 1:2], table[:, 2 : 2 + channels], table[:, 2 + channels :]
-        mean = (counted * means).sum(axis=0) / self.count
+        # What is added up is 0 where all ranks have one mean, and a constant channel's variance stays 0.
+        mean = means[0] + (counted * (means - means[0])).sum(axis=0) / self.count
         shifts = means - mean
         var = (counted * (variances + shifts * shifts)).sum(axis=0) / self.count
-        return mean.astype(x.dtype), var.astype(x.dtype)
+        return mean, var
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
         """The statistics of sums of rows, over all ranks. Collective."""
-        total = self._comm.all_reduce(xp.stack(super().collect(xp, *sums)).astype("float64"))
-        return list(total.astype(sums[0].dtype))
+        return list(self._comm.all_reduce(xp.stack(super().collect(xp, *sums))))
 
 
 class _SyncBatchNormBackward:

@@ -89,8 +89,11 @@ class TestGrad:
         assert not np.shares_memory(x.grad.array, g.array)
         x.grad.mul_(3)
         assert x.leaf.grad_buffer.array.tolist() == [3.0, 3.0]
-        x.grad = None
-        assert x.grad is None
+        for remove in (lambda: setattr(x, "grad", None), lambda: delattr(x, "grad")):
+            x.grad = g
+            remove()
+            assert x.grad is None
+            assert not x.leaf.grad_buffer.full
 
     def test_requires_grad_off_and_on_keeps_the_leaf(self) -> None:
         x = ddp.ones(2, requires_grad=True)

@@ -126,6 +126,27 @@ def test_norm(p: Any) -> None:
             agree(x.grad, y.grad)
 
 
+def test_norm_of_small_halves_has_a_gradient() -> None:
+    x, y = both([1e-6, 2e-6, -1e-6], "float16")
+    x.requires_grad_().norm().backward()
+    y.requires_grad_().norm().backward()
+    agree(x.grad, y.grad, 1e-3)
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("name", ["var", "std"])
+def test_var_of_what_float32_cannot_square(name: str, dim: int | None) -> None:
+    numbers = draw(5, 7)
+    for scale in (1e-30, 1e-18, 1e18, 1e30, 1e38 / abs(numbers).max()):
+        x, y = both((numbers * scale).tolist(), "float32")
+        ours, theirs = (getattr(t.requires_grad_(), name)(dim) for t in (x, y))
+        agree(ours, theirs, 1e-5)
+        ours.sum().backward()
+        theirs.sum().backward()
+        agree(x.grad / x.grad.abs().max(), y.grad / y.grad.abs().max(), 1e-5)
+    assert getattr(ddp.full((5, 7), 0.1), name)(dim).eq(0).all()
+
+
 @pytest.mark.parametrize("p", [0.5, 1, 1.5, 2, 3, inf])
 def test_norm_of_zeros_has_a_gradient(p: float) -> None:
     x, y = both([[0.0, 0.0], [3.0, 0.0]], "float64")

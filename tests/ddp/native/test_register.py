@@ -71,15 +71,20 @@ def compare(op: Op, dtype: str, inputs: list[Any], saved: Any, needs: tuple[bool
         close(a, b, dtype)
 
 
+def unaligned(x: Any) -> Any:
+    """A copy of x that kernels refuse, which is computed by the formula."""
+    copied = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    assert not copied.flags.aligned or not x.size
+    return copied
+
+
 def layouts(x: Any) -> list[Any]:
     """x in one piece, transposed in memory, with gaps, unaligned, and not writable."""
-    unaligned = np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
-    assert not unaligned.flags.aligned or not x.size
     gaps = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)[..., ::2]
     gaps[...] = x
     frozen = x.copy()
     frozen.flags.writeable = False
-    return [x, np.asfortranarray(x), gaps, unaligned, frozen]
+    return [x, np.asfortranarray(x), gaps, unaligned(x), frozen]
 
 
 @needs_kernels
@@ -105,6 +110,27 @@ class TestNumbers:
             z = np.maximum(x, 0)
             (dx,) = activation.relu.backward(np, np.ones_like(x), (True,), (z,), None)
             np.testing.assert_array_equal(dx, z != 0)
+
+    @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])  # float32 has no squares of the first and the last
+    @pytest.mark.parametrize("name", ["batch_norm", "group_norm"])
+    def test_channel_norms(self, name: str, scale: float, dtype: str) -> None:
+        op, w, b = OPS[name], normal(6, seed=1), normal(6, seed=2)
+        parameters: dict[str, Any] = {"eps": 1e-10 * scale**2, "tell": None}
+        if name == "group_norm":
+            parameters["groups"] = 2
+        for shape in ((4, 6, 35), (3, 6, 5000), (7, 6, 1)):
+            x, g = (normal(*shape) + 3) * scale, normal(*shape, seed=3)
+            results = []
+            for kind, form in (("float64", unaligned), (dtype, unaligned), (dtype, np.asarray)):
+                arrays = [form(each.astype(kind)) for each in (x, w, b)]
+                out, residual = op.forward(np, *arrays, **parameters)
+                saved = (arrays[1], arrays[0])
+                dx, dw, db = op.backward(np, form(g.astype(kind)), (True, True, True), saved, residual)
+                results.append((out, dx * np.dtype(kind).type(scale), dw, db))
+            for own in results[1:]:
+                for each, expected in zip(own, results[0], strict=True):
+                    assert each.dtype == dtype
+                    close(each, expected, dtype)
 
     @pytest.mark.parametrize("needs", [(True, True, True), (True, False, False), (False, True, True)])
     def test_layer_norm(self, needs: tuple[bool, ...], dtype: str) -> None:
@@ -286,7 +312,7 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
     """What ops make of arrays that are long enough to be shared among threads, and of no round size."""
     rows, n = 331, 515
     x, g = normal(rows, n, dtype=dtype), normal(rows, n, dtype=dtype, seed=1)
-    w, b, channels = normal(n, dtype=dtype), normal(n, dtype=dtype, seed=2), normal(rows, dtype=dtype)
+    w, b = normal(n, dtype=dtype), normal(n, dtype=dtype, seed=2)
     image, window = normal(5, 3, 71, 53, dtype=dtype), Window((71, 53), (3, 3), (2, 2), (1, 1), (1, 1))
     heads = [normal(2, 3, 130, 20, dtype=dtype, seed=seed) for seed in range(3)]
     results: list[Any] = []
@@ -309,8 +335,8 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
     settings = {"target": target, "keep": target != 3, "weight": np.abs(w), "smoothing": 0.1, "reduction": "mean"}
     both(losses.cross_entropy, [x], lambda out: (x,), **settings)
     both(attention.attention, [*heads, None], lambda out: (*heads, None, out), scale=0.3, causal=True, p=0.0, seed=0)
-    results.extend(normalization.channel_sums(np, x, g, channels))
-    results.append(normalization.channel_lines(np, x, channels, channels, g, channels))
+    both(normalization.batch_norm, [x, w, b], lambda out: (w, x), eps=1e-5, tell=None)
+    both(normalization.group_norm, [image, None, None], lambda out: (None, image), groups=1, eps=1e-5)
     columns = convolution.unfold(np, image, window, slice(0, window.out[0]))
     convolution.fold_into(np, columns, window, slice(0, window.out[0]), image)
     top, at = pooling.maxima(np, image, window)

@@ -52,6 +52,25 @@ def test_not_finite() -> None:
     assert np.isnan(y[0, 1]).all()
 
 
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_query_that_may_see_no_key_has_weights_of_zero_and_finite_gradients(kind: str) -> None:
+    layer = ddp.nn.MultiheadAttention(8, 2).double()
+    x = ddp.tensor(numbers(4, 2, 8))
+    hidden = np.triu(np.ones((4, 4), bool), 1)
+    hidden[2] = True
+    mask = hidden if kind == "bool" else np.where(hidden, -np.inf, 0.5)
+    found = []
+    for need_weights in (True, False):
+        layer.zero_grad()
+        y, weights = layer(x, x, x, attn_mask=ddp.tensor(mask), need_weights=need_weights)
+        y.square().sum().backward()
+        found.append([y.detach().numpy(), *[p.grad.numpy().copy() for p in layer.parameters()]])
+        if need_weights:
+            assert weights[:, 2].tolist() == [[0.0] * 4] * 2
+    for with_weights, without in zip(*found, strict=True):
+        np.testing.assert_allclose(with_weights, without, atol=1e-12)
+
+
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"enable_gqa": True}])
 def test_dropout(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "score_bytes", lambda xp: 1)

@@ -92,6 +92,76 @@ def test_half_types_are_normalised_in_float32(name: str, weights: str, dtype: st
         np.testing.assert_allclose(ours, theirs, rtol=2 * step, atol=8 * step)
 
 
+NORMS: dict[str, tuple[tuple[int, ...], Any]] = {
+    "layer_norm": ((7, 45), lambda t, x, eps: t.nn.functional.layer_norm(x, (45,), eps=eps)),
+    "batch_norm": ((30, 3), lambda t, x, eps: t.nn.functional.batch_norm(x, None, None, training=True, eps=eps)),
+    "batch_norm 2d": (
+        (7, 3, 5, 9),
+        lambda t, x, eps: t.nn.functional.batch_norm(x, None, None, None, None, True, 0.1, eps),
+    ),
+    "group_norm": ((7, 6, 5, 9), lambda t, x, eps: t.nn.functional.group_norm(x, 2, eps=eps)),
+    "instance_norm": ((7, 3, 70, 90), lambda t, x, eps: t.nn.functional.instance_norm(x, eps=eps)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", NORMS)
+def test_constant_channels_become_exact_zeros(name: str, dtype: str) -> None:
+    shape, norm = NORMS[name]
+    for value in (0.1, 10.1, 1234.0, 60000.0):
+        y = norm(ddp, ddp.full(shape, value, dtype=getattr(ddp, dtype)), 1e-5)
+        assert not y.float().numpy().any(), value
+    if not name.startswith("layer"):
+        mean = ddp.full((shape[1],), 1234.5, dtype=ddp.float32)
+        y = F.batch_norm(ddp.full(shape, 1234.5), mean, mean * 0)
+        assert not y.numpy().any()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e19, 1e20, 1e30, 1e36])
+@pytest.mark.parametrize("name", [*NORMS, "rms_norm"])
+def test_squares_that_float32_cannot_hold(name: str, scale: float) -> None:
+    rms: Any = lambda t, x, eps: t.nn.functional.rms_norm(x, (45,), eps=eps)  # noqa: E731
+    shape, norm = NORMS.get(name, ((7, 45), rms))
+    x = torch.tensor(numbers(*shape)).requires_grad_()
+    g = numbers(*shape, seed=1)
+    expected = norm(torch, x, 1e-10)
+    expected.backward(torch.tensor(g))
+    own = ddp.tensor(x.detach().numpy() * scale, dtype=ddp.float32).requires_grad_()
+    y = norm(ddp, own, 1e-10 * scale**2)
+    y.backward(ddp.tensor(g, dtype=ddp.float32))
+    np.testing.assert_allclose(y.detach().numpy(), expected.detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(own.grad.numpy() * np.float32(scale), x.grad.numpy(), atol=2e-5)
+
+
+def test_a_mean_far_above_the_deviation_costs_no_digits() -> None:
+    for name, (shape, norm) in NORMS.items():
+        x = (numbers(*shape) + 1e4).astype(np.float32)
+        expected = norm(torch, torch.tensor(x.astype("float64")), 1e-5)
+        y = norm(ddp, ddp.tensor(x), 1e-5).numpy()
+        np.testing.assert_allclose(y, expected.numpy(), atol=2e-6, err_msg=name)
+
+
+def test_a_variance_that_overflows_leaves_infinity_in_running_statistics() -> None:
+    found = []
+    for t in (ddp, torch):
+        layer = t.nn.BatchNorm1d(2)
+        for _ in range(2):
+            layer(t.tensor([[1e30, 1.0], [-1e30, 2.0]]))
+        found.append((layer.running_var.tolist(), layer.running_mean.tolist()))
+    assert found[0][0] == pytest.approx(found[1][0])
+    assert found[0][1] == pytest.approx(found[1][1])
+
+
+def test_normalize_of_the_largest_numbers_has_a_gradient() -> None:
+    grads = []
+    for t in (ddp, torch):
+        x = t.full((1, 16), 1e38, dtype=t.float32).requires_grad_()
+        t.nn.functional.normalize(x).sum().backward()
+        grads.append(x.grad.tolist())
+    assert np.isfinite(grads[0]).all()
+    np.testing.assert_allclose(*grads, atol=1e-38)
+
+
 def test_statistics_follow_the_dtype_and_the_state() -> None:
     layer = nn.BatchNorm1d(2).half()
     assert layer.running_mean.dtype == ddp.float16

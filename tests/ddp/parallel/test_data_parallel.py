@@ -261,3 +261,19 @@ def test_buckets_of_an_old_plan_are_freed_at_once(sharded: bool) -> None:
         assert not any(buffer() is not None for buffer in old)
 
     collectives.run_threads(rank, 2)
+
+
+def test_a_deleted_gradient_empties_its_slot_of_the_bucket() -> None:
+    def run(comm: Communicator) -> None:
+        model = DataParallel(nn.Linear(3, 2), comm)
+        x = ddp.ones(4, 3) * (comm.rank + 1)
+        model(x).sum().backward()
+        weight = model.module.weight
+        before, slot = weight.grad.numpy().copy(), weight.grad.array
+        del weight.grad
+        assert weight.grad is None
+        model(x).sum().backward()
+        assert np.shares_memory(weight.grad.array, slot)
+        assert_array_equal(weight.grad.numpy(), before)
+
+    on_ranks(run, 2)

@@ -150,6 +150,23 @@ def test_statistics_far_from_zero_and_ranks_far_from_each_other_lose_no_digits(o
     assert_allclose(np.concatenate(small).var((0, 2)), np.ones(C), rtol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_constant_channel_becomes_exact_zeros_and_a_huge_one_keeps_its_digits(dtype: str) -> None:
+    shards = [3, 5, 1]
+    x = np.full((9, C, 7), 60000.7)
+    if dtype == "float32":
+        x[:, 1] = numbers(9, 7) * 1e25
+    rows = ddp.tensor(x.astype(dtype))
+    found = on_ranks(
+        lambda comm: SyncBatchNorm(C, affine=False, comm=comm, dtype=dtype)(rows[part(shards, comm.rank)]).numpy(), 3
+    )
+    y = np.concatenate(found)
+    if dtype == "float32":
+        assert_allclose(y[:, 1], (x[:, 1] - x[:, 1].mean()) / x[:, 1].std(), atol=1e-5)
+        y[:, 1] = 0
+    assert not y.any()
+
+
 @pytest.mark.parametrize(("dtype", "kind"), [("float16", ddp.float32), ("bfloat16", ddp.bfloat16)])
 def test_half_types_are_normalised_in_float32(dtype: str, kind: Any) -> None:
     shards, x = [3, 1], numbers(4, C, 8)
