@@ -250,7 +250,7 @@ def test_a_disk_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if comm.rank == 0:
             put_disk(monkeypatch, before=lambda number, name: answer.wait() if name == "fsync" else None)
         comm.barrier()
-        with pytest.raises(CheckpointError, match=r"rank .* has made no progress for 0\.3 s"):
+        with pytest.raises(CheckpointError, match=r"made no progress for 0\.3 s"):
             write(store, comm, 1)
         with pytest.raises(CheckpointError, match="in an earlier save"):
             write(store, comm, 2)
