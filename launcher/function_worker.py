@@ -30,9 +30,8 @@ def main(folder: str) -> None:
         result = fn(*args, **kwargs)
         _write(os.path.join(folder, RESULT.format(rank)), result)
     except Exception as error:
-        described = (*_described(error), _pickled(error))
         with open(os.path.join(folder, ERROR.format(rank)), "wb") as file:
-            pickle.dump(described, file)
+            pickle.dump((*_described(error), _pickled(error)), file)
         raise
 
 
@@ -70,7 +69,7 @@ def _described(error: Exception) -> tuple[str, str]:
     trace = error.__traceback__ and error.__traceback__.tb_next  # without the frame of `main`
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))
-        return "".join(traceback.format_exception_only(type(error), error)).rstrip(), text
+        return "".join(traceback.format_exception_only(error)).rstrip(), text
     except Exception:  # `traceback` asks for attributes, which a class may answer with any exception
         shown = BaseException.__repr__(error)
         return shown, "".join([*traceback.format_tb(trace), shown])

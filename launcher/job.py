@@ -114,26 +114,15 @@ class Job:
         if self.script is None:
             if self.no_python:
                 raise UsageError(f"a module is Python: give -m {self.module} or --no-python, not both")
-        elif self.no_python:
-            self._check_program(self.script)
-        elif self.script != STDIN:
-            self._check_script(self.script)
-
-    @staticmethod
-    def _check_program(path: str) -> None:
-        import shutil  # here, because few jobs want it
-
-        if shutil.which(path) is None:
-            raise UsageError(f"there is no program {path} that may be executed: give its path, or have it on PATH")
-
-    @staticmethod
-    def _check_script(path: str) -> None:
-        if not os.path.exists(path):
-            raise UsageError(f"there is no script {path} (a program that is no Python script runs with --no-python)")
-        if not os.access(path, os.R_OK):
-            raise UsageError(f"the script {path} cannot be read")
-        if os.path.isdir(path) and not {"__main__.py", "__main__.pyc"} & {*os.listdir(path)}:
-            raise UsageError(f"{path} is a directory without a __main__.py, which Python would run")
+            return
+        if self.no_python or self.script == STDIN:
+            return
+        if not os.path.exists(self.script):
+            raise UsageError(f"there is no script {self.script} (for a program that is not Python: --no-python)")
+        if not os.access(self.script, os.R_OK):
+            raise UsageError(f"the script {self.script} cannot be read")
+        if os.path.isdir(self.script) and not os.path.exists(os.path.join(self.script, "__main__.py")):
+            raise UsageError(f"{self.script} is a directory without a __main__.py, which Python would run")
 
     def _check_numbers(self) -> None:
         if self.n is not None and self.n < 1:

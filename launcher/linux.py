@@ -244,14 +244,15 @@ def reap_all() -> dict[int, int]:
         ended[pid] = status
 
 
-_SHM = "/dev/shm"
+#: Where MPIs keep what ranks of a machine share.
+SHM = "/dev/shm"
 # MPICH's, Open MPI's since 5 and before, UCX's, Open MPI's for locks. All hold such a file from its making to its end.
 _SEGMENTS = ("mpich_shm_", "mpich_vci_", "sm_segment.", "vader_segment.", "ucx_shm_posix_", "open_mpi.")
 # s; the clock of files lags behind by some milliseconds
 _LAG = 0.1
 
 
-def remove_stale_segments(since: float, folder: str = _SHM, *, dry_run: bool = False) -> tuple[int, int]:
+def remove_stale_segments(since: float, folder: str = SHM, *, dry_run: bool = False) -> tuple[int, int]:
     """Removes this user's segment files that were made later than `since` and that no process uses.
 
     since: `time.time()` when the job began; dry_run: they are only counted
@@ -270,26 +271,24 @@ def remove_stale_segments(since: float, folder: str = _SHM, *, dry_run: bool = F
 SHM_PER_RANK = 5_560_000
 
 
-def check_shm(ranks: int, folder: str = _SHM) -> None:
-    """Raises: UsageError if MPICH, starting so many ranks on this machine, would not get the shared memory it needs.
+def missing_shm(ranks: int) -> tuple[str, str] | None:
+    """Why MPICH, starting so many ranks on this machine, would not get the shared memory that it needs, and what helps.
 
-    Where that is short, MPICH itself dies by SIGSEGV or SIGBUS.
+    MPICH itself does not say it: it dies by SIGSEGV or SIGBUS.
     """
     needed = ranks * SHM_PER_RANK
     largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     need = f"MPICH needs {format_bytes(needed)} of shared memory for {ranks} ranks on this machine, and"
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        raise UsageError(f"{need} there is no {folder}: mount -t tmpfs tmpfs {folder}") from None
-    free = found.f_bavail * found.f_frsize
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{need} {folder} is read-only or not this user's: mount -o remount,rw,mode=1777 {folder}")
+    if not os.access(SHM, os.W_OK):
+        return f"{need} {SHM} is missing, read-only or not this user's", f"mount -t tmpfs -o mode=1777 tmpfs {SHM}"
+    shm = os.statvfs(SHM)
+    free = shm.f_bavail * shm.f_frsize
     if free < needed:
-        larger = f"mount -o remount,size=1g {folder}, in a container docker run --shm-size=1g"
-        raise UsageError(f"{need} {folder} has {format_bytes(free)} free: {larger}")
-    if largest != resource.RLIM_INFINITY and largest < needed:
-        raise UsageError(f"{need} no file may be larger than {format_bytes(largest)} (ulimit -f)")
+        larger = f"mount -o remount,size=1g {SHM}  # in a container: docker run --shm-size=1g"
+        return f"{need} {SHM} has {format_bytes(free)} free, enough for {free // SHM_PER_RANK}", larger
+    if 0 <= largest < needed:  # -1: unlimited
+        return f"{need} no file may be larger than {format_bytes(largest)}", "ulimit -f unlimited"
+    return None
 
 
 def _remove_if_unused(path: str, since: float, dry_run: bool) -> int | None:

@@ -188,20 +188,21 @@ def connect(addresses: str, secret: str, identity: Message) -> tuple[Channel, li
     each = addresses.split(",")
     deadline = time.monotonic() + _LIMIT
     while True:
-        failures: dict[str, Exception] = {}
+        failures = []
+        dropped = False
         for number, address in enumerate(each):
             try:
                 # What is left, in equal parts: an address behind a firewall may take all the time that it is given.
                 left = (deadline - time.monotonic()) / (len(each) - number)
                 return _try(address, secret, identity, max(left, _SHORTEST))
             except (OSError, ProtocolError) as error:
-                failures[address] = error
-        if time.monotonic() > deadline or not any(isinstance(error, ProtocolError) for error in failures.values()):
+                dropped |= isinstance(error, ProtocolError)
+                failures.append(f"{address} ({getattr(error, 'strerror', None) or error})")
+        if not dropped or time.monotonic() > deadline:
             break
         time.sleep(_PAUSE)
-    tried = [f"{address} ({getattr(error, 'strerror', None) or error})" for address, error in failures.items()]
     me = f"rank {identity['rank']} on {os.uname().nodename}"
-    raise StartError(f"{me} cannot reach the launcher at {' or '.join(tried)}: is there a firewall between them?")
+    raise StartError(f"{me} cannot reach the launcher at {' or '.join(failures)}: is there a firewall between them?")
 
 
 def _try(address: str, secret: str, identity: Message, limit: float) -> tuple[Channel, list[Message]]:

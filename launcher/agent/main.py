@@ -142,7 +142,6 @@ def _pipes() -> tuple[dict[str, int], dict[str, int]]:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (errors.StartError, OSError) as error:
-        limits = " (ulimit -a shows what limits this user)" if isinstance(error, OSError) else ""
-        print(errors.start_error_line(errors.StartError(f"{error}{limits}")), file=sys.stderr)
+    except errors.StartError as error:
+        print(errors.start_error_line(error), file=sys.stderr)
         sys.exit(2)

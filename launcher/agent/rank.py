@@ -9,12 +9,11 @@ from __future__ import annotations
 import builtins
 import faulthandler
 import io
-import marshal
 import os
 import signal
 import sys
 from collections.abc import Iterable, Sequence
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 
 from collectives.world import report, supervised
 from launcher.errors import StartError
@@ -36,7 +35,6 @@ STACKS_NAME = "ddp-stacks"
 
 # Characters. More would only scroll away what matters: the beginning says where it was, the end names the error.
 _TRACEBACK_LIMIT, _MESSAGE_LIMIT = 1 << 16, 1 << 12
-_PYC_HEADER = 16  # bytes before the code in a compiled file
 
 
 def run(target: Sequence[str], stacks: int, mask: Iterable[int] = ()) -> NoReturn:
@@ -124,27 +122,15 @@ def _execute(target: Sequence[str]) -> None:
         _become(target[1:])
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
     sys.argv[:] = list(target)
     if target[0] == "-m":
-        # As `python -m`: the working folder comes first, and is there before the module is looked for.
-        sys.argv[:] = ["-m", *target[2:]]
-        _begin_path(*filter(None, [working_folder()]))  # it may have been removed, and Python does without it, too
         code = _load_module(main, target[1])
-        sys.argv[0] = getattr(main, "__file__", "-m")
     elif target[0] == STDIN:
         _begin_path("")
-        code = _compile(sys.stdin.buffer.read(), "<stdin>")
-    elif _is_importable(path := os.path.join(working_folder(), target[0])):
-        sys.path[:1] = [path]
-        code = _load_module(main)
+        code = compile(sys.stdin.buffer.read(), "<stdin>", "exec", dont_inherit=True)
     else:
-        _begin_path(os.path.dirname(os.path.realpath(target[0])))
-        main.__file__ = os.path.abspath(target[0])
-        with io.open_code(main.__file__) as file:
-            source = file.read()
-        sys.modules["__main__"] = main
-        code = _compile(source, main.__file__)
-    sys.modules["__main__"] = main
+        code = _load_script(main, os.path.join(working_folder(), target[0]))
     exec(code, main.__dict__)
 
 
@@ -158,57 +144,47 @@ def _become(command: Sequence[str]) -> NoReturn:
         raise StartError(f"the program {command[0]} cannot be run: {error.strerror}") from None
 
 
-def _is_importable(path: str) -> bool:
-    """True for a folder or a zip file, which Python runs by the `__main__` in it."""
-    for hook in sys.path_hooks:
-        try:
-            hook(path)
-        except ImportError:
-            continue
-        return True
-    return False
-
-
-def _compile(source: bytes, path: str) -> CodeType:
-    """The code of a script, or of one that was compiled before. Raises: StartError if it is no Python."""
-    # Loaded in every Python, which finds modules by it; importlib.util would have to be imported.
-    magic: bytes = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
-    if source.startswith(magic):
-        compiled: CodeType = marshal.loads(source[_PYC_HEADER:])
-        return compiled
-    if path.endswith(".pyc"):
-        version = ".".join(map(str, sys.version_info[:2]))
-        raise StartError(f"{path} was compiled by another Python than this one ({version})")
-    try:
-        return compile(source, path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        first = source.partition(b"\n")[0]
-        if (first.startswith(b"#!") and b"python" not in first) or b"\0" in source:
-            raise StartError(f"{path} is no Python script: other programs run with --no-python") from None
-        raise
-
-
 def _begin_path(*folders: str) -> None:
     """Puts the folder of the script, or of `-m`, where the agent has put ours, or nothing with PYTHONSAFEPATH."""
     sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else folders
 
 
-def _load_module(main: ModuleType, name: str = "") -> CodeType:
-    """The code that `python -m name` runs in `main`; "": the `__main__` that stands first on the path.
+def _load_script(main: ModuleType, path: str) -> Any:
+    """The code that `python path` runs in `main`. Raises: ImportError if another version of Python has compiled it."""
+    from importlib.machinery import PathFinder, SourcelessFileLoader  # here, because agents have no use for it
 
-    Raises: StartError if there is none.
-    """
+    if spec := PathFinder.find_spec("__main__", [path]):  # it is a folder or a zip file
+        sys.path[:1] = [path]
+        return _describe(main, spec).get_code("__main__")
+    _begin_path(os.path.dirname(os.path.realpath(path)))
+    main.__file__ = path
+    if path.endswith(".pyc"):
+        return SourcelessFileLoader("__main__", path).get_code("__main__")
+    with io.open_code(path) as file:
+        source = file.read()
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _load_module(main: ModuleType, name: str) -> Any:
+    """The code that `python -m name` runs in `main`. Raises: StartError if there is none."""
     import runpy
 
-    # What Python itself asks; the public functions of runpy take the module away again before exit handlers run.
-    details: Any = runpy  # whose private functions have no types
-    found = details._get_module_details(name, StartError) if name else details._get_main_module_details(StartError)
-    spec: ModuleSpec = found[1]
-    code: CodeType = found[2]
+    # The working folder comes first, and is there before the module is looked for.
+    sys.argv[:2] = ["-m"]
+    _begin_path(*filter(None, [working_folder()]))  # it may have been removed, and Python does without it, too
+    # What `python -m` itself asks; the public functions of runpy take the module away again before exit handlers run.
+    _, spec, code = runpy._get_module_details(name, StartError)  # type: ignore[attr-defined]
+    _describe(main, spec)
+    sys.argv[0] = getattr(main, "__file__", "-m")
+    return code
+
+
+def _describe(main: ModuleType, spec: ModuleSpec) -> Any:
+    """Gives `main` the attributes that Python sets by a spec; returns its loader."""
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
         main.__file__ = spec.origin
-    return code
+    return spec.loader
 
 
 def _status(code: object) -> int:

@@ -87,6 +87,7 @@ class Stacks:
 def catches(status: str, number: int) -> bool:
     """True if a process has a handler for the signal, by its /proc/PID/status.
 
+    >>> import signal
     >>> catches("SigIgn:\\t0000000001001000\\nSigCgt:\\t0000000000000002\\n", signal.SIGINT)
     True
     """

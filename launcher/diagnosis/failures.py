@@ -356,17 +356,6 @@ def name_ranks(numbers: Sequence[int]) -> str:
     return f"ranks {shown}" + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
 
 
-def describe_overdue(ranks: Sequence[int], grace: float) -> str:
-    """The sentence for ranks that were asked to end and had to be killed.
-
-    >>> describe_overdue([0], 5.0)
-    'rank 0 was killed, not having ended within 5 s: what it had not saved is lost (more time: --grace)'
-    """
-    were, they = ("was", "it") if len(ranks) == 1 else ("were", "they")
-    had = f"what {they} had not saved is lost (more time: --grace)"
-    return f"{name_ranks(ranks)} {were} killed, not having ended within {grace:g} s: {had}"
-
-
 def duration(seconds: float) -> str:
     """`0.4 s`, `12 s`, `1200 s`."""
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

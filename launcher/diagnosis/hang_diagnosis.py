@@ -92,7 +92,7 @@ def _all_wait(waiting: Sequence[RankState], hosts: bool) -> HangDiagnosis:
     if len(waiting) == 1:
         return _accuse(waiting, "", hosts)
     if len(groups) == 1:
-        large = f" ({LARGE_PACKETS})" if hosts and waiting[0].call == INIT else ""
+        large = f" ({LARGE_PACKETS})" if hosts else ""
         text = f"all ranks wait in {waiting[0].call}: none is behind, which points to the network or the MPI{large}"
         return HangDiagnosis((), text, samples)
     parts = []

@@ -19,7 +19,7 @@ from pathlib import Path
 from collectives import __version__
 from launcher.doctor.findings import Finding, error, install, note, ok, plural, warning
 from launcher.doctor.probes import Answer, ask
-from launcher.linux import SHM_PER_RANK, format_bytes, read_text, remove_stale_segments
+from launcher.linux import SHM, SHM_PER_RANK, format_bytes, missing_shm, read_text, remove_stale_segments
 
 _MIB = 1 << 20
 
@@ -157,9 +157,7 @@ def threads() -> Iterator[Finding]:
 
 # -- memory
 
-#: Where MPIs keep what ranks of a machine share.
-SHM = "/dev/shm"
-_SHM_LEAST = 128 * _MIB  # Docker's 64 MiB are too few
+_SHM_LEAST = 24  # ranks that should find room there, whatever the cores: Docker's 64 MiB are too few
 _LEAST = 512 * _MIB  # Python, NumPy and an MPI take about 100 MiB a rank, before any model
 
 
@@ -174,15 +172,13 @@ def judge_memory(
     total: int,
     available: int,
     limit: int | None,
-    shm: int | None,
     shm_free: int,
+    missing: tuple[str, str] | None,
     stale: tuple[int, int],
-    cores: int,
-    writable: bool,
 ) -> Iterator[Finding]:
-    """Bytes: of the machine, left by its control group, and of /dev/shm, None where there is none.
+    """Bytes: of the machine, left by its control group, and free in /dev/shm.
 
-    cores: as many ranks there may well be; writable: /dev/shm is
+    missing: what keeps MPICH from as much of /dev/shm as it needs, and what helps
     stale: files of killed MPI jobs in it, and their bytes
     """
     left, where = available, f"of {format_bytes(total)}"
@@ -195,25 +191,15 @@ def judge_memory(
         )
     else:
         yield ok(text)
-    larger = f"sudo mount -o remount,size=1g {SHM}  # in a container: docker run --shm-size=1g ..."
-    ranks = plural(shm_free // SHM_PER_RANK, "rank")
-    killed = f"enough for MPICH with {ranks} here, and more are killed by SIGSEGV or SIGBUS"
-    if shm is None:
-        yield warning(f"{SHM} is not there, where MPIs keep what ranks share", f"sudo mount -t tmpfs tmpfs {SHM}")
-    elif not writable:
-        yield error(f"{SHM} cannot be written to: no two ranks start", f"sudo mount -o remount,rw,mode=1777 {SHM}")
-    elif shm < max(_SHM_LEAST, cores * SHM_PER_RANK):
-        yield warning(f"{SHM} has {format_bytes(shm)}: {killed}", larger)
-    elif shm_free < max(_SHM_LEAST, cores * SHM_PER_RANK):
-        yield warning(
-            f"{SHM} is full ({format_bytes(shm_free)} free of {format_bytes(shm)}): {killed}", f"ls -lSh {SHM} | head"
-        )
+    if missing is not None:
+        yield warning(*missing)
     else:
-        yield ok(f"{SHM} has {format_bytes(shm_free)} free of {format_bytes(shm)}, enough for MPICH with {ranks}")
+        enough = plural(shm_free // SHM_PER_RANK, "rank")
+        yield ok(f"{SHM} has {format_bytes(shm_free)} free, enough for MPICH with {enough}")
     files, nbytes = stale
     if files:
         text = f"{plural(files, 'file')} ({format_bytes(nbytes)}) of killed MPI jobs in {SHM}, which no process uses"
-        yield (warning if nbytes > (shm or 0) / 4 else note)(text, "ddp-doctor sweep")
+        yield note(text, "ddp-doctor sweep")
 
 
 def judge_sharing(answer: Answer) -> Iterator[Finding]:
@@ -234,12 +220,10 @@ def memory() -> Iterator[Finding]:
     """Memory of ranks: their own, what they share, and what their MPI keeps in /dev/shm."""
     words = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines())
     total, available = (int(words.get(name, "0 kB").split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    shm, free = None, 0
-    if os.path.ismount(SHM):
-        shm, _, free = shutil.disk_usage(SHM)
+    free = shutil.disk_usage(SHM).free if os.path.isdir(SHM) else 0
+    missing = missing_shm(max(_SHM_LEAST, len(os.sched_getaffinity(0))))
     stale = remove_stale_segments(0.0, SHM, dry_run=True)
-    cores, writable = len(os.sched_getaffinity(0)), os.access(SHM, os.W_OK)
-    yield from judge_memory(total, available, memory_limit(), shm, free, stale, cores, writable)
+    yield from judge_memory(total, available, memory_limit(), free, missing, stale)
     yield from judge_sharing(ask("shared_memory", limit=20.0))
 
 
@@ -254,14 +238,12 @@ def sweep(folder: str = SHM) -> int:
 # -- what the system rations
 
 _FILES_LEAST = 256
-_PROCESSES_LEAST = 256
 _DISK_LEAST = 100 * _MIB
 
 
-def judge_limits(files: int, folder: str, free: int | None, processes: int, largest: int) -> Iterator[Finding]:
+def judge_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]:
     """files: that this process may have open, -1: unlimited
 
-    processes: that this user may have, threads included; largest: bytes of a file; both -1: unlimited
     free: bytes for temporary files in `folder`, None: it is not writable
     """
     if 0 <= files < _FILES_LEAST:
@@ -269,13 +251,6 @@ def judge_limits(files: int, folder: str, free: int | None, processes: int, larg
         yield warning(text, "ulimit -n 4096  # or: sudo prlimit --pid $$ --nofile=4096:4096")
     else:
         yield ok(f"a process may have {'any number of' if files < 0 else files} files open")
-    if 0 <= processes < _PROCESSES_LEAST:
-        text = f"this user may have only {processes} processes and threads: each rank and its agent take about ten"
-        yield warning(text, "ulimit -u 4096  # in a container: docker run --pids-limit=-1 ...")
-    if largest >= 0:
-        yield warning(
-            f"no file may be larger than {format_bytes(largest)}, checkpoints included", "ulimit -f unlimited"
-        )
     elsewhere = "export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR"
     if free is None:
         yield error(f"no temporary file can be made in {folder}, and the launcher needs some", elsewhere)
@@ -286,14 +261,11 @@ def judge_limits(files: int, folder: str, free: int | None, processes: int, larg
 
 
 def limits() -> Iterator[Finding]:
-    """Open files, processes, sizes of files, disk for temporary files."""
+    """Open files, disk for temporary files."""
     folder, free = os.environ.get("TMPDIR") or "/tmp", None
     try:
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError:
         pass  # missing, full, or not writable: that is the finding
-    files, processes, largest = (
-        resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE)
-    )
-    return judge_limits(files, folder, free, processes, largest)
+    return judge_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], folder, free)

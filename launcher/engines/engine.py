@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import ClassVar, TypeVar
 
 from launcher.engines import mpiexec
+from launcher.errors import UsageError
 from launcher.job import Job
-from launcher.linux import check_shm
+from launcher.linux import missing_shm
 from launcher.network import Host
 
 
@@ -36,15 +37,17 @@ class StartRequest:
 
     @cached_property
     def mpiexec(self) -> tuple[str, str]:
-        """Path and family of the mpiexec to use. Raises: UsageError if there is none, or one of another MPI."""
+        """Path and family of the mpiexec to use.
+
+        Raises: UsageError if there is none, or one of another MPI, or if MPICH would lack shared memory on this
+            machine, where the whole job runs.
+        """
         program, family = mpiexec.find_mpiexec_for(self.job.engine, self.environ)
         mpiexec.check_library(program, family, self.environ)
+        shares = self.job.size > 1 and not self.remote_hosts and self.job.backend != "single"
+        if family == mpiexec.MPICH and shares and (missing := missing_shm(self.job.size)):
+            raise UsageError(": ".join(missing))
         return program, family
-
-    def check_shm(self) -> None:
-        """Raises: UsageError if MPICH would lack shared memory on this machine, where the whole job runs."""
-        if self.job.size > 1 and not self.remote_hosts and self.job.backend != "single":
-            check_shm(self.job.size)
 
 
 class Engine(ABC):

@@ -43,10 +43,7 @@ class LocalEngine(Engine):
     def select(cls, request: StartRequest) -> Engine | None:
         """As `Engine.select`."""
         if not request.remote_hosts:
-            if request.mpiexec[1] != MPICH:
-                return None
-            request.check_shm()
-            return cls(request.job.size)
+            return cls(request.job.size) if request.mpiexec[1] == MPICH else None
         if request.job.engine == "local":
             raise UsageError(f"--engine local starts ranks on this machine alone, not on {request.remote_hosts[0]}")
         return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.engines.engine import Engine, MpiexecEngine, StartRequest, register
-from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI, without_torchrun
+from launcher.engines.mpiexec import INTEL, OPENMPI, without_torchrun
 from launcher.network import fill_hosts
 
 # The job is on this machine, also inside an allocation: no ssh, no srun.
@@ -32,8 +32,6 @@ class MpichEngine(MpiexecEngine):
         program, family = request.mpiexec
         if family == OPENMPI:
             return None
-        if family == MPICH:
-            request.check_shm()
         return cls(
             program,
             request.job.size,

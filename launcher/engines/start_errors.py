@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from launcher import errors
-from launcher.errors import LARGE_PACKETS
 
 _SSH = (
     re.compile(r"^ssh: connect to host (?P<host>\S+) port \d+: (?P<why>.+?)\r?$", re.MULTILINE),
@@ -13,8 +12,6 @@ _SSH = (
     re.compile(r"^(?:\S+@)?(?P<host>[^\s@:]+): (?P<why>Permission denied \(.+?\))\.?\r?$", re.MULTILINE),
     re.compile(r"^(?P<why>Connection (?:closed|reset)) by (?:remote host |\S+ )?(?P<host>\S+) port \d+", re.MULTILINE),
 )
-# Ssh has reached the host, but what mpiexec then sends does not arrive.
-_CONNECTION = re.compile(r"HYDU_sock_(?:read|write) .*\((?P<why>Connection timed out)\)\r?$", re.MULTILINE)
 # Hydra may notice that ssh has ended before it passes on the message of ssh.
 _NO_PROXY = re.compile(r"\bLaunch proxy failed\.$", re.MULTILINE)
 _HOST_KEY = re.compile(r"^Host key verification failed\.\r?$", re.MULTILINE)
@@ -33,8 +30,6 @@ def explain_start_failure(engine_output: str) -> str | None:
         return f"host {match['host']} cannot be reached by ssh: {match['why']}"
     if _HOST_KEY.search(complete):
         return "a host cannot be reached by ssh: host key verification failed (ssh to each of them once, by hand)"
-    if match := _CONNECTION.search(complete):
-        return f"mpiexec cannot speak to one of the hosts ({match['why']}), though ssh reached it: {LARGE_PACKETS}"
     if _NO_PROXY.search(complete):
         return "mpiexec could not start on one of the hosts, and does not say why: ssh to each of them by hand shows it"
     return None

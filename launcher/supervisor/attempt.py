@@ -74,7 +74,6 @@ class Attempt:
 
     failures: what went wrong, in the order in which it was learned; stopped: the signal by which the user ended it
     stop: how the ranks stopped, if they did so as asked; engine_output: the last of what the engine printed
-    overdue: the ranks that were killed since they had not ended when the time that `Job.grace` gave them was over
     """
 
     def __init__(
@@ -94,7 +93,6 @@ class Attempt:
         self.failures: list[Failure] = []
         self.stop: Stop | None = None
         self.stopped = 0
-        self.overdue: list[int] = []
         self.engine_output = b""
         self._console, self._stdin, self._observers, self._wakeup = console, stdin, observers, wakeup
         self._clock, self._until = clock, until
@@ -190,12 +188,12 @@ class Attempt:
             self._shut_down(signal.SIGTERM, self.job.grace if isinstance(failure, TimeLimit) else self._failure_grace())
 
     def _explains_stop(self, failure: Failure) -> bool:
-        """True for an exception of a rank that handles SIGTERM or SIGHUP: most likely its state was not saved.
+        """True for an exception of a rank that handles SIGTERM: most likely its state was not saved.
 
         After Ctrl-C exceptions are common, since Python raises KeyboardInterrupt anywhere.
         """
         raised = isinstance(failure, RankFailed) and failure.raised is not None
-        return raised and self.stopped in (signal.SIGTERM, signal.SIGHUP) and not is_echo(failure)
+        return raised and self.stopped != signal.SIGINT and not is_echo(failure)
 
     def _note(self, failure: Failure) -> None:
         self.failures.append(failure)
@@ -324,10 +322,17 @@ class Attempt:
         if "deserted" in due and self._deserter is not None and not self._all_over():
             self.fail(self._deserter)
         if "kill" in due:
-            if self.stopped or any(isinstance(failure, TimeLimit) for failure in self.failures):
-                self.overdue = [rank for rank, process in sorted(self.ranks.items()) if not process.over]
+            if self.stopped or TimeLimit in map(type, self.failures):
+                self._report_overdue()
             self._kill()
         self._listener.drop_silent(self.now)
+
+    def _report_overdue(self) -> None:
+        """Says which ranks are killed since they have not ended within `Job.grace`, unless `Stop` says it."""
+        late = sorted(rank for rank, process in self.ranks.items() if not process.over)
+        if self.ranks.stop() is None:
+            lost = "killed, and what was not saved is lost (more time: --grace)"
+            self._console.say(f"{name_ranks(late)} did not end within {self.job.grace:g} s: {lost}")
 
     def _finished(self) -> bool:
         if self._due() & {"sweep", "engine"}:
@@ -434,6 +439,8 @@ class Attempt:
             # Each type of message has a method; types that need no action have none.
             if kind == "end":
                 self._on_end(rank, process, message)
+            elif kind in ("out", "err"):
+                self._observers.output(rank, kind, to_bytes(value))
             elif (handler := getattr(self, f"_on_{kind}", None)) is not None:
                 handler(rank, process, value)
         if messages is not None:
@@ -447,12 +454,6 @@ class Attempt:
             if not self._killed:
                 process.silent = True
                 self.fail(self._agent_lost(rank, process, process.agent))
-
-    def _on_out(self, rank: int, process: RankProcess, text: str) -> None:
-        self._observers.output(rank, "out", to_bytes(text))
-
-    def _on_err(self, rank: int, process: RankProcess, text: str) -> None:
-        self._observers.output(rank, "err", to_bytes(text))
 
     def _on_heartbeat(self, rank: int, process: RankProcess, beat: Message) -> None:
         self._observers.heartbeat(rank, beat, self.now)

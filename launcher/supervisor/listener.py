@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -16,10 +15,9 @@ from launcher.protocol import Channel, Message, ProtocolError, is_proof, nonce, 
 _LIMIT = 10.0
 # All agents of a large job call at once.
 _BACKLOG = 1024
-# Unauthenticated peers beyond the job's own agents: the least and the most. One more drops the oldest, and the more of
-# them there are, the longer agents of a busy host have to answer in a flood of connections.
-_SPARE = (12, 256)
-_SHARE = 8  # a part of so many of the files that this process may open
+# Unauthenticated peers beyond the job's own agents. One more drops the oldest, and the more of them there are, the
+# longer agents of a busy host have to answer in a flood of connections.
+_SPARE = 64
 # No file for one more connection: the caller waits, and would keep the launcher busy meanwhile (s).
 _FULL, _REST = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM), 0.01
 
@@ -36,9 +34,7 @@ class Listener:
 
     def __init__(self, remote_hosts: Sequence[str] = (), agents: int = 1) -> None:
         self.secret = nonce()
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        least, most = _SPARE
-        self._room = agents + max(least, min(most, (files - agents) // _SHARE))
+        self._room = agents + _SPARE
         if remote_hosts:
             from launcher import network
 

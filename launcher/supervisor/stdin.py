@@ -66,12 +66,6 @@ class StdinForwarder:
             self._fd = None
 
 
-def read_program(fd: int = 0) -> bytes:
-    """All of the standard input, the program of a job whose script is `-`."""
-    with open(fd, "rb", closefd=False) as file:
-        return file.read()
-
-
 def in_foreground(fd: int) -> bool:
     """False for the terminal of a job in the background: reading it, or changing its modes, would stop us."""
     try:

@@ -16,7 +16,7 @@ from launcher import engines
 from launcher.console.console import Console
 from launcher.console.terminal import one_line
 from launcher.diagnosis import failure_report
-from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, describe_overdue, root_cause, signal_name
+from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, root_cause, signal_name
 from launcher.diagnosis.job_clock import JobClock
 from launcher.diagnosis.observer import Observer, Observers
 from launcher.errors import UsageError
@@ -27,7 +27,7 @@ from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import ranks_environment
 from launcher.supervisor.signal_pipe import SignalPipe
-from launcher.supervisor.stdin import StdinForwarder, read_program
+from launcher.supervisor.stdin import StdinForwarder
 
 if TYPE_CHECKING:
     from launcher.console.logs import Logs
@@ -50,7 +50,10 @@ def launch(job: Job, *, observers: Sequence[Observer] = (), explain: bool = True
         from launcher import tracing  # here, because few jobs want it
 
         job = replace(job, trace=tracing.prepare(job.trace))
-    program = read_program() if job.script == STDIN else None
+    program = None
+    if job.script == STDIN:
+        with open(0, "rb", closefd=False) as stdin:
+            program = stdin.read()
     with many_files(job.size) as before, SignalPipe() as wakeup:
         environ = {**os.environ, FILES: str(before)}
         code = _Supervisor(job, wakeup, environ, observers, explain, program).run()
@@ -148,8 +151,8 @@ class _Supervisor:
             try:
                 attempt.run()
                 code, text = self._report()
-                again = self._again(number)
-                if again is None:
+                lost = self._lost_hosts(number)
+                if lost is None:
                     self.console.finish()
                     attempt.drain()
                     return (code, text) if code or not self.console.unwritable else (1, self.console.unwritable)
@@ -157,20 +160,19 @@ class _Supervisor:
                 attempt.close()
             failed_in_a_row = count_in_a_row(failed_in_a_row, time.monotonic() - started)
             number += 1
-            job, lost = again
-            waits_for_hosts = bool(lost) and job is self.job
+            left = smaller(self.job, lost)
             # A host that was lost is hardly back at once.
-            delay = restart_delay(failed_in_a_row + int(waits_for_hosts))
+            delay = restart_delay(failed_in_a_row + (left is None))
             in_a_while = f" in {delay:g} s" if delay else ""
-            where = describe_hosts(self.job, job, lost)
+            where = describe_hosts(lost, left)
             self.console.say(f"restart {number} of {self.job.max_restarts}{in_a_while}{where}")
-            self._take(job)
+            self._take(left or self.job)
             attempt.wait(delay)
             if attempt.stopped or attempt.failures:
                 return self._report()
 
-    def _again(self, number: int) -> tuple[Job, list[Host]] | None:
-        """What to start next, and the hosts that were lost; None if that was the end."""
+    def _lost_hosts(self, number: int) -> list[Host] | None:
+        """The hosts that were lost, before a restart; None if there is none."""
         attempt = self.attempt
         if attempt.stopped or not attempt.failures or number >= self.job.max_restarts:
             return None
@@ -179,8 +181,7 @@ class _Supervisor:
                 number == 0 and isinstance(failure, NotStarted) and failure.code == 2
             ):
                 return None  # wrong use would be wrong the next time, too
-        lost = lost_hosts(self.job.hosts, self.job.size, attempt.gone())
-        return smaller(self.job, lost) or self.job, lost
+        return lost_hosts(self.job.hosts, self.job.size, attempt.gone())
 
     def _take(self, again: Job) -> None:
         """Makes this the job to start next: with fewer ranks others may be shown, or have the standard input."""
@@ -194,14 +195,11 @@ class _Supervisor:
         attempt = self.attempt
         if attempt.stop is not None:
             self.console.say(str(attempt.stop))
-        elif attempt.overdue:
-            self.console.say(describe_overdue(attempt.overdue, self.job.grace))
         if attempt.stopped == signal.SIGPIPE and self.console.unwritable:
             return 1, self.console.unwritable
         code, sentence = self._report_failures() if attempt.failures else (0, "")
         # No 75 after Ctrl-C: a loop in a shell script would start the job again.
-        asked = attempt.stopped in (0, signal.SIGTERM, signal.SIGHUP)
-        if attempt.stop is not None and not attempt.stop.late and asked:
+        if attempt.stop is not None and not attempt.stop.late and attempt.stopped != signal.SIGINT:
             return STOPPED, str(attempt.stop)
         if attempt.stopped:
             return 128 + attempt.stopped, sentence or f"ended by {signal_name(attempt.stopped, hint=False)}"
@@ -263,16 +261,18 @@ def lost_hosts(hosts: Sequence[Host], n: int, gone: Collection[int]) -> list[Hos
     return [] if len(lost) == len(used) else lost
 
 
-def describe_hosts(before: Job, job: Job, lost: Sequence[Host]) -> str:
-    """Where a restart takes place; "" where nothing was lost. before: the job that failed; job: what starts next"""
-    names = ", ".join(host.name for host in lost)
+def describe_hosts(lost: Sequence[Host], left: Job | None) -> str:
+    """Where a restart takes place, "" where nothing was lost. left: the job without the hosts that were lost
+
+    >>> describe_hosts([Host("a"), Host("b")], None)
+    ', on all hosts: without a, b too few ranks are left'
+    """
     if not lost:
         return ""
-    if job is before:
-        least = before.min_ranks or before.size
-        left = min(before.size, sum(host.slots for host in before.hosts if host not in lost))
-        return f", on all hosts: those without {names} take {left} rank{'s' * (left != 1)}, and {least} are needed"
-    return f", without {names}: {job.size} rank{'s' * (job.size != 1)}"
+    names = ", ".join(host.name for host in lost)
+    if left is None:
+        return f", on all hosts: without {names} too few ranks are left"
+    return f", without {names}: {left.size} rank{'s' * (left.size != 1)}"
 
 
 def smaller(job: Job, lost: Collection[Host]) -> Job | None:

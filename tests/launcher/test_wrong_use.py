@@ -32,8 +32,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         ("", "no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)"),
         ("no_such.py", "there is no script no_such.py"),
         (".", ". is a directory without a __main__.py, which Python would run"),
-        ("python job.py", "there is no script python (a program that is no Python script runs with --no-python)"),
-        ("--no-python job.py", "there is no program job.py that may be executed: give its path, or have it on PATH"),
+        ("python job.py", "there is no script python (for a program that is not Python: --no-python)"),
         ("--no-python -m job", "a module is Python: give -m job or --no-python, not both"),
         # options
         ("--grase 3 job.py", "unknown option --grase (did you mean --grace?)"),

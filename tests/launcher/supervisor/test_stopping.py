@@ -113,14 +113,14 @@ def test_a_step_that_takes_longer_than_the_grace_is_lost_and_said_to_be(start_la
     job = start_launch(long_step, options=("--grace", "0.5"))
     job.process.send_signal(signal.SIGTERM)
     done = job.wait(15)
-    lost = "were killed, not having ended within 0.5 s: what they had not saved is lost (more time: --grace)"
+    lost = "did not end within 0.5 s: killed, and what was not saved is lost (more time: --grace)"
     assert (done.returncode, done.stderr) == (143, f"{TERM}ddp-launch: ranks 0, 1 {lost}\n")
 
 
 def test_a_time_limit_says_what_it_cost(ddp_launch: Any) -> None:
     stubborn = "signal.signal(15, signal.SIG_IGN)\ntime.sleep(60)"
     done = ddp_launch(stubborn, n=1, options=("--grace", "0.3", "--timeout", "1.5"))
-    lost = "rank 0 was killed, not having ended within 0.3 s: what it had not saved is lost (more time: --grace)"
+    lost = "rank 0 did not end within 0.3 s: killed, and what was not saved is lost (more time: --grace)"
     assert (done.returncode, done.stderr.splitlines()[0]) == (124, f"ddp-launch: {lost}")
 
 
