@@ -211,7 +211,7 @@ class Reducer:
                 leaf.grad_buffer.clear()
         self.gradients.weights = WeightSum()
         self._consistency.forget()
-        self.skipped.forget()
+        self.skipped.begin_backward()
         with self._abandoning():
             self._start(set(), [False] * len(self.leaves), weight, joined=True)
             self._consistency.forget()

@@ -127,8 +127,9 @@ class Server:
         threading.Thread(target=self._accept, daemon=True).start()
         while not self._over.wait(_POLL):
             with self._lock:
-                for sock in [sock for sock, until in self._unauthenticated.items() if until <= time.monotonic()]:
-                    self._drop(sock)
+                for sock, until in list(self._unauthenticated.items()):
+                    if until <= time.monotonic():
+                        self._drop(sock)
             if os.getppid() != self._parent:
                 # A restarted job must not find this server. MPI in the other ranks may, on its way out.
                 self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` in the other thread takes one more

@@ -83,6 +83,18 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
     return hashlib.sha256("\0".join(environ.get(name, "") for name in names).encode()).digest()
 
 
+@contextlib.contextmanager
+def settings(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the MPI that begins in here; what the user has set stays. A job that a rank starts has its own."""
+    ours = [name for name in wanted if name not in os.environ]
+    os.environ.update((name, wanted[name]) for name in ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
 class Rendezvous:
     """This rank's part in a job whose ranks have all come.
 
@@ -115,22 +127,17 @@ class Rendezvous:
         # A forked child must not hold the connection, by whose end the others learn that this rank has died.
         os.register_at_fork(after_in_child=self._control.close)
 
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[None]:
+    def environment(self) -> contextlib.AbstractContextManager[None]:
         """MPI_Init finds its way to the server in here."""
         for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
             del os.environ[name]
-        ours = {
-            "PMI_FD": str(self._pmi.fileno()),
-            "PMI_RANK": str(self._world.rank),
-            "PMI_SIZE": str(self._world.size),
-        }
-        os.environ.update(ours)
-        try:
-            yield
-        finally:
-            for name in ours:  # what this rank starts is no rank
-                os.environ.pop(name, None)
+        return settings(
+            {
+                "PMI_FD": str(self._pmi.fileno()),
+                "PMI_RANK": str(self._world.rank),
+                "PMI_SIZE": str(self._world.size),
+            }
+        )
 
     def died(self) -> set[int]:
         """The ranks that have ended without leaving, as far as is known now."""
