@@ -17,6 +17,7 @@ import importlib
 import io
 import os
 import pickle
+import reprlib
 import signal
 import sys
 import time
@@ -241,13 +242,14 @@ class _Worker:
             text = str(error)
         except Exception:  # a broken __str__ must not hide the error
             text = "(its message cannot be shown)"
+        where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
         at = None if self._maker is None else self._maker.at
         if isinstance(at, list):
-            at = f"indices [{', '.join(map(repr, at[:8]))}{', …' if len(at) > 8 else ''}]"
-        elif at is not None and not isinstance(at, str):
-            at = f"index {at!r}"
-        where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
-        where = where if at is None else f"{where}, {at}"
+            where += f", indices {reprlib.repr(at)}"
+        elif isinstance(at, str):
+            where += f", {at}"
+        elif at is not None:
+            where += f", index {at!r}"
         message = f"{type(error).__name__} in {where}: {text}\n\nIn the worker:\n{shown}"
         kind = b""
         with contextlib.suppress(Exception):  # a class that was made in a function

@@ -150,15 +150,13 @@ class SkippedBackwards:
 
 def _nodes(result: Any) -> Iterator[Node]:
     """Of the graphs that a forward's result holds."""
-    if isinstance(result, Tensor):
-        if isinstance(result.edge, Node):
-            yield result.edge
-        return
+    if isinstance(result, Tensor) and isinstance(result.edge, Node):
+        yield result.edge
     if dataclasses.is_dataclass(result):
         result = vars(result)
     if isinstance(result, Mapping):
         result = list(result.values())
-    if isinstance(result, (list, tuple)):
+    if isinstance(result, list | tuple):
         for part in result:
             yield from _nodes(part)
 
