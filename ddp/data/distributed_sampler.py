@@ -146,10 +146,7 @@ class DistributedSampler(IndexSampler):
         self.epoch = epoch
 
     def _fixed(self) -> State:
-        fixed: State = {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
-        if self._from_sampler:
-            fixed["sampler"] = type(self.dataset).__name__
-        return fixed
+        return {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
 
     def _next(self, draw: bool) -> State:
         return {"epoch": self.epoch, "cursor": 0, **self._fixed()}

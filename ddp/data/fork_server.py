@@ -96,11 +96,10 @@ class ForkServer:
             raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
 
     def fits(self, modules: set[str]) -> bool:
-        """Whether new workers that need these can be forked of it: no module has been loaded again since it started."""
+        """Whether workers that need these can be forked of it: it runs, and no module has been loaded again since."""
         same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
-        return modules <= self.modules and same and self.owner == os.getpid() and self._lives()
-
-    def _lives(self) -> bool:
+        if not (same and modules <= self.modules and self.owner == os.getpid()):
+            return False
         with contextlib.suppress(ChildProcessError):  # another part of the program has waited for it
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         return False

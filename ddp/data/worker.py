@@ -23,7 +23,6 @@ import sys
 import time
 from multiprocessing import forkserver, spawn
 from multiprocessing import popen_forkserver as _popen_forkserver  # so that no worker imports it  # noqa: F401
-from multiprocessing.connection import wait
 from typing import Any, NamedTuple, NoReturn
 
 import numpy.random  # so that no worker imports it  # noqa: F401
@@ -103,42 +102,36 @@ def serve(requests_fd: int) -> None:
     """
     requests = SharingConnection(requests_fd)
     _prepare_server(*requests.recv())
-    wakeup, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     statuses: dict[int, int] = {}  # by pid: the socket for the exit code
+    signal.signal(signal.SIGCHLD, lambda number, frame: _report_exits(statuses))
     while True:
-        ready = wait([requests, wakeup])
-        if wakeup in ready:
-            os.read(wakeup, 1 << 16)
-            _report_exits(statuses)
-        if requests in ready:
-            try:
-                status, *fds = requests.take().fd_owners
-            except (EOFError, OSError):  # the training process has closed its end, or has ended
-                break
-            pid = os.fork()
-            if pid == 0:
-                _become_worker(status, fds, [requests_fd, wakeup, written, *statuses.values()])
-            statuses[pid] = status
-            _write_number(status, pid)
-            for fd in fds:
-                os.close(fd)
+        try:
+            status, *fds = requests.take().fd_owners
+        except (EOFError, OSError):  # the training process has closed its end, or has ended
+            break
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(status, fds, [requests_fd, *statuses.values()])
+        _write_number(status, pid)
+        statuses[pid] = status
+        _report_exits(statuses)  # it may have ended before this line, and its signal come too early
+        for fd in fds:
+            os.close(fd)
     deadline = time.monotonic() + _GRACE
     # Workers end by themselves as their connections close; those that do not are killed with this process.
     while statuses and time.monotonic() < deadline:
-        _report_exits(statuses)
         time.sleep(0.002)
 
 
 def _report_exits(statuses: dict[int, int]) -> None:
-    """Writes the exit codes of workers that have ended to their sockets."""
+    """Writes the exit codes of ended workers to their sockets. A signal may interrupt a call with another one."""
     for pid in list(statuses):
-        ended, code = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            status = statuses.pop(pid)
-            _write_number(status, os.waitstatus_to_exitcode(code))
-            os.close(status)
+        with contextlib.suppress(ChildProcessError):  # the other call has waited for it
+            ended, code = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                status = statuses.pop(pid)
+                _write_number(status, os.waitstatus_to_exitcode(code))
+                os.close(status)
 
 
 def _write_number(status: int, number: int) -> None:

@@ -113,7 +113,7 @@ class SkippedBackwards:
 
     def __init__(self) -> None:
         self._graphs: list[WeakSet[Node]] = []  # of each forward since the last backward: the nodes of its results
-        self._count = 0
+        self.count = 0  # of backwards that this rank has skipped since ranks last compared
 
     def add_forward(self, result: Any) -> None:
         """A forward in training has returned this."""
@@ -123,20 +123,16 @@ class SkippedBackwards:
 
     def begin_backward(self) -> None:
         """A backward begins, synchronized or not: it is that of the forwards whose graphs are still there."""
-        self._count += sum(not nodes for nodes in self._graphs[:-1])
+        self.count += sum(not nodes for nodes in self._graphs[:-1])
         self._graphs.clear()
 
-    def take(self) -> int:
-        """How many backwards this rank has skipped since the last call."""
-        count, self._count = self._count, 0
-        return count
-
     def compare(self, step: int, skipped: np.ndarray[Any, Any]) -> None:
-        """Compares the ranks' counts.
+        """Compares the ranks' counts, and begins to count anew.
 
         skipped: (size,)
         Raises: ParallelError on every rank, with the ranks that skipped more than others.
         """
+        self.count = 0
         odd = np.flatnonzero((skipped > skipped.min()) & (skipped != NOT_COUNTED)).tolist()
         if odd:
             raise ParallelError(

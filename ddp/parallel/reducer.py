@@ -267,8 +267,8 @@ class Reducer:
         if self._finite is not None:
             self._finite.bad = None
         self.in_flight = True
-        timestamps, skipped = self.timeline.timestamps(), self.skipped.take()
-        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, skipped)
+        timestamps = self.timeline.timestamps()
+        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, self.skipped.count)
         self.exchange.begin(self.control)
         self._launch_full()
 

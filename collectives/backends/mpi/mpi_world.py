@@ -192,9 +192,10 @@ def _signal_dispositions_kept() -> Iterator[None]:
     crashes.
     """
     sigaction = ctypes.CDLL(None).sigaction
-    before = {number: ctypes.create_string_buffer(_SIGACTION) for number in signal.valid_signals()}
-    for number, action in before.items():
-        sigaction(number, None, action)
+    before = {}
+    for number in signal.valid_signals():
+        before[number] = ctypes.create_string_buffer(_SIGACTION)
+        sigaction(number, None, before[number])
     try:
         yield
     finally:

@@ -260,13 +260,13 @@ class Rendezvous:
         sock = socket.create_connection(address, _PATIENCE)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            banner, _, challenge = _line(sock).partition(" ")
+            banner, _, challenge = pmi_server.read_line(sock, _PATIENCE).partition(" ")
             if banner != pmi_server.BANNER:
                 raise ValueError("another program answers")
             mine, rank = pmi_server.nonce(), str(self._world.rank)
             answer = pmi_server.proof(self._secret, "rank", role, rank, mine, challenge)
             sock.sendall(f"{role} {rank} {mine} {answer}\n".encode())
-            theirs, _, decision = _line(sock).partition(" ")
+            theirs, _, decision = pmi_server.read_line(sock, _PATIENCE).partition(" ")
             if not hmac.compare_digest(theirs.encode(), pmi_server.proof(self._secret, "server", mine).encode()):
                 raise ValueError("another job answers, or one with another secret")
         except BaseException:
@@ -307,16 +307,3 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _line(sock: socket.socket) -> str:
-    """The next line, read byte by byte: what follows it is for MPI."""
-    line = b""
-    deadline = time.monotonic() + _PATIENCE
-    while not line.endswith(b"\n"):
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        byte = sock.recv(1)
-        if not byte or len(line) > 256:
-            raise ValueError("no answer of ours")
-        line += byte
-    return line[:-1].decode("ascii")

@@ -206,12 +206,6 @@ def test_a_weight_of_zero_is_never_drawn() -> None:
         assert list(DistributedSampler(WeightedRandomSampler(weights, 10), 2, rank)) == [9] * 5
 
 
-def test_the_state_of_a_dataset_is_refused_for_a_sampler() -> None:
-    state = DistributedSampler(range(4), 1, 0, shuffle=False).state_dict()
-    with pytest.raises(StateDictError, match="the state has sampler None, this sampler 'RandomSampler'"):
-        DistributedSampler(RandomSampler(range(4)), 1, 0).load_state_dict(state)
-
-
 GOOD = {"epoch": 2, "cursor": 3, "seed": 4, "length": 9, "shuffle": True}
 
 
