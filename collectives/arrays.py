@@ -145,10 +145,14 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
     Raises: ArgumentError if shape or dtype differ, or it is read-only.
     """
-    array = as_array(out, "out")
+    return writable(check_shape(as_array(out, "out"), shape, dtype), "out")
+
+
+def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+    """`out`, on the host or a GPU. Raises: ArgumentError if it has another shape or dtype than the result."""
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
-    return writable(array, "out")
+    return array
 
 
 def writable(array: Array, what: str) -> Array:

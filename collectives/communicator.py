@@ -195,7 +195,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             yield test
             if transport is None or members is None:
                 return None
-            return Communicator((yield from share(transport)), limit, self.registry, self._ranks_of(members))
+            return (yield from self._child(transport, members, limit))
 
         return self.queue.run(self._collective("split", None, steps))
 
@@ -225,7 +225,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             transport, test = self.transport.group(members, key, missing)
             yield test
-            return Communicator((yield from share(transport)), limit, self.registry, self._ranks_of(members))
+            return (yield from self._child(transport, members, limit))
 
         def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
             left = {rank: each for rank, each in exit_notices.items() if rank in members}
@@ -239,9 +239,10 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         made.connect_nccl()
         return made
 
-    def _ranks_of(self, members: Sequence[int]) -> list[int]:
-        """The ranks of `init()`'s communicator that these ranks of this one are."""
-        return [self.ranks[rank] for rank in members]
+    def _child(self, transport: Transport, members: Sequence[int], limit: float) -> Steps[Communicator]:
+        """A communicator of these ranks of this one."""
+        ranks = [self.ranks[rank] for rank in members]
+        return Communicator((yield from share(transport)), limit, self.registry, ranks)
 
     def _descendant(self) -> str:
         """The key of the next one, counted when all ranks have met: a call that only some of them make has none."""

@@ -191,12 +191,16 @@ def describe(
     op = ReduceOp.parse(op)
     wire = wire_dtype(x.dtype, op)
     factor = check_scale(x.dtype, scale)
-    if name == "all_reduce":
-        return Reduction(name, op, wire, x.shape, root, [], op.value, factor)
+    shape: tuple[int, ...] | None = x.shape
+    parts: list[int] = []
+    text = op.value
     if name == "reduce":
-        return Reduction(name, op, wire, x.shape if rank == root else None, root, [], f"{op.value} root {root}", factor)
-    if not x.ndim:
-        raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
-    parts = split_rows(len(x), lengths, size)
-    text = op.value if lengths is None else f"{op.value} lengths {parts}"
-    return Reduction(name, op, wire, (parts[rank], *x.shape[1:]), root, parts, text, factor)
+        shape = x.shape if rank == root else None
+        text = f"{op.value} root {root}"
+    elif name == "reduce_scatter":
+        if not x.ndim:
+            raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
+        parts = split_rows(len(x), lengths, size)
+        shape = (parts[rank], *x.shape[1:])
+        text = op.value if lengths is None else f"{op.value} lengths {parts}"
+    return Reduction(name, op, wire, shape, root, parts, text, factor)

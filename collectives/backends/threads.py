@@ -150,7 +150,7 @@ class ThreadTransport(Transport):
         return self._group.missing(self._number - 1)
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        return then(self._post(_reduce(op, [slice(None)] * self.size), x, out), finish, out)
+        return self.reduce(x, out, op, 0, finish)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
         return then(self._post(_reduce(op, [slice(None)] * self.size), x, out), finish, out)

@@ -16,7 +16,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from collectives.errors import ArgumentError, CollectiveTimeout
-from collectives.flight.recorder import DONE, FAILED, Recorder
+from collectives.flight.recorder import DONE, FAILED, ROOT, Recorder
 from collectives.time_limit import TimeLimit
 from collectives.transport import ExitNotice, Signatures, Steps, Test
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("collectives", "ddp"))
+_OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
 _SKIPPED = (*_OURS, contextlib.__file__)  # `with model.join():` calls from its end, through there
 # bytes; larger arrays are left to the helper thread, since to convert and copy them would hold the caller up.
 _SMALL = 1 << 16

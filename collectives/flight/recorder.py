@@ -217,8 +217,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 PERIOD = 1.0  # s
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_OURS = tuple(os.path.join(_ROOT, package) + os.sep for package in ("collectives", "ddp", "launcher"))
+#: The folder that holds the three packages.
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp", "launcher"))
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 

@@ -11,7 +11,6 @@ import numpy as np
 from collectives.arrays import (
     Lengths,
     as_bytes,
-    check_lengths,
     exchanged_rows,
     in_words,
     is_device_array,
@@ -193,7 +192,6 @@ class DataMovement(CommunicatorBase):
         self, arrays: Any, x: Any, out: Any, scale: Any, name: str, lengths: Any, out_lengths: Sequence[int] | None
     ) -> CollectiveOp[Any]:
         whole = _splittable(arrays, x, name)
-        expected = None if out_lengths is None else check_lengths(out_lengths, self.size)
         sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
         target = None if out is None else arrays.read(out, "out")
         more = "" if known is None else in_words(lengths, known).strip()
@@ -212,9 +210,10 @@ class DataMovement(CommunicatorBase):
             buffer = arrays.result((sum(received_lengths), *row), dtype, whole, target)
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
             yield from arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes))
-            if expected not in (None, received_lengths):  # only now: the other ranks wait for this one's rows
+            if out_lengths is not None and list(out_lengths) != received_lengths:
+                # Only now: the other ranks wait for this one's rows.
                 raise ArgumentError(
-                    f"rank {self.rank}: {name} expected rows {expected} from the ranks, and got {received_lengths}"
+                    f"rank {self.rank}: {name} expected rows {out_lengths} from the ranks, and got {received_lengths}"
                 )
             return arrays.deliver(buffer, target, out)
 

@@ -207,10 +207,9 @@ class DataLoader:
         """Counts a pass that came to its end."""
         if self._current is source:
             if self._stream and self.drop_last and not self._batches:
-                each = f" to each of {self.num_workers} workers" if self.num_workers else ""
                 warnings.warn(
-                    f"DataLoader: this pass had no batch: drop_last=True, and the IterableDataset gave fewer than"
-                    f" batch_size={self.batch_size} samples{each}. Take a smaller batch_size, fewer workers or"
+                    "DataLoader: this pass had no batch: drop_last=True, and the IterableDataset gave each process"
+                    f" fewer than batch_size={self.batch_size} samples. Take a smaller batch_size, fewer workers or"
                     " drop_last=False",
                     stacklevel=3,
                 )
@@ -260,12 +259,13 @@ class DataLoader:
                 raise
             warnings.warn(f"{error}. The persistent workers keep the copy that they have", stacklevel=5)
             return self._pool
+        unchanged = payload.share_memory_of(self._payload)
         if self._pool is not None:
-            if payload.is_copy_of(self._payload):
+            if unchanged:
                 return self._pool
             self._pool.close()
-        previous, self._payload = self._payload, payload
-        pool = WorkerPool(self._payload, previous, self._modules, self.num_workers, self.timeout)
+        self._payload = payload
+        pool = WorkerPool(payload, self._modules, self.num_workers, self.timeout)
         if self.persistent_workers:
             self._pool = pool
         return pool

@@ -85,10 +85,10 @@ class DistributedSampler(IndexSampler):
             comm = collectives.init() if comm is None else comm
             num_replicas = comm.size if num_replicas is None else num_replicas
             rank = comm.rank if rank is None else rank
-        if not is_count(num_replicas, 1):
-            raise ArgumentError(f"num_replicas should be a count of at least 1, is {num_replicas!r}")
-        if not is_count(rank) or rank >= num_replicas:
-            raise ArgumentError(f"rank should be from 0 to {num_replicas - 1}, is {rank!r}")
+        if not (is_count(num_replicas, 1) and is_count(rank) and rank < num_replicas):
+            raise ArgumentError(
+                f"num_replicas should be at least 1 and rank from 0 to below it, are {num_replicas!r} and {rank!r}"
+            )
         self.dataset, self.num_replicas, self.rank = dataset, int(num_replicas), int(rank)
         self._from_sampler = hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
         if seed < 0:
@@ -146,10 +146,7 @@ class DistributedSampler(IndexSampler):
         self.epoch = epoch
 
     def _fixed(self) -> State:
-        fixed: State = {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
-        if self._from_sampler:
-            fixed["sampler"] = type(self.dataset).__name__
-        return fixed
+        return {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
 
     def _next(self, draw: bool) -> State:
         return {"epoch": self.epoch, "cursor": 0, **self._fixed()}
@@ -185,17 +182,16 @@ def draw(sampler: Any, seed: int, epoch: int) -> Order:
     """
     if hasattr(sampler, "set_epoch"):
         sampler.set_epoch(epoch)
-    if type(sampler).__iter__ is IndexSampler.__iter__:
-        order = sampler.order([seed, epoch])
-    else:
-        numpy_state, python_state = np.random.get_state(), random.getstate()
-        with restored_generators():
-            seed_everything(mix_seed(seed, epoch))
-            try:
-                order = np.fromiter(sampler, object)
-            finally:
-                np.random.set_state(numpy_state)
-                random.setstate(python_state)
+    if isinstance(sampler, IndexSampler):  # it would draw a seed from its own generator
+        sampler._loaded = {**sampler._next(draw=False), "seed": [seed, epoch]}
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with restored_generators():
+        seed_everything(mix_seed(seed, epoch))
+        try:
+            order = np.fromiter(sampler, object)
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
     if len(order) != len(sampler):
         name = type(sampler).__name__
         raise ArgumentError(f"DistributedSampler: the {name} drew {len(order)} indices, its len() is {len(sampler)}")

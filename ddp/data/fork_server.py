@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -37,7 +36,7 @@ _GRACE = 2.0  # s that workers have for what they are doing when their pool is c
 _OF_A_RANK = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_FD", "PMI_PORT", "SLURM_STEP_NUM_TASKS")
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SCRIPT = ("init_main_from_name", "init_main_from_path")
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from ddp.data import worker; worker.serve(*{fds!r})"
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from ddp.data import worker; worker.serve({fd})"
 
 
 def worker_environment() -> dict[str, str]:
@@ -80,53 +79,45 @@ class ForkServer:
         preparation = preparation_data("__main__" in modules)
         del preparation["authkey"]
         self._requests, theirs = make_pipe()
-        with theirs, open(os.memfd_create("ddp-settings"), "wb") as settings:
-            pickle.dump((preparation, sorted(modules - {"__main__"})), settings)
-            settings.flush()
-            fds = (theirs.fileno(), settings.fileno())
-            program = _PROGRAM.format(path=preparation["sys_path"], fds=fds)
-            flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private
-            try:
+        program = _PROGRAM.format(path=preparation["sys_path"], fd=theirs.fileno())
+        flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]  # private
+        try:
+            with theirs:
                 process = subprocess.Popen(
                     [spawn.get_executable(), *flags, "-c", program],
                     env=worker_environment(),
                     stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
+                    pass_fds=[theirs.fileno()],
                 )
-            except OSError as error:
-                raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
-        self.pid = process.pid
-        process.returncode = 0  # it is waited for by its pid: Popen would warn that it still runs
+            self.pid = process.pid
+            process.returncode = 0  # it is waited for by its pid: Popen would warn that it still runs
+            self._requests.send((preparation, sorted(modules - {"__main__"})))
+        except OSError as error:
+            raise WorkerError(f"the fork server of worker processes cannot be started: {error}") from error
 
     def fits(self, modules: set[str]) -> bool:
-        """Whether new workers that need these can be forked of it: no module has been loaded again since it started."""
+        """Whether workers that need these can be forked of it: it runs, and no module has been loaded again since."""
         same = all(self._loaded.get(name, spec) is spec for name, spec in _loaded_modules().items())
-        return modules <= self.modules and same and self.owner == os.getpid() and self._lives()
-
-    def _lives(self) -> bool:
+        if not (same and modules <= self.modules and self.owner == os.getpid()):
+            return False
         with contextlib.suppress(ChildProcessError):  # another part of the program has waited for it
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         return False
 
-    def fork(self, fds: list[int]) -> tuple[int, int]:
+    def fork(self, fds: list[int]) -> int:
         """Asks for a worker process that inherits these descriptors.
 
-        Returns the pipe in which the server writes the process's pid, then its exit code, and the one from which the
-        process reads what it is to run. Raises: WorkerError if the server has ended.
+        Returns a socket from which the process reads what it is to run, and to which the server writes its pid, then
+        its exit code. Raises: WorkerError if the server has ended.
         """
         tracker: Any = resource_tracker.getfd()  # None is for other systems
-        status, status_end = os.pipe()
-        start_end, start = os.pipe()
-        try:
-            self._requests.post(b"", [status_end, start_end, tracker, *fds])
-        except OSError as error:
-            os.close(status)
-            os.close(start)
-            raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
-        finally:
-            os.close(status_end)
-            os.close(start_end)
-        return status, start
+        ours, theirs = make_pipe()
+        with ours, theirs:
+            try:
+                self._requests.post(b"", [theirs.fileno(), tracker, *fds])
+            except OSError as error:
+                raise WorkerError(f"the fork server of worker processes has ended: {error}") from error
+            return os.dup(ours.fileno())
 
     def __del__(self) -> None:
         # Not where the interpreter ends, which ends the server, nor in a forked child, whose server it is not.
@@ -197,11 +188,11 @@ class WorkerProcess(popen_forkserver.Popen):
             reduction.dump(process_obj, file)
         finally:
             context.set_spawning_popen(None)
-        self.sentinel, start = self._server.fork(self._fds)  # type: ignore[attr-defined]  # as above
-        alive = os.dup(start)  # by which the worker's `parent_process` knows that this one lives
-        self.finalizer = util.Finalize(self, util.close_fds, (alive, self.sentinel))  # type: ignore[attr-defined]  # as above
-        with open(start, "wb") as pipe:
-            pipe.write(file.getbuffer())
+        self.sentinel = self._server.fork(self._fds)  # type: ignore[attr-defined]  # as above
+        # While this is open the worker's `parent_process` lives.
+        self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel,))  # type: ignore[attr-defined]  # as above
+        with open(self.sentinel, "wb", closefd=False) as start:
+            start.write(file.getbuffer())
 
     def wait_for_start(self) -> None:
         """Returns when the server has forked it. Raises: WorkerError if the server has ended."""

@@ -118,11 +118,6 @@ class IndexSampler(Sampler[int]):
         self._loaded = {name: state_dict[name] for name in self._next(draw=False)}
         self._began, self._cursor = {}, None
 
-    def order(self, seed: Sequence[int]) -> Order:
-        """All indices of the pass that follows from this seed: (len) int64. The pass under way stays where it is."""
-        parts = self._indices({**self._next(draw=False), "cursor": 0, "seed": seed})
-        return np.concatenate([np.empty(0, np.int64), *parts])
-
     def _next(self, draw: bool) -> State:
         """Where a new pass begins. draw: it begins now, so draw what it needs."""
         return {"cursor": 0, **self._fixed()}

@@ -17,13 +17,12 @@ import importlib
 import io
 import os
 import pickle
+import reprlib
 import signal
 import sys
 import time
-import types
-from multiprocessing import forkserver, resource_tracker, spawn
+from multiprocessing import forkserver, spawn
 from multiprocessing import popen_forkserver as _popen_forkserver  # so that no worker imports it  # noqa: F401
-from multiprocessing.connection import wait
 from typing import Any, NamedTuple, NoReturn
 
 import numpy.random  # so that no worker imports it  # noqa: F401
@@ -96,74 +95,56 @@ def _prepare_server(preparation: dict[str, Any], modules: list[str]) -> None:
     gc.freeze()
 
 
-def serve(requests_fd: int, settings_fd: int) -> None:
+def serve(requests_fd: int) -> None:
     """The main function of the server: forks a worker for each request until the training process closes its end.
 
-    settings_fd: a file with the arguments of `_prepare_server`, pickled
+    requests_fd: the server's end of a connection; the arguments of `_prepare_server` come first
     """
-    with open(settings_fd, "rb") as file:
-        file.seek(0)
-        settings = pickle.load(file)
-    os.set_inheritable(requests_fd, False)
     requests = SharingConnection(requests_fd)
-    _prepare_server(*settings)
-    wakeup, written = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
-    statuses: dict[int, int] = {}  # by pid: the pipe for the exit code
+    _prepare_server(*requests.recv())
+    statuses: dict[int, int] = {}  # by pid: the socket for the exit code
+    signal.signal(signal.SIGCHLD, lambda number, frame: _report_exits(statuses))
     while True:
-        ready = wait([requests, wakeup])
-        if wakeup in ready:
-            os.read(wakeup, 1 << 16)
-            _report_exits(statuses)
-        if requests in ready:
-            try:
-                status, *fds = requests.take().fd_owners
-            except (EOFError, OSError):  # the training process has closed its end, or has ended
-                break
-            pid = os.fork()
-            if pid == 0:
-                requests.close()
-                _become_worker(fds, [wakeup, written, status, *statuses.values()])
-            statuses[pid] = status
-            _write_number(status, pid)
-            for fd in fds:
-                os.close(fd)
+        try:
+            status, *fds = requests.take().fd_owners
+        except (EOFError, OSError):  # the training process has closed its end, or has ended
+            break
+        pid = os.fork()
+        if pid == 0:
+            _become_worker(status, fds, [requests_fd, *statuses.values()])
+        _write_number(status, pid)
+        statuses[pid] = status
+        _report_exits(statuses)  # it may have ended before this line, and its signal come too early
+        for fd in fds:
+            os.close(fd)
     deadline = time.monotonic() + _GRACE
     # Workers end by themselves as their connections close; those that do not are killed with this process.
     while statuses and time.monotonic() < deadline:
-        _report_exits(statuses)
         time.sleep(0.002)
 
 
 def _report_exits(statuses: dict[int, int]) -> None:
-    """Writes the exit codes of workers that have ended to their pipes."""
+    """Writes the exit codes of ended workers to their sockets. A signal may interrupt a call with another one."""
     for pid in list(statuses):
-        ended, code = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            status = statuses.pop(pid)
-            _write_number(status, os.waitstatus_to_exitcode(code))
-            os.close(status)
+        with contextlib.suppress(ChildProcessError):  # the other call has waited for it
+            ended, code = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                status = statuses.pop(pid)
+                _write_number(status, os.waitstatus_to_exitcode(code))
+                os.close(status)
 
 
-def _write_number(pipe: int, number: int) -> None:
+def _write_number(status: int, number: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # the consumer has gone
-        forkserver.write_signed(pipe, number)
+        forkserver.write_signed(status, number)
 
 
-def _become_worker(fds: list[int], others: list[int]) -> NoReturn:
-    """Runs the process object that the first pipe holds, and ends. others: descriptors of the server alone"""
+def _become_worker(start: int, fds: list[int], unused: list[int]) -> NoReturn:
+    """Runs the process object that `start` gives, and ends. fds: the resource tracker's, then the process object's"""
     code = 1
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in others:
-            os.close(fd)
-        start, tracker, *inherited = fds
-        vars(resource_tracker)["_resource_tracker"]._fd = tracker
-        vars(forkserver)["_forkserver"]._inherited_fds = inherited
-        main: Any = vars(spawn)["_main"]
-        code = main(start, os.dup(start))
+        serve_one: Any = vars(forkserver)["_serve_one"]  # which has -1 for the standard library's server
+        code = serve_one(start, [-1, *fds], unused, {signal.SIGCHLD: signal.SIG_DFL})
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
@@ -249,18 +230,19 @@ class _Worker:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("ddp.data."):
             trace = trace.tb_next  # begins in the user's code
-        shown = format_error(error, trace or error.__traceback__).rstrip()
+        shown = format_error(error, trace or error.__traceback__)
         try:
             text = str(error)
         except Exception:  # a broken __str__ must not hide the error
             text = "(its message cannot be shown)"
+        where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
         at = None if self._maker is None else self._maker.at
         if isinstance(at, list):
-            at = f"indices [{', '.join(map(repr, at[:8]))}{', …' if len(at) > 8 else ''}]"
-        elif at is not None and not isinstance(at, str):
-            at = f"index {at!r}"
-        where = f"DataLoader worker {self._id} of {self._workers}, batch {number}"
-        where = where if at is None else f"{where}, {at}"
+            where += f", indices {reprlib.repr(at)}"
+        elif isinstance(at, str):
+            where += f", {at}"
+        elif at is not None:
+            where += f", index {at!r}"
         message = f"{type(error).__name__} in {where}: {text}\n\nIn the worker:\n{shown}"
         kind = b""
         with contextlib.suppress(Exception):  # a class that was made in a function
@@ -268,19 +250,20 @@ class _Worker:
         return WorkerFailure(message, kind, _pickled_attributes(error))
 
 
+# Attributes that Python's own exceptions do not have in their `__dict__`. Left out: `args`, which becomes the message,
+# and the `obj` of an AttributeError, which may be the whole dataset.
+_FIELDS = (
+    *("errno", "strerror", "filename", "filename2"),
+    *("name", "path"),
+    *("lineno", "offset", "text"),
+    *("encoding", "object", "start", "end", "reason"),
+)
+
+
 def _pickled_attributes(error: BaseException) -> dict[str, bytes]:
-    """The attributes of an exception that can be pickled: its own, those in slots, and the fields of built-in ones."""
-    names = {
-        name
-        for cls in type(error).__mro__
-        for name, value in vars(cls).items()
-        if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
-    }
-    names.update(object.__getattribute__(error, "__dict__"))
+    """The attributes of an exception that can be pickled."""
     pickled = {}
-    # `args` becomes the message; `obj`, of an AttributeError, may be the whole dataset.
-    for name in names - {"args", "obj"}:
-        if not name.startswith("__"):
-            with contextlib.suppress(Exception):
-                pickled[name] = pickle.dumps(object.__getattribute__(error, name), 5)
+    for name in (*_FIELDS, *object.__getattribute__(error, "__dict__")):
+        with contextlib.suppress(Exception):
+            pickled[name] = pickle.dumps(object.__getattribute__(error, name), 5)
     return pickled

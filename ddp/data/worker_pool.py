@@ -26,18 +26,15 @@ from ddp.multiprocessing.pickling import SentFd
 class WorkerPool:
     """`count` workers, each with a copy of what is in the payload. They end when this is closed, or forgotten.
 
-    previous: the payload of an earlier pool, whose memory is used again if it holds the same
     modules: names of those that the server imports for them
     timeout: seconds that a batch may take; 0: no limit
 
     Raises: ArgumentError if they need a script that has no file; WorkerError if they cannot be started.
     """
 
-    def __init__(
-        self, payload: Payload, previous: Payload | None, modules: Iterable[str], count: int, timeout: float
-    ) -> None:
+    def __init__(self, payload: Payload, modules: Iterable[str], count: int, timeout: float) -> None:
         server = fork_server({*modules, "__main__"} if payload.needs_script else modules)
-        environ, block = worker_environment(), payload.allocate(previous)
+        environ, block = worker_environment(), payload.allocate()
         self._timeout = timeout
         self._connections: list[SharingConnection] = []
         self._processes: list[WorkerProcess] = []
@@ -152,28 +149,14 @@ def _worker_error(failure: WorkerFailure) -> WorkerError:
 class _RaisedInWorker(WorkerError):
     """The first base of an error that is of the class of a worker's exception, too.
 
-    Methods of that class may need attributes that did not travel, so none of them is called when an error is made,
-    shown, compared, copied or dropped.
+    Methods of that class may need attributes that did not travel, so none of these is called to make, show or copy one.
     """
 
-    def __init_subclass__(cls) -> None:
-        """Does not tell the exception's class of a new subclass."""
-
-    def __init__(self, message: str) -> None:
-        Exception.__init__(self, message)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    __init__ = Exception.__init__
+    __str__ = Exception.__str__
+    __repr__ = Exception.__repr__
+    __getattribute__ = Exception.__getattribute__
+    __getattr__ = Exception.__getattribute__  # raises the AttributeError
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return WorkerError, (str(self),)
-
-    def __del__(self) -> None:
-        """Nothing: it owns nothing."""
-
-    __str__ = Exception.__str__
-    __repr__ = Exception.__repr__
-    __eq__ = Exception.__eq__
-    __hash__ = Exception.__hash__
-    __getattribute__ = Exception.__getattribute__
-    __setattr__ = Exception.__setattr__

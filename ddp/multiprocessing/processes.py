@@ -283,10 +283,10 @@ def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any)
 def format_error(error: BaseException, trace: TracebackType | None) -> str:
     """The traceback as text. If methods of the exception's own class fail, its class and arguments end the text."""
     try:
-        return "".join(traceback.format_exception(type(error), error, trace))
+        lines = traceback.format_exception(type(error), error, trace)
     except Exception:  # `traceback` asks for attributes, which a class may answer with any exception
-        shown = BaseException.__repr__(error)
-        return "".join(["Traceback (most recent call last):\n", *traceback.format_tb(trace), shown, "\n"])
+        lines = [*traceback.format_tb(trace), BaseException.__repr__(error)]
+    return "".join(lines).rstrip()
 
 
 def _die_with_parent() -> None:

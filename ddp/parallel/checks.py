@@ -23,6 +23,7 @@ from weakref import WeakSet
 import numpy as np
 
 from collectives import Communicator
+from collectives.transport import name_ranks
 from ddp._device import CPU, device_of, place
 from ddp._engine import Node
 from ddp._tensor.core import Tensor
@@ -112,7 +113,7 @@ class SkippedBackwards:
 
     def __init__(self) -> None:
         self._graphs: list[WeakSet[Node]] = []  # of each forward since the last backward: the nodes of its results
-        self._count = 0
+        self.count = 0  # of backwards that this rank has skipped since ranks last compared
 
     def add_forward(self, result: Any) -> None:
         """A forward in training has returned this."""
@@ -122,49 +123,36 @@ class SkippedBackwards:
 
     def begin_backward(self) -> None:
         """A backward begins, synchronized or not: it is that of the forwards whose graphs are still there."""
-        self._count += sum(not nodes for nodes in self._graphs[:-1])
+        self.count += sum(not nodes for nodes in self._graphs[:-1])
         self._graphs.clear()
-
-    def take(self) -> int:
-        """How many backwards this rank has skipped since the last call."""
-        count, self._count = self._count, 0
-        return count
-
-    def forget(self) -> None:
-        """This rank is out of data: its forwards so far need no backward."""
-        self._graphs.clear()
-        self._count = 0
 
     def compare(self, step: int, skipped: np.ndarray[Any, Any]) -> None:
-        """Compares the ranks' counts.
+        """Compares the ranks' counts, and begins to count anew.
 
         skipped: (size,)
         Raises: ParallelError on every rank, with the ranks that skipped more than others.
         """
-        counted = skipped[skipped != NOT_COUNTED]
-        if len(counted) == 0 or (counted == counted[0]).all():
-            return
-        odd = np.flatnonzero(skipped > counted.min()).tolist()
-        raise ParallelError(
-            f"step {step}: rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))} skipped a backward: what a "
-            "forward returned was dropped, and this backward is of another batch than on the other ranks. All ranks "
-            "make the same backwards: for a batch without a usable loss call model.backward(ddp.zeros(()), weight=0) "
-            "where the others give weights, else sum(0 * p.sum() for p in model.parameters()).backward(). A forward "
-            "that needs no backward goes under no_grad(), after eval(), or through model.module"
-        )
+        self.count = 0
+        odd = np.flatnonzero((skipped > skipped.min()) & (skipped != NOT_COUNTED)).tolist()
+        if odd:
+            raise ParallelError(
+                f"step {step}: {name_ranks(odd)} skipped a backward: what a forward returned was dropped, and this "
+                "backward is of another batch than on the other ranks. All ranks make the same backwards: for a batch "
+                "without a usable loss call model.backward(ddp.zeros(()), weight=0) where the others give weights, "
+                "else sum(0 * p.sum() for p in model.parameters()).backward(). A forward that needs no backward goes "
+                "under no_grad(), after eval(), or through model.module"
+            )
 
 
 def _nodes(result: Any) -> Iterator[Node]:
     """Of the graphs that a forward's result holds."""
-    if isinstance(result, Tensor):
-        if isinstance(result.edge, Node):
-            yield result.edge
-        return
+    if isinstance(result, Tensor) and isinstance(result.edge, Node):
+        yield result.edge
     if dataclasses.is_dataclass(result):
         result = vars(result)
     if isinstance(result, Mapping):
         result = list(result.values())
-    if isinstance(result, (list, tuple)):
+    if isinstance(result, list | tuple):
         for part in result:
             yield from _nodes(part)
 
@@ -265,9 +253,9 @@ def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Seq
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     (common, most), (_, second) = Counter(sums).most_common(2)
     if second == most:
-        return f"{names[differing[0]]}{more} is not the same on ranks {', '.join(map(str, ranks))}"
-    odd = ", ".join(str(rank) for rank, each in zip(ranks, sums, strict=True) if each != common)
-    return f"{names[differing[0]]}{more} on rank{'s' if ',' in odd else ''} {odd} is not what the other ranks have"
+        return f"{names[differing[0]]}{more} is not the same on {name_ranks(ranks)}"
+    odd = [rank for rank, each in zip(ranks, sums, strict=True) if each != common]
+    return f"{names[differing[0]]}{more} on {name_ranks(odd)} is not what the other ranks have"
 
 
 def bit_sum(array: Array, xp: Any) -> Array:

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 STOP, SAVE, SAVED = range(3)
 REQUEST_KINDS = 3
 NO_CHECKSUM = -1.0
-NOT_COUNTED = -1  # forwards of a rank that is out of data
+NOT_COUNTED = np.inf  # backwards skipped by a rank that is out of data
 # The message begins with these numbers, the requests, and a used bit for each parameter.
 _WEIGHT, _WEIGHTED, _JOINED, _JOINED_WEIGHT, _REQUESTS = range(5)
 _USED = _REQUESTS + REQUEST_KINDS

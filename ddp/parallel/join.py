@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp
+from collectives.transport import name_ranks
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel.error_context import error_context
@@ -69,7 +70,7 @@ class JoinContext:
         if self._throw and len(active) < size:
             gone = sorted({*range(size)} - {*active})
             raise EarlyStop(
-                f"rank{'s' if len(gone) > 1 else ''} {', '.join(map(str, gone))} ran out of data, rank "
+                f"{name_ranks(gone)} ran out of data, rank "
                 f"{active[0]} has more: join(throw_on_early_termination=True) ends here on every rank"
             )
         return _KINDS[int(message[: len(_KINDS)].argmax())]

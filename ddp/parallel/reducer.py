@@ -211,7 +211,7 @@ class Reducer:
                 leaf.grad_buffer.clear()
         self.gradients.weights = WeightSum()
         self._consistency.forget()
-        self.skipped.forget()
+        self.skipped.begin_backward()
         with self._abandoning():
             self._start(set(), [False] * len(self.leaves), weight, joined=True)
             self._consistency.forget()
@@ -267,8 +267,8 @@ class Reducer:
         if self._finite is not None:
             self._finite.bad = None
         self.in_flight = True
-        timestamps, skipped = self.timeline.timestamps(), self.skipped.take()
-        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, skipped)
+        timestamps = self.timeline.timestamps()
+        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, self.skipped.count)
         self.exchange.begin(self.control)
         self._launch_full()
 

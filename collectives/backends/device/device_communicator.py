@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.arrays import as_bytes, flat
+from collectives.arrays import as_bytes, check_shape, flat
 from collectives.backends.device import cuda
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import DeviceTransport
@@ -439,13 +439,6 @@ class DeviceArrays:
         result = self._comm.queue.run(call)
         self.wait()
         return result
-
-
-def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """`out` on a GPU. Raises: ArgumentError if a result of this shape and dtype does not fit."""
-    if array.shape != shape or array.dtype != dtype:
-        raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
-    return array
 
 
 def overlap(a: Any, b: Any) -> bool:

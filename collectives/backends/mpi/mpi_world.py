@@ -30,7 +30,7 @@ import mpi4py
 import numpy as np
 
 from collectives import world
-from collectives.backends.mpi.rendezvous import Rendezvous
+from collectives.backends.mpi.rendezvous import Rendezvous, settings
 from collectives.errors import BackendError, WorldError
 from collectives.reduction import COMBINE, ReduceOp
 from collectives.transport import LOST, ExitNotice, Placement
@@ -63,7 +63,7 @@ class MPIWorld:
         self._ours = "mpi4py.MPI" not in sys.modules
         self._rendezvous: Rendezvous | None = None
         one_host = promised is not None and promised.local_size == promised.size
-        with _settings({**_TCP, **_SIGNALS, **(_ONE_HOST if one_host else {})}):
+        with settings({**_TCP, **_SIGNALS, **(_ONE_HOST if one_host else {})}):
             if promised is not None and promised.engine == "environment" and promised.size > 1:
                 self._rendezvous = _meet(promised, timeout)
             MPI = _join_and_wait_for_every_rank_to_call_init(timeout, self._rendezvous)
@@ -177,11 +177,11 @@ class MPIWorld:
 def _all_gather_json(MPI: Any, comm: Any, value: object) -> list[Any]:
     """The values of all ranks, in rank order. Not pickled, which would run code: an MPI does not know who connects."""
     text = json.dumps(value).encode()
-    lengths = np.empty(comm.size, np.int64)
-    comm.Allgather(np.array([len(text)], np.int64), lengths)
-    texts = np.empty(lengths.sum(), np.uint8)
-    comm.Allgatherv([text, MPI.BYTE], [texts, lengths, MPI.BYTE])
-    return [json.loads(part.tobytes()) for part in np.split(texts, np.cumsum(lengths)[:-1])]
+    longest = np.array(len(text))
+    comm.Allreduce(MPI.IN_PLACE, longest, MPI.MAX)
+    texts = np.empty(comm.size, f"S{longest}")  # NumPy pads with zeros
+    comm.Allgather([np.array(text, texts.dtype), MPI.BYTE], [texts, MPI.BYTE])
+    return [json.loads(each) for each in texts]
 
 
 @contextlib.contextmanager
@@ -192,9 +192,10 @@ def _signal_dispositions_kept() -> Iterator[None]:
     crashes.
     """
     sigaction = ctypes.CDLL(None).sigaction
-    before = {number: ctypes.create_string_buffer(_SIGACTION) for number in signal.valid_signals()}
-    for number, action in before.items():
-        sigaction(number, None, action)
+    before = {}
+    for number in signal.valid_signals():
+        before[number] = ctypes.create_string_buffer(_SIGACTION)
+        sigaction(number, None, before[number])
     try:
         yield
     finally:
@@ -229,18 +230,6 @@ def _join_and_wait_for_every_rank_to_call_init(timeout: float, rendezvous: Rende
             with rendezvous.environment():
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MPI
-
-
-@contextlib.contextmanager
-def _settings(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the MPI that begins in here; what the user has set stays. A job that a rank starts has its own."""
-    ours = [name for name in wanted if name not in os.environ]
-    os.environ.update((name, wanted[name]) for name in ours)
-    try:
-        yield
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
 
 
 @_signal_dispositions_kept()

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 BANNER = "ddp-pmi-1"
 CONTROL, PMI = "control", "pmi"
-# A peer that has not proved within so many seconds that it is a rank is dropped, however often it sends something.
+# s; a peer has so long to prove that it is a rank.
 _HANDSHAKE = 10.0
 # Connections that may be unauthenticated at a time. One more drops the oldest: ranks, which answer within milliseconds,
 # get in while strangers hold all of them, and a rank that was dropped in a flood connects again.
@@ -119,16 +119,13 @@ class Server:
         self._gone: set[int] = set()
         self._complete = False
         self._space = KeyValueSpace(size)
-        self._unauthenticated: dict[socket.socket, float] = {}  # when each is dropped, the oldest first
+        self._unauthenticated: dict[socket.socket, None] = {}  # a set in order, the oldest first
         self._over = threading.Event()
 
     def serve(self) -> None:
         """Returns when the job is over."""
         threading.Thread(target=self._accept, daemon=True).start()
         while not self._over.wait(_POLL):
-            with self._lock:
-                for sock in [sock for sock, until in self._unauthenticated.items() if until <= time.monotonic()]:
-                    self._drop(sock)
             if os.getppid() != self._parent:
                 # A restarted job must not find this server. MPI in the other ranks may, on its way out.
                 self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` in the other thread takes one more
@@ -148,7 +145,7 @@ class Server:
             with self._lock:
                 if len(self._unauthenticated) >= _UNAUTHENTICATED:
                     self._drop(next(iter(self._unauthenticated)))
-                self._unauthenticated[sock] = time.monotonic() + _HANDSHAKE
+                self._unauthenticated[sock] = None
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _drop(self, sock: socket.socket) -> None:
@@ -160,7 +157,7 @@ class Server:
     def _serve(self, sock: socket.socket) -> None:
         with sock, sock.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
             try:
-                role, rank = self._authenticate(sock, lines.readline)
+                role, rank = self._authenticate(sock)
             finally:
                 with self._lock:
                     self._unauthenticated.pop(sock, None)
@@ -176,18 +173,20 @@ class Server:
                     with self._lock:
                         self._disconnected(rank)
 
-    def _authenticate(self, sock: socket.socket, readline: Callable[[int], bytes]) -> tuple[str, int]:
+    def _authenticate(self, sock: socket.socket) -> tuple[str, int]:
         """The role and rank of the peer. Raises: ValueError, OSError if it is not a rank of this job."""
         mine = nonce()
         _send(sock, f"{BANNER} {mine}")
-        role, number, theirs, answer = readline(_HELLO).decode().split()
+        role, number, theirs, answer = read_line(sock, _HANDSHAKE).split()
         expected = proof(self._secret, "rank", role, number, theirs, mine)
         if not hmac.compare_digest(answer.encode(), expected.encode()):
             raise ValueError("another secret")
         rank, ranks = int(number), self._ranks[role]
         with self._lock:
-            if self._unauthenticated.pop(sock, None) is None:
+            if sock not in self._unauthenticated:
                 raise ValueError("too late")
+            del self._unauthenticated[sock]
+            sock.settimeout(None)
             taken = rank in ranks or rank in self._gone
             _send(sock, f"{proof(self._secret, 'server', theirs)} {'taken' if taken else 'welcome'}")
             if taken:
@@ -218,6 +217,23 @@ class Server:
             self._notify(f"died {rank}")
             self._space.rank_died(rank)
             self._leave(rank)
+
+
+def read_line(sock: socket.socket, seconds: float) -> str:
+    """The next line, read byte by byte: what follows it is for MPI.
+
+    Raises: TimeoutError if it has not come within so many seconds, however often something comes; ValueError if it is
+    too long, or the connection ends.
+    """
+    line = b""
+    deadline = time.monotonic() + seconds
+    while not line.endswith(b"\n"):
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        byte = sock.recv(1)
+        if not byte or len(line) > _HELLO:
+            raise ValueError("no answer of ours")
+        line += byte
+    return line[:-1].decode("ascii")
 
 
 def _send(sock: socket.socket, line: str) -> None:

@@ -83,6 +83,18 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
     return hashlib.sha256("\0".join(environ.get(name, "") for name in names).encode()).digest()
 
 
+@contextlib.contextmanager
+def settings(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Variables of the MPI that begins in here; what the user has set stays. A job that a rank starts has its own."""
+    ours = [name for name in wanted if name not in os.environ]
+    os.environ.update((name, wanted[name]) for name in ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+
+
 class Rendezvous:
     """This rank's part in a job whose ranks have all come.
 
@@ -115,22 +127,17 @@ class Rendezvous:
         # A forked child must not hold the connection, by whose end the others learn that this rank has died.
         os.register_at_fork(after_in_child=self._control.close)
 
-    @contextlib.contextmanager
-    def environment(self) -> Iterator[None]:
+    def environment(self) -> contextlib.AbstractContextManager[None]:
         """MPI_Init finds its way to the server in here."""
         for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
             del os.environ[name]
-        ours = {
-            "PMI_FD": str(self._pmi.fileno()),
-            "PMI_RANK": str(self._world.rank),
-            "PMI_SIZE": str(self._world.size),
-        }
-        os.environ.update(ours)
-        try:
-            yield
-        finally:
-            for name in ours:  # what this rank starts is no rank
-                os.environ.pop(name, None)
+        return settings(
+            {
+                "PMI_FD": str(self._pmi.fileno()),
+                "PMI_RANK": str(self._world.rank),
+                "PMI_SIZE": str(self._world.size),
+            }
+        )
 
     def died(self) -> set[int]:
         """The ranks that have ended without leaving, as far as is known now."""
@@ -253,13 +260,13 @@ class Rendezvous:
         sock = socket.create_connection(address, _PATIENCE)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            banner, _, challenge = _line(sock).partition(" ")
+            banner, _, challenge = pmi_server.read_line(sock, _PATIENCE).partition(" ")
             if banner != pmi_server.BANNER:
                 raise ValueError("another program answers")
             mine, rank = pmi_server.nonce(), str(self._world.rank)
             answer = pmi_server.proof(self._secret, "rank", role, rank, mine, challenge)
             sock.sendall(f"{role} {rank} {mine} {answer}\n".encode())
-            theirs, _, decision = _line(sock).partition(" ")
+            theirs, _, decision = pmi_server.read_line(sock, _PATIENCE).partition(" ")
             if not hmac.compare_digest(theirs.encode(), pmi_server.proof(self._secret, "server", mine).encode()):
                 raise ValueError("another job answers, or one with another secret")
         except BaseException:
@@ -300,16 +307,3 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _line(sock: socket.socket) -> str:
-    """The next line, read byte by byte: what follows it is for MPI."""
-    line = b""
-    deadline = time.monotonic() + _PATIENCE
-    while not line.endswith(b"\n"):
-        sock.settimeout(max(0.001, deadline - time.monotonic()))
-        byte = sock.recv(1)
-        if not byte or len(line) > 256:
-            raise ValueError("no answer of ours")
-        line += byte
-    return line[:-1].decode("ascii")

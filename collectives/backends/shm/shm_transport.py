@@ -122,7 +122,7 @@ class ShmTransport(LayeredTransport):
 
     def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
         if not self._announced:
-            return self.all_gather(prefix, buffer.reshape(-1), [prefix.nbytes] * self.size)
+            return super().all_prefixes(prefix, buffer)
         parity = self.control.sequence & 1
         for rank, row in enumerate(buffer):
             row[:] = self.control.inline[parity][rank][: len(row)]

@@ -27,6 +27,7 @@ import numpy as np
 
 from collectives import Communicator, Work
 from collectives.errors import CollectivesError
+from collectives.transport import name_ranks
 from ddp._device import CPU, device, device_of
 from ddp.errors import ArgumentError, DdpError, DtypeError, ParallelError
 from ddp.parallel.buckets import Buckets
@@ -100,9 +101,8 @@ class HookExchange(Exchange):
         used = np.flatnonzero(self._comm.all_gather(np.array([not mine]), lengths="equal")).tolist()
         if used:
             self.release()
-            ranks = f"rank{'s' * (len(used) > 1)} {', '.join(map(str, used))}"
             raise ParallelError(
-                f"comm_hook {_name(self.hook)} serves another model already, on {ranks}, and "
+                f"comm_hook {_name(self.hook)} serves another model already, on {name_ranks(used)}, and "
                 "remembers that one's gradients: each model needs a hook object of its own, or close() of the other "
                 "one comes first"
             )

@@ -197,22 +197,8 @@ class Client(Exception):
         self.response = {"code": code}
         self.lock = threading.Lock()  # which cannot be pickled
 
-    def __init_subclass__(cls) -> None:
-        raise TypeError("is final")
-
     def __repr__(self) -> str:
         return f"Client({self.lock})"
-
-    def __eq__(self, other: object) -> bool:
-        return self.lock == other.lock  # type: ignore[attr-defined]  # it may raise
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if hasattr(self, "lock"):
-            raise TypeError("is frozen")
-        super().__setattr__(name, value)
-
-    def __del__(self) -> None:
-        assert self.lock
 
     @property
     def code(self) -> Any:

@@ -136,10 +136,10 @@ def test_persistent_workers_stay() -> None:
     assert pids(fresh) != pids(fresh)
 
 
-@pytest.mark.parametrize(("workers", "who"), [(0, r"\."), (2, " to each of 2 workers")])
-def test_a_stream_of_which_drop_last_leaves_nothing_is_told(workers: int, who: str) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_of_which_drop_last_leaves_nothing_is_told(workers: int) -> None:
     loader = DataLoader(Stream(2), batch_size=3, num_workers=workers, drop_last=True)
-    with pytest.warns(UserWarning, match=f"had no batch: .* gave fewer than batch_size=3 samples{who}") as told:
+    with pytest.warns(UserWarning, match="had no batch: .* gave each process fewer than batch_size=3 ") as told:
         assert list(loader) == []
     assert told[0].filename == __file__
     with warnings.catch_warnings():

@@ -206,12 +206,6 @@ def test_a_weight_of_zero_is_never_drawn() -> None:
         assert list(DistributedSampler(WeightedRandomSampler(weights, 10), 2, rank)) == [9] * 5
 
 
-def test_the_state_of_a_dataset_is_refused_for_a_sampler() -> None:
-    state = DistributedSampler(range(4), 1, 0, shuffle=False).state_dict()
-    with pytest.raises(StateDictError, match="the state has sampler None, this sampler 'RandomSampler'"):
-        DistributedSampler(RandomSampler(range(4)), 1, 0).load_state_dict(state)
-
-
 GOOD = {"epoch": 2, "cursor": 3, "seed": 4, "length": 9, "shuffle": True}
 
 
@@ -242,10 +236,10 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(change: dict[s
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: DistributedSampler(range(3), 2, 2), "rank should be from 0 to 1, is 2"),
-        (lambda: DistributedSampler(range(3), 2, True), "rank should be from 0 to 1, is True"),
-        (lambda: DistributedSampler(range(3), 0, 0), "num_replicas should be a count of at least 1, is 0"),
-        (lambda: DistributedSampler(range(3), 2.0, 0), "num_replicas should be a count of at least 1, is 2.0"),
+        (lambda: DistributedSampler(range(3), 2, 2), "rank from 0 to below it, are 2 and 2"),
+        (lambda: DistributedSampler(range(3), 2, True), "rank from 0 to below it, are 2 and True"),
+        (lambda: DistributedSampler(range(3), 0, 0), "num_replicas should be at least 1 .*, are 0 and 0"),
+        (lambda: DistributedSampler(range(3), 2.0, 0), "num_replicas should be at least 1 .*, are 2.0 and 0"),
         (lambda: DistributedSampler(range(3), 2, 0, seed=-1), "seed"),
         (lambda: DistributedSampler(range(3), 2, 0, tail="cut"), "tail should be one of pad, drop, exact, is 'cut'"),
         (lambda: DistributedSampler(iter(range(3)), 2, 0), "has no length"),

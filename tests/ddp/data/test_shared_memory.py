@@ -108,10 +108,12 @@ def test_a_payload_is_written_when_it_has_changed() -> None:
     first, same = Payload([big]), Payload([big])
     block = first.allocate()
     first.write()
-    assert same.allocate(first) is block
+    assert same.share_memory_of(first)
+    assert same.allocate() is block
     big.view(np.uint8)[-1] ^= 1
     changed = Payload([big])
-    other = changed.allocate(same)
+    assert not changed.share_memory_of(same)
+    other = changed.allocate()
     assert other is not block
     changed.write()
     assert load_payload(os.dup(other.fileno()), changed.layout)[0][-1] == big[-1]

@@ -63,7 +63,7 @@ WRAPPED = "when the model was wrapped"
 def test_one_bit_is_found_and_named(size: int, every: int, at: int, taken: int, agreed: str) -> None:
     for stopped, said in on_ranks(lambda comm: train(comm, 1, at, every, "2.weight"), size):
         assert stopped == taken + 1  # the checksum rides in the next backward's message
-        who = "is not the same on ranks 0, 1" if size == 2 else "on rank 1 is not what the other ranks have"
+        who = "is not the same on ranks 0-1" if size == 2 else "on rank 1 is not what the other ranks have"
         assert said.startswith(f"2.weight {who} at step {taken} (all had the same {agreed})")
         assert "check_every=0" in said
 

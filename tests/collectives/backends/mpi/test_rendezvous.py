@@ -63,7 +63,7 @@ def joined(environ: dict[str, str], size: int = 2, one_host: bool = False) -> It
 def ask(rank: Rendezvous, line: str) -> str:
     """What the PMI server answers, as MPI asks it."""
     rank._pmi.sendall(line.encode() + b"\n")
-    return rendezvous._line(rank._pmi)
+    return pmi_server.read_line(rank._pmi, 2.0)
 
 
 Start = Callable[..., list[CompletedProcess[str]]]
@@ -123,7 +123,7 @@ def test_mpi_gets_its_keys_and_its_barrier(one_host: bool, environ: dict[str, st
         assert ask(first, "cmd=get_universe_size") == "cmd=universe_size rc=0 size=2"
         assert ask(first, "cmd=put kvsname=ddp key=a value=x=y z") == "cmd=put_result rc=0 msg=success"
         first._pmi.sendall(b"cmd=barrier_in\n")
-        assert ask(second, "cmd=barrier_in") == rendezvous._line(first._pmi) == "cmd=barrier_out rc=0"
+        assert ask(second, "cmd=barrier_in") == pmi_server.read_line(first._pmi, 2.0) == "cmd=barrier_out rc=0"
         assert ask(second, "cmd=get kvsname=ddp key=a") == "cmd=get_result rc=0 msg=success value=x=y z"
         assert ask(second, "cmd=get kvsname=ddp key=b") == "cmd=get_result rc=-1 msg=key_not_found"
         assert ask(second, "cmd=publish_name service=s port=p").endswith("rc=-1 msg=not_supported")
@@ -195,16 +195,16 @@ def test_slow_strangers_keep_no_rank_out() -> None:
         for _ in range(pmi_server._UNAUTHENTICATED):
             stack.enter_context(socket.create_connection(address, 5)).sendall(b"control")
         rank = stack.enter_context(socket.create_connection(address, 5))
-        challenge = rendezvous._line(rank).split()[1]
+        challenge = pmi_server.read_line(rank, 2.0).split()[1]
         rank.sendall(f"control 1 x {pmi_server.proof(b'secret', 'rank', 'control', '1', 'x', challenge)}\n".encode())
-        assert rendezvous._line(rank) == f"{pmi_server.proof(b'secret', 'server', 'x')} welcome"
-        assert rendezvous._line(rank) == "missing 0"
+        assert pmi_server.read_line(rank, 2.0) == f"{pmi_server.proof(b'secret', 'server', 'x')} welcome"
+        assert pmi_server.read_line(rank, 2.0) == "missing 0"
 
 
 def test_a_stranger_has_one_time_limit_however_often_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pmi_server, "_HANDSHAKE", 0.3)
     with served(b"secret") as address, socket.create_connection(address, 0.1) as stranger:
-        assert rendezvous._line(stranger).startswith(pmi_server.BANNER)
+        assert pmi_server.read_line(stranger, 2.0).startswith(pmi_server.BANNER)
         deadline = time.monotonic() + 5
         with contextlib.suppress(ConnectionError):  # it has been dropped
             while time.monotonic() < deadline:
@@ -254,7 +254,7 @@ def test_whoever_dies_is_named_and_ends_what_waits_in_mpi(environ: dict[str, str
     with joined(environ, 3) as ranks:
         ranks[0]._pmi.sendall(b"cmd=barrier_in\n")
         ranks[1]._control.close()  # type: ignore[union-attr]  # as its death does
-        assert rendezvous._line(ranks[0]._pmi).startswith("cmd=barrier_out rc=-1")
+        assert pmi_server.read_line(ranks[0]._pmi, 2.0).startswith("cmd=barrier_out rc=-1")
         deadline = time.monotonic() + 10
         while not (ranks[0].died() == ranks[2].died() == {1}):
             assert time.monotonic() < deadline
