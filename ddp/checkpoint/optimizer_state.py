@@ -32,10 +32,7 @@ def encode_optimizer(
     names: of the model's parameters, by id; where: what stands before the names of arrays
     keep_piece: keeps those of a ZeroOptimizer
     """
-    groups = [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in Optimizer.state_dict(optimizer)["param_groups"]
-    ]
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     params = list(_params(optimizer))
     sharded = isinstance(optimizer, ZeroOptimizer)
     pieces: list[JSON] = []
@@ -86,52 +83,49 @@ class SavedOptimizer:
         saved, kind = self._described, _kind(optimizer)
         if saved["kind"] != kind:
             raise StateDictError(f"the checkpoint has the state of {saved['kind']}, the optimizer is {kind}")
-        sizes = [len(group["params"]) for group in optimizer.param_groups]
-        own = [[names.get(id(p)), list(p.shape)] for p in _params(optimizer)]
-        saved_params, numbers = saved["params"], _by_group(range(len(saved["params"])), saved["sizes"])
-        groups: list[Group] = [
-            {"number": number, "params": params, "param_names": [str(saved_params[each][0]) for each in params]}
-            for number, params in enumerate(numbers)
-        ]
-        matched = groups_by_name(_by_group((str(name) for name, _ in own), sizes), groups)
+        own = [[[names.get(id(p)), list(p.shape)] for p in group["params"]] for group in optimizer.param_groups]
+        groups: list[Group] = self._read(saved["groups"])
+        params = enumerate(saved["params"])
+        for group, size in zip(groups, saved["sizes"], strict=True):
+            group["params"] = list(itertools.islice(params, size))
+            group["param_names"] = [str(name) for _, (name, _) in group["params"]]
+        matched = groups_by_name([[str(name) for name, _ in group] for group in own], groups)
         self._groups = matched or groups
-        saved_numbers = [number for group in self._groups for number in group["params"]]
-        for number, (saved_number, param) in enumerate(zip(saved_numbers, own, strict=False)):
-            theirs = saved_params[saved_number]
-            same_name = matched is not None or theirs[0] == param[0]
-            if not same_name or theirs[1] != param[1]:
+        in_own_order = [param for group in self._groups for _, param in group["params"]]
+        for number, (theirs, mine) in enumerate(zip(in_own_order, itertools.chain(*own), strict=False)):
+            if theirs != mine:
                 raise StateDictError(
-                    f"{kind}: parameter {number} is {_words(param)}, in the checkpoint {_words(theirs)}"
+                    f"{kind}: parameter {number} is {_words(mine)}, in the checkpoint {_words(theirs)}"
                 )
         if matched is None:
+            sizes = [len(group) for group in own]
             raise StateDictError(f"{kind} has groups of {sizes} parameters, the checkpoint of {saved['sizes']}")
 
     def load(self, optimizer: Optimizer) -> None:
         """Puts it into an optimizer that has passed `check`. Reads no more than this rank will hold."""
         saved = self._described
         shapes = [tuple(p.shape) for p in _params(optimizer)]
-        pieces_of = [self._pieces.get(number, []) for group in self._groups for number in group["params"]]
+        pieces_of = [self._pieces.get(number, []) for group in self._groups for number, _ in group["params"]]
         if isinstance(optimizer, ZeroOptimizer):
             ranges = list(optimizer.state_ranges())
         else:
             ranges = [(number, 0, math.prod(shape)) for number, shape in enumerate(shapes) if pieces_of[number]]
         wanted = {at[0]: [each for each in pieces_of[at[0]] if each.overlaps(*at[1:])] for at in ranges}
         states = [[each.state for each in pieces] for pieces in wanted.values()]
-        groups, rest, states = self._read([saved["groups"], saved["rest"], states])
+        rest, states = self._read([saved["rest"], states])
         loaded = {
             number: [piece._replace(state=state) for piece, state in zip(pieces, mine, strict=True)]
             for (number, pieces), mine in zip(wanted.items(), states, strict=True)
         }
-        groups = [groups[group["number"]] for group in self._groups]
-        sizes = [len(group["params"]) for group in self._groups]
-        for group, numbers in zip(groups, _by_group(range(len(shapes)), sizes), strict=True):
-            group["params"] = numbers
-            group.pop("param_names", None)  # in the order that they were saved in; the optimizer keeps its own
+        numbers = itertools.count()
+        for group in self._groups:
+            group["params"] = [next(numbers) for _ in group["params"]]
+            del group["param_names"]  # the model's; the optimizer keeps its own
         if isinstance(optimizer, ZeroOptimizer):
-            optimizer.load_state_pieces(groups, lambda number, *at: _joined(loaded[number], *at))
+            optimizer.load_state_pieces(self._groups, lambda number, *at: _joined(loaded[number], *at))
         else:
             state: dict[Any, Any] = {at[0]: _joined(loaded[at[0]], *at[1:], shapes[at[0]]) for at in ranges}
-            optimizer.load_state_dict({"state": {**state, **rest}, "param_groups": groups})
+            optimizer.load_state_dict({"state": {**state, **rest}, "param_groups": self._groups})
         optimizer._stepped = bool(saved["stepped"])
 
 
@@ -181,12 +175,6 @@ def _pieces(optimizer: Optimizer) -> Iterator[TensorPiece]:
     for number, p in enumerate(_params(optimizer)):
         if p in state:
             yield number, 0, p.array.size, state[p]
-
-
-def _by_group(items: Iterable[Any], sizes: Sequence[int]) -> list[list[Any]]:
-    """Splits a sequence with an item for each parameter into lists, one for each group."""
-    remaining = iter(items)
-    return [list(itertools.islice(remaining, size)) for size in sizes]
 
 
 def _words(param: Sequence[Any]) -> str:

@@ -92,8 +92,7 @@ class Restorer:
         _check_count("model", int(saved is not None), int(model is not None))
         theirs, mine = dict(saved or ()), {} if model is None else unwrapped_state_dict(model)
         missing, unexpected = ([path for path in a if path not in b] for a, b in ((mine, theirs), (theirs, mine)))
-        texts = [f"missing: {', '.join(missing)}"] if missing and self._strict else []
-        texts += [f"unexpected: {', '.join(unexpected)}"] if unexpected and self._strict else []
+        texts = IncompatibleKeys(missing, unexpected).describe() if self._strict else []
         for path, value in theirs.items():
             if isinstance(mine.get(path), TensorBase) and isinstance(value, dict) and "tensor" in value:
                 names, name, shape = self._saved.names, value["tensor"], tuple(mine[path].shape)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ddp.nn.module import Module
 
 _EXTRA = "_extra_state"
-_WRAPPER = "module."  # that DataParallel, like PyTorch's, puts before the paths of the module that it wraps
 
 
 class IncompatibleKeys(NamedTuple):
@@ -24,6 +23,11 @@ class IncompatibleKeys(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
+
+    def describe(self) -> list[str]:
+        """`["missing: weight, bias", "unexpected: scale"]`"""
+        named = {"missing": self.missing_keys, "unexpected": self.unexpected_keys}
+        return [f"{what}: {', '.join(paths)}" for what, paths in named.items() if paths]
 
     def __repr__(self) -> str:
         if not self.missing_keys and not self.unexpected_keys:
@@ -166,20 +170,17 @@ def _entries(module: Module, prefix: str) -> Iterator[tuple[str, _Entry]]:
 
 
 def _match_wrapper(module: Module, state: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """`state` with the `module.` of DataParallel added or dropped behind `prefix`, if more paths fit the module then.
+    """`state` with the "module." of DataParallel added or dropped behind `prefix`, if more paths fit the module then.
 
     state: what begins with the prefix
     """
-    wrapped = prefix + _WRAPPER
-    if [*module._parameters, *module._buffers, *module._modules] == ["module"]:
-        renamed = {wrapped + path.removeprefix(prefix): value for path, value in state.items()}
-    elif state and all(path.startswith(wrapped) for path in state):
-        dropped = {prefix + path.removeprefix(wrapped): value for path, value in state.items()}
-        renamed = _match_wrapper(module, dropped, prefix)  # a wrapper may have been wrapped
-    else:
+    wrapped = f"{prefix}module."
+    if "module" not in module._modules and not any(path.startswith(wrapped) for path in state):
         return state
+    added = {wrapped + path.removeprefix(prefix): value for path, value in state.items()}
+    dropped = {prefix + path.removeprefix(wrapped): value for path, value in state.items()}
     own = module.state_dict(prefix=prefix).keys()
-    return renamed if len(own & renamed.keys()) > len(own & state.keys()) else state
+    return max(state, added, dropped, key=lambda paths: len(own & paths.keys()))  # of equal ones the first
 
 
 def _overrides(module: Module, method: str) -> bool:
@@ -239,11 +240,6 @@ def _mismatches(entries: Mapping[str, _Entry], state: dict[str, Any], assign: bo
 
 
 def _raise_problems(module_name: str, problems: list[str], keys: IncompatibleKeys | None) -> None:
-    texts = []
-    if keys is not None and keys.missing_keys:
-        texts.append(f"missing: {', '.join(keys.missing_keys)}")
-    if keys is not None and keys.unexpected_keys:
-        texts.append(f"unexpected: {', '.join(keys.unexpected_keys)}")
-    texts += problems
+    texts = problems if keys is None else keys.describe() + problems
     if texts:
         raise StateDictError(f"load_state_dict into {module_name}: " + "; ".join(texts))

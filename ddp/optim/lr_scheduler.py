@@ -141,8 +141,8 @@ class LRScheduler:
         for name in _OWN & state_dict.keys():
             _load(self.__dict__.get(name), state_dict[name])
         for group, loaded in zip(self.optimizer.param_groups, self.optimizer._loaded_settings or (), strict=False):
-            group.update({name: value for name, value in loaded.items() if name != "lr"})
             _set_lr(group, loaded["lr"])
+            group.update({**loaded, "lr": group["lr"]})
 
 
 # The attributes that hold functions and schedules: these stay, and only their state is saved.

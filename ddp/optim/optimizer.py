@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -137,13 +136,12 @@ class Optimizer:
             raise StateDictError(f"{type(self).__name__}: expected 'state' and 'param_groups', got {list(state_dict)}")
         pairs = list(zip(self.param_groups, self._in_own_order(state_dict["param_groups"]), strict=True))
         owners = {key: p for group, saved in pairs for p, key in zip(group["params"], saved["params"], strict=True)}
-        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
-        for key, saved in state_dict["state"].items():
-            p = owners.get(key)
-            state[key if p is None else p] = copy_state(key, saved, p)
+        state = {
+            owners.get(key, key): copy_state(key, saved, owners.get(key)) for key, saved in state_dict["state"].items()
+        }
         for group, saved in pairs:
-            group.update({name: _copy_setting(value) for name, value in saved.items() if name != "params"})
-        self.state = state
+            group.update({name: copy_state(name, value, None) for name, value in saved.items() if name != "params"})
+        self.state = defaultdict(dict, state)
         self._loaded_settings = []
 
     def _in_own_order(self, groups: Sequence[Group]) -> list[Group]:
@@ -151,18 +149,18 @@ class Optimizer:
 
         Raises: StateDictError if the names, or without names the numbers of parameters, are not the same.
         """
-        kind, own = type(self).__name__, self.param_groups
-        if not all("param_names" in group for group in [*own, *groups]):
-            sizes, expected = [len(g["params"]) for g in groups], [len(g["params"]) for g in own]
-            if sizes != expected:
-                raise StateDictError(f"{kind}: state dict with groups of {sizes} parameters, expected {expected}")
-            return list(groups)
-        names, saved = [group["param_names"] for group in own], [group["param_names"] for group in groups]
-        matched = groups_by_name(names, groups)
+        own = self.param_groups
+        named = all("param_names" in group for group in [*own, *groups])
+        expected = [group["param_names"] if named else len(group["params"]) for group in own]
+        given = [group["param_names"] if named else len(group["params"]) for group in groups]
+        matched = list(groups) if given == expected else None
+        hint = ""
+        if named:
+            matched = groups_by_name([group["param_names"] for group in own], groups)
+            hint = ". To load it in the order of its parameters, delete 'param_names' from its groups"
         if matched is None:
             raise StateDictError(
-                f"{kind}: state dict with groups of the parameters {saved}, expected {names}. To load it in the order "
-                "of its parameters, delete 'param_names' from its groups"
+                f"{type(self).__name__}: state dict with groups of {given} parameters, expected {expected}{hint}"
             )
         return matched
 
@@ -210,26 +208,26 @@ def groups_by_name(own: Sequence[Sequence[str]], groups: Sequence[Group]) -> lis
     "module", which DataParallel adds to names, does not count. None if the groups are not of the same names, or if
     names that are not unique come in another order.
     """
-    saved = [group["param_names"] for group in groups]
-    if own == saved:
+    if own == [group["param_names"] for group in groups]:
         return list(groups)
-    known = {frozenset(names): (names, group) for names, group in zip(_without_wrappers(saved), groups, strict=True)}
+    known = {frozenset(map(_without_wrappers, group["param_names"])): group for group in groups}
     matched = []
-    for own_names, names in zip(own, _without_wrappers(own), strict=True):
-        saved_names, group = known.pop(frozenset(names), (None, {}))
-        if saved_names is None or not len(names) == len(saved_names) == len(set(names)):
+    for names in own:
+        bare = [_without_wrappers(name) for name in names]
+        group = known.pop(frozenset(bare), None)
+        if group is None or not len(set(bare)) == len(bare) == len(group["params"]):
             return None
-        params = dict(zip(saved_names, group["params"], strict=True))
-        matched.append({**group, "params": [params[name] for name in names], "param_names": own_names})
-    return matched if len(matched) == len(groups) else None
+        params = dict(zip(map(_without_wrappers, group["param_names"]), group["params"], strict=True))
+        matched.append({**group, "params": [params[name] for name in bare], "param_names": names})
+    return None if known else matched
 
 
-def _without_wrappers(groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    return [[".".join(part for part in name.split(".") if part != "module") for name in names] for names in groups]
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "module")
 
 
 def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
-    """Copies a state of an optimizer, with the tensors and arrays in its lists, tuples and dicts. Dtypes stay.
+    """Copies a state or setting, with the tensors and arrays in its lists, tuples and dicts. Dtypes stay.
 
     p: the parameter; tensors go to its device, but a "step" stays where it is, and all stay without a parameter
     """
@@ -244,11 +242,6 @@ def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
         return value
     copied = value.detach().clone()
     return copied if p is None or name == "step" else copied.to(device=p.device)
-
-
-def _copy_setting(value: Any) -> Any:
-    value = from_foreign(value)
-    return value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
 
 
 def number(value: Any) -> Any:

@@ -24,30 +24,23 @@ Tensors = Tensor | Iterable[Tensor]
 
 
 def _by_device(tensors: Tensors) -> dict[device, list[Tensor]]:
-    """The tensors of each device, the first one's first."""
+    """The tensors of each device, the first one's first. Warns if an iterator gives none: it was used before."""
     found: dict[device, list[Tensor]] = {}
     for x in [tensors] if isinstance(tensors, Tensor) else tensors:
         found.setdefault(x.device, []).append(x)
-    return found
-
-
-def _params_by_device(parameters: Tensors, stacklevel: int) -> dict[device, list[Tensor]]:
-    """The parameters of each device. Warns if an iterator gives none: it has come to its end before."""
-    params = _by_device(parameters)
-    if not params and isinstance(parameters, Iterator):
+    if not found and isinstance(tensors, Iterator):
         warnings.warn(
             "`parameters` is an iterator that gives no parameter, so nothing is clipped: call model.parameters() anew "
             "each time, or keep a list",
-            UserWarning,
-            stacklevel=stacklevel,
+            stacklevel=5,  # the caller, behind two decorators
         )
-    return params
+    return found
 
 
 def norm_order(norm_type: float) -> float:
     """`norm_type` as a number. Raises: ArgumentError for 0, -inf and nan."""
     order = float(norm_type)
-    if order == 0 or order == -math.inf or math.isnan(order):
+    if order in (0, -math.inf) or math.isnan(order):
         raise ArgumentError(
             f"norm_type={norm_type}: there is no such norm to clip by; expected inf, or a number other than 0, as 2"
         )
@@ -102,7 +95,9 @@ def get_total_norm(
     nan.
     """
     order = norm_order(norm_type)
-    shares = {where: [x.array for x in share] for where, share in _by_device(tensors).items()}
+    # A list, as an iterator without tensors is no mistake here.
+    given = tensors if isinstance(tensors, Tensor) else list(tensors)
+    shares = {where: [x.array for x in share] for where, share in _by_device(given).items()}
     return _total(shares, order, error_if_nonfinite) if shares else zeros(())
 
 
@@ -115,7 +110,7 @@ def clip_grads_with_norm_(
 
     On a GPU it is one launch, which reads the norm there. Warns if `parameters` is an iterator that gives none.
     """
-    for where, params in _params_by_device(parameters, 5).items():
+    for where, params in _by_device(parameters).items():
         _scale(where, params, max_norm, total_norm)
 
 
@@ -148,7 +143,7 @@ def clip_grad_norm_(
     Source: Pascanu et al. 2013, arXiv:1211.5063.
     """
     order = norm_order(norm_type)
-    params = _params_by_device(parameters, 5)
+    params = _by_device(parameters)
     shares = {where: buffers for where, share in params.items() if (buffers := _buffers(share))}
     if not shares:
         return zeros((), device=next(iter(params), None))
@@ -159,12 +154,13 @@ def clip_grad_norm_(
 
 
 @no_grad()
+@errstate(all="ignore")
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
     """Holds every element of the gradients within [-clip_value, clip_value], in place.
 
     foreach: accepted, and changes nothing. Warns if `parameters` is an iterator that gives none.
     """
-    for where, params in _params_by_device(parameters, 4).items():
+    for where, params in _by_device(parameters).items():
         with on(where):
             gradients.clamp_values(where.xp, _buffers(params), float(clip_value))
         _note_change(params)

@@ -275,7 +275,7 @@ def test_a_state_dict_in_another_order_is_loaded_by_name() -> None:
     renamed = other.state_dict()
     renamed["param_groups"][0]["param_names"] = ["net.e"]
     with pytest.raises(
-        StateDictError, match=r"parameters \[\['net.e'\], .*expected \[\['net.d'\], .*delete 'param_names'"
+        StateDictError, match=r"groups of \[\['net.e'\], .*expected \[\['net.d'\], .*delete 'param_names'"
     ):
         other.load_state_dict(renamed)
     for group in renamed["param_groups"]:
