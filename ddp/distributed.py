@@ -446,10 +446,14 @@ def all_to_all_single(
     """Sends part r of the input to rank r, and joins in the output the parts that come from all ranks.
 
     input: (n, ...), output: (m, ...), of one dtype
-    output_split_sizes, input_split_sizes: the rows from and to each rank; None: those that come, and, to each rank, as
-    even as possible, more to the first ones
+    output_split_sizes, input_split_sizes: the rows from and to each rank; None: the same number for all
     """
     comm = _comm(group)
+    for name, tensor, sizes in (("output", output, output_split_sizes), ("input", input, input_split_sizes)):
+        if not sizes and len(tensor) % comm.size:
+            raise _error(
+                f"all_to_all_single: {name} has {len(tensor)} rows, which {comm.size} ranks cannot share equally"
+            )
     return comm.all_to_all(
         input.detach(),
         lengths=input_split_sizes or None,

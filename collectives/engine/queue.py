@@ -15,7 +15,6 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -381,7 +380,8 @@ class CallQueue:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK
-        for call in (*islice(self._ordered, 1), *self._unordered):
+        # Copied at once: other threads submit calls meanwhile.
+        for call in (*tuple(self._ordered)[:1], *tuple(self._unordered)):
             try:
                 if self._broken_off:
                     self._heard()

@@ -225,6 +225,8 @@ def test_all_to_all_checks_both_sides() -> None:
             dist.all_to_all_single(ddp.zeros(4, 2), x, [3, 1])
         with pytest.raises(collectives.ArgumentError, match=r"out should be float32 \(4, 2\), is float32 \(6, 2\)"):
             dist.all_to_all_single(ddp.zeros(6, 2), x, [2, 2])
+        with pytest.raises(ddp.errors.ArgumentError, match="input has 3 rows, which 2 ranks cannot share equally"):
+            dist.all_to_all_single(x, x[:3])
 
     collectives.run_threads(main, 2, timeout=20)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import collectives
 from collectives import Communicator
 from collectives.backends.single import SingleTransport
+from collectives.engine import queue
 from collectives.engine.call import Work
 from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
@@ -133,6 +136,29 @@ def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
     assert time.monotonic() - start < 10
     with pytest.raises(collectives.CollectiveInterrupted, match=r"all_reduce #0 .* was interrupted"):
         comm.barrier()
+
+
+def test_calls_may_be_submitted_while_the_helper_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_LOOK", 0.0)
+    interval = sys.getswitchinterval()
+    comm = Communicator(NeverTransport(), timeout=30)
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            comm.queue._look()
+
+    with ThreadPoolExecutor(1) as helper:
+        sys.setswitchinterval(1e-6)
+        try:
+            looking = helper.submit(look)
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                comm.all_reduce(np.ones(1), async_op=True)
+        finally:
+            over.set()
+            sys.setswitchinterval(interval)
+        assert looking.result() is None  # nothing was raised
 
 
 def test_a_rank_that_left_before_the_call_is_named() -> None:
