@@ -77,9 +77,9 @@ SIZES = {
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
     "rest of ddp": Size(13_877, 11_500, ("ddp",)),
     "collectives": Size(69_519, 65_000, ("collectives",)),
-    "launcher": Size(68_006, 64_000, ("launcher",)),
+    "launcher": Size(68_037, 64_000, ("launcher",)),
     "benchmarks": Size(32_861, 31_000, ("benchmarks",)),
-    "tests": Size(424_607, 385_000, ("tests",)),
+    "tests": Size(424_694, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

@@ -138,8 +138,13 @@ def _become(command: Sequence[str]) -> NoReturn:
     """Replaces this process by a program. Raises: StartError if it cannot be run."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
         signal.signal(number, signal.SIG_DFL)
+    import shutil  # here, because agents have no use for it
+
+    program = shutil.which(command[0])  # `os.execvp` would report a folder of PATH that may not be searched
+    if program is None:
+        raise StartError(f"there is no program {command[0]} that can be run")
     try:
-        os.execvp(command[0], [*command])
+        os.execv(program, [*command])
     except OSError as error:
         raise StartError(f"the program {command[0]} cannot be run: {error.strerror}") from None
 

@@ -170,10 +170,18 @@ def test_any_program_with_no_python(run_job: Any, tmp_path: Path) -> None:
     assert done.stderr.endswith("exited with code 1\n")
 
 
-def test_a_program_that_cannot_be_run_is_wrong_use(run_job: Any) -> None:
-    done = run_job([*LAUNCH, "-n", "2", "--no-python", "nowhere"])
-    assert done.returncode == 2
-    assert done.stderr == "ddp-launch: the program nowhere cannot be run: No such file or directory\n"
+def test_a_program_that_cannot_be_run_is_wrong_use(run_job: Any, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("\x7f")
+    (tmp_path / "data").chmod(0o755)
+    (tmp_path / "private").mkdir(mode=0o000)
+    environ = {"PATH": f"{tmp_path}/private:{os.environ['PATH']}"}
+    for program, reason in (
+        ("nowhere", "there is no program nowhere that can be run"),
+        (f"{tmp_path}/data", f"the program {tmp_path}/data cannot be run: Exec format error"),
+    ):
+        done = run_job([*LAUNCH, "-n", "2", "--no-python", program], env=environ)
+        assert done.returncode == 2
+        assert done.stderr == f"ddp-launch: {reason}\n"
 
 
 def test_stdin_goes_to_rank_0(start_job: Any, script: Any) -> None:
