@@ -120,7 +120,8 @@ def train(
 def train_layers(comm: Any, device: str, seed: int, between: Between = lambda: None) -> dict[str, Any]:
     """Layers and an optimizer that have kernels of their own on a GPU, and statistics over all ranks' batches."""
     ddp.manual_seed(seed)
-    layers = [nn.Linear(WIDTH, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)]
+    # No bias before the norm: its gradient would be nothing but rounding errors, which Adam makes steps of.
+    layers = [nn.Linear(WIDTH, 4, bias=False), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)]
     net = convert_sync_batchnorm(nn.Sequential(*layers).double(), comm).to(device)
     model = DataParallel(net, comm, bucket_cap_mb=0.0001, first_bucket_mb=0.0001, check_every=2)
     optimizer = ddp.optim.Adam(model.parameters(), lr=0.01)
