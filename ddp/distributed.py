@@ -48,7 +48,7 @@ class ReduceOp:
 
 
 class GroupMember:
-    """WORLD: the group of all ranks, which is None here.
+    """WORLD: the group of all ranks, written as None.
 
     NON_GROUP_MEMBER: what `new_group` returns on a rank outside the new group
     """

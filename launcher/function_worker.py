@@ -65,7 +65,7 @@ def _write(path: str, result: Any) -> None:
 
 
 def _described(error: Exception) -> tuple[str, str]:
-    """An exception without its traceback, and with it. If methods of its own class fail: its class and arguments."""
+    """The text of an exception without its traceback, and with it; its repr if methods of its own class fail."""
     trace = error.__traceback__ and error.__traceback__.tb_next  # without the frame of `main`
     try:
         text = "".join(traceback.format_exception(type(error), error, trace))

@@ -47,7 +47,7 @@ class Optimizer:
             cls.step = _with_hooks(cls.__dict__["step"])  # type: ignore[method-assign]  # the same call, and hooks
 
     def _prepare(self) -> None:
-        """Sets what no pickle holds: the hooks, and what schedules ask of their optimizer."""
+        """Sets what is not pickled: the hooks, and the state that learning rate schedules read."""
         self._before: list[Callable[..., Any]] = []
         self._after: list[Callable[..., Any]] = []
         self._stepped = self._stepping = False

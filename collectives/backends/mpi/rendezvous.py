@@ -85,7 +85,7 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
 
 @contextlib.contextmanager
 def settings(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Variables of the MPI that begins in here; what the user has set stays. A job that a rank starts has its own."""
+    """Sets environment variables while MPI starts, and removes them afterwards. Those that the user has set stay."""
     ours = [name for name in wanted if name not in os.environ]
     os.environ.update((name, wanted[name]) for name in ours)
     try:
