@@ -76,10 +76,10 @@ SIZES = {
     "ddp/parallel, ddp/tracing": Size(36_455, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
     "rest of ddp": Size(13_877, 11_500, ("ddp",)),
-    "collectives": Size(69_519, 65_000, ("collectives",)),
+    "collectives": Size(69_529, 65_000, ("collectives",)),
     "launcher": Size(68_037, 64_000, ("launcher",)),
     "benchmarks": Size(32_861, 31_000, ("benchmarks",)),
-    "tests": Size(424_730, 385_000, ("tests",)),
+    "tests": Size(424_801, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

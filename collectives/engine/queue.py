@@ -380,8 +380,9 @@ class CallQueue:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK
-        # Copied at once: other threads submit calls meanwhile.
-        for call in (*tuple(self._ordered)[:1], *tuple(self._unordered)):
+        # By index: a deque must not grow while it is copied, and other threads submit calls. Only this one removes any.
+        first = [self._ordered[0]] if self._ordered else []
+        for call in (*first, *tuple(self._unordered)):
             try:
                 if self._broken_off:
                     self._heard()

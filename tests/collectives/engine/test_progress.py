@@ -141,8 +141,12 @@ def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
 def test_calls_may_be_submitted_while_the_helper_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "_LOOK", 0.0)
     interval = sys.getswitchinterval()
+    threshold = gc.get_threshold()
     comm = Communicator(NeverTransport(), timeout=30)
     over = threading.Event()
+
+    def let_another_thread_run(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)
 
     def look() -> None:
         while not over.is_set():
@@ -150,6 +154,8 @@ def test_calls_may_be_submitted_while_the_helper_thread_looks(monkeypatch: pytes
 
     with ThreadPoolExecutor(1) as helper:
         sys.setswitchinterval(1e-6)
+        gc.set_threshold(10, 1000, 1000)
+        gc.callbacks.append(let_another_thread_run)  # as a finalizer would
         try:
             looking = helper.submit(look)
             end = time.monotonic() + 0.5
@@ -157,6 +163,8 @@ def test_calls_may_be_submitted_while_the_helper_thread_looks(monkeypatch: pytes
                 comm.all_reduce(np.ones(1), async_op=True)
         finally:
             over.set()
+            gc.callbacks.remove(let_another_thread_run)
+            gc.set_threshold(*threshold)
             sys.setswitchinterval(interval)
         assert looking.result() is None  # nothing was raised
 
