@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,11 +169,12 @@ def test_seconds_are_rank_0s(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_second_ctrl_c_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "_TWICE", 0.02)
+    now = 100.0
+    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
     with StopSignals(PendingRequests()):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # the same one, by another way
-        time.sleep(0.03)
+        now += 2 * signals._TWICE
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
