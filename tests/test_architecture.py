@@ -79,7 +79,7 @@ SIZES = {
     "collectives": Size(69_529, 65_000, ("collectives",)),
     "launcher": Size(68_037, 64_000, ("launcher",)),
     "benchmarks": Size(32_861, 31_000, ("benchmarks",)),
-    "tests": Size(424_801, 385_000, ("tests",)),
+    "tests": Size(424_818, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 
