@@ -19,10 +19,6 @@ from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Op, Saved
 Pair = tuple[Callable[..., tuple[Array, Any]], Callable[..., Gradients]]
 
 
-def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
-    return xp.where(mask, g, g.dtype.type(0))
-
-
 def sum_of_squares(xp: Any, x: Array) -> Array:
     result: Array = (x * x).sum()
     return result
@@ -62,9 +58,9 @@ def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
 # Results that lie in memory as the operands do.
 
 
-def _general(op: Op, dtype: Any) -> Any:
+def _general(op: Op, inputs: Sequence[Any]) -> Any:
     """The op that computes with the array module's functions."""
-    return op.upcast if dtype is BFLOAT16 else op
+    return op.upcast if any(getattr(x, "dtype", None) is BFLOAT16 for x in inputs) else op
 
 
 def _in_format(xp: Any, out: Any, x: Array) -> Any:
@@ -77,9 +73,10 @@ def keep_image_format(op: Op) -> Pair:
     """The op by the array module's functions, with results and gradients laid out as the images are."""
 
     def forward(xp: Any, x: Array, *others: Any, **how: Any) -> tuple[Array, Any]:
-        run = op if op.supports_bfloat16 else _general(op, x.dtype)
+        general = _general(op, (x, *others))
+        run = op if op.supports_bfloat16 else general
         out, residual = run.forward(xp, x, *others, **how)
-        return _in_format(xp, out, x), (_general(op, x.dtype), residual, run is op, prefers_channels_last(x))
+        return _in_format(xp, out, x), (general, residual, run is op, prefers_channels_last(x))
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         run, inner, plain, last = residual
@@ -98,9 +95,8 @@ def keep_order(op: Op) -> Pair:
     """
 
     def forward(xp: Any, *inputs: Any, **how: Any) -> tuple[Array, Any]:
-        arrays = [x for x in inputs if getattr(x, "ndim", 0)]
-        run = op.upcast if not op.supports_bfloat16 and any(x.dtype is BFLOAT16 for x in arrays) else op
-        order = _order(arrays)
+        run = _general(op, inputs)
+        order = _order([x for x in inputs if getattr(x, "ndim", 0)])
         if order is None:
             out, residual = run.forward(xp, *inputs, **how)
             return out, (run, residual, None)

@@ -86,8 +86,8 @@ class GraphBuilder:
 
 
 Build = Callable[[GraphBuilder], None]
-# What the frontend raises for a graph that it does not take, by its version and ours; its own error is a RuntimeError.
-REFUSALS = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+# What the frontend raises for a graph that it does not take, by its version and ours, beside an error of its own.
+_REFUSALS = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class ExecutionPlan:
@@ -114,10 +114,12 @@ class CudnnLibrary:
     """cuDNN for one thread on one device: a handle, and the plans that were built with it.
 
     Of one thread, because a handle has a stream, which belongs to whoever launches.
+    refusals: what is raised for a graph that the library does not take
     """
 
     def __init__(self, cudnn: Any, xp: Any) -> None:
         self.cudnn, self.xp = cudnn, xp
+        self.refusals = (*_REFUSALS, cudnn.cudnnGraphNotSupportedError)
         self.handle = cudnn.create_handle()
         self._stream: int | None = None
         self._plans: dict[Any, ExecutionPlan | None] = {}
@@ -130,7 +132,7 @@ class CudnnLibrary:
         try:
             with relaxed():  # loading a kernel is no part of a graph that is being captured
                 plan: ExecutionPlan | None = self._built(io, build, arrays)
-        except REFUSALS as error:
+        except self.refusals as error:
             plan = None
             log_once(f"no plan for {key[0]}: {_first_line(error)}")
         self._plans[key] = plan
@@ -161,7 +163,7 @@ class CudnnLibrary:
                 raw.build_plan_at_index(index)
                 plan = ExecutionPlan(raw, raw.get_workspace_size_plan_at_index(index), index)
                 taken = min(self._timed(xp, plan, arrays) for _ in range(3))
-            except REFUSALS:  # a plan that cannot be built, or not in this memory
+            except self.refusals:  # a plan that cannot be built, or not in this memory
                 continue
             if taken < least:
                 best, least = plan, taken

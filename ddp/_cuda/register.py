@@ -77,7 +77,6 @@ for each in (
     each.attach_device_form(each.forward, each.backward)
 
 # Array functions.
-op.where_or_zero.attach_device_form(array_forms.where_or_zero)
 op.sum_of_squares.attach_device_form(array_forms.sum_of_squares)
 products.product.attach_device_form(matmul_kernels.product)
 products.column_sums.attach_device_form(matmul_kernels.column_sums)

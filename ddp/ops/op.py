@@ -284,14 +284,13 @@ def fold(g: Array, shape: tuple[int, ...]) -> Array:
     return total(g, axes, keepdims=True).reshape(shape)
 
 
-BITS = {size: np.dtype(f"int{8 * size}") for size in (2, 4, 8)}
+BITS = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 
 
-@array_function
 def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
-    """`g` (floating) where `mask` (bool), else 0, also for infinite `g` and nan: a product would make nan of these."""
+    """`g` where `mask` (bool), else 0, also for infinite `g` and nan: a product would make nan of these."""
     # The bits of g as integers, times 0 or 1: as fast as g * mask, where NumPy's where() is ten times slower because it
-    # branches at every element of a mask without a pattern.
+    # branches at every element of a mask without a pattern, and CuPy's makes float32 of bfloat16.
     return (g.view(BITS[g.dtype.itemsize]) * mask).view(g.dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddp.ops.indexing import add_flat, wide
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, total
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, total, where_or_zero
 
 # Shapes: results that are views of their input where the memory allows it.
 
@@ -261,11 +261,11 @@ roll = Op("roll", _roll, _roll_backward, inputs=("x",), supports_bfloat16=True)
 
 # z = x where column - row <= diagonal, else 0;  dx = g there
 def _tril(xp: Any, x: Array, diagonal: int) -> tuple[Array, Any]:
-    return xp.tril(x, diagonal), diagonal
+    return where_or_zero(xp, xp.tri(*x.shape[-2:], k=diagonal, dtype=bool), x), diagonal
 
 
 def _tril_backward(xp: Any, g: Array, needs: Needs, saved: Saved, diagonal: Any) -> Gradients:
-    return (xp.tril(g, diagonal),)
+    return (_tril(xp, g, diagonal)[0],)
 
 
 tril = Op("tril", _tril, _tril_backward, inputs=("x",), supports_bfloat16=True)
@@ -273,11 +273,11 @@ tril = Op("tril", _tril, _tril_backward, inputs=("x",), supports_bfloat16=True)
 
 # z = x where column - row >= diagonal, else 0;  dx = g there
 def _triu(xp: Any, x: Array, diagonal: int) -> tuple[Array, Any]:
-    return xp.triu(x, diagonal), diagonal
+    return where_or_zero(xp, ~xp.tri(*x.shape[-2:], k=diagonal - 1, dtype=bool), x), diagonal
 
 
 def _triu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, diagonal: Any) -> Gradients:
-    return (xp.triu(g, diagonal),)
+    return (_triu(xp, g, diagonal)[0],)
 
 
 triu = Op("triu", _triu, _triu_backward, inputs=("x",), supports_bfloat16=True)

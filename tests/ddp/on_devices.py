@@ -35,13 +35,7 @@ def results(case: Case, dtype: Any, device: str) -> list[Any]:
     assert y.device.type == device
     if y.requires_grad:
         y.backward(ddp.from_numpy(draw(*y.shape, seed=9)).to(device, y.dtype))
-    return [bare(y), *[None if x.grad is None else bare(x.grad) for x in xs]]
-
-
-def bare(x: Any) -> Any:
-    """The numbers, those of bfloat16 as float32."""
-    x = x.detach().cpu()
-    return (x.float() if x.dtype is ddp.bfloat16 else x).numpy()
+    return [None if x is None else x.detach().cpu().numpy() for x in (y, *[x.grad for x in xs])]
 
 
 def assert_near(one: Any, other: Any, rtol: float, atol: float) -> None:

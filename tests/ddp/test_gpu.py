@@ -26,14 +26,16 @@ TOLERANCES: dict[Any, dict[str, float]] = {
     ddp.float64: {"rtol": 1e-9, "atol": 1e-10},
     ddp.float32: {"rtol": 1e-4, "atol": 1e-5},
     ddp.float16: {"rtol": 1e-2, "atol": 1e-2},
+    ddp.bfloat16: {"rtol": 5e-2, "atol": 5e-2},
 }
-# In float16 those that have kernels for it.
+# In 16 bits those that have forms of their own for it.
 BOTH = [(case, dtype) for case in CASES for dtype in (ddp.float64, ddp.float32)]
-HALF = [(case, ddp.float16) for case in CASES if OPS[case.op].device_form is not OPS[case.op]]
+FORMS = [case for case in CASES if OPS[case.op].device_form is not OPS[case.op]]
+HALVES = [(case, dtype) for case in FORMS for dtype in (ddp.float16, ddp.bfloat16)]
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), BOTH + HALF, ids=[f"{case.op}-{case.label}-{dtype.name}" for case, dtype in BOTH + HALF]
+    ("case", "dtype"), BOTH + HALVES, ids=[f"{case.op}-{case.label}-{dtype.name}" for case, dtype in BOTH + HALVES]
 )
 def test_agrees_with_the_cpu(case: Case, dtype: Any) -> None:
     assert_agree(results(case, dtype, "cuda"), results(case, dtype, "cpu"), **TOLERANCES[dtype])

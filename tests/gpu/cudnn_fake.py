@@ -51,7 +51,7 @@ OPERATIONS = {
 }
 
 
-class cudnnGraphNotSupportedError(RuntimeError):  # its name
+class cudnnGraphNotSupportedError(Exception):  # its name, and its base
     """What the library has no engine for."""
 
 

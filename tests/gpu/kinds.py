@@ -30,15 +30,15 @@ LIBRARY = _words("matmul dot tensordot einsum inner vdot outer kron linalg")
 
 #: What copies, and so takes every dtype.
 MOVES = _words(
-    "concatenate stack take take_along_axis zeros ones full zeros_like ones_like full_like tril triu pad roll tile eye "
-    "arange vstack hstack dstack column_stack identity repeat where"
+    "concatenate stack take take_along_axis zeros ones full zeros_like ones_like full_like pad roll tile eye "
+    "arange vstack hstack dstack column_stack identity repeat"
 )
 #: As CuPy 14.2 with ml_dtypes resolves its loops: where bfloat16 has none, and where float32's are taken and kept.
 NO_BFLOAT16 = _words(
     "bitwise_and bitwise_or bitwise_xor invert ldexp gcd lcm left_shift right_shift sort argsort lexsort partition "
     "argpartition median percentile quantile searchsorted cumsum cumprod bincount histogram"
 )
-TO_FLOAT32 = _words("clip divmod")
+TO_FLOAT32 = _words("clip divmod where tril triu")
 
 
 @cache

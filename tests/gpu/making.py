@@ -111,7 +111,8 @@ class Making(Working):
         self._launch("copyto", lambda: np.copyto(target, source, casting, mask), held)
 
     def where(self, condition: Any, x: Any = None, y: Any = None) -> Any:
-        return self._compute("where", np.where, (condition, x, y))
+        given = condition, x, y
+        return self._compute("where", self._single("where", np.where, given, {}), given)
 
     def repeat(self, a: Any, repeats: Any, axis: Any = None) -> Any:
         if not isinstance(repeats, int | list | tuple | np.integer):
