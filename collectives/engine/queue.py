@@ -9,6 +9,7 @@ rank turns out to have left.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -133,6 +134,7 @@ class CallQueue:
 
     started: how many collectives; p2p_counts: returns what a leaving rank says of its sends and receives
     lock: guards the order of calls; inside: the thread that holds it is in the middle of a cached call
+    enter_helper: called in the helper thread before it takes steps
     """
 
     def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
@@ -142,6 +144,7 @@ class CallQueue:
         self._error: BaseException | None = None  # once a call has ended half-way
         self._heard: Callable[[], None] = lambda: None  # called before it is raised
         self._broken_off = False
+        self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
         self.started = 0
         self.p2p_counts: Callable[[], dict[str, int]] = dict
@@ -410,6 +413,8 @@ class CallQueue:
                         self._wake.wait(None if self._asleep and not self._closed else LONG_PAUSE)
                     continue
                 idle, self._asleep = 0, False
+                with contextlib.suppress(Exception):  # of a broken device, which the steps will tell
+                    self.enter_helper()
                 if self._take_steps(look=True):
                     while not self._waiting and spin(self._take_steps):
                         pass

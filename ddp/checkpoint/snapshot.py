@@ -92,11 +92,11 @@ def _copier(array: Array, target: Array) -> Callable[[], None]:
         computed.record()
 
     def copy() -> None:
-        with on(where):
-            stream = DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))
-            with StreamGuard(stream):
-                stream.wait(computed)
-                target[...] = where.xp.ascontiguousarray(array).get(stream=stream.stream)
+        where.xp.cuda.Device(where.index).use()  # left again, a context would take memory of the first GPU
+        stream = DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))
+        with StreamGuard(stream):
+            stream.wait(computed)
+            target[...] = where.xp.ascontiguousarray(array).get(stream=stream.stream)
 
     return copy
 

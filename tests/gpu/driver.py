@@ -31,6 +31,7 @@ def driver(cupy: Cupy) -> dict[str, Any]:
             if self.id >= cupy.devices:
                 raise CUDARuntimeError(101, "cudaErrorInvalidDevice")
             cupy.local.device = self.id
+            cupy.enter_context()
 
         def __enter__(self) -> Device:
             cupy.local.left.append(cupy.local.device)
@@ -39,6 +40,7 @@ def driver(cupy: Cupy) -> dict[str, Any]:
 
         def __exit__(self, *_: object) -> None:
             cupy.local.device = cupy.local.left.pop()
+            cupy.enter_context()
 
         compute_capability = "90"
 
@@ -197,6 +199,7 @@ def runtime(cupy: Cupy) -> ModuleType:
     to_device, to_host, within = 1, 2, 3
 
     def copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+        cupy.enter_context()
         way = {to_host: "copy down", to_device: "copy up", within: "copy"}[kind]
         host = target if kind == to_host else source
         assert kind == within or host in cupy.pinned, "a copy of pageable memory would wait"
@@ -216,6 +219,7 @@ def runtime(cupy: Cupy) -> ModuleType:
         }
 
     def event_query(pointer: int) -> int:
+        cupy.enter_context()
         return _SUCCESS if cupy.events[pointer].done else _NOT_READY
 
     def stream_query(stream: int) -> int:

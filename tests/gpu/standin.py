@@ -48,7 +48,9 @@ class Cupy(ModuleType, Indexing, Making):
         self.record = Record()
         self.pinned = memory.Pinned()
         self.held = dict.fromkeys(range(devices), 0)
+        self.contexts: dict[threading.Thread, set[int]] = {}  # the devices of which each thread made one, or used it
         self.capturing: set[int] = set()
+        self.loaded: set[str] = set()  # kernels: each is loaded when it is first launched
         self.captures = capturing.Captures(self, memory.CUDARuntimeError)
         self.owners: dict[int, int] = {}  # the device of each stream
         self.defaults: dict[int, int] = {}  # the machine's handle of each device's default stream
@@ -77,6 +79,10 @@ class Cupy(ModuleType, Indexing, Making):
         self.lib.stride_tricks = Numpys(self, "lib.stride_tricks", np.lib.stride_tricks)  # type: ignore[attr-defined]
         self.random = randoms.module(self)
         self.RawKernel = kernels.raw(self)
+
+    def enter_context(self) -> None:
+        """What CUDA does in most calls, and in setDevice: the context of this thread's current device is there now."""
+        self.contexts.setdefault(threading.current_thread(), set()).add(self.local.device)
 
     # Streams --------------------------------------------------------------------------------------------------------
 

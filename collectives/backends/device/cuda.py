@@ -106,7 +106,15 @@ class Cuda:
         count = self._runtime.getDeviceCount()
         if self.index == 0 and local_rank % count:
             self.index = local_rank % count
-            self.xp.cuda.Device(self.index).use()
+            self.use()
+
+    def use(self) -> None:
+        """Makes it the calling thread's current device.
+
+        A thread of ours that works on a device starts so: a new thread's current device is the first one, and to come
+        back to that from a context of another one makes CUDA take memory there.
+        """
+        self.xp.cuda.Device(self.index).use()
 
     # Arrays ----------------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,11 @@ class DeviceCommunicator:
         self._transport = transport
         self._device = device
         self._why_not = why_not
-        self.watchdog = Watchdog(comm.rank, lambda event: self._cuda.passed(event), self._failed)
+        self.watchdog = Watchdog(
+            comm.rank, lambda event: self._cuda.passed(event), self._failed, enter=lambda: self._cuda.use()
+        )
+        if device is not None:
+            comm.queue.enter_helper = device.use
         self._device_transport: DeviceTransport | None = None
         self.rank = comm.rank
         self.size = comm.size

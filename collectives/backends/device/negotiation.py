@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -111,7 +111,7 @@ def negotiate(
         raise BackendError(f"rank {transport.rank} has no GPU whose arrays could be moved: {why_not}")
     if not use_nccl or communicator is None:
         return HostStagedTransport(cuda, transport)
-    return NcclTransport(cuda, communicator, issuer_of(cuda.index, _enter(cuda)), watchdog)
+    return NcclTransport(cuda, communicator, issuer_of(cuda.index, cuda.use), watchdog)
 
 
 def capability(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple[Nccl | None, Capability]:
@@ -149,10 +149,10 @@ def _connect(
     yield transport.broadcast(message, 0)  # the id travels by the host's transport
     if not message[0]:
         return None, trouble or "rank 0 could not make an id"
-    rank, size, unique, enter = transport.rank, transport.size, message[1:].tobytes(), _enter(cuda)
+    rank, size, unique = transport.rank, transport.size, message[1:].tobytes()
 
     def connect() -> NcclCommunicator:
-        return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=enter, config=config)
+        return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=cuda.use, config=config)
 
     connected = run_in_thread(connect, "collectives-connect")  # it waits for the other ranks
     yield connected.done
@@ -160,12 +160,6 @@ def _connect(
         return connected.result(), ""
     except CollectivesError as error:
         return None, str(error)
-
-
-def _enter(cuda: Cuda) -> Callable[[], object]:
-    """What makes the device current in a thread."""
-    enter: Callable[[], object] = cuda.xp.cuda.Device(cuda.index).use
-    return enter
 
 
 def _dotted(version: Sequence[int]) -> str:

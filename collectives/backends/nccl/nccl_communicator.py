@@ -53,6 +53,7 @@ class NcclCommunicator:
 
     rank, size: this rank and how many there are
     timeout: s; no call blocks longer
+    enter: called in each thread that is made for a call, to set its current device
 
     Pointers and streams are plain integers (device addresses, `cudaStream_t`); counts are values, not bytes, and may
     pass 2**31; `dtype` is a NumPy dtype, bfloat16 that of ml_dtypes. The buffers must live until the stream has passed
@@ -63,11 +64,20 @@ class NcclCommunicator:
     DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, the reason of that.
     """
 
-    def __init__(self, nccl: Nccl, handle: c_void_p, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        nccl: Nccl,
+        handle: c_void_p,
+        rank: int,
+        size: int,
+        timeout: float,
+        enter: Callable[[], object] = lambda: None,
+    ) -> None:
         self.nccl = nccl
         self.rank = rank
         self.size = size
         self.timeout = timeout
+        self._enter = enter
         self._handle: c_void_p | None = handle  # NCCL may write to it until the communicator is ready
         self._taking = threading.Lock()  # held while the handle is used by a call that cannot block, or taken away
         self._calling = threading.RLock()  # held by the thread that calls, for the whole of a group
@@ -91,7 +101,7 @@ class NcclCommunicator:
 
         unique_id: (128,) bytes of `unique_id`, the same on all ranks
         timeout: s; of the connection, and of every later call
-        enter: called in the thread that calls NCCL, to set the current device there (`cupy.cuda.Device(i).use`)
+        enter: called in the threads that call NCCL, to set the current device there (`cupy.cuda.Device(i).use`)
         config: the same on all ranks
         Raises: CollectiveTimeout if not all ranks have come by then.
         """
@@ -100,7 +110,7 @@ class NcclCommunicator:
         limit = TimeLimit(timeout)
         handle, structure = c_void_p(), configuration(config)
         name = "ncclCommInitRankConfig"
-        communicator = cls(nccl, handle, rank, size, timeout)
+        communicator = cls(nccl, handle, rank, size, timeout, enter)
 
         def initialize() -> int:
             enter()
@@ -237,7 +247,7 @@ class NcclCommunicator:
         try:
             handle = self._ready()
             # Blocks where NCCL_COMM_BLOCKING overrides the configuration.
-            self._settle(name, run_within(timeout, lambda: int(self.nccl.call(name, handle)), name), limit)
+            self._settle(name, self._call_within(timeout, name, handle), limit)
         except (CollectivesError, StillRunning):
             self.abort(timeout=timeout)
             return False
@@ -255,9 +265,19 @@ class NcclCommunicator:
         if waited:
             self._calling.release()
         try:
-            return not handle or run_within(timeout, lambda: self.nccl.call(name, handle), name) == SUCCESS
+            return not handle or self._call_within(timeout, name, handle) == SUCCESS
         except StillRunning:
             return False
+
+    def _call_within(self, timeout: float, name: str, handle: c_void_p) -> int:
+        """The result of a call that may block, made in a thread of its own. Raises: StillRunning after `timeout`, s."""
+
+        def call() -> int:
+            with contextlib.suppress(Exception):  # a communicator of a broken device must end, too
+                self._enter()
+            return int(self.nccl.call(name, handle))
+
+        return run_within(timeout, call, name)
 
     # Shared parts ----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class Watchdog:
 
     passed: whether an event's stream has come to it; raises what has gone wrong on the device
     on_failure: marks the communicator broken, so that its next call raises the error; gets the unfinished calls, too
+    enter: called in the thread that watches, before it asks, to set its current device
     silence: s; how long after a failure the program may go on without receiving it
     leave: ends the process at once
     """
@@ -53,12 +54,14 @@ class Watchdog:
         passed: Callable[[Any], bool],
         on_failure: Callable[[Exception, list[object]], object],
         *,
+        enter: Callable[[], object] = lambda: None,
         silence: float = _SILENCE,
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         self._rank = rank
         self._passed = passed
         self._on_failure = on_failure
+        self._enter = enter
         self._silence = silence
         self._leave = leave
         self._communicator: NcclCommunicator | None = None
@@ -143,6 +146,7 @@ class Watchdog:
                         return
                     self._changed.wait(_POLL if self._in_flight else _ASYNC_POLL if guarded else None)
             try:
+                self._enter()
                 error = self._sweep()
                 if guarded and error is None and time.monotonic() >= next_poll:
                     next_poll = time.monotonic() + _ASYNC_POLL

@@ -52,7 +52,11 @@ def test_what_was_saved_is_what_was_there(background: bool, rig: Callable[..., R
             assert model.weight.device == ddp.device(f"cuda:{comm.rank}")
         return found
 
-    for first, second in rig(2, None, 0).run(rank):
+    made = rig(2, None, 0)
+    for first, second in made.run(rank):
         assert first.keys() == second.keys()
         for name, value in first.items():
             np.testing.assert_array_equal(second[name], value, err_msg=name)
+    contexts = made.cupy.contexts
+    devices = {len(contexts[thread]) for thread in contexts if thread.name == "save of a checkpoint"}
+    assert devices == ({1} if background else set())

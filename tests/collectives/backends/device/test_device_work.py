@@ -111,6 +111,23 @@ def test_buffers_live_until_the_event_has_passed_and_no_longer(rig: Callable[...
     made.run(rank)
 
 
+def test_threads_of_ours_stay_on_the_device_of_their_rank(rig: Callable[..., Rig]) -> None:
+    """Else each rank would take memory of the first GPU, too."""
+    made = rig(2)
+
+    def rank(comm: Any, cupy: Any) -> None:
+        work = comm.all_reduce(cupy.empty(4, np.float32), async_op=True)
+        while not work.done() or comm._device_communicator.watchdog.in_flight():
+            made.machine.settle()
+            time.sleep(1e-3)
+
+    made.run(rank)
+    contexts = made.cupy.contexts
+    for ours in ("collectives-world", "collectives-watchdog"):
+        assert sorted(min(contexts[each]) for each in contexts if each.name.startswith(ours)) == [0, 1]
+    assert {len(gpus) for thread, gpus in contexts.items() if thread.name.startswith("collectives-")} == {1}
+
+
 def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[..., Rig]) -> None:
     made = rig(1, FakeLibrary())
     asked: list[Any] = []

@@ -31,8 +31,8 @@ class Rank:
     def __init__(self, nccl: Nccl, stub: Stub, id: bytes, rank: int, size: int) -> None:
         self.nccl, self.stub, self.id, self.rank, self.size = nccl, stub, id, rank, size
 
-    def connect(self, timeout: float = 20.0) -> NcclCommunicator:
-        return NcclCommunicator.connect(self.nccl, self.id, self.rank, self.size, timeout=timeout)
+    def connect(self, timeout: float = 20.0, **options: Any) -> NcclCommunicator:
+        return NcclCommunicator.connect(self.nccl, self.id, self.rank, self.size, timeout=timeout, **options)
 
     def wait(self) -> None:
         self.stub.record(STREAM).wait()
@@ -65,7 +65,7 @@ def huge_count(r: Rank) -> None:
 
 
 def wrong_arguments(r: Rank) -> None:
-    comm = NcclCommunicator.connect(r.nccl, r.id, r.rank, r.size, timeout=20, config=NcclConfig(max_ctas=3))
+    comm = r.connect(config=NcclConfig(max_ctas=3))
     assert r.stub.most_ctas() == 3, "a configuration reaches NCCL"
     x = np.ones(2, np.float32)
     with raises(DtypeError, "complex64"):
@@ -175,6 +175,13 @@ def lonely_close(r: Rank) -> None:
         assert not comm.close(timeout=0.5)
         assert time.monotonic() - begun < SOON
         assert r.stub.live() == 0
+
+
+def threads_enter_their_device(r: Rank) -> None:
+    names: list[str] = []
+    comm = r.connect(enter=lambda: names.append(threading.current_thread().name))
+    r.close(comm)
+    assert names == [f"nccl-connect-{r.rank}", "ncclCommFinalize", "ncclCommDestroy"]
 
 
 def abort_hangs(r: Rank) -> None:

@@ -68,5 +68,9 @@ def test_a_close_that_others_do_not_join_ends_at_its_limit(run_ranks: RunRanks, 
     run_ranks(3, "lonely_close", NCCL_COMM_BLOCKING=blocking)
 
 
+def test_threads_that_call_nccl_are_on_the_device_of_their_rank(run_ranks: RunRanks) -> None:
+    run_ranks(2, "threads_enter_their_device")
+
+
 def test_an_abort_that_hangs_is_left_behind(run_ranks: RunRanks) -> None:
     run_ranks(2, "abort_hangs", NCCL_STUB_HANG="ncclCommAbort")
