@@ -168,12 +168,22 @@ def wheels() -> list[Path]:
     return [found for home in homes for found in sorted(Path(home).glob("*/lib/libcublasLt.so.*"))]
 
 
-def candidates(xp: Any) -> Iterator[str]:
-    """Where the library may be: by its name, which finds the one that CuPy's libcublas has loaded; a wheel.
+def _found_as_by_cupy() -> str:
+    """The file that CuPy's libcublas is loaded with, which is loaded now; "" where CuPy's pathfinder knows none."""
+    try:
+        from cuda import pathfinder
 
-    CuPy loads libcublas when it is imported, and that needs libcublasLt.
-    """
+        return pathfinder.load_nvidia_dynamic_lib("cublasLt").abs_path or ""
+    except (ImportError, RuntimeError, OSError):
+        return ""
+
+
+def candidates(xp: Any) -> Iterator[str]:
+    """Where the library may be: where CuPy looks for its libcublas, which it loads late; where ld looks; a wheel."""
     name = f"libcublasLt.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
+    found = _found_as_by_cupy()
+    if name in found:
+        yield found
     yield name
     yield from [str(path) for path in wheels() if path.name == name]
 

@@ -5,19 +5,20 @@ runs on addresses. What the library does not support is remembered as well, and 
 reason is logged once. Where there is no cuDNN at all, a warning says so. Nothing here is imported before an op on a
 GPU asks for it.
 
-A first use builds a plan, which takes milliseconds to seconds and may not happen while a graph is captured; running one
-allocates from CuPy's pool alone, and can be captured.
+A first use builds a plan, which takes milliseconds to seconds, and which is no part of a graph that is being captured;
+running one allocates from CuPy's pool alone, and can be captured.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ddp._cuda.capture import now, relaxed
+from ddp._cuda.capture import now
 from ddp._cuda.stream_order import current
 
 Array = Any
@@ -89,6 +90,9 @@ Build = Callable[[GraphBuilder], None]
 # What the frontend raises for a graph that it does not take, by its version and ours, beside an error of its own.
 _REFUSALS = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
+# Plans that are timed at most, of those that can be built, the library's best guess first: PyTorch's benchmark_limit.
+_TIMED_PLANS = 10
+
 
 class ExecutionPlan:
     """A built graph. index: of the plan that was the fastest; None: the library's own choice."""
@@ -130,8 +134,7 @@ class CudnnLibrary:
         if key in self._plans:
             return self._plans[key]
         try:
-            with relaxed():  # loading a kernel is no part of a graph that is being captured
-                plan: ExecutionPlan | None = self._built(io, build, arrays)
+            plan: ExecutionPlan | None = self._built(io, build, arrays)
         except self.refusals as error:
             plan = None
             log_once(f"no plan for {key[0]}: {_first_line(error)}")
@@ -156,15 +159,19 @@ class CudnnLibrary:
         return ExecutionPlan(raw, raw.get_workspace_size(), None)
 
     def _fastest(self, raw: Any, arrays: Mapping[int, Array]) -> ExecutionPlan:
-        """Times each plan on `arrays`, and keeps the fastest. The host waits, as PyTorch's does."""
+        """Times the first plans on `arrays`, and keeps the fastest. The host waits, as PyTorch's does."""
         xp, best, least = self.xp, None, float("inf")
+        timed = 0
         for index in range(raw.get_execution_plan_count()):
+            if timed == _TIMED_PLANS:
+                break
             try:
                 raw.build_plan_at_index(index)
                 plan = ExecutionPlan(raw, raw.get_workspace_size_plan_at_index(index), index)
                 taken = min(self._timed(xp, plan, arrays) for _ in range(3))
             except self.refusals:  # a plan that cannot be built, or not in this memory
                 continue
+            timed += 1
             if taken < least:
                 best, least = plan, taken
         if best is None:
@@ -232,6 +239,33 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__
 
 
+class _NoTorch:
+    """In `sys.meta_path`: the thread that made this does not find PyTorch.
+
+    The frontend imports it where it is installed, which takes seconds, and can do without it.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        """Raises: ModuleNotFoundError for torch."""
+        if name == "torch" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError("torch is not imported for cuDNN's sake", name=name)
+
+
+def _import_frontend() -> Any:
+    """The module `cudnn`. A PyTorch that this process has imported before stays where it is."""
+    no_torch = _NoTorch()
+    # New lists: another thread may be walking through the old one.
+    sys.meta_path = [no_torch, *sys.meta_path]
+    try:
+        import cudnn
+    finally:
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not no_torch]
+    return cudnn
+
+
 _loaded: list[Any] = []  # the module, or why there is none; empty before it was looked for
 
 
@@ -239,8 +273,7 @@ def module() -> Any:
     """The module `cudnn` with its library, or None."""
     if not _loaded:
         try:
-            import cudnn
-
+            cudnn = _import_frontend()
             cudnn.backend_version()  # raises where the library itself is missing
             _loaded.append(cudnn)
         except Exception as error:

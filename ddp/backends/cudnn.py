@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddp._cuda import cudnn_graph
 
@@ -37,19 +37,19 @@ def is_available() -> bool:
 class _Switches(ModuleType):
     """A module whose four switches are those that every convolution reads."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name in cudnn_graph.Settings.__slots__:
-            return getattr(cudnn_graph.settings, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in cudnn_graph.Settings.__slots__:
-            setattr(cudnn_graph.settings, name, bool(value))
-        else:
-            super().__setattr__(name, value)
-
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *cudnn_graph.Settings.__slots__})
 
 
+def _switch(name: str) -> property:
+    # Properties, so that whoever patches a switch (pytest's monkeypatch, unittest.mock) puts it back as it was.
+    return property(
+        lambda module: getattr(cudnn_graph.settings, name),
+        lambda module, value: setattr(cudnn_graph.settings, name, bool(value)),
+        lambda module: delattr(cudnn_graph.settings, name),
+    )
+
+
+for _name in cudnn_graph.Settings.__slots__:
+    setattr(_Switches, _name, _switch(_name))
 sys.modules[__name__].__class__ = _Switches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,8 +133,14 @@ def test_the_library_takes_every_attribute_in_the_size_of_our_table(real: cublas
 
 def test_a_missing_library_is_named_with_all_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cublaslt, "wheels", lambda: [Path(f"/w/{n}/lib/libcublasLt.so.{n}") for n in (76, 77)])
+    found = SimpleNamespace(abs_path="/p/libcublasLt.so.77.1")
+    pathfinder = SimpleNamespace(load_nvidia_dynamic_lib={"cublasLt": found}.__getitem__)
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(pathfinder=pathfinder))
     xp = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(runtimeGetVersion=lambda: 77000)))
-    assert list(cublaslt.candidates(xp)) == ["libcublasLt.so.77", "/w/77/lib/libcublasLt.so.77"]
+    where = ["libcublasLt.so.77", "/w/77/lib/libcublasLt.so.77"]
+    assert list(cublaslt.candidates(xp)) == [found.abs_path, *where]
+    found.abs_path = "/p/libcublasLt.so.76"  # of another CUDA than CuPy's
+    assert list(cublaslt.candidates(xp)) == where
     with pytest.raises(DeviceError, match=r"need cuBLASLt: pip install 'ddp-runtime\[cuda77\]'. Tried .*/w/77/lib"):
         cublaslt.load(xp)
 

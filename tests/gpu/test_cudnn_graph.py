@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -65,6 +67,50 @@ def test_the_fastest_plan_is_kept_where_that_is_asked_for(cudnn: Any) -> None:
     done = len(cudnn.indices)
     close(run("cuda", ddp.float16, True), run("cpu", ddp.float16, False), ddp.float16)
     assert len(cudnn.indices) == done + 3
+
+
+def test_ten_plans_are_timed_of_those_that_can_be_built(cudnn: Any) -> None:
+    ddp.backends.cudnn.benchmark = True
+    cudnn.plans = 40
+    run("cuda", ddp.float16, True)
+    assert set(cudnn.indices) == {0, *range(2, 11)}
+
+
+def test_switches_are_put_back_by_those_who_patch_them(cudnn: Any) -> None:
+    switches, settings = ddp.backends.cudnn, cudnn_graph.settings
+    with pytest.MonkeyPatch.context() as patch, mock.patch.object(switches, "allow_tf32", False):
+        patch.setattr(switches, "benchmark", True)
+        assert (settings.benchmark, settings.allow_tf32) == (True, False)
+    assert (settings.benchmark, settings.allow_tf32) == (False, True)
+
+
+FRONTEND = """
+from threading import Thread
+try:
+    import torch
+except ImportError:
+    torch = None
+def look():
+    import torch
+other = Thread(target=look)
+other.start()
+other.join()
+def backend_version():
+    return 92800
+"""
+
+
+def test_the_frontend_finds_no_torch_and_other_threads_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("cudnn", FRONTEND), ("torch", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(cudnn_graph, "_loaded", [])
+    finders = [*sys.meta_path]
+    assert cudnn_graph.module().torch is None
+    assert "torch" in sys.modules
+    assert sys.meta_path == finders
 
 
 def test_settings_choose_plans(cudnn: Any) -> None:
