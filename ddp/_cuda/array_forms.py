@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp.ops.memory_formats import as_format, order_of, prefers_channels_last
+from ddp._device import capturing
+from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Op, Saved
 
+_AT_ONCE = 8  # arrays, at most, that CuPy copies one by one
 Pair = tuple[Callable[..., tuple[Array, Any]], Callable[..., Gradients]]
 
 
@@ -37,6 +39,13 @@ def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
         return
     value = v.reshape(()) if hasattr(v, "reshape") else v
     xp.copyto(x, value, casting="unsafe", where=mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)))
+
+
+def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
+    # Of more arrays CuPy sends the addresses from the host, which no graph can contain.
+    while capturing.now is not None and len(arrays) > _AT_ONCE:
+        arrays = [xp.concatenate(arrays[i : i + _AT_ONCE], axis) for i in range(0, len(arrays), _AT_ONCE)]
+    return xp.concatenate(arrays, axis)
 
 
 def accumulate(xp: Any, name: str, x: Array) -> Array:
@@ -100,7 +109,7 @@ def keep_order(op: Op) -> Pair:
         if order is None:
             out, residual = run.forward(xp, *inputs, **how)
             return out, (run, residual, None)
-        back = sorted(range(len(order)), key=order.__getitem__)
+        back = inverse(order)
         out, residual = run.forward(xp, *[_turned(x, order) for x in inputs], **how)
         return out.transpose(back), (run, residual, (order, back))
 

@@ -156,12 +156,9 @@ def private_pool(xp: Any) -> Any:
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """In the body this thread may do what a thread-local capture forbids, as cudaMalloc: it is no part of the graph."""
-    exchange = _exchange() if now() is not None else None
-    if exchange is None:
-        yield
-        return
+    """In the body this thread may do what captures forbid, as allocate or load a kernel: it is no part of the graph."""
     mode = ctypes.c_int(MODES["relaxed"])
+    exchange = _exchange()
     exchange(ctypes.byref(mode))  # gives back the mode that was
     try:
         yield
@@ -171,8 +168,5 @@ def relaxed() -> Iterator[None]:
 
 @functools.cache
 def _exchange() -> Any:
-    """cuThreadExchangeStreamCaptureMode, which CuPy does not have; None without a driver."""
-    try:
-        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError):
-        return None
+    """cuThreadExchangeStreamCaptureMode, which CuPy does not have."""
+    return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode

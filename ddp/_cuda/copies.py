@@ -17,6 +17,7 @@ from ddp._cuda import device_checks, stream_order
 from ddp._cuda.cuda_errors import translate
 from ddp._device import capturing, device_of
 from ddp.errors import CaptureError
+from ddp.ops.memory_formats import inverse, order_of
 
 Array = Any
 
@@ -56,11 +57,19 @@ def is_pinned(xp: Any, array: np.ndarray[Any, Any], ours: bool = False) -> bool:
 
 
 def up(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
-    """A new array on a GPU, filled in the order of its current stream.
+    """A new array on a GPU, filled in the order of its current stream, whose axes lie in memory as the source's do.
 
     The source may be written to when this returns, unless it is pinned and `non_blocking`: then when the stream is past
-    the copy, until which it is kept alive. Raises: CaptureError for pageable memory within a capture.
+    the copy, until which it is kept alive. Raises: CaptureError within a capture.
     """
+    if capturing.now is not None:
+        # CuPy refuses it, and every replay would read memory that may be somebody else's by then.
+        raise CaptureError(f"a copy of {array.dtype} {array.shape} from the CPU: make it an argument of the step")
+    if not array.flags.c_contiguous:
+        order = order_of(array)
+        dense = array.transpose(order)
+        if dense.flags.c_contiguous:  # CuPy would keep C's and Fortran's order alone
+            return up(xp, dense, device, non_blocking).transpose(inverse(order))
     with xp.cuda.Device(device):
         pinned = is_pinned(xp, array)
         if pinned and array.flags.c_contiguous:
@@ -72,15 +81,11 @@ def up(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: b
             else:
                 lane.stream.synchronize()
             return made
-        if capturing.now is not None:
-            # Every replay would read where the bytes were staged once, and somebody else's are by then.
-            raise CaptureError(f"a copy of {array.dtype} {array.shape} from the CPU: make it an argument of the step")
         if array.nbytes > _STAGED and array.flags.c_contiguous:
             made = xp.empty(array.shape, array.dtype)
             made.set(array, stream=xp.cuda.get_current_stream())
             return made
-        # In Fortran's order pinned memory is read where it is, too; CuPy keeps it alive.
-        return xp.asarray(array, blocking=pinned and not non_blocking)
+        return xp.asarray(array)
 
 
 def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp._cuda.raw_kernel import PHILOX, KernelSource, wide
 from ddp.ops.attention import dropout_seed
-from ddp.ops.memory_formats import as_format, order_of, prefers_channels_last
+from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import Array, Gradients, Needs, Saved
 
 # The error function, its complement and its inverse by the functions that CUDA has. CuPy 14 computes those of float16
@@ -66,7 +66,7 @@ def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order:
     out = xp.ndarray(turned.shape, x.dtype)
     scale = 1 / (1 - p) if p < 1 else 0.0
     DROPOUT.over(xp, "drop", x.dtype, -(-x.size // 4), source, out, key, x.size, float(p), scale)
-    return out.transpose(sorted(range(x.ndim), key=order.__getitem__))
+    return out.transpose(inverse(order))
 
 
 def dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:

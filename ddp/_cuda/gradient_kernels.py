@@ -14,6 +14,7 @@ import numpy as np
 from ddp._cuda import array_table
 from ddp._cuda.raw_kernel import FLOATING, KernelSource, wide
 from ddp.ops.op import Array
+from ddp.ops.shape import concatenate
 
 _BLOCKS = 1024  # of a norm
 
@@ -89,9 +90,11 @@ def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = T
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64 if _DOUBLE in dtypes else np.float32)
     if order != 2:
         sizes = [xp.abs(g.astype(wide(dtype), copy=False)) for g in gradients if g.size]
+        norms = [x.max() if order == math.inf else (x**order).sum() for x in sizes]
+        joined = concatenate(xp, [x.reshape(1) for x in norms] or [xp.zeros(1, wide(dtype))], 0)
         if order == math.inf:
-            return xp.stack([x.max() for x in sizes] or [xp.zeros((), wide(dtype))]).max()
-        total = xp.stack([(x**order).sum() for x in sizes] or [xp.zeros((), wide(dtype))]).sum()
+            return joined.max()
+        total = joined.sum()
         return total ** (1 / order) if root else total
     # Copies live until the launch.
     dense = [_dense(xp, g if g.dtype == dtype else g.astype(dtype)) for g in gradients]

@@ -229,8 +229,7 @@ class Allocator:
         if counts.limit is not None and counts.reserved + size > counts.limit:
             return None
         try:
-            with capture.relaxed():
-                return int(self.cupy.cuda.runtime.malloc(size))
+            return int(self.cupy.cuda.runtime.malloc(size))
         except self.cupy.cuda.runtime.CUDARuntimeError as error:
             if error.status != NO_MEMORY:
                 raise
@@ -242,8 +241,7 @@ class Allocator:
         counts = self.counts[device]
         counts.frees += 1
         counts.reserved -= counts.sizes.pop(address, 0)
-        with capture.relaxed():  # an array that dies while a graph is captured is no part of the graph
-            self.cupy.cuda.runtime.free(address)
+        self.cupy.cuda.runtime.free(address)
 
 
 _installed: list[Allocator] = []

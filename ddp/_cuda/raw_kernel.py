@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from ddp._cuda import capture
-from ddp._device import capturing
 from ddp._engine.leaves import AccumulateInto
 from ddp.ops.op import BFLOAT16, Array
 
@@ -121,18 +119,13 @@ class KernelSource:
         kernel = self._kernels.get(key)
         if kernel is None:
             kernel = self._kernels[key] = loaded(xp, self.text(dtype), entry, self.options)
-        if capturing.now is not None:
-            with capture.relaxed():
-                _ = kernel.kernel  # CuPy's of this device: it may have been made on another
         kernel((min(count, BLOCKS),), (threads,), [_passed(each) for each in arguments])
 
 
 def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
     """A new kernel, compiled and loaded on the current device."""
     kernel = xp.RawKernel(text, entry, options)
-    # The first launch would load it, which breaks a capture under drivers before CUDA 12.3: here it is no part of one.
-    with capture.relaxed():
-        kernel.compile()
+    kernel.compile()
     return kernel
 
 

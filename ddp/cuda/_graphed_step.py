@@ -22,6 +22,7 @@ from ddp._tensor.base import TensorBase, wrap
 from ddp.cuda._step_state import StepState, modes_now, replace_tensors, signature, tensors_of
 from ddp.cuda.graphs import CUDAGraph, graph
 from ddp.errors import ArgumentError, CaptureError, DeviceError
+from ddp.ops.memory_formats import empty_in_order, order_of
 
 _DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -65,8 +66,8 @@ def graphed_step(
     Nothing else of the host happens again: Python code, prints, counters and hooks ran when the step was captured.
 
     Raises: ArgumentError; DeviceError without a GPU; in a call, CaptureError where a step cannot be captured, naming
-    the op and the line: what makes the host wait (item, numpy, print, bool(), a boolean mask), tensors of the CPU,
-    copies from pageable memory. Nothing of that step has happened then, and the next call may be made.
+    the op and the line: what makes the host wait (item, numpy, print, bool(), a boolean mask), tensors of the CPU and
+    copies of them. Nothing of that step has happened then, and the next call may be made.
     """
     if fn is None:
         return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))
@@ -274,13 +275,16 @@ class CapturedStep:
 
 def _input_like(xp: Any, x: TensorBase) -> Any:
     """Memory for an input like `x`; made outside of the graph's pool, so that no graph computes there."""
-    array = xp.empty(x.array.shape, x.array.dtype)
+    array = empty_in_order(xp, x.array.shape, x.array.dtype, order_of(x.array))
     made = wrap(array, _device.device_of(array))
     return made.requires_grad_() if x.edge is not None else made
 
 
 def _fill(xp: Any, target: Any, x: TensorBase) -> None:
     source = x.array
+    if not target.flags.c_contiguous:
+        order = order_of(target)
+        target, source = target.transpose(order), source.transpose(order)
     if x.device.type == "cpu":
         if not copies.straight(target, source, non_blocking=True):
             target.set(source)

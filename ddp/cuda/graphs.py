@@ -55,8 +55,8 @@ class CUDAGraph:
         """From now on, what this thread launches on the current stream is recorded, and does not run.
 
         pool: of `graph_pool_handle()`, or another graph's `pool()`; None: one of its own
-        capture_error_mode: "thread_local": what would break the capture is an error in this thread; "global": in every
-        thread; "relaxed": nowhere
+        capture_error_mode: "global": other threads may meanwhile neither allocate nor free; "thread_local", "relaxed":
+        they may. This thread may always, and may load kernels: the graph has no part of it.
 
         Raises: ArgumentError for an unknown mode, or on the default stream; DtypeError for what is no pool;
         CaptureError if this graph has been captured, or the thread is in another capture.
@@ -80,6 +80,7 @@ class CUDAGraph:
         stream.begin_capture(MODES[capture_error_mode])
         self._inside = contextlib.ExitStack()
         self._inside.enter_context(capture.inside(self.told))
+        self._inside.enter_context(capture.relaxed())
         self._inside.enter_context(self._xp.cuda.using_allocator(self._pool.malloc))
 
     def capture_end(self) -> None:

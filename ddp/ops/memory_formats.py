@@ -57,10 +57,14 @@ def dense_strides(shape: tuple[int, ...], order: tuple[int, ...]) -> tuple[int, 
     return tuple(strides)
 
 
+def inverse(order: tuple[int, ...]) -> list[int]:
+    """The axes that undo a transposition: `x.transpose(order).transpose(inverse(order))` is x."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
 def empty_in_order(xp: Any, shape: tuple[int, ...], dtype: Any, order: tuple[int, ...]) -> Array:
     """An array of `shape` whose axes lie in memory in `order`, the outermost first."""
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return xp.empty([shape[axis] for axis in order], dtype).transpose(back)
+    return xp.empty([shape[axis] for axis in order], dtype).transpose(inverse(order))
 
 
 def empty_image(xp: Any, shape: tuple[int, ...], dtype: Any, last: bool) -> Array:

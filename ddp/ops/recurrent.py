@@ -121,8 +121,11 @@ def _narrow(dtype: Any, *gradients: Array | None) -> Gradients:
 rnn = Op("rnn", _rnn, _rnn_backward, inputs=("x", "h", "w_ih", "w_hh", "b_ih", "b_hh"), saves=("x", "w_ih", "w_hh"))
 
 
-def _scales(xp: Any, pattern: Sequence[float], size: int, dtype: Any) -> Array:
-    return xp.repeat(xp.asarray(pattern, dtype), size)
+def _halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
+    """0.5 for all gates but the third, which has 1. Nothing of it comes from the host: a graph can contain it."""
+    halves = xp.full(gates * size, 0.5, dtype)
+    halves[2 * size : 3 * size] = 1
+    return halves
 
 
 # a = w_ih@x_t + b_ih + w_hh@h_(t-1) + b_hh;  i, f, o = sigmoid(a_i, a_f, a_o), u = tanh(a_u);
@@ -150,7 +153,7 @@ def _lstm(
     size = c.shape[1]
     hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
     # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
-    half = _scales(xp, (0.5, 0.5, 1, 0.5), size, x.dtype)
+    half = _halves(xp, 4, size, x.dtype)
     rest = 1 - half
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
     gates *= half
@@ -253,7 +256,7 @@ def _gru(
     x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
     size = h.shape[1]
     hs = _states(xp, len(x), h)
-    half = _scales(xp, (0.5, 0.5, 1), size, x.dtype)
+    half = _halves(xp, 3, size, x.dtype)
     bias = b_new = None
     if b_ih is not None:
         bias, b_new = b_ih.copy(), b_hh[2 * size :]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddp.ops.indexing import add_flat, wide
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, fold, total, where_or_zero
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, total, where_or_zero
 
 # Shapes: results that are views of their input where the memory allows it.
 
@@ -193,10 +193,16 @@ as_strided = Op("as_strided", _as_strided, _as_strided_backward, inputs=("x",), 
 # Joins and copies in another order: tensors side by side, repeated, mirrored, shifted, cut to a triangle.
 
 
+@array_function
+def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
+    """The arrays side by side along one of their axes."""
+    return xp.concatenate(arrays, axis)
+
+
 # z = [x0 | x1 | ...] along axis `dim`, those of shape (0,) left out;  dxi = its stretch of g
 def _cat(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
     some = [x for x in xs if x.shape != (0,)]
-    return xp.concatenate(some or xs, axis=dim), (dim, [x.shape for x in xs])
+    return concatenate(xp, some or xs, dim), (dim, [x.shape for x in xs])
 
 
 def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -210,7 +216,7 @@ cat = Op("cat", _cat, _cat_backward, inputs=("*xs",), supports_bfloat16=True)
 
 # z = x0, x1, ... side by side along a new axis `dim`;  dxi = the i-th of g
 def _stack(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
-    return xp.stack(xs, axis=dim), dim
+    return concatenate(xp, [xp.expand_dims(x, dim) for x in xs], dim), dim
 
 
 def _stack_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:

@@ -30,13 +30,11 @@ TOLERANCES: dict[Any, dict[str, float]] = {
 }
 # In 16 bits those that have forms of their own for it.
 BOTH = [(case, dtype) for case in CASES for dtype in (ddp.float64, ddp.float32)]
-FORMS = [case for case in CASES if OPS[case.op].device_form is not OPS[case.op]]
-HALVES = [(case, dtype) for case in FORMS for dtype in (ddp.float16, ddp.bfloat16)]
+OWN = [case for case in CASES if OPS[case.op].device_form is not OPS[case.op]]
+ALL = BOTH + [(case, dtype) for case in OWN for dtype in (ddp.float16, ddp.bfloat16)]
 
 
-@pytest.mark.parametrize(
-    ("case", "dtype"), BOTH + HALVES, ids=[f"{case.op}-{case.label}-{dtype.name}" for case, dtype in BOTH + HALVES]
-)
+@pytest.mark.parametrize(("case", "dtype"), ALL, ids=[f"{case.op}-{case.label}-{dtype.name}" for case, dtype in ALL])
 def test_agrees_with_the_cpu(case: Case, dtype: Any) -> None:
     assert_agree(results(case, dtype, "cuda"), results(case, dtype, "cpu"), **TOLERANCES[dtype])
 

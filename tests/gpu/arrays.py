@@ -86,8 +86,8 @@ class Array:
             with stream:  # as CuPy does it, for a copy that is contiguous
                 pass
         waits = blocking or out.__array_interface__["data"][0] not in cupy.pinned
+        cupy.refuse_capture(kind)
         if waits:
-            cupy.refuse_capture(kind)
             cupy.record.wait(kind)
         cupy.put(stream.ptr, "copy down", lambda: np.copyto(out, source))
         if waits:
@@ -101,8 +101,9 @@ class Array:
         pinned = arr.size == 0 or arr.__array_interface__["data"][0] in cupy.pinned
         target = self._host
         into = cupy.current() if stream is None else stream
-        if not pinned:
-            cupy.refuse_capture("set")
+        if not self._host.flags.forc:
+            raise RuntimeError("Cannot set to non-contiguous array")
+        cupy.refuse_capture("set")  # CuPy refuses pinned memory, too
         cupy.record.launches["copy up"] += 1
         if pinned and arr.size and arr.flags.c_contiguous:
             # An address is all that CUDA has of it: the array may die, and what is no longer pinned is not read.

@@ -51,6 +51,8 @@ class Making(Working):
             return self._compute("copy", lambda x: np.array(x, kind, order=order), (obj,))
         if hasattr(obj, "__cuda_array_interface__"):
             return self._array(self._from_interface(obj), dtype, copy, order, blocking)
+        if isinstance(obj, np.ndarray) and order in "KA":
+            order = "F" if obj.flags.fnc else "C"  # CuPy keeps no other
         host = np.array(obj, kind, order=order)
         as_it_lies = isinstance(obj, np.ndarray) and (host.dtype, host.strides) == (obj.dtype, obj.strides)
         if as_it_lies and obj.ndim and obj.size and obj.__array_interface__["data"][0] in self.pinned:
@@ -109,10 +111,6 @@ class Making(Working):
         target, source = self._host_of(dst, held), self._host_of(src, held)
         mask = True if where is None else self._host_of(where, held)
         self._launch("copyto", lambda: np.copyto(target, source, casting, mask), held)
-
-    def where(self, condition: Any, x: Any = None, y: Any = None) -> Any:
-        given = condition, x, y
-        return self._compute("where", self._single("where", np.where, given, {}), given)
 
     def repeat(self, a: Any, repeats: Any, axis: Any = None) -> Any:
         if not isinstance(repeats, int | list | tuple | np.integer):

@@ -106,6 +106,12 @@ def test_a_feed_forward_part_is_six_launches(gpu: Any) -> None:
         assert epilogues(gpu) == ["GELU_BIAS", "BIAS"]
 
 
+def test_the_gradient_before_relu_stays_in_16_bits(gpu: Any) -> None:
+    x = made(5, 6, dtype=ddp.bfloat16)
+    functional.linear_act(x, x).sum().backward()
+    assert epilogues(gpu) == ["RELU", "DEFAULT", "DEFAULT"]  # the library takes no float32 beside 16 bits
+
+
 # What could be made of products; each elementwise op would be compiled.
 MULTIPLYING = re.compile("matmul|linear|feed|einsum|vector_norm|entropy|conv|attention|lstm|gru|rnn|_norm|interpolate")
 

@@ -170,6 +170,43 @@ def test_modes_of_modules_capture_anew(gpu: Any) -> None:
     assert step.captures == 4
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_inputs_keep_their_memory_format(gpu: Any, device: str) -> None:
+    """The capture launches the kernels of the warm-up, and whatever comes later is copied into that order."""
+    strides = []
+    graphed = ddp.cuda.graphed_step(lambda x: strides.append(x.stride()) or x * 2, warmup=1)
+    x = ddp.arange(120).float().reshape(2, 3, 4, 5)
+    last = x.to(memory_format=ddp.channels_last)
+    for each in (last, last + 1, x, x.pin_memory()):
+        assert graphed(each.to(device)).tolist() == (each * 2).tolist()
+    assert strides == [last.stride()] * 2
+    assert graphed.captures == 1
+
+
+@on_both
+def test_many_arrays_are_joined(gpu: Any) -> None:
+    x = ddp.ones(2, device="cuda")
+    graphed = ddp.cuda.graphed_step(lambda x: ddp.cat([ddp.stack([x * i for i in range(70)])] * 9), warmup=1)
+    expected = graphed(x).tolist()
+    assert graphed(x).tolist() == expected
+
+
+@on_both
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_and_the_norm_of_many_gradients(gpu: Any, kind: Any) -> None:
+    layer = kind(6, 4, num_layers=2, bidirectional=True).to("cuda")
+
+    def step(x: Any) -> Any:
+        layer.zero_grad()
+        layer(x)[0].sum().backward()
+        return nn.utils.clip_grad_norm_(layer.parameters(), 0.5, norm_type=float("inf"))
+
+    x = ddp.ones(3, 6, device="cuda")
+    graphed = ddp.cuda.graphed_step(step, warmup=1)
+    expected = graphed(x).item()
+    assert graphed(x).item() == pytest.approx(expected)
+
+
 def test_a_seed_between_replays_counts(gpu: Any) -> None:
     draw = ddp.cuda.graphed_step(lambda x: x * ddp.rand(4, device="cuda"), warmup=1)
     x = ddp.ones(4, device="cuda")

@@ -99,9 +99,11 @@ def function(cupy: Cupy, name: str, given: Any, library: bool = False) -> Any:
     waits, library = name in WAITS, library or name in LIBRARY
 
     def compute(*args: Any, **kwargs: Any) -> Any:
+        if name in ("concatenate", "stack") and len(args[0]) > 8:
+            cupy.refuse_capture("the addresses of more than 8 arrays, which the host sends")
         kwargs = {key: value for key, value in kwargs.items() if not (key == "out" and value is None)}
         fn = given if name in MOVES else cupy._single(name, given, args, kwargs)
-        return cupy._compute(name, fn, args, kwargs, waits, library)
+        return cupy._compute(name, fn, args, kwargs, waits or (name, len(args)) == ("where", 1), library)
 
     compute.__name__ = name
     return compute

@@ -28,6 +28,9 @@ class Working:
                     f"Array device must be same as the current device: array device = {each._memptr.device_id} "
                     f"while current = {here}"
                 )
+        if name not in self.loaded:
+            self.captures.unsafe("cuModuleLoadData")
+            self.loaded.add(name)
         self.record.launches[name] += 1
         self.put(self.current().ptr, name, run)
 

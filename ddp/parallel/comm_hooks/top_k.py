@@ -22,6 +22,7 @@ import numpy as np
 
 from ddp._device import device_of
 from ddp.errors import ArgumentError, StateDictError
+from ddp.ops.shape import concatenate
 from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
@@ -66,7 +67,7 @@ class TopK:
                 mine[chosen] = 0
         counts = [len(each) for each in places]
         cut = sum(counts) * _PLACE.itemsize
-        parts = xp.concatenate(places).astype(_PLACE, copy=False), xp.concatenate(values)
+        parts = concatenate(xp, places, 0).astype(_PLACE, copy=False), concatenate(xp, values, 0)
         message = xp.concatenate([part.view(np.uint8) for part in parts])
         everyones = yield bucket.comm.all_gather(message[None], lengths="equal", async_op=True)
 
