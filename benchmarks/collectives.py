@@ -79,7 +79,7 @@ def bench(name: str, nbytes: int, options: list[str], start: Sequence[str] = (sy
         sizes = [name, "-b", str(nbytes), "-e", str(nbytes), "--check", "--json", str(file)]
         baselines = "mpi4py,torch-gloo" if harness.has_torch() else "mpi4py"
         command = [*start, "-m", "launcher.bench", *sizes, "--vs", baselines, *options]
-        environ = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
+        environ = {**os.environ, "PYTHONPATH": harness.python_path(harness.ROOT)}
         done = subprocess.run(command, cwd=harness.ROOT, env=environ, stdout=subprocess.PIPE, text=True, timeout=LIMIT)
         if done.returncode != 0:
             raise SystemExit(f"ddp-bench {name} ended with {done.returncode}: {done.stdout}")

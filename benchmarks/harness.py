@@ -129,6 +129,11 @@ def versions() -> dict[str, str]:
     return found
 
 
+def python_path(*folders: str | Path) -> str:
+    """PYTHONPATH for a child: these folders, then those of this process, which may hold all of CuPy or an MPI."""
+    return os.pathsep.join(map(str, filter(None, [*folders, os.environ.get("PYTHONPATH")])))
+
+
 def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 

@@ -124,7 +124,7 @@ def run(port: Port, checkouts: Path, library: str) -> Run:
         (folder / "results").mkdir(exist_ok=True)
         out.mkdir()
         port.prepare(folder)
-        path = os.pathsep.join([str(harness.ROOT / "benchmarks/ported"), str(harness.ROOT)])
+        path = harness.python_path(harness.ROOT / "benchmarks/ported", harness.ROOT)
         ours = {"PYTHONPATH": path, "PORTS_LIBRARY": library, "PORTS_OUT": str(out), "PORTS_SEED": str(port.seed)}
         env = {**os.environ, **ours}
         began = time.perf_counter()

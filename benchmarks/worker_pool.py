@@ -62,7 +62,7 @@ class WorkerPool:
             listener.bind(path)
             listener.listen()
             listener.settimeout(STARTING)
-            environ = {**os.environ, "PYTHONPATH": str(harness.ROOT), **environ}
+            environ = {**os.environ, "PYTHONPATH": harness.python_path(harness.ROOT), **environ}
             self._processes = [
                 subprocess.Popen(
                     command, cwd=harness.ROOT, env=environ, stdin=subprocess.DEVNULL, start_new_session=True

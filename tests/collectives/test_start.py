@@ -18,7 +18,7 @@ from collectives.backends.single import DetachedTransport
 from collectives.start import asked_for, child_environment, inherited_placement
 from collectives.transport import Placement
 from collectives.world import World
-from tests.conftest import ROOT
+from tests.conftest import ROOT, python_path
 
 WHERE = Placement(rank=3, size=8, local_rank=1, local_size=2, node=1)
 X = np.ones(4)
@@ -58,7 +58,7 @@ def test_init_gives_it_that() -> None:
     environ = child_environment(Communicator(DetachedTransport(WHERE), timeout=5.0), None)
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**environ, "PYTHONPATH": str(ROOT)},
+        env={**environ, "PYTHONPATH": python_path(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,

@@ -20,6 +20,7 @@ from collectives.start import choose
 from collectives.world import World
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.linux import remove_stale_segments
+from tests.conftest import has_mpich
 
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 OMPI = {
@@ -119,8 +120,7 @@ def test_inside_run_threads_init_gives_the_ranks_communicator() -> None:
 @pytest.mark.mpi
 def test_a_world_smaller_than_promised_is_an_error(run_job: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     # What a rank sees when the other MPI's mpiexec started it.
-    mpich_here = (Path(sys.executable).parent / "mpiexec.hydra").exists()
-    rank, size = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if mpich_here else ("PMI_RANK", "PMI_SIZE")
+    rank, size = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") if has_mpich() else ("PMI_RANK", "PMI_SIZE")
     code = (
         "import collectives\nfrom collectives.backends.mpi import mpi_world\n"
         "try: collectives.init()\n"
@@ -169,7 +169,7 @@ def test_ranks_of_one_host_listen_on_the_loopback_alone(
     elif starter == "mpiexec":
         jobs = [start_job([*mpiexec, "-n", "2", *rank])]
     else:
-        if not (Path(sys.executable).parent / "mpiexec.hydra").exists():
+        if not has_mpich():
             pytest.skip("takes MPICH")
         shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
         shared["DDP_JOB_SECRET"] = str(tmp_path)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from collectives.flight.reader import FlightReader, Position
+from tests.conftest import python_path
 
 ROOT = Path(__file__).parents[3]
 
@@ -84,7 +85,7 @@ def test_which_frame_is_the_users(tmp_path: Path, main: str, user: tuple[str, st
 
 
 def _run(script: Path) -> str:
-    path = os.pathsep.join(map(str, (ROOT, script.parent, script.parent / "site-packages")))
+    path = python_path(ROOT, script.parent, script.parent / "site-packages")
     done = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": path},

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import has_mpich
+
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(60)]
 
 HANG = "time.sleep(60)"
@@ -126,7 +128,7 @@ def test_what_a_rank_leaves_behind_ends_with_it_and_forked_children_are_no_ranks
     assert "ValueError: in a child" in done.stderr
 
 
-@pytest.mark.skipif(not (Path(sys.executable).parent / "mpiexec.hydra").exists(), reason="takes MPICH")
+@pytest.mark.skipif(not has_mpich(), reason="takes MPICH")
 def test_ranks_that_never_start_are_named(run_job: Any, script: Any, tmp_path: Any) -> None:
     engine = tmp_path / "bin" / "mpiexec"
     engine.parent.mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_mpich
 from tests.launcher.conftest import LAUNCH
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(120)]
@@ -75,7 +75,7 @@ def test_a_machine_on_which_no_rank_can_run(
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     if subprocess.run([*around, "true"], capture_output=True, env={"PATH": path}).returncode != 0:
         pytest.skip("it takes unshare and ip to make one like that")
-    if says.startswith(NEEDS) and not (Path(sys.executable).parent / "mpiexec.hydra").exists():
+    if says.startswith(NEEDS) and not has_mpich():
         pytest.skip("takes MPICH, which keeps what ranks share in /dev/shm")
     files = tmp_path / "files"
     files.mkdir()

@@ -23,10 +23,10 @@ from collectives.backends.mpi.pmi_server import KeyValueSpace, Server
 from collectives.backends.mpi.rendezvous import Rendezvous, addresses, secret
 from collectives.errors import WorldError
 from collectives.world import World
+from tests.conftest import has_mpich
 
 HERE = "127.0.0.1"
-MPICH = (Path(sys.executable).parent / "mpiexec.hydra").exists()
-needs_mpich = pytest.mark.skipif(not MPICH, reason="takes MPICH")
+needs_mpich = pytest.mark.skipif(not has_mpich(), reason="takes MPICH")
 
 
 def free_port() -> int:
@@ -316,7 +316,7 @@ def test_an_mpi_that_has_begun_alone_is_an_error(run_ranks: Start) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.skipif(MPICH, reason="takes Open MPI")
+@pytest.mark.skipif(has_mpich(), reason="takes Open MPI")
 def test_open_mpi_says_how_its_ranks_are_started(run_ranks: Start) -> None:
     done = run_ranks("import collectives; collectives.init(timeout=20)", 2, ranks=range(1, 2))
     assert done[0].returncode == 1
