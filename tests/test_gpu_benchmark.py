@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -16,11 +15,10 @@ import pytest
 
 import ddp
 from benchmarks.gpu import __main__ as benchmark
-from benchmarks.gpu import correctness, h2d_overlap
+from benchmarks.gpu import h2d_overlap
 from benchmarks.gpu.__main__ import Implementation, compile_all, differs, take_turns
 from benchmarks.gpu.tasks import TASKS
 from benchmarks.gpu.worker import Library, first_losses, train
-from benchmarks.harness import ROOT
 from benchmarks.worker_pool import WorkerError
 from tests.conftest import Run
 
@@ -60,7 +58,7 @@ def test_later_losses_may_differ_as_two_runs_of_pytorch_do() -> None:
 def test_what_cudnn_computes_is_not_measured_without_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(benchmark, "about", lambda device: {"gpu": "", "cudnn": None})
+    monkeypatch.setattr(benchmark, "about", lambda device: {"gpu": "", "cudnn": None, "versions": {}})
     to = tmp_path / "gpu.json"
     monkeypatch.setattr(sys, "argv", ["gpu", "--rounds", "1", "--only", "gpt2,resnet18", "--json", str(to)])
     benchmark.main()
@@ -90,53 +88,29 @@ def test_a_process_that_fails_is_out_and_the_others_go_on() -> None:
     assert out == {name: f"{name}: out of memory" for name in ("ddp", "ddp-graph")}
 
 
-SUITE = """
-import time, pytest
-@pytest.mark.gpu
-def test_works(): import warnings; warnings.warn("of another version")
-@pytest.mark.gpu
-def test_fails(): assert 1 + 1 == 3
-@pytest.mark.gpu
-@pytest.mark.skipif(True, reason="")
-def test_skips(): pass
-def test_of_no_gpu(): assert False
-@pytest.mark.gpu
-def test_takes_long(): time.sleep({seconds})
-"""
-
-
-@pytest.mark.parametrize(("seconds", "limit", "code"), [(0, 90, 1), (60, 5, 2)])
-def test_tests_report_what_failed_and_stop_in_time(
-    seconds: int, limit: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
-) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: on a GPU\nfilterwarnings = error\n")
-    (tmp_path / "test_suite.py").write_text(SUITE.format(seconds=seconds))
-    (tmp_path / "test_broken.py").write_text("import no_such_module")
-    monkeypatch.setattr(correctness, "ROOT", tmp_path)
-    assert correctness.run_tests(limit, 2, ["test_suite.py", "test_broken.py"]) == code
-    printed = capfd.readouterr().out
-    if seconds:
-        assert "not finished after 5 s" in printed
-    else:
-        assert "FAILED test_suite.py::test_fails - assert (1 + 1) == 3" in printed
-        assert "2 passed, 1 skipped" in printed
-        assert (tmp_path / "gpu-tests.xml").exists()
-
-
-def test_the_paths_hold_every_test_that_needs_a_gpu() -> None:
-    marked = re.compile(r"^(@|pytestmark = \[?)pytest\.mark\.gpu\b", re.M)
-    files = [each for each in (ROOT / "tests").rglob("test_*.py") if marked.search(each.read_text())]
-    assert len(files) > 5
-    paths = [ROOT / each for each in correctness.PATHS]
-    assert not [each for each in paths if not each.exists()]
-    # This file has such marks in the text of a suite, and no such test.
-    assert {each for each in files if not any(each.is_relative_to(path) for path in paths)} <= {Path(__file__)}
-
-
 def test_without_a_gpu_one_line_says_so(run_job: Run, tmp_path: Path) -> None:
     done = run_job([sys.executable, "-m", "benchmarks.gpu"], env={"PATH": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr == "benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes\n"
+
+
+def test_versions_are_those_that_the_workers_measure_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed = tmp_path / "nvidia_cudnn_frontend-9.9.9.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: nvidia-cudnn-frontend\nVersion: 9.9.9\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert benchmark.about("cpu")["versions"]["nvidia-cudnn-frontend"] == "9.9.9"
+
+
+def test_a_task_alone_has_all_the_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def compare(task: str, group: Any, rounds: int, deadline: float, device: str) -> dict[str, Any]:
+        assert deadline - time.monotonic() == pytest.approx(60, abs=5)
+        return {"seconds": {}}
+
+    monkeypatch.setattr(benchmark, "compare", compare)
+    options = ["--device", "cpu", "--limit", "60", "--only", "small-gpt", "--json", str(tmp_path / "gpu.json")]
+    monkeypatch.setattr(sys, "argv", ["gpu", *options])
+    benchmark.main()
 
 
 def test_who_cannot_compile_is_named() -> None:

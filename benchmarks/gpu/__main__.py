@@ -1,6 +1,6 @@
 """Everything that is promised of GPUs, in one run: each promise beside PyTorch.
 
-    python -m benchmarks.gpu.correctness           # first, and apart: the tests that need a GPU
+    python -m benchmarks.gpu.first                 # first: whether all works; it ends with this, a task at a time
     python -m benchmarks.gpu [--rounds 15] [--limit 560] [--only gpt2,loader] [--json FILE]
     python -m benchmarks.gpu --device cpu          # the same on tiny sizes, where there is no GPU: does it run?
 
@@ -27,7 +27,6 @@ from benchmarks.gpu import h2d_overlap
 from benchmarks.gpu.tasks import TASKS
 from benchmarks.harness import Goal, Rounds, at_least, at_most, over
 from benchmarks.worker_pool import WorkerError, WorkerPool
-from ddp.backends import cudnn
 
 COMPILING = 150.0  # s
 WARMING = 60.0  # s that imports, warm-up and the first losses may take, of each implementation
@@ -162,14 +161,15 @@ def fits(name: str, device: str) -> bool:
 
 
 def about(device: str) -> dict[str, Any]:
-    """The GPU and its cuDNN. Raises: SystemExit if there is none."""
-    if device == "cpu":
-        return {"gpu": None, "cudnn": None}
-    if shutil.which("nvidia-smi") is None:
-        sys.exit("benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes")
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]
-    done = subprocess.run(query, capture_output=True, text=True, timeout=30)
-    return {"gpu": done.stdout.strip(), "cudnn": cudnn.version()}
+    """The GPU, and the versions that a worker of ours measures with. Raises: SystemExit if there is no GPU."""
+    gpu = None
+    if device == "cuda":
+        if shutil.which("nvidia-smi") is None:
+            sys.exit("benchmarks.gpu: there is no nvidia-smi, and so no GPU; --device cpu runs tiny sizes")
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]
+        gpu = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
+    with Implementation("small-gpt", "ddp", device) as worker:
+        return {"gpu": gpu, **worker.answer(WARMING, "versions")}
 
 
 def main() -> None:
@@ -180,7 +180,7 @@ def main() -> None:
     args = parser.parse_args()
     deadline = time.monotonic() + args.limit
     found: dict[str, Any] = {**about(args.device), "tasks": {}}
-    print(f"{found['gpu']}, cuDNN {found['cudnn']}, {harness.versions()}", flush=True)
+    print(f"{found['gpu']}, cuDNN {found['cudnn']}, {found['versions']}", flush=True)
 
     def keep(promised: Sequence[Goal] = ()) -> None:  # what is found is found, whatever becomes of the rest
         harness.write(args.json, "gpu", promised, **found)
@@ -196,7 +196,7 @@ def main() -> None:
         with ExitStack() as stack:
             able = [name for name in names if fits(name, args.device)]
             group = [stack.enter_context(Implementation(task, name, args.device)) for name in able]
-            share = (deadline - time.monotonic()) / (len(named) - number + 1)
+            share = (deadline - time.monotonic()) / (len(named) - number + ("loader" in args.only))
             found["tasks"][task] = compare(task, group, args.rounds, time.monotonic() + share, args.device)
         keep()
     promised = [*goals({task: each["seconds"] for task, each in found["tasks"].items()})]

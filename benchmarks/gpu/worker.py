@@ -36,6 +36,10 @@ class Library:
         t.backends.cudnn.benchmark = True
         self.t: Any = t
 
+    def cudnn(self) -> int | None:
+        """The version of the library's cuDNN, 92800 for 9.28.0; None where it has none, or on a CPU."""
+        return self.t.backends.cudnn.version() if self.device == "cuda" else None
+
     def synchronize(self) -> None:
         """Waits for the device."""
         if self.device == "cuda":
@@ -111,6 +115,10 @@ class Worker:
         self._name, self._device = name, device
         self._task = TASKS[key] if device == "cuda" else TASKS[key].small()
 
+    def versions(self) -> dict[str, Any]:
+        """What this process measures with."""
+        return {"cudnn": Library(self._name, self._device).cudnn(), "versions": harness.versions()}
+
     def compile(self) -> None:
         """Trains a few steps: what they compile is in the caches on disk afterwards."""
         library = Library(self._name, self._device)
@@ -118,7 +126,7 @@ class Worker:
         first_losses(train(library, self._task))
 
     def warm_up(self) -> dict[str, Any]:
-        """Trains the first steps; their losses, and peak memory. again: losses of PyTorch with the batch reversed"""
+        """Trains the first steps; their losses, peak memory, cuDNN. again: losses of PyTorch with the batch reversed"""
         self._library = library = Library(self._name, self._device)
         found: dict[str, Any] = {}
         if self._name == "torch":
@@ -127,7 +135,7 @@ class Worker:
         self._step = train(library, self._task)
         found["losses"] = first_losses(self._step)
         self.steps(3)
-        return {**found, "peaks": library.peaks()}
+        return {**found, "peaks": library.peaks(), "cudnn": library.cudnn()}
 
     def steps(self, count: int) -> float:
         """Seconds of one of so many steps, from an idle device to an idle device."""

@@ -1,0 +1,229 @@
+"""The program of the first minutes on a GPU: verdicts, files and ends with steps of every bad kind; its own steps."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddp
+from benchmarks.gpu import first, first_steps
+from benchmarks.gpu.first import NO_TIME, NOTHING_CAN_RUN, PASSED, Result, Step
+from benchmarks.harness import ROOT
+from ddp._cuda import raw_kernel
+from launcher.doctor import gpu as doctor
+from launcher.doctor import mpi
+from launcher.doctor.findings import error
+from launcher.doctor.probes import Answer
+from tests.conftest import Job, Run
+from tests.test_gpu_benchmark import _switches  # noqa: F401  # a fixture
+
+STEPS = {
+    # It does not listen to SIGINT, and leaves a child in a session of its own.
+    "hangs": (
+        "import signal, subprocess, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('it begins');"
+        "subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(60)"
+    ),
+    "crashes": "import os, signal; print('it crashes'); os.kill(os.getpid(), signal.SIGSEGV)",
+    "garbage": r"import os; os.write(1, b'\xff\x00\x1b[31m\t' * 9999); os._exit(3)",
+    "passes": "print('warning: no wheel: pip install it'); print('well')",
+    "waits": "import os, time; open(os.environ['BEGUN'], 'w'); time.sleep(60)",
+    "told": "import sys; print(sys.argv[1:])",
+}
+PROGRAM = """
+import sys
+from benchmarks.gpu import first
+first.GRACE = 0.3
+first.main(lambda device, logs: [
+    first.Step(name, limit, [sys.executable, "-c", code], told=name == "told") for name, limit, code in {steps}
+])
+"""
+Start = Callable[..., Job]
+
+
+@pytest.fixture
+def start(start_job: Start, tmp_path: Path) -> Start:
+    """Starts the program with some of these steps, "hangs" for 1 s at most. It writes its files to tmp_path."""
+
+    def start(*names: str, limit: str = "60", **environ: str) -> Job:
+        steps = [(name, 1 if name == "hangs" else 20, STEPS[name]) for name in names]
+        code = PROGRAM.format(steps=steps)
+        return start_job([sys.executable, "-c", code, "--out", tmp_path, "--limit", limit], env=environ)
+
+    return start
+
+
+def verdicts(out: Path) -> dict[str, str]:
+    return {step["step"]: step["verdict"] for step in json.loads((out / "first.json").read_text())["steps"]}
+
+
+def log(out: Path, name: str) -> bytes:
+    with tarfile.open(out / "logs.tgz") as tar:
+        file = tar.extractfile(f"logs/{name}.txt")
+        assert file is not None
+        return file.read()
+
+
+def test_whatever_a_step_does_the_next_one_runs(start: Start, tmp_path: Path) -> None:
+    done = start("hangs", "crashes", "garbage", "passes").wait()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert verdicts(tmp_path) == {
+        "hangs": "failed: not finished after 1 s",
+        "crashes": "failed: Segmentation fault",
+        "garbage": "failed: exit status 3",
+        "passes": "passed; warning: no wheel: pip install it",
+    }
+    assert log(tmp_path, "passes") == b"warning: no wheel: pip install it\nwell\n"
+    assert len(log(tmp_path, "garbage")) == 8 * 9999
+    rows, _, summary = done.stdout.partition("\n\n")
+    assert [row.split()[0] for row in rows.splitlines()] == list(verdicts(tmp_path))
+    assert summary.startswith("== hangs: failed: not finished after 1 s\nit begins\n\n== crashes: failed: Seg")
+    assert summary.endswith("\n\n1 of 4 steps passed\n")
+    assert done.stdout.replace("\n", "").isprintable()
+
+
+def test_what_is_left_out_when_time_is_short(start: Start, tmp_path: Path) -> None:
+    assert start("passes", "hangs", limit="17").wait().returncode == 1
+    assert verdicts(tmp_path) == {"passes": NO_TIME, "hangs": "failed: not finished after 1 s"}
+
+
+def test_a_benchmark_is_told_how_long_it_may_take(start: Start, tmp_path: Path) -> None:
+    assert start("told", limit="30").wait().returncode == 0  # 15 of which no step gets
+    assert re.fullmatch(rb"\['--limit', '1[45]'\]\n", log(tmp_path, "told"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_step_and_writes_what_there_is(start: Start, tmp_path: Path, number: int) -> None:
+    begun = tmp_path / "begun"
+    job = start("passes", "waits", "crashes", BEGUN=str(begun))
+    while not begun.exists():
+        time.sleep(0.02)
+    job.process.send_signal(number)
+    done = job.wait(20)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert verdicts(tmp_path) == {"passes": "passed; warning: no wheel: pip install it", "waits": "interrupted"}
+    assert done.stdout.endswith("\n1 of 2 steps passed\n")
+    assert b"KeyboardInterrupt" in log(tmp_path, "waits")
+
+
+def test_without_a_gpu_one_sentence_says_so_and_no_other_step_runs(run_job: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.first", "--out", str(tmp_path)]
+    done = run_job(command, env={"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch("benchmarks.gpu.first: .*GPU.*\n", done.stderr)
+    assert list(verdicts(tmp_path)) == ["versions"]
+
+
+def test_a_full_disk_is_a_sentence_and_the_next_step_runs(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "logs.tgz").symlink_to("/dev/full")
+    done = start("passes", "told").wait()
+    sentence = f"the results cannot be written to {tmp_path}: No space left on device; those of before stay there"
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.count(sentence) == len(verdicts(tmp_path)) == 2
+
+
+def test_a_disk_that_fills_up_leaves_the_files_of_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    assert first.write(tmp_path, tmp_path / "logs", [Result("step", PASSED)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
+    try:
+        assert not first.write(tmp_path, tmp_path / "logs", [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot be written" in capsys.readouterr().out
+    assert verdicts(tmp_path) == {"step": PASSED}
+
+
+def test_a_step_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
+    assert first.run(Step("step", 9, ["/no/program"]), 9.0, tmp_path).verdict == "failed: No such file or directory"
+
+
+def test_the_tests_of_the_table_are_all_that_need_a_gpu() -> None:
+    marked = re.compile(r"^(@|pytestmark = \[?)pytest\.mark\.gpu\b", re.M)
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if marked.search(path.read_text())]
+    assert len(files) > 5
+    words = [word for step in first.table("cuda", Path()) for word in step.command if word.startswith("tests/")]
+    paths = [ROOT / word for word in words]
+    assert not [path for path in paths if not path.exists()]
+    assert not [file for file in files if not any(file.is_relative_to(path) for path in paths)]
+
+
+# --- the steps of its own ------------------------------------------------------------------------------------------
+
+
+def test_the_steps_of_a_cpu_run_on_one(run_job: Run, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.first", "--device", "cpu", "--out", str(tmp_path)]
+    done = run_job([*command, "--only", "kernels,tiny-small-gpt,full-small-gpt"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 of 4 steps passed" in done.stdout
+    assert "ms a step" in done.stdout
+
+
+@pytest.fixture
+def run_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
+    """The lines of the first step on a machine with a GPU, some libraries, and no MPI."""
+
+    def run(**libraries: Any) -> list[str]:
+        facts = doctor.Gpus(cards=(("H100", "81559 MiB", "9.0", "580.1"),), **libraries)
+        monkeypatch.setattr(doctor, "look", lambda: facts)
+        monkeypatch.setattr(mpi, "check", lambda: [error("no MPI found", "pip install mpich")])
+        try:
+            first_steps.versions("cuda", str(tmp_path / "versions.json"))
+        except SystemExit as ended:
+            print(f"exit status {ended.code}")
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.usefixtures("_switches")
+def test_a_missing_wheel_is_a_warning_with_its_command(run_versions: Callable[..., list[str]]) -> None:
+    works = {"version": "14.2.0", "driver": 13000, "runtime": 13000, "failure": ""}
+    lines = run_versions(cupys=("cupy-cuda13x",), cupy=Answer(works, "", (), 0))
+    warnings = [line for line in lines if line.startswith(first.WARNING)]
+    assert warnings[0] == "warning: no MPI found: pip install mpich"
+    assert re.fullmatch(r"warning: cuDNN is not installed: .* -m pip install 'nvidia-cudnn-frontend.*", warnings[1])
+
+
+@pytest.mark.usefixtures("_switches")
+def test_without_cupy_nothing_can_run(run_versions: Callable[..., list[str]]) -> None:
+    *_, why, status = run_versions()
+    assert re.fullmatch(r"CuPy is not installed.* -m pip install cupy-cuda13x .*", why)
+    assert status == f"exit status {NOTHING_CAN_RUN}"
+
+
+@pytest.mark.usefixtures("_switches")
+def test_tiny_trainings_on_the_stand_in(gpu: Any) -> None:
+    first_steps.memcheck("cuda")
+    first_steps.tiny("cuda", "small-gpt", "ddp-graph")
+
+
+def test_ops_on_the_stand_in_and_those_that_differ_are_named(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_steps.kernels("cuda")
+    monkeypatch.setattr(first_steps, "TOLERANCES", {ddp.float32: -1.0})
+    with pytest.raises(SystemExit, match="1"):
+        first_steps.kernels("cuda")
+    assert re.match("0 differ\n13 differ\nlayer_norm, float32: AssertionError: .* off\n", capsys.readouterr().out)
+
+
+def test_sources_are_compiled_on_the_stand_in(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = raw_kernel.KERNEL_SOURCES["looking"]
+    monkeypatch.setattr(raw_kernel, "KERNEL_SOURCES", {"looking": source})
+    first_steps.compile("cuda")
+    assert capsys.readouterr().out == f"{len(source.dtypes)} sources compiled\n"
