@@ -49,10 +49,12 @@ def run_threads(fn: Callable[[Communicator], T], size: int = 4, *, timeout: floa
     timeout: seconds; the time limit of every collective and of the whole
     Returns: each rank's result, in rank order
 
-    Raises: the exception of the first rank that failed; CollectiveTimeout if a rank does not end in time, naming it.
+    Raises: the exception of the first rank that failed; CollectiveTimeout if a rank does not end in time, naming it;
+    ArgumentError if size or timeout is no number above 0.
     """
     if not isinstance(size, int) or size < 1:
         raise ArgumentError(f"size should be at least 1, is {size!r}")
+    timeout = check_timeout(timeout)
     group = ThreadGroup(size)
     left: dict[int, ExitNotice] = {}
     results: dict[int, T] = {}
@@ -109,7 +111,7 @@ def init(
     nothing; a backend asked for by name never falls back. Arrays on GPUs are served whatever it is: over NCCL if all
     ranks can use it, which they find out together at the first such array. "nccl" wants that known at once: it raises
     on every rank if one of them cannot. What `ddp-launch --backend` says is what "auto" takes
-    timeout: seconds; the time limit of every collective, of start and of exit
+    timeout: seconds; the time limit of every collective, of start and of exit; math.inf: none
     check: "first" compares what ranks on different nodes call in the first 100 calls of each communicator, "always" in
     all, for one small exchange a call; ranks of one node are always compared. The same on every rank
     nccl: how NCCL's communicators are made (thread blocks, network, ...); the same on every rank
@@ -130,7 +132,7 @@ def init(
     backend = asked_for(backend, os.environ)
     if check not in _CHECKS:
         raise ArgumentError(f"check should be one of {', '.join(_CHECKS)}, is {check!r}")
-    check_timeout(timeout)
+    timeout = check_timeout(timeout)
     global _world
     with _lock:
         if _world is None:

@@ -12,6 +12,7 @@ may still be waiting for a slow rank; one that left before call #5 is.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,14 +40,33 @@ class ExitNotice:
         return not is_clean(self.status)
 
     def encode(self) -> bytes:
-        """This notice as JSON."""
-        return json.dumps({"status": self.status, "calls": dict(self.calls)}).encode()
+        """This notice as JSON. Communicators that differ by a number alone and made as many calls are one entry."""
+        runs: list[list[Any]] = []  # [text before the number, text after it, first, last, calls]
+        for before, after, number, count in sorted((*_numbered(key), count) for key, count in self.calls.items()):
+            if runs and runs[-1] == [before, after, runs[-1][2], number - 1, count]:
+                runs[-1][3] = number
+            else:
+                runs.append([before, after, number, number, count])
+        return json.dumps([self.status, runs]).encode()
 
     @staticmethod
     def decode(message: bytes) -> ExitNotice:
         """The notice that `encode` wrote."""
-        read = json.loads(message)
-        return ExitNotice(status=read["status"], calls=read["calls"])
+        status, runs = json.loads(message)
+        calls = {}
+        for before, after, first, last, count in runs:
+            for number in range(first, last + 1):
+                calls[before if number < 0 else f"{before}{number}{after}"] = count
+        return ExitNotice(status=status, calls=calls)
+
+
+_NUMBER = re.compile(r"(.*\.)(0|[1-9]\d*)(.*)")
+
+
+def _numbered(key: str) -> tuple[str, str, int]:
+    """`_numbered("world.3:1") == ("world.", ":1", 3)`, `_numbered("world") == ("world", "", -1)`"""
+    parts = _NUMBER.fullmatch(key)
+    return (key, "", -1) if parts is None else (parts[1], parts[3], int(parts[2]))
 
 
 def is_clean(status: int) -> bool:

@@ -39,7 +39,7 @@ class CollectiveOp(Generic[T]):
     """One collective, send or receive on one rank: what it is called, its steps, and its outcome.
 
     x: its array, None without one; more: its other arguments as text; file, line: of the user's code
-    scale: the number by which a reduction's result is multiplied, None where there is none or a function gives it
+    scale: the number by which a reduction's result is multiplied, None where there is none yet
     """
 
     name: str

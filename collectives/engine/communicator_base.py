@@ -263,8 +263,12 @@ def whole(number: Any, least: int, most: int, what: str) -> int:
     return int(plain)
 
 
+# s; 30 years. The system's calls take no infinity, and not many more.
+_LONGEST_TIMEOUT = 1e9
+
+
 def check_timeout(timeout: Any) -> float:
-    """A time limit. Raises: ArgumentError if it is no number above 0."""
+    """A time limit in seconds; infinity becomes 30 years. Raises: ArgumentError if it is no number above 0."""
     if not isinstance(timeout, (int, float)) or not timeout > 0:
         raise ArgumentError(f"timeout should be seconds above 0, is {timeout!r}")
-    return timeout
+    return min(timeout, _LONGEST_TIMEOUT)

@@ -305,44 +305,59 @@ class CallQueue:
 
     def _take_steps(self, look: bool = False) -> bool:
         """Takes all steps that can be taken now; True if there was any. look: also ends calls that wait in vain."""
-        if self._stepper:  # another thread takes them, or a signal handler has interrupted this one
+        if not self._begin_steps():
             return False
-        taken, ordered, thread = False, self._ordered, threading.get_ident()
-        with self._stepping:
-            try:
-                self._stepper = thread
-                while ordered:
-                    call = ordered[0]
-                    taken = self._advance(call) or taken
-                    if not call.done:
-                        break
-                for call in tuple(self._unordered):
-                    taken = self._advance(call) or taken
-                if look:
-                    self._look()
-            finally:
-                self._stepper = 0
+        taken = False
+        ordered = self._ordered
+        try:
+            while ordered:
+                call = ordered[0]
+                taken = self._advance(call) or taken
+                if not call.done:
+                    break
+            for call in tuple(self._unordered):
+                taken = self._advance(call) or taken
+            if look:
+                self._look()
+        finally:
+            self._stepper = 0
+            self._stepping.release()
         if self._closed:
             self._end_if_idle()
         return taken
 
     def _start(self, call: CollectiveOp[Any] | None) -> None:
-        """Takes the first step of that collective, since a later one may ask for the scale; None: starts the others.
+        """Takes the first step of that collective; None: starts the sends and receives.
 
-        Not while steps are taken already: a done callback may be waiting for a lock that this thread holds.
+        If another thread is taking steps, that one or the helper thread starts them.
         """
-        thread = threading.get_ident()
-        with np.errstate(all="ignore"):
-            if self._stepper:  # its thread, or the helper thread, starts them
-                return
-            with self._stepping:
-                try:
-                    self._stepper = thread
-                    # In order: messages of one tag arrive as they were sent.
-                    for each in [each for each in self._unordered if each.test is None] if call is None else [call]:
-                        self._advance(each, first=call is not None)
-                finally:
-                    self._stepper = 0
+        if not self._begin_steps():
+            return
+        try:
+            with np.errstate(all="ignore"):
+                # In order: messages of one tag arrive as they were sent.
+                for each in [each for each in self._unordered if each.test is None] if call is None else [call]:
+                    self._advance(each, first=call is not None)
+        finally:
+            self._stepper = 0
+            self._stepping.release()
+
+    def _begin_steps(self) -> bool:
+        """Makes this thread the one that takes steps; False if one does already, this one below a signal handler, too.
+
+        Never waits for that thread: its done callbacks may want a lock that this one holds.
+        """
+        if self._stepper:
+            return False
+        try:
+            if not self._stepping.acquire(blocking=False):
+                return False
+            self._stepper = threading.get_ident()
+        except BaseException:  # Ctrl-C, which may have come with the lock taken
+            with contextlib.suppress(RuntimeError):
+                self._stepping.release()
+            raise
+        return True
 
     def _advance(self, call: CollectiveOp[Any], first: bool = False) -> bool:
         """Takes the steps of one call that can be taken now; True if there was any. first: at most one"""

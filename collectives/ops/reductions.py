@@ -11,7 +11,7 @@ from collectives.arrays import as_array, check_out, contiguous, flat, is_device_
 from collectives.backends.shm.call_cache import CallPlan, Piece, nothing, reduced
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase, Scale
-from collectives.errors import ArgumentError, CollectivesError
+from collectives.errors import ArgumentError, CollectivesError, MismatchError
 from collectives.native import astype, copy
 from collectives.reduction import HALVES, Array, ReduceOp, Reduction, check_scale, describe, finish, wire_op
 from collectives.transport import Finish, Signatures, Steps
@@ -27,8 +27,9 @@ class Reductions(CommunicatorBase):
 
         x: (...), the same shape and dtype on every rank
         op: what `ReduceOp` has; a mean of integers is rounded toward zero
-        scale: the result is multiplied by it: the same number on every rank, or a function, which is called when all
-        earlier calls of this communicator are complete, so that it may depend on one of them
+        scale: the result is multiplied by it: the same number on every rank, or a function that returns it. The
+        function is called when all earlier calls of this communicator are complete, so that it may depend on one of
+        them. Ranks compare the numbers, except what a function returns for x on a GPU
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
@@ -103,8 +104,15 @@ class Reductions(CommunicatorBase):
             sent, total = _buffers(source, target, reduction, in_place)
             payload = flat(sent)
             received = None if total is None else payload if total is sent else flat(total)
-            yield from self.verify(call, self.signature(call, source.shape), payload, received if in_place else None)
-            apply = _finisher(reduction.op, self.size, scale)
+            failure = _ask(scale, call) if callable(scale) else None
+            signature = self.signature(call, source.shape)
+            try:
+                yield from self.verify(call, signature, payload, received if in_place else None)
+            except MismatchError as mismatch:
+                raise mismatch from failure
+            if failure is not None:
+                raise failure
+            apply = _finisher(reduction.op, self.size, call.scale)
             yield reduction.start(self.transport, wire_op(reduction.op), payload, received, apply)
             if total is None:
                 return None
@@ -124,6 +132,8 @@ class Reductions(CommunicatorBase):
 
         call = self._collective(name, source, steps, reduction.text, plan if source is x else None)
         call.scale = reduction.scale
+        if callable(scale):
+            call.small = False  # its first step asks that function, which may take its time
         return call
 
 
@@ -135,25 +145,28 @@ def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
     return astype(source, wire, "C")
 
 
-def _finisher(op: ReduceOp, size: int, scale: Scale) -> Finish | None:
+def _finisher(op: ReduceOp, size: int, scale: float | None) -> Finish | None:
     """What makes of any part of the total the same part of the answer; None if the total is the answer."""
-    factor = _ask(scale) if callable(scale) else scale
-    if (op is not ReduceOp.MEAN or size == 1) and (factor is None or factor == 1.0):
+    if (op is not ReduceOp.MEAN or size == 1) and (scale is None or scale == 1.0):
         return None
-    return lambda total: finish(total, op, size, factor)
+    return lambda total: finish(total, op, size, scale)
 
 
-def _ask(scale: Callable[[], float]) -> float:
-    """Raises: CollectivesError if that function returns no number, or raises an error of ours.
-
-    The others may be in the midst of this call by now, so it is no ArgumentError, after which ranks could go on.
-    """
+def _ask(scale: Callable[[], float], call: CollectiveOp[Any]) -> Exception | None:
+    """Has the function give the call's scale. Returns: what it raised, which the other ranks will see in the call."""
     try:
-        factor = scale()
-        check_scale(np.dtype(np.float64), factor)
-    except ArgumentError as error:
-        raise CollectivesError(f"the function given as scale failed: {error}") from error
-    return factor
+        call.scale = check_scale(np.dtype(np.float64), scale())
+        if call.scale is None:
+            raise ArgumentError("it returned no number")
+    except Exception as error:
+        call.more = f"{call.more} with a scale that failed"
+        if not isinstance(error, ArgumentError):
+            return error
+        # Where ranks are not compared the others reduce by now: no ArgumentError, after which this one could go on.
+        failure = CollectivesError(f"the function given as scale failed: {error}")
+        failure.__cause__ = error
+        return failure
+    return None
 
 
 def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:

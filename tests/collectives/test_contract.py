@@ -15,6 +15,7 @@ import collectives
 from collectives import Communicator, world
 from collectives.errors import TooManyCommunicators
 from collectives.time_limit import TimeLimit
+from tests.collectives.contract.agreement import AgreementContract
 from tests.collectives.contract.life import LifeContract
 from tests.collectives.contract.movements import MovementsContract
 from tests.collectives.contract.objects import ObjectsContract
@@ -24,7 +25,15 @@ from tests.collectives.contract.reductions import ReductionsContract
 from tests.collectives.contract.run import Run
 
 
-class Contract(ReductionsContract, MovementsContract, PairsContract, ObjectsContract, LifeContract, RandomContract):
+class Contract(
+    ReductionsContract,
+    MovementsContract,
+    PairsContract,
+    ObjectsContract,
+    AgreementContract,
+    LifeContract,
+    RandomContract,
+):
     """A backend's tests inherit this and provide `run`, which calls a function on every rank."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -186,3 +187,26 @@ def test_a_backend_that_lacks_a_module_says_which(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
         asked_for("half", {})
+
+
+def test_a_time_limit_may_be_infinite_and_must_be_above_zero() -> None:
+    def check(comm: Communicator) -> float:
+        assert comm.split(0, timeout=math.inf).timeout == comm.timeout
+        assert comm.all_reduce(np.ones(1)) == comm.size
+        return comm.timeout
+
+    assert collectives.run_threads(check, 2, timeout=math.inf) == collectives.run_threads(check, 2, timeout=1e12)
+    for timeout in (0, -1.0, math.nan, "60", None):
+        with pytest.raises(collectives.ArgumentError, match="timeout should be seconds above 0, is"):
+            collectives.run_threads(check, 2, timeout=timeout)
+        with pytest.raises(collectives.ArgumentError, match="timeout should be seconds above 0, is"):
+            collectives.init(timeout=timeout)
+
+
+@pytest.mark.mpi
+def test_a_time_limit_may_be_infinite_under_a_bare_engine(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str]
+) -> None:
+    code = "import math, collectives as c, numpy as np; print(c.init(timeout=math.inf).all_reduce(np.ones(1)))"
+    done = run_job([*mpiexec, "-n", "2", sys.executable, "-c", code], timeout=60)
+    assert (done.returncode, done.stdout.count("[2.]")) == (0, 2), done.stderr

@@ -13,6 +13,7 @@ work the same way, from one phase to the next. Sound where stores of one CPU are
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import platform
@@ -20,6 +21,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +56,7 @@ def supported() -> str:
 
 
 class Segment:
-    """A mapped segment. Arrays over it keep the mapping alive; the file descriptor is needed only while others map it.
+    """A mapped segment. Arrays over it keep the mapping alive; the file descriptor is needed until `release`.
 
     Raises: OSError where the system forbids it.
     """
@@ -70,11 +72,27 @@ class Segment:
         start: int = part.__array_interface__["data"][0] - self.memory.__array_interface__["data"][0]
         return TOKEN_PAGE + start
 
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Backs these bytes of `memory` by memory now. Raises: OSError where there is not enough.
+
+        Without it, the first write to a page for which there is no memory would end the process with SIGBUS.
+        """
+        free = available_memory()
+        if nbytes > free:  # asked first: the kernel would end other processes to make room
+            raise OSError(errno.ENOMEM, f"{nbytes} bytes are asked for, and {free} are free")
+        os.posix_fallocate(self._fd, TOKEN_PAGE + start, nbytes)
+
     def release(self) -> None:
         """Every process that should map it has done so."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def available_memory() -> int:
+    """Bytes that this machine can give without swapping, as the kernel estimates it (proc(5), MemAvailable)."""
+    text = Path("/proc/meminfo").read_text()
+    return int(text.partition("MemAvailable:")[2].split()[0]) << 10
 
 
 def create(nbytes: int) -> Segment:
@@ -97,12 +115,10 @@ def attach(address: Address, nbytes: int) -> Segment:
     try:
         if os.pread(fd, TOKEN, 0) != address.token.to_bytes(TOKEN, "little"):
             raise OSError(f"process {address.pid} is not the rank that was meant: another container?")
-        segment = Segment(fd, nbytes, address)
+        return Segment(fd, nbytes, address)
     except BaseException:
         os.close(fd)
         raise
-    segment.release()
-    return segment
 
 
 class ArrayLocation(NamedTuple):
@@ -125,6 +141,12 @@ def segment_bytes(nbytes: int, size: int) -> int:
     return PAGE + size * part_bytes(nbytes)
 
 
+def part_of(rank: int, nbytes: int) -> tuple[int, int]:
+    """Where a rank's part of such a segment starts, and its length in bytes."""
+    length = part_bytes(nbytes)
+    return PAGE + rank * length, length
+
+
 class _Shared(NamedTuple):
     segment: Segment
     marks: Any  # int64 items, one a rank: 1 once it has dropped its array
@@ -143,9 +165,12 @@ class SharedArrays:
     def add(self, segment: Segment, nbytes: int) -> Array:
         """This rank's array of a new segment, (nbytes,) uint8. Every rank adds the same segments."""
         # Its token is the same on all ranks, whatever order their threads add the arrays of several communicators in.
-        number, length = segment.address.token, part_bytes(nbytes)
+        number = segment.address.token
         marks = segment.memory[:PAGE].view(np.int64).data
-        parts = [segment.memory[PAGE + rank * length :][:length] for rank in range(self._size)]
+        parts = [
+            segment.memory[start : start + length]
+            for start, length in (part_of(rank, nbytes) for rank in range(self._size))
+        ]
         start = _address(parts[self._me])
         with self._lock:
             # What every rank has dropped is unmapped.
@@ -185,10 +210,14 @@ def _address(array: Array) -> int:
 _REASON = 200  # characters
 
 
-def share_segment(transport: Transport, nbytes: int) -> Steps[tuple[list[int], Segment | None, str]]:
+def share_segment(
+    transport: Transport, nbytes: int, own: tuple[int, int] | None = None
+) -> Steps[tuple[list[int], Segment | None, str]]:
     """One segment a node with several ranks, made by the first and mapped by all of them.
 
     nbytes: of the segment of this rank's node
+    own: where this rank's part starts in it and how many bytes it has, if it is to be backed by memory at once. Each
+    rank does it for its own part, so that its pages are on its NUMA node
     Returns: each rank's node; this node's segment, None for a rank alone; why there are none, the same on every rank
     """
     mine: Segment | None = None
@@ -209,6 +238,8 @@ def share_segment(transport: Transport, nbytes: int) -> Steps[tuple[list[int], S
     try:
         if several and transport.rank != maker and address is not None and not reason:
             mine = attach(Address(*address), nbytes)
+        if mine is not None and own is not None:
+            mine.reserve(*own)
     except (OSError, ValueError) as error:
         reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank {maker}: {error}"
     reasons = yield from gather_records(transport, reason[:_REASON])

@@ -92,6 +92,47 @@ class ReductionsContract:
 
         run(check)
 
+    def test_a_function_gives_the_same_scale_on_every_rank_or_each_raises(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            mine = comm.rank + 1.0
+            x = np.ones((comm.size, 2))
+
+            def fail() -> float:
+                if comm.rank == comm.size - 1:
+                    raise ZeroDivisionError("no samples")
+                return 1.0
+
+            for name in ("all_reduce", "reduce", "reduce_scatter"):
+                call = getattr(comm, name)
+                assert_array_equal(comm.broadcast(np.array(comm.all_reduce(x, scale=lambda: 0.5))), x * comm.size / 2)
+                assert_array_equal(comm.all_reduce(x, scale=0.5 if comm.rank else lambda: 0.5), x * comm.size / 2)
+                if comm.size == 1:
+                    continue
+                with pytest.raises(collectives.MismatchError, match=rf"{name} #\d+ +sum.* scale {mine!r} "):
+                    call(x, scale=lambda: mine)
+                with pytest.raises(collectives.MismatchError, match=rf"{name} #\d+ +sum.* scale {mine!r} "):
+                    call(x, scale=(lambda: mine) if comm.rank else mine, async_op=True).wait()
+                with pytest.raises(collectives.MismatchError, match=r"sum.* with a scale that failed") as raised:
+                    call(x, scale=fail)
+                assert isinstance(raised.value.__cause__, ZeroDivisionError | None)
+                assert (raised.value.__cause__ is not None) == (comm.rank == comm.size - 1)
+            assert comm.all_reduce(np.ones(1)) == comm.size
+
+        run(check)
+
+    def test_a_function_that_gives_no_scale_on_any_rank_breaks_the_communicator(self, run: Run) -> None:
+        def check(comm: Communicator) -> None:
+            for fail, said in ((lambda: "2", "scale should be a real number"), (lambda: None, "it returned no number")):
+                twin = comm.duplicate()
+                for _ in range(2):
+                    with pytest.raises(
+                        collectives.CollectivesError, match=f"the function given as scale failed: {said}"
+                    ):
+                        twin.all_reduce(np.ones(2), scale=fail)
+                twin.close()
+
+        run(check)
+
     def test_the_same_inputs_give_the_same_bits(self, run: Run) -> None:
         def check(comm: Communicator) -> bytes:
             x = np.random.default_rng(comm.rank).normal(size=3001).astype(np.float32)

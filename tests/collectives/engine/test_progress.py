@@ -191,6 +191,27 @@ def test_never_coming_is_a_table() -> None:
     assert describe_exits(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
 
 
+def test_thousands_of_closed_communicators_make_a_short_exit_notice() -> None:
+    comm = Communicator(SingleTransport(), timeout=30)
+    for _ in range(50):
+        twin = comm.duplicate()
+        part = twin.split(3)
+        part.barrier()
+        part.close()
+        twin.close()
+    comm.create_group([0]).close()
+    calls = dict(comm.registry.calls())
+    assert calls["world.7"] == 1
+    assert calls["world.7.0:3"] == 1
+    notice = ExitNotice(status=0, calls=calls)
+    assert ExitNotice.decode(notice.encode()) == notice
+    many = {f"world.{number}{more}": 2 for number in range(3200) for more in ("", ":5", " 0>1 sent")}
+    many |= {"world": 9, "world.17": 3, "world.-1": 4, "a.007": 1}
+    notice = ExitNotice(status=3, calls=many)
+    assert ExitNotice.decode(notice.encode()) == notice
+    assert len(notice.encode()) < 500
+
+
 def test_a_simulated_rank_that_does_not_end_is_named() -> None:
     release = threading.Event()
 
@@ -268,4 +289,33 @@ def test_a_call_starts_while_a_done_callback_waits_for_a_lock_of_its_caller() ->
         works.append(comm.barrier(async_op=True))
         assert not any(work.done() for work in works)
     assert [int(comm.recv(0, tag=1)[0]) for _ in works[1:]] == [0, 1, 2]
+    comm.close()
+
+
+def test_a_call_is_submitted_at_once_while_another_thread_begins_to_take_steps() -> None:
+    comm = Communicator(SingleTransport("steps"), timeout=30)
+    taken, over = threading.Event(), threading.Event()
+
+    def begin_steps() -> None:  # it has the lock, and has not said so yet
+        with comm.queue._stepping:
+            taken.set()
+            assert over.wait(20)
+
+    with ThreadPoolExecutor(2) as threads:
+        stepping = threads.submit(begin_steps)
+        assert taken.wait(20)
+        try:
+            calls = [
+                lambda: comm.barrier(async_op=True),
+                lambda: comm.send(np.ones(1), 0, async_op=True),
+                lambda: comm.all_reduce(np.ones(1), async_op=True).wait(timeout=0.1),
+            ]
+            for call in calls[:2]:
+                assert not threads.submit(call).result(10).done()
+            with pytest.raises(collectives.CollectiveTimeout, match=r"after waiting 0.1 s"):
+                threads.submit(calls[2]).result(10)
+        finally:
+            over.set()
+        stepping.result(10)
+    assert comm.recv(0) == 1
     comm.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -255,6 +256,47 @@ def test_an_array_that_cannot_be_shared_is_the_ranks_own_and_numbers_stay_equal(
         run_sharing(check, nodes)
     assert len(caplog.messages) == len(set(nodes))  # one a node
     assert "comm.empty gives each rank memory of its own" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("short", ["the machine", "the kernel"])
+def test_an_array_for_which_there_is_no_memory_is_refused_when_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, short: str
+) -> None:
+    if short == "the machine":
+        monkeypatch.setattr(segment, "available_memory", lambda: 1 << 20)
+    else:
+
+        def refuse(fd: int, start: int, nbytes: int) -> None:
+            if nbytes > 1 << 20:
+                raise OSError(errno.ENOSPC, "no space left")
+
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+
+    def check(comm: Communicator) -> None:
+        small, large = comm.empty(1 << 16), comm.empty(1 << 20)
+        arrays = comm.transport.shared_arrays
+        assert arrays.find(small) != segment.NOWHERE
+        assert arrays.find(large) == segment.NOWHERE
+        large[:] = comm.rank
+        assert_array_equal(comm.all_reduce(large, out=large), np.full(len(large), sum(range(comm.size))))
+
+    with caplog.at_level(logging.WARNING, "collectives"):
+        run_sharing(check, [0, 0])
+    said = "4194304 bytes are asked for, and 1048576 are free" if short == "the machine" else "no space left"
+    assert said in caplog.text
+
+
+def test_each_rank_has_the_kernel_back_its_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda fd, start, nbytes: asked.append((start, nbytes)))
+
+    def check(comm: Communicator) -> None:
+        array = comm.empty(3 * segment.PAGE // 4 + 1)
+        assert len(array) == 3 * segment.PAGE // 4 + 1
+
+    run_sharing(check, [0, 0])
+    first = 2 * segment.PAGE  # after the token and the marks
+    assert sorted(asked) == [(first, 4 * segment.PAGE), (first + 4 * segment.PAGE, 4 * segment.PAGE)]
 
 
 def held() -> tuple[int, int]:
