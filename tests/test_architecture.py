@@ -78,8 +78,8 @@ SIZES = {
     "rest of ddp": Size(13_862, 11_500, ("ddp",)),
     "collectives": Size(70_225, 65_000, ("collectives",)),
     "launcher": Size(68_037, 64_000, ("launcher",)),
-    "benchmarks": Size(36_064, 31_000, ("benchmarks",)),
-    "tests": Size(430_168, 385_000, ("tests",)),
+    "benchmarks": Size(36_115, 31_000, ("benchmarks",)),
+    "tests": Size(430_240, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

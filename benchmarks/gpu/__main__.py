@@ -210,6 +210,9 @@ def main() -> None:
             ratio = None
         promised.append(at_least("loader: speed over a bare copy from pinned memory", h2d_overlap.GOAL, ratio))
     keep(promised)
+    out = [name for task in found["tasks"].values() for name in task["out"]]
+    if out or ("loader" in args.only and "loader" not in found):
+        sys.exit("benchmarks.gpu: not everything could be measured, for the reasons above")
 
 
 if __name__ == "__main__":

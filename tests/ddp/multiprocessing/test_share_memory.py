@@ -101,7 +101,7 @@ def test_shared_memory_that_cannot_be_had_or_does_not_fit() -> None:
         Block.create(1 << 61)
     with pytest.raises(SharingError, match="shared memory of 8 bytes cannot be mapped"):
         Block.adopt(os.open("/dev/null", os.O_RDONLY), "token", 8)
-    assert all_descriptors() == before
+    assert not all_descriptors() - before
     block = Block.create(8)
     for dtype, shape, offset in (("int64", 2, 0), ("int8", 1, 8), ("int8", 1, -1), ("int32", 1, 2)):
         with pytest.raises(SharingError, match=r"fit|begin"):
