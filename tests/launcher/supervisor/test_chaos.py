@@ -121,7 +121,7 @@ def strike_at(start_job: Any, tmp_path: Path) -> Iterator[Callable[[Strike], str
     isolated = subprocess.run([*alone, "true"], capture_output=True).returncode == 0
     (tmp_path / "job.py").write_text(SCRIPT)
     (scratch := tmp_path / "tmp").mkdir()
-    options = ["--hang-timeout", "3", "--start-limit", "10", "--grace", "1"]
+    options = ["--hang-timeout", "6", "--start-limit", "10", "--grace", "1"]  # to start takes 4 s on a busy machine
 
     def run(strike: Strike) -> str:
         command = [*LAUNCH, "-n", str(strike.n), *options, str(tmp_path / "job.py")]
