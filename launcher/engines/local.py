@@ -117,5 +117,5 @@ class _Client:
         return bool(data)
 
     def _send(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # the rank has ended
-            self.socket.sendall(line.encode() + b"\n")
+        with contextlib.suppress(OSError):  # the rank has ended, for which no SIGPIPE must end this process
+            self.socket.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from launcher.engines.start_errors import explain_start_failure, unreachable_hos
 from launcher.errors import StartError, UsageError, start_error_line
 from launcher.job import Job
 from launcher.network import Host
-from tests.conftest import SLURM
+from tests.conftest import ROOT, SLURM
 
 RANK = ["python", "train.py"]
 HOSTS = (Host("a", 4), Host("b", 4))
@@ -367,6 +368,22 @@ def test_what_engines_say_in_one_sentence(engine_output: str, sentence: str | No
 def test_the_host_that_ssh_does_not_reach() -> None:
     assert unreachable_host("x\nssh: connect to host b port 22: No route to host\n") == "b"
     assert unreachable_host("Host key verification failed.\n") is None
+
+
+def test_a_rank_that_has_asked_and_ended_does_not_end_the_pmi_server() -> None:
+    code = """
+import signal, socket
+from collectives.backends.mpi.pmi_server import KeyValueSpace
+from launcher.engines.local import _Client
+
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in what the reaper forks
+ours, theirs = socket.socketpair()
+theirs.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\\n")
+theirs.close()
+print(_Client(ours).receive(KeyValueSpace(2, {})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_messages_name_the_process_that_stands_for_the_engine() -> None:
