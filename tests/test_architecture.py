@@ -76,10 +76,10 @@ SIZES = {
     "ddp/parallel, ddp/tracing": Size(36_459, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
     "rest of ddp": Size(13_862, 11_500, ("ddp",)),
-    "collectives": Size(70_225, 65_000, ("collectives",)),
+    "collectives": Size(70_337, 65_000, ("collectives",)),
     "launcher": Size(68_041, 64_000, ("launcher",)),
     "benchmarks": Size(36_115, 31_000, ("benchmarks",)),
-    "tests": Size(430_300, 385_000, ("tests",)),
+    "tests": Size(430_447, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

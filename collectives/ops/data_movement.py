@@ -23,8 +23,8 @@ from collectives.backends.shm.call_cache import CallPlan, Piece, filled, joined,
 from collectives.engine import array_header as header
 from collectives.engine.call import CollectiveOp
 from collectives.engine.communicator_base import CommunicatorBase
-from collectives.errors import ArgumentError
-from collectives.transport import ROWS, Signatures, Steps
+from collectives.errors import ArgumentError, MismatchError
+from collectives.transport import ROWS, Signatures, Steps, name_ranks
 
 
 class DataMovement(CommunicatorBase):
@@ -206,6 +206,8 @@ class DataMovement(CommunicatorBase):
                 received = np.empty((self.size, self.size), np.int64)
                 yield self.transport.all_prefixes(prefix, received.view(np.uint8))
                 table[:] = received.tolist()
+            elif signatures is not None:
+                check_sends(table, signatures)
             received_lengths = [sends[self.rank] for sends in table]
             buffer = arrays.result((sum(received_lengths), *row), dtype, whole, target)
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
@@ -226,8 +228,19 @@ class DataMovement(CommunicatorBase):
             return CallPlan(dtype, pieces, joined(dtype), prefix=prefix)
 
         planned = plan if whole is x else None
-        checksum = zlib.crc32(prefix.tobytes())
-        return arrays.call(name, whole, body, more, shape=row, rows=checksum, prefix=prefix, plan=planned)
+        return arrays.call(name, whole, body, more, shape=row, rows=checksum(sends), prefix=prefix, plan=planned)
+
+
+def checksum(sends: Sequence[int]) -> int:
+    """Of the rows that a rank sends to each, in 32 bits."""
+    return zlib.crc32(np.array(sends, np.int64).tobytes())
+
+
+def check_sends(table: Sequence[Sequence[int]], signatures: Signatures) -> None:
+    """Raises: MismatchError if a rank sends other rows than the table says that the caller knows."""
+    wrong = [rank for rank, sends in enumerate(table) if signatures[rank][ROWS] != checksum(sends)]
+    if wrong:
+        raise MismatchError(f"lengths say that rows are sent as in {table}; not so by {name_ranks(wrong)}")
 
 
 def _splittable(arrays: Any, x: Any, name: str) -> Any:

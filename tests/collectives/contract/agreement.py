@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,20 @@ class AgreementContract:
                     with pytest.raises(collectives.MismatchError, match=rf"{name} #\d+"):
                         call(**mine, async_op=True).wait()
                 assert comm.all_reduce(np.ones(1)) == comm.size
+
+        run(check)
+
+    @pytest.mark.parametrize("name", ["gather", "all_gather", "all_to_all"])
+    def test_rows_that_are_not_equal_though_lengths_say_so_are_an_error_on_every_rank(
+        self, run: Run, name: str
+    ) -> None:
+        def check(comm: Communicator) -> None:
+            rows = comm.size * (2 if comm.rank == comm.size - 1 else 1)
+            for async_op in (False, True) if comm.size > 1 else ():
+                call = functools.partial(getattr(comm, name), np.ones((rows, 2)), lengths="equal", async_op=async_op)
+                with pytest.raises(collectives.MismatchError, match="lengths"):
+                    call().wait()
+            assert comm.all_reduce(np.ones(1)) == comm.size
 
         run(check)
 
