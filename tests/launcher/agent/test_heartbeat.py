@@ -56,5 +56,5 @@ def test_cpu_below_counts_descendants_alive_and_dead() -> None:
         child.communicate(timeout=20)
     assert descendants_cpu(child.pid) == 0.0
     dead = descendants_cpu(os.getpid()) - before
-    assert alive >= 0.3
+    assert alive >= 0.299  # sums of hundredths have been subtracted
     assert dead >= alive
