@@ -124,7 +124,6 @@ class Cupy(ModuleType, Indexing, Making):
         """Adds work to a stream."""
         stream = self.handle(stream)
         machine = self.machine
-        # What is freed may be freed by the garbage collector, within an errstate: one in there breaks the first.
         quiet = run if run is None or kind == "free" else lambda: quietly(run)
         if self.capturing and stream in self.capturing and kind != "free":
             assert waits is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -163,23 +163,13 @@ class Working:
         return single
 
 
-_collecting: list[str] = []  # not empty while Python looks for cycles, in this or another thread
-
-
-def _note_collection(phase: str, info: Any) -> None:
-    _collecting.append(phase) if phase == "start" else _collecting.clear()
-
-
-gc.callbacks.append(_note_collection)
-
-
 def quietly(run: Callable[[], Any]) -> Any:
-    # Where finalizers do work of streams, Python (3.11) may be in the middle of setting a context variable, as errstate
-    # does, and setting one in between would leave it with freed memory.
-    if _collecting:
-        return run()
-    with np.errstate(all="ignore"):
-        return run()
+    # In a context of its own: where finalizers do work of streams, Python (3.11) may be in the middle of setting a
+    # variable of the context that they came from, as errstate does, and to set one there would leave it with freed
+    # memory.
+    context = contextvars.copy_context()
+    context.run(np.seterr, all="ignore")
+    return context.run(run)
 
 
 def nothing() -> None:
