@@ -66,7 +66,7 @@ class Size(NamedTuple):
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(10_443, 10_500, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(50_519, 47_000, ("ddp/_tensor",)),
-    "ddp/ops": Size(46_387, 46_000, ("ddp/ops",)),
+    "ddp/ops": Size(46_472, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(6_867, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_882, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(40_110, 39_000, ("ddp/nn",)),
@@ -79,7 +79,7 @@ SIZES = {
     "collectives": Size(70_337, 65_000, ("collectives",)),
     "launcher": Size(68_041, 64_000, ("launcher",)),
     "benchmarks": Size(36_115, 31_000, ("benchmarks",)),
-    "tests": Size(430_488, 385_000, ("tests",)),
+    "tests": Size(430_645, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

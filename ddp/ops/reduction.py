@@ -166,8 +166,14 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
     """
     if not x.size:
         return xp.zeros(x.shape[1]), xp.zeros(x.shape[1])
-    # float64 holds the squares of every float32, and the sum of equal ones exactly: these have a variance of 0.
-    return x.mean(axis=(0, 2), dtype="float64"), x.var(axis=(0, 2), dtype="float64")
+    mean = x.mean(axis=(0, 2), dtype="float64")
+    if x.dtype != "float64":
+        # float64 holds the squares of every float32, and the sum of equal ones exactly: these have a variance of 0.
+        return mean, x.var(axis=(0, 2), dtype="float64")
+    # The mean of equal ones may be rounded: what is left of them makes up for it.
+    rest = (x - mean[:, None]).mean(axis=(0, 2))
+    mean += xp.where(xp.isfinite(rest), rest, 0)
+    return mean, xp.square(x - mean[:, None]).mean(axis=(0, 2))
 
 
 def standardize(x: Array, mean: Array, rstd: Array) -> Array:

@@ -11,6 +11,7 @@ import ddp
 from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional as F
+from ddp.ops.reduction import moments
 from tests.ddp.nn.against_torch import agree, agree_as_functions, check_refusals, numbers, torch, twins
 
 LAYERS = [
@@ -197,3 +198,17 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 def test_refusals() -> None:
     check_refusals(*REFUSED)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 9])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_mean_of_equal_numbers_is_that_number_without_kernels_too(dtype: str, rows: int) -> None:
+    x = np.full((rows, 2, 7), 60000.7, dtype)
+    mean, variance = moments.__wrapped__(np, x)
+    assert (mean == x[0, 0, 0]).all()
+    assert not variance.any()
+    x[0, 1, 0] = np.inf
+    with np.errstate(invalid="ignore"):
+        mean, variance = moments.__wrapped__(np, x)
+    assert mean[1] == np.inf
+    assert np.isnan(variance[1])
