@@ -98,7 +98,7 @@ def _kind(dtype: np.dtype[Any]) -> str:
 
 
 def check_scale(dtype: np.dtype[Any], scale: object) -> float | None:
-    """Returns the scale as a number, or None if none is given or if it is a function, which is called later.
+    """The scale as a number. None if there is none, or if it is a function: that is called later.
 
     Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is no number.
     """

@@ -78,7 +78,7 @@ SIZES = {
     "rest of ddp": Size(13_862, 11_500, ("ddp",)),
     "collectives": Size(70_337, 65_000, ("collectives",)),
     "launcher": Size(68_041, 64_000, ("launcher",)),
-    "benchmarks": Size(36_115, 31_000, ("benchmarks",)),
+    "benchmarks": Size(36_132, 31_000, ("benchmarks",)),
     "tests": Size(430_645, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal

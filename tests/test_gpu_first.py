@@ -44,7 +44,7 @@ import sys
 from benchmarks.gpu import first
 first.GRACE = 0.3
 first.main(lambda device, logs: [
-    first.Step(name, limit, [sys.executable, "-c", code], told=name == "told") for name, limit, code in {steps}
+    first.Step(name, limit, [sys.executable, "-c", code], takes_limit=name == "told") for name, limit, code in {steps}
 ])
 """
 Start = Callable[..., Job]

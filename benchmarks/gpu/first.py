@@ -47,15 +47,15 @@ VERSIONS = "versions.json"
 class Step(NamedTuple):
     """A process.
 
-    limit: seconds that it may take; environ: more of its environment; told: it has an option --limit, for the seconds
-    that it really gets
+    limit: seconds that it may take; environ: more of its environment; takes_limit: the command has an option --limit,
+    and is given the seconds that are left for it
     """
 
     name: str
     limit: float
     command: Sequence[str]
     environ: Mapping[str, str] = {}
-    told: bool = False
+    takes_limit: bool = False
 
 
 class Result(NamedTuple):
@@ -74,25 +74,25 @@ def table(device: str, logs: Path) -> Iterator[Step]:
     """All steps on a device, "cuda" or "cpu", in their order. logs: where they may leave files"""
     cuda = device == "cuda"
     blocking = {"CUDA_LAUNCH_BLOCKING": "1"}  # an error names its op
-    yield Step("versions", 60, own("versions", device, str(logs / VERSIONS)))
+    yield Step("versions", 60, step_command("versions", device, str(logs / VERSIONS)))
     if cuda:
         yield pytest_step("products", 60, logs, "tests/gpu/test_gemm.py")
-        yield Step("compile", 60, own("compile", device))
-    yield Step("kernels", 45, own("kernels", device), blocking)
+        yield Step("compile", 60, step_command("compile", device))
+    yield Step("kernels", 45, step_command("kernels", device), blocking)
     for size in ("tiny", "full"):
         for model in MODELS:
             environ = blocking if size == "tiny" else {}
-            yield Step(f"{size}-{model}", 45, own(size, device, model, "ddp"), environ)
+            yield Step(f"{size}-{model}", 45, step_command(size, device, model, "ddp"), environ)
             if cuda:
-                yield Step(f"{size}-{model}-graph", 45, own(size, device, model, "ddp-graph"))
+                yield Step(f"{size}-{model}-graph", 45, step_command(size, device, model, "ddp-graph"))
     if cuda:
         yield from on_cuda_alone(device, logs)
     for task, limit in (("gpt2", 170), ("resnet18", 100), ("small-gpt", 100), ("loader", 45)):
         options = ["--device", device, "--only", task, "--rounds", "7", "--json", str(logs / f"gpu-{task}.json")]
-        yield Step(f"measure-{task}", limit, [sys.executable, "-m", "benchmarks.gpu", *options], told=True)
+        yield Step(f"measure-{task}", limit, [sys.executable, "-m", "benchmarks.gpu", *options], takes_limit=True)
 
 
-def own(step: str, device: str, *arguments: str) -> list[str]:
+def step_command(step: str, device: str, *arguments: str) -> list[str]:
     """The command of a step of `first_steps.py`."""
     return [sys.executable, "-m", "benchmarks.gpu.first_steps", step, device, *arguments]
 
@@ -101,7 +101,7 @@ def on_cuda_alone(device: str, logs: Path) -> Iterator[Step]:
     """NVIDIA's checker of accesses, where it is installed, and the tests that need a GPU."""
     if shutil.which("compute-sanitizer"):
         tool = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", "--launch-timeout", "60"]
-        yield Step("memcheck", 75, [*tool, *own("memcheck", device)])
+        yield Step("memcheck", 75, [*tool, *step_command("memcheck", device)])
     # By files: collecting all others takes longer than many of these run.
     yield pytest_step("tests-real", 90, logs, "tests/gpu/test_real.py")
     yield pytest_step("tests-ops", 110, logs, "tests/ddp/test_gpu.py", "tests/examples/test_cuda_kernel.py")
@@ -126,7 +126,7 @@ def run(step: Step, left: float, logs: Path) -> Result:
     limit = min(step.limit, left)
     if limit < step.limit / 2:
         return Result(step.name, NO_TIME)
-    command = [*step.command, "--limit", f"{limit - GRACE:.0f}"] if step.told else step.command
+    command = [*step.command, "--limit", f"{limit - GRACE:.0f}"] if step.takes_limit else step.command
     ours = {
         "PYTHONPATH": harness.python_path(harness.ROOT),
         "PYTHONUNBUFFERED": "1",  # what a step has printed is there when it is killed
@@ -201,9 +201,10 @@ def run_all(steps: Iterable[Step], limit: float, logs: Path, out: Path) -> bool:
         result = run(step, deadline - time.monotonic(), logs)
         results.append(result)
         written = write(out, logs, results)
-        last_line = result.last_lines[-1]
+        # Where a step has written its file is of no use: the folder goes, and the file is in logs.tgz.
+        last_line = next((line for line in reversed(result.last_lines) if not line.startswith("written to ")), "")
         if verdict_of(NOTHING_CAN_RUN) in result.verdict:
-            sys.exit(f"benchmarks.gpu.first: {last_line}")
+            sys.exit(f"benchmarks.gpu.first: {last_line}; --device cpu runs what a CPU can")
         print(f"{step.name:<22} {result.seconds:6.1f} s  {result.verdict}  {last_line[:100]}", flush=True)
         if result.verdict.startswith(INTERRUPTED):
             break

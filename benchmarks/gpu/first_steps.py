@@ -39,9 +39,9 @@ def versions(device: str, path: str) -> None:
     Raises: SystemExit with `NOTHING_CAN_RUN` if there is no GPU that can be used: the last line says why;
         AssertionError if CuPy or cuDNN is too old.
     """
-    found = [*checkup.run("mpi", mpi.check), *checkup.run("gpu", gpu.check)]
-    print(*findings.lines(found, colour=False), sep="\n")
-    for finding in found:
+    checks = [*checkup.run("mpi", mpi.check), *checkup.run("gpu", gpu.check)]
+    print(*findings.lines(checks, colour=False), sep="\n")
+    for finding in checks:
         sentence = f"{finding.text}: {finding.fix}".rstrip(": ")
         if finding.level in ("warning", "error"):
             print(f"{WARNING}{sentence}")
@@ -118,12 +118,12 @@ def largest_error(case: Case, device: str, dtype: Any) -> float:
     random = np.random.default_rng(0)
     numbers = [ddp.from_numpy(random.standard_normal(shape)).to(dtype) for shape in shapes]
     results = []
-    for where, kind in (("cpu", ddp.float32), (device, dtype)):
-        inputs = [x.to(where, kind).clone().requires_grad_() for x in numbers]
+    for computed_on, computed_in in (("cpu", ddp.float32), (device, dtype)):
+        inputs = [x.to(computed_on, computed_in).clone().requires_grad_() for x in numbers]
         out = function(*inputs)
-        assert out.dtype is kind, f"the result is {out.dtype}"
+        assert out.dtype is computed_in, f"the result is {out.dtype}"
         g = np.random.default_rng(1).standard_normal(out.shape)
-        out.backward(ddp.as_tensor(g).to(where, kind))
+        out.backward(ddp.as_tensor(g).to(computed_on, computed_in))
         results.append([x.detach().cpu().double().numpy() for x in (out, *(x.grad for x in inputs))])
     return max(np.abs(theirs - ours).max() / np.abs(theirs).max() for theirs, ours in zip(*results, strict=True))
 

@@ -263,7 +263,7 @@ def whole(number: Any, least: int, most: int, what: str) -> int:
     return int(plain)
 
 
-# s; 30 years. The system's calls take no infinity, and not many more.
+# s; 30 years. Time limits of the operating system can be neither infinite nor much longer.
 _LONGEST_TIMEOUT = 1e9
 
 

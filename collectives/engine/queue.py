@@ -343,9 +343,9 @@ class CallQueue:
             self._stepping.release()
 
     def _begin_steps(self) -> bool:
-        """Makes this thread the one that takes steps; False if one does already, this one below a signal handler, too.
+        """Makes this thread the one that takes steps. False if another does, or this one did before a signal handler.
 
-        Never waits for that thread: its done callbacks may want a lock that this one holds.
+        Never waits for the other thread: its done callbacks may want a lock that this thread holds.
         """
         if self._stepper:
             return False
@@ -398,7 +398,7 @@ class CallQueue:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK
-        # By index: a deque must not grow while it is copied, and other threads submit calls. Only this one removes any.
+        # By index: to copy a deque fails if another thread appends to it meanwhile. Only this thread removes calls.
         first = [self._ordered[0]] if self._ordered else []
         for call in (*first, *tuple(self._unordered)):
             try:

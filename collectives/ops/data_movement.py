@@ -232,12 +232,12 @@ class DataMovement(CommunicatorBase):
 
 
 def checksum(sends: Sequence[int]) -> int:
-    """Of the rows that a rank sends to each, in 32 bits."""
+    """The CRC-32 of the numbers of rows that a rank sends to each rank."""
     return zlib.crc32(np.array(sends, np.int64).tobytes())
 
 
 def check_sends(table: Sequence[Sequence[int]], signatures: Signatures) -> None:
-    """Raises: MismatchError if a rank sends other rows than the table says that the caller knows."""
+    """Compares a given table of rows with what the ranks show of their own. Raises: MismatchError if they differ."""
     wrong = [rank for rank, sends in enumerate(table) if signatures[rank][ROWS] != checksum(sends)]
     if wrong:
         raise MismatchError(f"lengths say that rows are sent as in {table}; not so by {name_ranks(wrong)}")

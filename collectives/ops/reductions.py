@@ -153,7 +153,11 @@ def _finisher(op: ReduceOp, size: int, scale: float | None) -> Finish | None:
 
 
 def _ask(scale: Callable[[], float], call: CollectiveOp[Any]) -> Exception | None:
-    """Has the function give the call's scale. Returns: what it raised, which the other ranks will see in the call."""
+    """Calls the function given as scale, and sets the call's scale to its result.
+
+    Returns: the exception that it raised, if any. The text of the call says so, too, so that it differs from the call
+    of a rank where the function did not fail.
+    """
     try:
         call.scale = check_scale(np.dtype(np.float64), scale())
         if call.scale is None:

@@ -42,7 +42,7 @@ def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
 
 
 def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
-    # Of more arrays CuPy sends the addresses from the host, which no graph can contain.
+    # For more arrays CuPy copies a table of their addresses from the host to the device, which cannot be captured.
     while capturing.now is not None and len(arrays) > _AT_ONCE:
         arrays = [xp.concatenate(arrays[i : i + _AT_ONCE], axis) for i in range(0, len(arrays), _AT_ONCE)]
     return xp.concatenate(arrays, axis)

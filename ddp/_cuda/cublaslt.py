@@ -169,7 +169,7 @@ def wheels() -> list[Path]:
 
 
 def _found_as_by_cupy() -> str:
-    """The file that CuPy's libcublas is loaded with, which is loaded now; "" where CuPy's pathfinder knows none."""
+    """Loads the library from where CuPy finds its libcublas. Returns: its path; "" if CuPy's pathfinder finds none."""
     try:
         from cuda import pathfinder
 
@@ -179,7 +179,7 @@ def _found_as_by_cupy() -> str:
 
 
 def candidates(xp: Any) -> Iterator[str]:
-    """Where the library may be: where CuPy looks for its libcublas, which it loads late; where ld looks; a wheel."""
+    """File names to try: where CuPy finds its libcublas, then the dynamic linker's search path, then pip's wheels."""
     name = f"libcublasLt.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
     found = _found_as_by_cupy()
     if name in found:

@@ -255,9 +255,9 @@ class _NoTorch:
 
 
 def _import_frontend() -> Any:
-    """The module `cudnn`. A PyTorch that this process has imported before stays where it is."""
+    """Imports the module `cudnn`, and not PyTorch with it. If PyTorch is imported already, `cudnn` finds it."""
     no_torch = _NoTorch()
-    # New lists: another thread may be walking through the old one.
+    # The list is replaced, not changed: another thread may be iterating over it.
     sys.meta_path = [no_torch, *sys.meta_path]
     try:
         import cudnn

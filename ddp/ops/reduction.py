@@ -170,9 +170,9 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
     if x.dtype != "float64":
         # float64 holds the squares of every float32, and the sum of equal ones exactly: these have a variance of 0.
         return mean, x.var(axis=(0, 2), dtype="float64")
-    # The mean of equal ones may be rounded: what is left of them makes up for it.
-    rest = (x - mean[:, None]).mean(axis=(0, 2))
-    mean += xp.where(xp.isfinite(rest), rest, 0)
+    # Sums of float64 are rounded, also of equal numbers: the mean of the deviations corrects the mean.
+    correction = (x - mean[:, None]).mean(axis=(0, 2))
+    mean += xp.where(xp.isfinite(correction), correction, 0)
     return mean, xp.square(x - mean[:, None]).mean(axis=(0, 2))
 
 

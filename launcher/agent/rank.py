@@ -185,7 +185,7 @@ def _load_module(main: ModuleType, name: str) -> Any:
 
 
 def _describe(main: ModuleType, spec: ModuleSpec) -> Any:
-    """Sets the attributes of `main` that follow from its module spec, and returns the loader of the spec."""
+    """Sets the attributes of `main` that follow from its module spec, and returns its loader."""
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
         main.__file__ = spec.origin

@@ -117,5 +117,6 @@ class _Client:
         return bool(data)
 
     def _send(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # the rank has ended, for which no SIGPIPE must end this process
+        # If the rank has ended, SIGPIPE would kill this process, which does not ignore it.
+        with contextlib.suppress(OSError):
             self.socket.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)

@@ -56,8 +56,9 @@ def supported() -> str:
 
 
 class Segment:
-    """A mapped segment. Arrays over it keep the mapping alive; the file descriptor is needed until `release`.
+    """A segment that is mapped into this process. Arrays over it keep the mapping alive.
 
+    Its file descriptor stays open until `release`: other processes map the segment by it.
     Raises: OSError where the system forbids it.
     """
 
@@ -73,12 +74,12 @@ class Segment:
         return TOKEN_PAGE + start
 
     def reserve(self, start: int, nbytes: int) -> None:
-        """Backs these bytes of `memory` by memory now. Raises: OSError where there is not enough.
+        """Has the kernel allocate these bytes of `memory` now. Raises: OSError if it has not that much.
 
-        Without it, the first write to a page for which there is no memory would end the process with SIGBUS.
+        Otherwise pages are allocated when they are first written, which ends the process by SIGBUS where memory is out.
         """
         free = available_memory()
-        if nbytes > free:  # asked first: the kernel would end other processes to make room
+        if nbytes > free:  # fails here, because the kernel would kill other processes to make room
             raise OSError(errno.ENOMEM, f"{nbytes} bytes are asked for, and {free} are free")
         os.posix_fallocate(self._fd, TOKEN_PAGE + start, nbytes)
 
@@ -142,7 +143,7 @@ def segment_bytes(nbytes: int, size: int) -> int:
 
 
 def part_of(rank: int, nbytes: int) -> tuple[int, int]:
-    """Where a rank's part of such a segment starts, and its length in bytes."""
+    """Start and length in bytes of a rank's part of a segment for arrays of `nbytes`."""
     length = part_bytes(nbytes)
     return PAGE + rank * length, length
 
@@ -211,13 +212,13 @@ _REASON = 200  # characters
 
 
 def share_segment(
-    transport: Transport, nbytes: int, own: tuple[int, int] | None = None
+    transport: Transport, nbytes: int, reserved: tuple[int, int] | None = None
 ) -> Steps[tuple[list[int], Segment | None, str]]:
     """One segment a node with several ranks, made by the first and mapped by all of them.
 
     nbytes: of the segment of this rank's node
-    own: where this rank's part starts in it and how many bytes it has, if it is to be backed by memory at once. Each
-    rank does it for its own part, so that its pages are on its NUMA node
+    reserved: start and length in bytes of the part for which this rank has memory allocated at once. Each rank does so
+    for its own part, whose pages are then on its NUMA node
     Returns: each rank's node; this node's segment, None for a rank alone; why there are none, the same on every rank
     """
     mine: Segment | None = None
@@ -238,8 +239,8 @@ def share_segment(
     try:
         if several and transport.rank != maker and address is not None and not reason:
             mine = attach(Address(*address), nbytes)
-        if mine is not None and own is not None:
-            mine.reserve(*own)
+        if mine is not None and reserved is not None:
+            mine.reserve(*reserved)
     except (OSError, ValueError) as error:
         reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank {maker}: {error}"
     reasons = yield from gather_records(transport, reason[:_REASON])

@@ -133,8 +133,8 @@ class ShmTransport(LayeredTransport):
         return self.control.missing()
 
     def empty(self, nbytes: int) -> Steps[Array | None]:
-        own = part_of(self.rank, nbytes)
-        _, made, reason = yield from share_segment(self, segment_bytes(nbytes, self.size), own)
+        mine = part_of(self.rank, nbytes)
+        _, made, reason = yield from share_segment(self, segment_bytes(nbytes, self.size), reserved=mine)
         if made is None or reason:
             if self.rank == 0:
                 _log.warning("comm.empty gives each rank memory of its own, and reducing it takes copies: %s", reason)
