@@ -305,6 +305,16 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture(autouse=True)
+def _signal_handlers_are_put_back() -> Iterator[None]:
+    """A command that runs in the process of a test may set some, and a signal would then end it in another test."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:  # None: it was not set in Python
+            signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def _nothing_of_a_gpu_stays() -> Iterator[None]:
     """What remembers the stand-in of a test lets go of it: tests of the CPU may come after it in the same process."""
     yield

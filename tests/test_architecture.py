@@ -79,7 +79,7 @@ SIZES = {
     "collectives": Size(70_337, 65_000, ("collectives",)),
     "launcher": Size(68_041, 64_000, ("launcher",)),
     "benchmarks": Size(36_132, 31_000, ("benchmarks",)),
-    "tests": Size(430_645, 385_000, ("tests",)),
+    "tests": Size(430_726, 385_000, ("tests",)),
 }
 FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 

@@ -1,8 +1,9 @@
-"""What the summary of a run says of skipped tests, what jobs find, and which MPI starts ranks."""
+"""What the summary of a run says of skipped tests, what jobs find, which MPI starts ranks, and what a test leaves."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -48,3 +49,9 @@ def test_the_mpi_is_the_one_that_the_launcher_finds(
     monkeypatch.setattr(mpiexec, "mpi_library", lambda folders, environ: None)
     assert has_mpich()
     assert request.getfixturevalue("mpiexec") == [str(tmp_path / "mpiexec")]
+
+
+@pytest.mark.parametrize("turn", ["first", "second"])
+def test_a_signal_handler_does_not_outlive_its_test(turn: str) -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

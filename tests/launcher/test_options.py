@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -54,14 +52,6 @@ def test_every_field_of_a_job_is_an_option() -> None:
     assert options - read_into_hosts - no_fields == {field.name for field in fields(Job)} - of_python_alone
 
 
-@pytest.fixture
-def _sigpipe_is_put_back() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGPIPE)
-    yield
-    signal.signal(signal.SIGPIPE, before)  # else it would end this process when another test writes to a closed pipe
-
-
-@pytest.mark.usefixtures("_sigpipe_is_put_back")
 def test_version_and_help(capsys: Any) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ddp-launch {__version__}\n"
