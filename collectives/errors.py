@@ -19,6 +19,8 @@ A message says what was asked, what was expected, what was got, on which rank, a
 
 from __future__ import annotations
 
+import os
+
 
 class CollectivesError(RuntimeError):
     """The root: anything that `collectives` raises on purpose."""
@@ -78,3 +80,11 @@ class NcclError(CollectivesError):
 
 class RecordError(CollectivesError):
     """A process's flight record cannot be read: there is none, it is not ours to read, or it is damaged."""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra of this project: from the folder of its sources, or from the package index."""
+    sources = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.exists(os.path.join(sources, "setup.cfg")):
+        return f"pip install -e '{sources}[{extra}]'"
+    return f"pip install 'ddp-runtime[{extra}]'"

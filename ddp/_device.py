@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddp.errors import ArgumentError, DeviceError, DtypeError
+from ddp.errors import ArgumentError, DeviceError, DtypeError, how_to_install
 
 _known: dict[tuple[str, int | None], device] = {}
 
@@ -102,9 +102,7 @@ def _cupy(asked: device) -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError(
-            f"device {asked}: CuPy is not installed; pip install 'ddp-runtime[cuda12]', or [cuda13]"
-        ) from error
+        raise DeviceError(f"device {asked}: CuPy is not installed; {how_to_install('cuda12')}, or [cuda13]") from error
     if not cupy.cuda.is_available():
         raise DeviceError(f"device {asked}: CuPy finds no CUDA device on this machine")
     if (asked.index or 0) >= (count := cupy.cuda.runtime.getDeviceCount()):

@@ -30,6 +30,8 @@ A message says what was asked, what was expected and what was got.
 
 from __future__ import annotations
 
+import os
+
 
 class DdpError(RuntimeError):
     """The root: anything that `ddp` raises on purpose."""
@@ -147,3 +149,11 @@ class CheckpointError(DdpError):
 
 class StateDictError(DdpError, ValueError):
     """A state dict that does not fit the module or optimizer it is loaded into."""
+
+
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra of this project: from the folder of its sources, or from the package index."""
+    sources = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if os.path.exists(os.path.join(sources, "setup.cfg")):
+        return f"pip install -e '{sources}[{extra}]'"
+    return f"pip install 'ddp-runtime[{extra}]'"

@@ -107,7 +107,7 @@ def main() -> None:
     args = parse()
     comm = collectives.init()
     if args.device.startswith("cuda") and not ddp.cuda.is_available():
-        raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install 'ddp-runtime[cuda12]')")
+        raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install -e '.[cuda12]')")
     ddp.manual_seed(args.seed)
     text = load_text(args.bytes)
     held = text[-max(len(text) // 20, 4 * args.length) :]

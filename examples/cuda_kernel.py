@@ -109,7 +109,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     if not ddp.cuda.is_available():
-        print("cuda_kernel.py needs a CUDA GPU and CuPy (pip install 'ddp-runtime[cuda12]'), and finds none here")
+        print("cuda_kernel.py needs a CUDA GPU and CuPy (pip install -e '.[cuda12]'), and finds none here")
         return 1
     ddp.manual_seed(0)
     x = ddp.randn(7, 5, dtype=ddp.float64, device="cuda", requires_grad=True)

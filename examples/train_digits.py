@@ -123,7 +123,7 @@ def main() -> None:
     args = parse()
     comm = collectives.init()
     if args.device.startswith("cuda") and not ddp.cuda.is_available():
-        raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install 'ddp-runtime[cuda12]')")
+        raise SystemExit(f"--device {args.device}: no CUDA GPU here, or no CuPy (pip install -e '.[cuda12]')")
     device = choose_device(args.device, comm)
     ddp.manual_seed(args.seed)
     images, labels, test_images, test_labels = load_digits(args.seed, args.dtype)

@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
             return _print(parser().format_help() if "help" in options else f"ddp-launch {__version__}\n", sys.stdout)
         job = job_of(options)
+        _say_what_is_the_scripts(job)
         from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
 
         return _run(resolve_size(job, os.environ))
@@ -85,6 +86,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         _print(f"ddp-launch: {one_line(str(error))}\n", sys.stderr)  # if it can be; the exit code says it, too
         return 2
+
+
+def _say_what_is_the_scripts(job: Job) -> None:
+    """Says that a number of ranks behind the script is an argument of it: other launchers read it anywhere."""
+    for option, number in zip(job.args, job.args[1:], strict=False):
+        if option in ("-n", "-np") and number.isdigit() and job.n is None and not job.hosts:
+            target = job.script or f"-m {job.module}"
+            _print(
+                f"ddp-launch: {option} {number} behind {target} is an argument of it; for {number} ranks: "
+                f"ddp-launch {option} {number} {target}\n",
+                sys.stderr,
+            )
 
 
 def _print(text: str, stream: TextIO | None) -> int:

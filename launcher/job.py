@@ -118,11 +118,18 @@ class Job:
         if self.no_python or self.script == STDIN:
             return
         if not os.path.exists(self.script):
+            if os.path.basename(self.script).startswith("python"):
+                raise UsageError(
+                    f"leave {self.script} out: ddp-launch starts scripts, and modules (-m), in its own Python"
+                )
             raise UsageError(f"there is no script {self.script} (for a program that is not Python: --no-python)")
         if not os.access(self.script, os.R_OK):
             raise UsageError(f"the script {self.script} cannot be read")
-        if os.path.isdir(self.script) and not os.path.exists(os.path.join(self.script, "__main__.py")):
-            raise UsageError(f"{self.script} is a directory without a __main__.py, which Python would run")
+        if os.path.isdir(self.script):
+            if not os.path.exists(os.path.join(self.script, "__main__.py")):
+                raise UsageError(f"{self.script} is a directory without a __main__.py, which Python would run")
+        elif os.path.isfile(self.script) and (foreign := _foreign(self.script)):
+            raise UsageError(f"{self.script} is {foreign}, and no Python: ddp-launch --no-python {self.script}")
 
     def _check_numbers(self) -> None:
         if self.n is not None and self.n < 1:
@@ -155,3 +162,17 @@ class Job:
                 raise UsageError(f"rank {wrong[0]} cannot be shown: the job has {ranks}, counted from 0")
         if not 0 <= self.debug_rank < size:
             raise UsageError(f"rank {self.debug_rank} cannot be debugged: the job has {ranks}, counted from 0")
+
+
+def _foreign(path: str) -> str:
+    """What a file is, if its first line says that it is nothing for Python; else ""."""
+    with open(path, "rb") as file:
+        line = file.readline(200)
+        if line.startswith(b"\x7fELF"):
+            return "a compiled program"
+        if line.startswith(b"#!") and b"python" not in line:
+            try:
+                compile(line + file.read(), path, "exec", dont_inherit=True)  # some start a Python from a shell's line
+            except (SyntaxError, ValueError):
+                return f"a script for {line[2:].strip().decode(errors='replace')}"
+    return ""

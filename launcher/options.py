@@ -29,7 +29,8 @@ Exit code: 0; that of the first rank that failed; 128 + N if signal N killed it;
 2 for wrong use; 124 after --timeout; 130 after Ctrl-C.
 """
 # What other launchers call options that have quite another name here.
-_ELSEWHERE = {"--np": "-n N", "--nproc_per_node": "-n N", "--nproc-per-node": "-n N", "--nnodes": "--hosts"}
+_COUNTS = ("--np", "--nproc", "--nproc_per_node", "--nproc-per-node", "--num_processes", "--num-processes", "--ntasks")
+_ELSEWHERE = {**dict.fromkeys(_COUNTS, "-n N"), "--nnodes": "--hosts"}
 
 
 def _hosts(text: str) -> tuple[Host, ...]:

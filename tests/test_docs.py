@@ -1,31 +1,59 @@
-"""What the README and the docs show is run: a block that imports what it uses must work as it stands."""
+"""What the README and the docs show is run as a reader would paste it."""
 
 from __future__ import annotations
 
+import builtins
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import collectives.errors
+import ddp.errors
 from tests.conftest import Run
+from tests.docs.blocks import Block, programs
+from tests.docs.snippets import names_from_before, names_made
 
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCKS = [
-    pytest.param(code, id=f"{file.name}:{number}")
-    for file in FILES
-    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", file.read_text(), re.S | re.M))
-    if "import " in code
-]
+PROGRAMS = [pytest.param(program, id=program[0].place) for file in FILES for program in programs(file)]
+# Pages that are about several ranks.
+ON_TWO_RANKS = ("README.md", "data-parallel.md", "checkpoints.md")
 
 
-@pytest.mark.parametrize("code", BLOCKS)
-def test_a_block_runs(code: str, run_job: Run, tmp_path: Path) -> None:
-    (tmp_path / "block.py").write_text(code)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_runs(program: list[Block], run_job: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("\n".join(block.code for block in program if "gpu" not in block.words))
     (tmp_path / "train.py").write_text("")  # what a block about launching launches
-    done = run_job([sys.executable, "block.py"], cwd=tmp_path)
+    done = run_job([sys.executable, "program.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("program", [program for program in PROGRAMS if program.values[0][0].page in ON_TWO_RANKS])
+def test_a_program_runs_on_two_ranks(program: list[Block], run_job: Run, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("\n".join(block.code for block in program))
+    done = run_job([sys.executable, "-m", "launcher", "-n", "2", "program.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_makes_the_names_that_it_uses(program: list[Block]) -> None:
+    made = set(dir(builtins))
+    for block in program:
+        unknown = [name for name in names_from_before(block.code) if name not in made]
+        assert not unknown, f"{block.place} uses {unknown}, which nothing above it on the page has made"
+        made |= names_made(block.code)
+
+
+@pytest.mark.parametrize("errors", [collectives.errors, ddp.errors])
+def test_hints_name_what_works_from_where_the_user_stands(errors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert errors.how_to_install("mpich") == f"pip install -e '{ROOT}[mpich]'"
+    with monkeypatch.context() as patch:
+        patch.setattr(errors.os.path, "exists", lambda path: False)  # as in site-packages
+        assert errors.how_to_install("mpich") == "pip install 'ddp-runtime[mpich]'"
 
 
 def test_links_between_files_lead_somewhere() -> None:

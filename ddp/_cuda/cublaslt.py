@@ -19,7 +19,7 @@ from ctypes import c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint3
 from pathlib import Path
 from typing import Any
 
-from ddp.errors import DeviceError
+from ddp.errors import DeviceError, how_to_install
 
 Pointer = c_void_p
 
@@ -197,9 +197,7 @@ def load(xp: Any) -> LtLibrary:
         except (OSError, DeviceError) as error:
             tried.append(f"{path}: {error}")
     major = xp.cuda.runtime.runtimeGetVersion() // 1000
-    raise DeviceError(
-        f"matrix products need cuBLASLt: pip install 'ddp-runtime[cuda{major}]'. Tried " + "; ".join(tried)
-    )
+    raise DeviceError(f"matrix products need cuBLASLt: {how_to_install(f'cuda{major}')}. Tried " + "; ".join(tried))
 
 
 _found: list[LtLibrary | None] = []

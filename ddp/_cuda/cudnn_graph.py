@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from ddp._cuda.capture import now
 from ddp._cuda.stream_order import current
+from ddp.errors import how_to_install
 
 Array = Any
 log = logging.getLogger("ddp.backends.cudnn")
@@ -228,7 +229,7 @@ def warn_once(reason: str) -> None:
         _said.add(reason)
         warnings.warn(
             f"cuDNN is not used: {reason}. Convolution and attention on a GPU take much slower ways; the extras cuda12 "
-            "and cuda13 bring cuDNN: pip install 'ddp-runtime[cuda12]', or [cuda13]",
+            f"and cuda13 bring cuDNN: {how_to_install('cuda12')}, or [cuda13]",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -93,7 +93,7 @@ class Saved:
         self._manifest = manifest
 
     def __repr__(self) -> str:
-        return f"<Saved {self.path}: step {self.step}, {len(self.names)} tensors of {self.size} ranks>"
+        return f"<Saved {self.path}: step {self.step}, tensors: {len(self.names)}, ranks: {self.size}>"
 
     def read(self, name: str) -> Array:
         """A tensor, put together of its pieces, in new memory. Raises: KeyError if there is none of that name;

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from ddp.errors import ArgumentError
+from ddp.errors import ArgumentError, how_to_install
 from ddp.metrics.values import as_plain, is_writer
 
 
@@ -30,7 +30,7 @@ class TensorBoard:
                 importlib.import_module("tensorboard.summary")  # now, and not at the end of the first epoch
             except ImportError as error:
                 raise ArgumentError(
-                    f"TensorBoard: its library cannot be imported ({error}): pip install ddp-runtime[tensorboard]"
+                    f"TensorBoard: its library cannot be imported ({error}): {how_to_install('tensorboard')}"
                 ) from None
 
     def log(self, step: int, **values: Any) -> None:

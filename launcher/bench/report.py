@@ -73,7 +73,7 @@ _COLUMNS = (
 
 def heading(kind: Kind, ranks: int, nodes: int, backend: str) -> list[str]:
     """The lines above a collective's table: what its columns mean."""
-    where = f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}, backend {backend}"
+    where = f"{_ranks(ranks)} on {nodes} node{'s' * (nodes > 1)}, backend {backend}"
     ping = ", half of a round trip between ranks 0 and 1, 2 and 3, ..." if kind.trips == 2 else ""
     bandwidth = "" if kind.empty else f"algbw = size/time, busbw = algbw * {kind.factor(ranks):.4g}; "
     titles = ["#" + "".join(f"{column[which]:>{column[2]}}" for column in _COLUMNS)[1:].rstrip() for which in (0, 1)]
@@ -83,6 +83,10 @@ def heading(kind: Kind, ranks: int, nodes: int, backend: str) -> list[str]:
         f"# {bandwidth}ratio: time / that of ours on ordinary arrays, median over rounds",
         *titles,
     ]
+
+
+def _ranks(number: int) -> str:
+    return f"{number} rank{'s' * (number > 1)}"
 
 
 def line(row: Row) -> str:
@@ -147,7 +151,7 @@ def save_plot(path: str, outcome: Outcome) -> None:
         panel.set(title=name, xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)", yscale="log")
         panel.set_xscale("log", base=2)
         panel.legend(fontsize=8)
-    figure.suptitle(f"{outcome.ranks} ranks, backend {outcome.backend}")
+    figure.suptitle(f"{_ranks(outcome.ranks)}, backend {outcome.backend}")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:  # ValueError: a format that matplotlib does not know

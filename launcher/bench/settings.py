@@ -20,9 +20,8 @@ DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool", "int8", "uint8", "int16", "uint16"),
     *("int32", "uint32", "int64", "uint64", "complex64", "complex128"),
 )
-_EXTRA = "pip install 'ddp-runtime[bench]'"
-# Baseline -> the module that it needs, and how to get it.
-BASELINES = {"mpi4py": ("mpi4py", "pip install mpi4py"), "torch-gloo": ("torch", _EXTRA)}
+# Baseline -> the module that it needs, which pip knows under the same name.
+BASELINES = {"mpi4py": "mpi4py", "torch-gloo": "torch"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +90,26 @@ def parse(argv: Sequence[str]) -> Settings:
     asked = [name for each in fields.pop("collectives", ()) for name in each]
     settings = Settings(**fields, collectives=tuple(dict.fromkeys(asked)))
     for baseline in settings.vs:
-        module, remedy = BASELINES[baseline]
-        if importlib.util.find_spec(module) is None:
-            raise UsageError(f"baseline {baseline} needs {module}, which is not installed: {remedy}")
-    if settings.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"--plot needs matplotlib, which is not installed: {_EXTRA}")
+        _require(f"baseline {baseline}", BASELINES[baseline])
+    if settings.plot is not None:
+        _require("--plot", "matplotlib")
+        from matplotlib.backend_bases import FigureCanvasBase  # here, because it takes a while
+
+        known = FigureCanvasBase.get_supported_filetypes()
+        if os.path.splitext(settings.plot)[1][1:].lower() not in known:
+            raise UsageError(
+                f"--plot {settings.plot} should end as matplotlib's files do: .{', .'.join(sorted(known))}"
+            )
     for path in filter(None, (settings.json, settings.plot)):
         folder = os.path.dirname(path) or "."
         if os.path.isdir(path) or not os.access(folder, os.W_OK):
             raise UsageError(f"{path} cannot be written")
     return settings
+
+
+def _require(what: str, module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise UsageError(f"{what} needs {module}, which is not installed: pip install {module}")
 
 
 def parse_size(text: str) -> int:

@@ -34,8 +34,10 @@ _HINTS = {
     signal.SIGILL: "an instruction that this CPU does not have",
 }
 
-# What the system says when a limit of the user's is reached, and which one that is.
-_LIMITS = {
+# What an exception says that the launcher can add something to: which limit of the user's is reached, what to type.
+_ADVICE = {
+    "attempted relative import with no known parent package": "a module of a package is started by -m: "
+    "ddp-launch -m PACKAGE.MODULE",
     "can't start new thread": "this user may have no more processes and threads: ulimit -u",
     "[Errno 27]": "ulimit -f limits the size of files",
 }
@@ -62,7 +64,7 @@ class Raised:
 
     def __str__(self) -> str:
         first, *more = self.message.splitlines() or [""]
-        hint = next((f" ({limit})" for words, limit in _LIMITS.items() if words in first), "")
+        hint = next((f" ({limit})" for words, limit in _ADVICE.items() if words in first), "")
         return f"{self.type}: {first}{' [...]' if more else ''}{hint}" if first else self.type
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
+_BEGINNING = re.compile(r"^(import|from) (collectives|ddp|launcher)\b", re.M)
 _PARTS = re.compile(r"^#+ (?P<heading>[^\n]*)$|^```(?P<words>[^\n]*)\n(?P<code>.*?)^```$", re.S | re.M)
 
 
@@ -64,4 +65,20 @@ def pairs(page: Path) -> list[tuple[Block | None, Block]]:
             found.append((waiting, block))
             waiting = None
     assert waiting is None, f"{waiting and waiting.place}: nothing of ours stands beside it"
+    return found
+
+
+def programs(page: Path) -> list[list[Block]]:
+    """What a reader pastes: a block that imports one of our packages, and those below it that go on from there.
+
+    Blocks of pages that show two libraries side by side are none, nor are those that are not run at all.
+    """
+    found: list[list[Block]] = []
+    for block in blocks(page):
+        if {"theirs", "ours"} & set(block.words):
+            continue
+        if _BEGINNING.search(block.code):
+            found.append([])
+        assert found, f"{block.place}: nothing above it on the page has imported what it uses"
+        found[-1].append(block)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import symtable
 import threading
 from collections.abc import Callable, Mapping
 from types import CodeType
@@ -93,6 +94,25 @@ def run(code: CodeType, source: str, builders: Mapping[str, Builder]) -> dict[st
             get(name)
     exec(code, namespace)
     return {name: value for name, value in namespace.items() if name in {*uses.made, "model"}}
+
+
+def names_made(source: str) -> set[str]:
+    """The names that a program's own lines bind: what is assigned, imported or defined."""
+    with _parsing:
+        table = symtable.symtable(source, "snippet", "exec")
+    return {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
+
+
+def names_from_before(source: str) -> set[str]:
+    """The global names that a program reads, in functions too, and does not bind."""
+    with _parsing:
+        tables = [symtable.symtable(source, "snippet", "exec")]
+    read = {each.get_name() for each in tables[0].get_symbols() if each.is_referenced()}
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        read |= {each.get_name() for each in table.get_symbols() if each.is_global() and each.is_referenced()}
+    return read - names_made(source)
 
 
 class _Uses(ast.NodeVisitor):

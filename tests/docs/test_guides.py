@@ -15,7 +15,7 @@ import pytest
 import collectives
 import ddp
 from tests.conftest import Run
-from tests.docs.blocks import Block, blocks, pairs
+from tests.docs.blocks import Block, pairs
 from tests.docs.snippets import of_ours, outcome, run, start_alike
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,12 +121,3 @@ def test_mpi4py_computes_the_same(run_job: Run, mpiexec: list[str], tmp_path: Pa
             assert got.returncode == 0, got.stderr
             assert len(_losses(expected.stdout)) == 3
             np.testing.assert_allclose(_losses(got.stdout), _losses(expected.stdout), rtol=0, atol=2e-10)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [pytest.param(b, id=b.place) for page in (ROOT / "README.md", DOCS / "data-parallel.md") for b in blocks(page)],
-)
-def test_the_page_itself_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    collectives.run_threads(functools.partial(_outcome, block), size=2)

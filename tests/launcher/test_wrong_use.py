@@ -13,6 +13,8 @@ from launcher.cli import main
 FILES = {
     "job.py": "",
     "file": "",
+    "run.sh": "#!/bin/sh -e\necho hello\n",
+    "program": "\x7fELF",
     "hosts": "a:2\nb\n",
     "hosts.toml": '[launch]\nscript = "job.py"\nhosts = "a:2"\nhostfile = "hosts"\n',
 }
@@ -32,7 +34,9 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         ("", "no script to run: ddp-launch [-n N] SCRIPT ARGS... (ddp-launch --help shows more)"),
         ("no_such.py", "there is no script no_such.py"),
         (".", ". is a directory without a __main__.py, which Python would run"),
-        ("python job.py", "there is no script python (for a program that is not Python: --no-python)"),
+        ("python job.py", "leave python out: ddp-launch starts scripts, and modules (-m), in its own Python"),
+        ("run.sh", "run.sh is a script for /bin/sh -e, and no Python: ddp-launch --no-python run.sh"),
+        ("program", "program is a compiled program, and no Python: ddp-launch --no-python program"),
         ("--no-python -m job", "a module is Python: give -m job or --no-python, not both"),
         # options
         ("--grase 3 job.py", "unknown option --grase (did you mean --grace?)"),
@@ -43,6 +47,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         # numbers
         ("-n x job.py", "-n/-np should be a whole number of ranks, or gpu, not 'x'"),
         ("--nproc_per_node 2 job.py", "unknown option --nproc_per_node (did you mean -n N?)"),
+        ("--nproc 2 job.py", "unknown option --nproc (did you mean -n N?)"),
         ("-n 0 job.py", "the number of ranks must be at least 1, not 0"),
         ("--grace -1 job.py", "the grace must be a number of seconds, zero or more, not -1"),
         ("--grace soon job.py", "--grace should be a number of seconds, not 'soon'"),
@@ -103,3 +108,12 @@ def test_where_nothing_can_be_written(option: str, says: str, folder: Path, run_
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"ddp-launch: {says}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_number_of_ranks_behind_the_script_is_the_scripts(folder: Path, run_job: Any) -> None:
+    said = "ddp-launch: -n 2 behind job.py is an argument of it; for 2 ranks: ddp-launch -n 2 job.py\n"
+    (folder / "job.py").write_text("import sys; print(sys.argv[1:])")
+    done = run_job([sys.executable, "-m", "launcher", "job.py", "-n", "2"], cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['-n', '2']\n", said)
+    done = run_job([sys.executable, "-m", "launcher", "-n", "1", "job.py", "-n", "2"], cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['-n', '2']\n", "")

@@ -39,7 +39,7 @@ from collectives.backends.nccl.watchdog import Watchdog
 from collectives.engine.call import CollectiveOp, Work
 from collectives.engine.communicator_base import Body, CommunicatorBase, Scale
 from collectives.engine.queue import PAUSE
-from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout
+from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, how_to_install
 from collectives.flight.recorder import FAILED
 from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, describe, finish, wire_op
 from collectives.time_limit import TimeLimit
@@ -472,7 +472,7 @@ def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceC
     absent = cuda.why_absent()
     try:
         if absent is not None:
-            raise BackendError(f"{absent} (pip install 'ddp-runtime[cuda12]', or [cuda13])")
+            raise BackendError(f"{absent} ({how_to_install('cuda12')}, or [cuda13])")
         locate = getattr(x, "__dlpack_device__", None)
         return DeviceCommunicator(comm, transport, cuda.load(None if locate is None else int(locate()[1])))
     except CollectivesError as error:

@@ -122,8 +122,8 @@ def test_arrays_of_a_gpu_are_waited_for(monkeypatch: Any) -> None:
 @pytest.mark.parametrize(
     ("args", "missing", "says"),
     [
-        (["--vs", "torch-gloo"], "torch", "baseline torch-gloo needs torch, which is not installed: pip install"),
-        (["--plot", "a.png"], "matplotlib", "--plot needs matplotlib, which is not installed"),
+        (["--vs", "torch-gloo"], "torch", "baseline torch-gloo needs torch, which is not installed: pip install torch"),
+        (["--plot", "a.png"], "matplotlib", "--plot needs matplotlib, which is not installed: pip install matplotlib"),
         (["--json", "."], "", ". cannot be written"),
         (["--json", "no/where.json"], "", "no/where.json cannot be written"),
     ],
@@ -136,6 +136,15 @@ def test_what_cannot_work_is_reported_before_anything_starts(
     printed = capsys.readouterr()
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert printed.err.startswith(f"ddp-bench: {says}")
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_starts(capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    assert command.main(["all_reduce", "--plot", "a.xyz"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "--plot a.xyz should end as matplotlib's files do: ." in printed.err
+    assert ".png" in printed.err
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -37,6 +37,8 @@ def rank_failed(at: float, rank: int, status: int, asked: bool = False) -> RankF
 FULL = "a full /dev/shm (df /dev/shm; in a container docker run --shm-size=1g)"
 SEGV = "invalid memory access in native code; while ranks start"
 NO_THREAD = "RuntimeError: can't start new thread (this user may have no more processes and threads: ulimit -u)"
+RELATIVE = "ImportError: attempted relative import with no known parent package"
+DASH_M = f"{RELATIVE} (a module of a package is started by -m: ddp-launch -m PACKAGE.MODULE)"
 TOO_LARGE = "OSError: [Errno 27] File too large (ulimit -f limits the size of files)"
 _RAISED = RankFailed(at=0.0, rank=1, pid=101, raised=Raised(type="ValueError", message="no", traceback=""))
 _ECHO, _ECHO_OF_DDP = (
@@ -88,6 +90,7 @@ def test_cause(failures: list[Failure], engine_output: bytes, expected: int) -> 
         (rank_failed(0, 2, -11), f"rank 2 (pid 102) was killed by SIGSEGV (signal 11); {SEGV}, often {FULL}", 139),
         (raised(1, "RuntimeError", "can't start new thread"), f"rank 1 (pid 100) raised {NO_THREAD}", 1),
         (raised(1, "OSError", "[Errno 27] File too large"), f"rank 1 (pid 100) raised {TOO_LARGE}", 1),
+        (raised(1, *RELATIVE.split(": ")), f"rank 1 (pid 100) raised {DASH_M}", 1),
         (rank_failed(0, 2, -40), "rank 2 (pid 102) was killed by signal 40", 168),
         (_AGENT, "the agent of rank 0 (pid 200) died, and its rank with it", 1),
         (_LOST, "hydra_pmi_proxy (pid 8), which had started the ranks, died", 1),
