@@ -1,7 +1,7 @@
 """Draws what jobs really print and do: `python docs/pictures.py [train] [failures] [step]`, all three by default.
 
-Run it on an idle machine, in an environment that has `.[mpich,examples,bench]`. Lines are folded at 110 columns, as a
-terminal does.
+Run it on an idle machine, in an environment that has `.[mpich,examples,bench]`. Lines are folded between words, at 110
+columns at most.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -66,7 +67,7 @@ def lines_of(command: str, folder: str | Path) -> list[str]:
     done = subprocess.run(command, shell=True, cwd=folder, env=environ, timeout=300, check=False, **pipes)
     text = done.stdout.decode(errors="replace").replace("\r\n", "\n")
     printed = [line.rstrip("\r").rpartition("\r")[2] for line in text.rstrip("\n").split("\n")]
-    folded = [line[at : at + COLUMNS] for line in printed for at in range(0, max(len(line), 1), COLUMNS)]
+    folded = [part for line in printed for part in textwrap.wrap(line, COLUMNS, replace_whitespace=False) or [""]]
     return [f"$ {command}", *folded]
 
 
