@@ -115,6 +115,7 @@ class Console(Observer):
         self._talker: tuple[int, str] | None = None  # whose line stands open on the screen, if one does
         self._due: dict[tuple[int, str], float] = {}
         self._reported = False  # that it is unwritable
+        self.has_last_word = True  # no bar or unfinished line of a rank stands below what the launcher said last
         #: Called with the launcher's own lines.
         self.witness: Callable[[str], None] = lambda text: None
 
@@ -171,6 +172,7 @@ class Console(Observer):
             self._due.pop(key, None)
             if (splitter := self._splitters.pop(key, None)) and (text := splitter.close()):
                 self._lines(key, text)
+                self.has_last_word = False
             self._begun.discard(key)
 
     def debugging(self, ranks: frozenset[int]) -> None:
@@ -193,6 +195,7 @@ class Console(Observer):
         sentence = f"ddp-launch: {one_line(text)}\n" if text else ""
         shown = (sentence + quote(quoted)).rstrip("\n")
         self._talker = None
+        self.has_last_word = True
         self._terminal.lines(self._fds["err"], to_bytes(shown) + b"\n")
         self.witness(shown)
 
@@ -301,6 +304,7 @@ class Console(Observer):
         if self._talker != key:
             self._terminal.end_line()
         self._terminal.part(self._fds[key[1]], data)
+        self.has_last_word = False
         self._talker = None if data.endswith(b"\n") else key
 
     def _prefix(self, rank: int, fd: int) -> bytes:

@@ -26,7 +26,7 @@ from launcher.network import Host, ranks_by_host
 from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
 from launcher.supervisor.environment import ranks_environment
-from launcher.supervisor.signal_pipe import SignalPipe
+from launcher.supervisor.signal_pipe import SignalPipe, name_of
 from launcher.supervisor.stdin import StdinForwarder
 
 if TYPE_CHECKING:
@@ -202,6 +202,8 @@ class _Supervisor:
         if attempt.stop is not None and not attempt.stop.late and attempt.stopped != signal.SIGINT:
             return STOPPED, str(attempt.stop)
         if attempt.stopped:
+            if not sentence and not self.console.has_last_word:
+                self.console.say(f"ended by {name_of(attempt.stopped)}")
             return 128 + attempt.stopped, sentence or f"ended by {signal_name(attempt.stopped, hint=False)}"
         return code, sentence
 

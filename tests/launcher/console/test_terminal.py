@@ -118,6 +118,15 @@ def test_a_prompt_of_rank_0_its_answer_and_ctrl_c(start_job: Any, script: Any) -
     assert as_seen(seen.replace("^C", "")) == ["0: name? Ann", "0: hello Ann", end]
 
 
+def test_ctrl_c_under_a_bar_ends_with_the_reason(start_job: Any, script: Any) -> None:
+    path = script("if rank == 0: print('\\rbar 7 %', end='')\ntime.sleep(60)")
+    command = [sys.executable, "-u", "-m", "launcher", "-n", "2", path]
+    status, seen = on_a_terminal(start_job, command, {b"bar 7 %": b"\x03"})
+    assert status == 130
+    ending = "ddp-launch: Ctrl-C: ending the job (once more kills it at once)"
+    assert as_seen(seen.replace("^C", "")) == [ending, "0: bar 7 %", "ddp-launch: ended by Ctrl-C"]
+
+
 def test_when_the_terminal_goes_away_ranks_are_asked_to_end(start_job: Any, script: Any, tmp_path: Path) -> None:
     path = script(
         """
