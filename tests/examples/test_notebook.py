@@ -1,12 +1,18 @@
-"""The notebook runs from its first cell to its last, in a folder of its own."""
+"""The notebook runs from its first cell to its last, in a folder of its own, and shows what is stored in it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/notebook.ipynb"
+
+
+def kinds(notebook: Any) -> list[list[str]]:
+    """Of the outputs of each cell."""
+    return [[output["output_type"] for output in cell.get("outputs", [])] for cell in notebook.cells]
 
 
 @pytest.mark.mpi
@@ -16,10 +22,12 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     nbformat = pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
+    stored = kinds(notebook)
     client = nbclient.NotebookClient(
         notebook, timeout=90, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
     client.execute()
+    assert kinds(notebook) == stored
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     text = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in shown)
     assert "[(0, 3.0), (1, 3.0)]" in text
