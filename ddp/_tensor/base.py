@@ -34,7 +34,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class TensorBase:
     """Storage, graph and gradient of a tensor; see `Tensor`."""
 
-    __slots__ = ("__weakref__", "_device", "_epoch", "array", "edge", "grad_view", "maybe_leaf", "version")
+    # `__dict__` holds what users set, as in `p.no_decay = True`; it is made at the first one, and costs nothing before.
+    __slots__ = ("__dict__", "__weakref__", "_device", "_epoch", "array", "edge", "grad_view", "maybe_leaf", "version")
     array: Array  # the raw array
     _device: Device
     edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted

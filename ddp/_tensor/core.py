@@ -47,6 +47,8 @@ class Tensor(
 
     shape: the sizes. dtype: float16, bfloat16, float32, float64, an integer or bool. device: where the memory is.
 
+    Attributes of your own may be set: `x.tag = 1`. Copies and pickles have them, results of ops do not, as in PyTorch.
+
     Called with sizes, Tensor(2, 3), it is memory of the default dtype as it comes; with a sequence or an array, a copy.
     """
 

@@ -40,6 +40,7 @@ class Storage(TensorBase):
     """Copies of a tensor and into it, other tensors over its memory, and sharing it with other processes."""
 
     __slots__ = ()
+    _attributes_are_copied = True  # by deepcopy: those that users set
 
     @property
     def data(self) -> Tensor:
@@ -112,7 +113,7 @@ class Storage(TensorBase):
         if id(self) in memo:
             return memo[id(self)]
         twin = memo[id(self)] = _copy_as_leaf(self, self.array.copy(order="K"), "copying")
-        if hasattr(self, "__dict__"):
+        if self.__dict__ and self._attributes_are_copied:
             twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
         twin.grad = self.grad
         return twin
@@ -120,7 +121,7 @@ class Storage(TensorBase):
     def __reduce__(self) -> tuple[Any, ...]:
         check_leaf(self, "pickling")
         arguments = (type(self), place(self.array, CPU), self._device, self.edge is not None)
-        return _rebuild, arguments, getattr(self, "__dict__", None)
+        return _rebuild, arguments, self.__dict__ or None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -164,7 +165,7 @@ def _copy_as_leaf(x: T, array: Any, name: str, like: TensorBase | None = None) -
     """A leaf of the class of `x` around `array`. Raises: GraphError for the result of an op."""
     check_leaf(x, name)
     twin = as_subclass(type(x), wrap(array, x._device, like))
-    if like is not None and hasattr(x, "__dict__"):
+    if like is not None:
         twin.__dict__.update(x.__dict__)
     return twin.requires_grad_() if x.edge is not None else twin
 
@@ -175,7 +176,7 @@ def as_subclass(kind: type[T], plain: Any) -> T:
         return plain
     self = object.__new__(kind)
     for name in TensorBase.__slots__:
-        if name != "__weakref__" and hasattr(plain, name):
+        if name[:2] != "__" and hasattr(plain, name):
             setattr(self, name, getattr(plain, name))
     return self
 

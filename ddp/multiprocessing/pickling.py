@@ -128,7 +128,7 @@ def share_small_tensors(obj: Any) -> None:
 
 def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     check_leaf(x, "sending")
-    state = getattr(x, "__dict__", None)
+    state = x.__dict__ or None
     rebuilt = type(x), x.edge is not None
     if x.device is not CPU:
         return _rebuild_tensor, (*rebuilt, ipc.import_array, ipc.export_array(x.array, x.device)), state

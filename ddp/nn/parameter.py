@@ -13,10 +13,13 @@ __all__ = ["Buffer", "Parameter"]
 class Parameter(Tensor):
     """A tensor that a module trains: assigned as an attribute, it is found by `parameters()`.
 
-    data: shares its memory, as in PyTorch. Raises: DtypeError if it should require grad but is not floating.
+    data: shares its memory, as in PyTorch. Attributes of your own, `p.no_decay = True`, stay on it through `to`, pickles
+    and copy.copy; copy.deepcopy leaves them out, as in PyTorch.
+    Raises: DtypeError if it should require grad but is not floating.
     """
 
     __slots__ = ()
+    _attributes_are_copied = False
 
     def __new__(cls, data: Tensor, requires_grad: bool = True) -> Parameter:
         return share_storage(super().__new__(cls), data).requires_grad_(requires_grad)

@@ -141,8 +141,28 @@ class TestCopies:
             assert y.names == ["a"]
             assert y.names is not x.names
 
+    def test_attributes_that_users_set_live_as_long_as_in_pytorch(self) -> None:
+        torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+        found = []
+        for t in (ddp, torch):
+            layer, x = t.nn.Linear(2, 2), t.ones(2)
+            weight, x.tag = layer.weight, {"a": [1]}
+            weight.no_decay, weight._optim = True, {"lr": 0.1}
+            layer.double().load_state_dict(t.nn.Linear(2, 2).state_dict())
+            twin = copy.deepcopy(layer)
+            copies = [f(y) for f in (copy.copy, *DUPLICATES) for y in (x, weight)]
+            copies += [x.clone(), x.detach(), x.data, t.nn.Parameter(x), twin.weight, layer.state_dict()["weight"]]
+            found.append([vars(y) for y in (x, layer.weight, layer.bias, *copies)])
+            assert copies[2].tag == x.tag
+            assert copies[2].tag["a"] is not x.tag["a"]
+            with pytest.raises(AttributeError):
+                x.shape = 3
+            del weight.no_decay
+            assert not hasattr(weight, "no_decay")
+        assert found[0] == found[1]
+
 
 class Named(ddp.Tensor):
-    """With a __dict__, unlike Tensor."""
+    """A class of the user's."""
 
     names: list[str]
