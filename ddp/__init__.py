@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from numpy import dtype as dtype
 from numpy import newaxis as newaxis
 
-from collectives import __version__ as __version__
+from collectives import __version__ as _release
 from ddp import _aliases, _cuda, _heap, _native
 from ddp import errors as errors
 from ddp._device import device as device
@@ -40,10 +40,14 @@ from ddp._tensor.printing import set_printoptions as set_printoptions
 from ddp._tensor.reductions import *
 from ddp._tensor.results import Size as Size
 from ddp._tensor.sampling import *
+from ddp._version import TorchVersion as _TorchVersion
 from ddp.ops.memory_formats import channels_last as channels_last
 from ddp.ops.memory_formats import contiguous_format as contiguous_format
 from ddp.ops.memory_formats import memory_format as memory_format
 from ddp.ops.memory_formats import preserve_format as preserve_format
+
+# The release of PyTorch that these names are held against, which scripts compare; after the + is the project's own.
+__version__ = _TorchVersion(f"2.13.0+ddp.{_release}")
 
 _heap.keep_freed()
 _cuda.install()
@@ -59,6 +63,8 @@ if TYPE_CHECKING:
     from ddp import cuda as cuda
     from ddp import data as data
     from ddp import distributed as distributed
+    from ddp import hub as hub
+    from ddp import jit as jit
     from ddp import linalg as linalg
     from ddp import metrics as metrics
     from ddp import multiprocessing as multiprocessing
@@ -66,10 +72,12 @@ if TYPE_CHECKING:
     from ddp import optim as optim
     from ddp import parallel as parallel
     from ddp import return_types as return_types
+    from ddp import testing as testing
     from ddp import tracing as tracing
     from ddp.amp import autocast as autocast
     from ddp.backends import get_float32_matmul_precision as get_float32_matmul_precision
     from ddp.backends import set_float32_matmul_precision as set_float32_matmul_precision
+    from ddp.jit import compile as compile
     from ddp.parallel import DataParallel as DataParallel
     from ddp.serialization import load as load
     from ddp.serialization import save as save
@@ -78,14 +86,15 @@ if TYPE_CHECKING:
 _LATER = {
     "DataParallel": "parallel",
     "autocast": "amp",
+    "compile": "jit",
     "get_float32_matmul_precision": "backends",
     "load": "serialization",
     "save": "serialization",
     "set_float32_matmul_precision": "backends",
 }
 _MODULES = (
-    "accelerator amp autograd backends checkpoint cuda data distributed linalg metrics multiprocessing nn onnx optim "
-    "parallel return_types serialization tracing utils"
+    "accelerator amp autograd backends checkpoint cuda data distributed hub jit linalg metrics multiprocessing nn onnx "
+    "optim parallel return_types serialization testing tracing utils"
 )
 
 __all__ = sorted(

@@ -25,15 +25,17 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     **{f"ddp.nn.modules.{name}": ("ddp.nn", {}) for name in _LAYERS.split()},
     "ddp.nn.modules.linear": ("ddp.nn", {"NonDynamicallyQuantizableLinear": "Linear"}),
     "ddp.nn.parallel": ("ddp.parallel", _DDP),
+    "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # importable where nothing is exported
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
+    "ddp.utils.tensorboard": ("ddp.metrics", {}),
     **{f"ddp.utils.data.{name}": ("ddp.data", {}) for name in ("dataloader", "dataset", "distributed", "sampler")},
 }
-# Single names that a package has from a floor above its own.
-NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel"}
+# Single names that a package or a path has from elsewhere.
+NAMES = {"ddp.nn.SyncBatchNorm": "ddp.parallel", "ddp.nn.parallel.DataParallel": "ddp.nn"}
 
 
 def defined_in(package: str, modules: str, kind: type | tuple[type, ...]) -> dict[str, Any]:
@@ -77,7 +79,8 @@ class _Finder:  # without the base class of importlib.abc, whose import takes as
         if home:
             theirs = importlib.import_module(home)
             names = {name: renamed.get(name, name) for name in (*theirs.__all__, *renamed)}
-            vars(module).update({name: getattr(theirs, there) for name, there in names.items()}, __all__=sorted(names))
+            here = {name: there for name, there in names.items() if f"{module.__name__}.{name}" not in NAMES}
+            vars(module).update({name: getattr(theirs, there) for name, there in here.items()}, __all__=sorted(names))
         vars(module)["__getattr__"] = attribute(module.__name__)
 
 

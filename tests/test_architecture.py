@@ -165,12 +165,12 @@ FLOORS = {
         ("start",),
     ),
     "ddp": (
-        ("errors", "_aliases", "_files", "_heap", "_layout"),
-        ("_device", "_block", "_precision"),
+        ("errors", "_aliases", "_files", "_heap", "_layout", "_version", "_warnings"),
+        ("_device", "_block", "_precision", "hub", "jit"),
         ("_engine", "ops"),
         ("_cuda", "_native"),
         ("_tensor",),
-        ("nn", "optim", "amp", "autograd", "backends", "cuda", "linalg", "return_types", "distributed"),
+        ("nn", "optim", "amp", "autograd", "backends", "cuda", "linalg", "return_types", "distributed", "testing"),
         ("serialization", "multiprocessing", "parallel", "accelerator", "_einops"),
         ("data", "metrics", "tracing"),
         ("checkpoint",),
@@ -198,6 +198,7 @@ SEES = {
     "ddp": (),
     "ddp._native": ("collectives.native",),
     "ddp.distributed": ("collectives",),
+    "ddp.metrics": ("collectives.world",),
     "ddp.parallel": ("collectives",),
     "ddp.data": ("collectives",),
     "ddp.checkpoint": ("collectives",),
@@ -347,7 +348,8 @@ def private_names_that_cross(files: Sources) -> list[str]:
     return sorted(set(found))
 
 
-NAMED_TWICE_BY_PYTORCH = ("device",)  # torch.device and torch.cuda.device
+# torch.device and torch.cuda.device; torch.nn.DataParallel and ours, which is DistributedDataParallel there.
+NAMED_TWICE_BY_PYTORCH = ("device", "DataParallel")
 
 
 def classes_defined_twice(files: Sources) -> list[str]:

@@ -214,16 +214,13 @@ def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
         x, labels = _sum_out(x, labels, later.union(others))
         y, others = _sum_out(y, others, later.union(labels))
         kept = [k for k in dict.fromkeys([*out, *labels, *others]) if k in later and (k in labels or k in others)]
-        check_same_dtype("einsum", x, y)
-        x = apply(products.einsum, (x, y), labels=(tuple(labels), tuple(others), tuple(kept)))
+        if len(kept) == len({*labels, *others}):  # nothing is summed: dtypes may differ, and autocast leaves it alone
+            x = _aligned(x, labels, kept) * _aligned(y, others, kept)
+        else:
+            check_same_dtype("einsum", x, y)
+            x = apply(products.einsum, (x, y), labels=(tuple(labels), tuple(others), tuple(kept)))
         labels = kept
-    x, labels = _sum_out(x, labels, set(out))
-    lacking = [k for k in out if k not in labels]  # a size of 1 in every operand
-    if lacking:
-        x = x.reshape(*x.array.shape, *[1] * len(lacking))
-        labels = [*labels, *lacking]
-    order = [labels.index(k) for k in out]
-    return x if order == list(range(len(order))) else x.permute(order)
+    return _aligned(*_sum_out(x, labels, set(out)), out)
 
 
 def _unique_labels(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, Labels]:
@@ -236,6 +233,16 @@ def _unique_labels(x: Any, labels: Labels, sizes: dict[int, int]) -> tuple[Any, 
         x = apply(products.diagonals, (x,), labels=tuple(labels))
         labels = list(dict.fromkeys(labels))
     return x, labels
+
+
+def _aligned(x: Any, labels: Labels, out: Labels) -> Any:
+    """`x` with the dimensions `out`, in this order: of size 1 where it lacks the label."""
+    lacking = [k for k in out if k not in labels]
+    if lacking:
+        x = x.reshape(*x.array.shape, *[1] * len(lacking))
+        labels = [*labels, *lacking]
+    order = [labels.index(k) for k in out]
+    return x if order == list(range(len(order))) else x.permute(order)
 
 
 def _sum_out(x: Any, labels: Labels, wanted: set[int]) -> tuple[Any, Labels]:
@@ -262,9 +269,11 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
     A label that stands twice in one operand is its diagonal; without "->" the result has the labels that stand once,
     in alphabetical order. Also einsum(x, [0, 1], y, [1, 2], [0, 2]), with numbers for labels, and
-    einsum(equation, [x, y]). Several operands are multiplied from left to right.
+    einsum(equation, [x, y]). Several operands are multiplied from left to right. Factors of different dtypes give their
+    common one where nothing is summed over both, as in "i,j->ij".
 
-    Raises: ArgumentError for an equation that does not fit the operands; ShapeError for sizes that differ.
+    Raises: ArgumentError for an equation that does not fit the operands; ShapeError for sizes that differ; DtypeError
+    for dtypes that differ in a sum of products.
     """
     if isinstance(equation, TensorBase):
         parts = [equation, *operands]
@@ -284,7 +293,7 @@ def _letters(labels: Sequence[Any]) -> str:
 def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> Tensor:
     """The sum of products over pairs of dimensions: the last `dims` of `a` with the first of `b`, or two lists.
 
-    Raises: ShapeError, ArgumentError, RangeError.
+    Raises: ShapeError, ArgumentError, RangeError, DtypeError.
     """
     if isinstance(dims, int) and not 0 <= dims <= min(a.ndim, b.ndim):
         raise ArgumentError(f"tensordot: {dims} dimensions of shapes {a.shape} and {b.shape}")
@@ -292,6 +301,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
     left, right = ([axis(x, d, "tensordot") for d in each] for x, each in zip((a, b), pairs, strict=True))
     if [a.shape[i] for i in left] != [b.shape[j] for j in right]:
         raise ShapeError(f"tensordot: {a.shape} and {b.shape}: sizes of dimensions {left} and {right} differ")
+    check_same_dtype("tensordot", a, b)
     of_a = list(range(a.ndim))
     of_b = [left[right.index(j)] if j in right else a.ndim + j for j in range(b.ndim)]
     out = [k for k in of_a if k not in left] + [k for k in of_b if k >= a.ndim]

@@ -10,26 +10,21 @@ when the batch is dropped. So the copy waits for what that stream was issued bef
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ddp._device import device, found_cupy, on
 from ddp._tensor.base import TensorBase, wrap
+from ddp._warnings import warn_once
 from ddp.data.collate import map_batch
-
-_warned = False
 
 
 def prefetch_to_device(batches: Any, wanted: bool, where: str) -> Iterator[Any]:
     """The same batches, their tensors on the GPU `where` ("": the current one) if that is wanted, and there is one."""
-    global _warned
     if not wanted:
         return batches
     if found_cupy() is None:
-        if not _warned:
-            _warned = True
-            warnings.warn("pin_memory=True, but there is no GPU: batches stay where they are", stacklevel=4)
+        warn_once("pin_memory=True, but there is no GPU: batches stay where they are", stacklevel=4)
         return batches
     return DevicePrefetcher(batches, device(where or "cuda"))
 

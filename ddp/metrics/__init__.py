@@ -1,10 +1,10 @@
-"""What rank 0 writes to files while a model trains: scalars for TensorBoard, JSON lines.
+"""What rank 0 writes to files while a model trains: for TensorBoard, and JSON lines.
 
 All ranks call them alike, and one of them writes: the rank must be passed, since a file written by all ranks is
 noticed late. Values are looked at on rank 0 alone, so that no other rank waits for its device.
 """
 
 from ddp.metrics.json_lines import JsonLines
-from ddp.metrics.tensorboard import TensorBoard
+from ddp.metrics.tensorboard import SummaryWriter, TensorBoard
 
-__all__ = ["JsonLines", "TensorBoard"]
+__all__ = ["JsonLines", "SummaryWriter", "TensorBoard"]

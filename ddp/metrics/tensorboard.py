@@ -1,12 +1,18 @@
-"""Scalars for TensorBoard, written by its own library; a resumed job replaces the steps that it repeats."""
+"""Files for TensorBoard, written by its own library: scalars by step, and PyTorch's SummaryWriter."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from collectives.world import promised
+from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, how_to_install
 from ddp.metrics.values import as_plain, is_writer
 
@@ -26,12 +32,7 @@ class TensorBoard:
         self._writer: Any = None
         self._writes = is_writer("TensorBoard", rank, comm)
         if self._writes:
-            try:
-                importlib.import_module("tensorboard.summary")  # now, and not at the end of the first epoch
-            except ImportError as error:
-                raise ArgumentError(
-                    f"TensorBoard: its library cannot be imported ({error}): {how_to_install('tensorboard')}"
-                ) from None
+            _import_library("TensorBoard")  # now, and not at the end of the first epoch
 
     def log(self, step: int, **values: Any) -> None:
         """Writes scalars of one step. values: numbers, or tensors and arrays of one element, by tag.
@@ -63,7 +64,17 @@ class TensorBoard:
         self.close()
 
 
-def _start_writer(folder: str, step: int) -> Any:
+def _import_library(name: str) -> None:
+    """Raises: ArgumentError if it is not installed."""
+    try:
+        importlib.import_module("tensorboard.summary")
+    except ImportError as error:
+        raise ArgumentError(
+            f"{name}: its library cannot be imported ({error}): {how_to_install('tensorboard')}"
+        ) from None
+
+
+def _mark_start(folder: str, step: int) -> None:
     # The second start of a session, and each later one, takes back what is of its step or later. The mark has a file of
     # its own, since a `Writer` writes scalars alone.
     proto = importlib.import_module("tensorboard.compat.proto.event_pb2")
@@ -71,4 +82,108 @@ def _start_writer(folder: str, step: int) -> Any:
     start = proto.SessionLog(status=proto.SessionLog.START)
     mark.add_event(proto.Event(wall_time=time.time(), step=step, session_log=start))
     mark.close()
+
+
+def _start_writer(folder: str, step: int) -> Any:
+    _mark_start(folder, step)
     return importlib.import_module("tensorboard.summary").Writer(folder)
+
+
+class SummaryWriter:
+    """PyTorch's writer for TensorBoard. Under ddp-launch, mpiexec and others rank 0 writes, and the others do nothing.
+
+    log_dir: the folder, by default runs/ with the time, the host's name and `comment`
+    purge_step: TensorBoard forgets what an earlier process wrote for this step and later ones
+    max_queue, flush_secs: events that may wait, and for how many seconds; filename_suffix: of the files
+
+    New code takes `TensorBoard`, which purges by itself. Raises: ArgumentError if the library is not installed.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | os.PathLike[str] | None = None,
+        comment: str = "",
+        purge_step: int | None = None,
+        max_queue: int = 10,
+        flush_secs: int = 120,
+        filename_suffix: str = "",
+    ) -> None:
+        default = f"runs/{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}{comment}"
+        self.log_dir = os.fspath(log_dir or default)
+        self._files: dict[str, Any] = {}  # by folder below log_dir
+        self._options = max_queue, flush_secs, filename_suffix
+        world = promised()
+        self._writes = world is None or world.rank == 0
+        if self._writes:
+            _import_library("SummaryWriter")
+            if purge_step is not None:
+                _mark_start(self.log_dir, purge_step)
+
+    def _add(self, step: Any, value: Any, folder: str = "") -> None:
+        """Writes one value to the file of a folder, which is made at the first one."""
+        if folder not in self._files:
+            library = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+            self._files[folder] = library.EventFileWriter(os.path.join(self.log_dir, folder), *self._options)
+        proto = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        event = proto.Event(wall_time=time.time(), step=int(step or 0), summary={"value": [value]})
+        self._files[folder].add_event(event)
+
+    def get_logdir(self) -> str:
+        """The folder."""
+        return self.log_dir
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: Any = None) -> None:
+        """scalar_value: a number, or a tensor or array of one element."""
+        if self._writes:
+            self._add(global_step, {"tag": tag, "simple_value": as_plain(scalar_value)})
+
+    def add_scalars(self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Any = None) -> None:
+        """Scalars that share a plot: each goes to a folder of its own below log_dir, and is a run of its own."""
+        if self._writes:
+            for tag, number in tag_scalar_dict.items():
+                value = {"tag": main_tag, "simple_value": as_plain(number)}
+                self._add(global_step, value, f"{main_tag.replace('/', '_')}_{tag}")
+
+    def add_histogram(self, tag: str, values: Any, global_step: Any = None, bins: Any = "tensorflow") -> None:
+        """values: a tensor or array of any shape; infinities and nan are left out, and a histogram of nothing else.
+
+        bins: a number or the edges; any name, as PyTorch's "tensorflow", is 30 of one width
+        """
+        if self._writes:
+            array = values.numpy(force=True) if isinstance(values, Tensor) else np.asarray(values)
+            finite = array[np.isfinite(array)].astype("float64")
+            if finite.size:
+                counts, limits = np.histogram(finite, 30 if isinstance(bins, str) else bins)
+                histogram = {
+                    "min": finite.min(),
+                    "max": finite.max(),
+                    "num": finite.size,
+                    "sum": finite.sum(),
+                    "sum_squares": finite @ finite,
+                    "bucket_limit": limits,
+                    "bucket": [0, *counts],  # the first bucket ends where the values begin
+                }
+                self._add(global_step, {"tag": tag, "histo": histogram})
+
+    def add_text(self, tag: str, text_string: str, global_step: Any = None) -> None:
+        """text_string: Markdown."""
+        if self._writes:
+            library = importlib.import_module("tensorboard.plugins.text.summary_v2")
+            self._add(global_step, library.text_pb(f"{tag}/text_summary", text_string).value[0])
+
+    def flush(self) -> None:
+        """What was added is in the files when this returns."""
+        for file in self._files.values():
+            file.flush()
+
+    def close(self) -> None:
+        """Writes what is left; what is added later begins other files."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def __enter__(self) -> SummaryWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from ddp.nn.transformer import *
 else:
     _layers = _aliases.defined_in("ddp.nn", f"{functional.FAMILIES} containers recurrent transformer", type)
-    del _layers["BatchNorm"], _layers["NonDynamicallyQuantizableLinear"]  # a base, and a name for printing
+    # A base, a name for printing, and what PyTorch has in nn.attention alone.
+    del _layers["BatchNorm"], _layers["NonDynamicallyQuantizableLinear"], _layers["SDPBackend"]
     globals().update(_layers)
     __all__ = sorted([*_layers, "Buffer", "Module", "Parameter", "functional", "init", "parameter", "utils"])
 

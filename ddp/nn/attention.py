@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -114,6 +117,28 @@ def _mask(mask: Tensor, query: Tensor, full: tuple[int, ...]) -> Tensor:
     if len(padded) != len(full) or any(n not in (1, m) for n, m in zip(padded, full, strict=True)):
         raise ShapeError(f"{_NAME}: attn_mask {tuple(mask.shape)} does not broadcast to the scores {full}")
     return mask.reshape(padded)
+
+
+class SDPBackend(Enum):
+    """Ways of PyTorch to compute attention."""
+
+    MATH = 0
+    FLASH_ATTENTION = 1
+    EFFICIENT_ATTENTION = 2
+    CUDNN_ATTENTION = 3
+    OVERRIDEABLE = 4
+
+
+@contextlib.contextmanager
+def sdpa_kernel(backends: SDPBackend | Sequence[SDPBackend], set_priority: bool = False) -> Iterator[None]:
+    """Changes nothing inside: the way is chosen by the device and the shapes. Also a decorator.
+
+    Raises: DtypeError for anything but an SDPBackend or several.
+    """
+    given = backends if isinstance(backends, Sequence) else [backends]
+    if not all(isinstance(backend, SDPBackend) for backend in given):
+        raise DtypeError(f"sdpa_kernel: expected an SDPBackend or a list of them, got {backends!r}")
+    yield
 
 
 class NonDynamicallyQuantizableLinear(Linear):

@@ -1,4 +1,4 @@
-"""Modules that hold modules or parameters, as lists and as dicts."""
+"""Modules that hold modules or parameters: as lists, as dicts, or one alone."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeVar, overload
 
 from ddp._tensor.core import Tensor
+from ddp._warnings import warn_once
 from ddp.errors import DtypeError, RangeError
 from ddp.nn.module import Module, note_registration
 from ddp.nn.parameter import Parameter
@@ -141,6 +142,26 @@ class Sequential(_ModuleSequence):
         return Sequential(*(module for _ in range(times) for module in self))
 
     __rmul__ = __mul__
+
+
+class DataParallel(Module):
+    """PyTorch's wrapper of one process, which has one device here: it calls `module`, and says so once.
+
+    device_ids, output_device and dim change nothing. For several devices there is `ddp.DataParallel` under ddp-launch.
+    Paths in the state dict begin with "module.".
+    """
+
+    def __init__(self, module: Module, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+        super().__init__()
+        warn_once(
+            "nn.DataParallel: a process computes on one device here, and the module runs on it alone. "
+            "For several, wrap it in ddp.DataParallel and start the script with ddp-launch"
+        )
+        self.module = module
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """What the module returns."""
+        return self.module(*inputs, **options)
 
 
 class ModuleList(_ModuleSequence):

@@ -230,11 +230,14 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
 
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, L) or (C, L) in one dimension, (N, C, H, W) or (C, H, W) in two."""
+        return self._conv_forward(input, self.weight, self.bias)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer with another weight and bias: PyTorch's name, which subclasses of the user's call and replace."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = pad(input, self._widths(), mode=self.padding_mode), 0
-        tensors = input, self.weight, self.bias
-        return _conv(f"conv{self._dims}d", tensors, self.stride, padding, self.dilation, self.groups)
+        return _conv(f"conv{self._dims}d", (input, weight, bias), self.stride, padding, self.dilation, self.groups)
 
     def _widths(self) -> list[int]:
         """The padding before and after each dimension, the last first."""

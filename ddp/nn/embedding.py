@@ -9,6 +9,7 @@ from ddp._engine import no_grad
 from ddp._tensor.base import apply, copy_if_needed, guarded_function, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty
+from ddp._warnings import warn_once
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Layer
@@ -31,10 +32,12 @@ def embedding(
     padding_idx: a row that gets no gradient. max_norm: rows that are used and longer, by the norm of `norm_type`, are
     shortened in place first. scale_grad_by_freq: a row's gradient is divided by how often it occurs in the input.
 
-    Raises: DtypeError, ShapeError; RangeError naming the first number out of range; ArgumentError for `sparse`.
+    sparse: says once that the gradient is dense all the same.
+
+    Raises: DtypeError, ShapeError; RangeError naming the first number out of range.
     """
     if sparse:
-        raise ArgumentError("embedding: sparse gradients are not supported here; leave sparse=False")
+        warn_once("embedding(sparse=True): the gradient is dense here, with rows of 0; it has the memory of the table")
     if input.device is not weight.device:  # the op runs where the table is
         with on(weight.device):
             moved = input.to(weight.device)
@@ -101,12 +104,13 @@ class Embedding(Layer, shown="num_embeddings embedding_dim"):
     """A table of vectors, looked up by number. input: integers, any shape; returns (*input, embedding_dim).
 
     weight: (num_embeddings, embedding_dim), normally distributed. padding_idx: a row that begins as zeros and gets no
-    gradient. max_norm, norm_type, scale_grad_by_freq: see functional.embedding.
+    gradient. max_norm, norm_type, scale_grad_by_freq, sparse: see functional.embedding.
 
-    Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
+    Raises: RangeError for a padding_idx that is no row.
     """
 
     _usual: ClassVar = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
+    _usual["sparse"] = False
 
     def __init__(
         self,
@@ -123,8 +127,6 @@ class Embedding(Layer, shown="num_embeddings embedding_dim"):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        if sparse:
-            raise ArgumentError("Embedding: sparse gradients are not supported here; leave sparse=False")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = None if padding_idx is None else _check_padding_idx("Embedding", padding_idx, num_embeddings)

@@ -24,6 +24,6 @@ if TYPE_CHECKING:
 else:
     FAMILIES = "activation attention convolution dropout embedding linear loss normalization padding pooling vision"
     functions = defined_in("ddp.nn", FAMILIES, FunctionType)
-    del functions["running_stats_update"]  # for SyncBatchNorm
+    del functions["running_stats_update"], functions["sdpa_kernel"]  # for SyncBatchNorm; of nn.attention alone
     globals().update(functions)
     __all__ = sorted([*functions, "sigmoid", "tanh"])

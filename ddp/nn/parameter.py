@@ -13,8 +13,9 @@ __all__ = ["Buffer", "Parameter"]
 class Parameter(Tensor):
     """A tensor that a module trains: assigned as an attribute, it is found by `parameters()`.
 
-    data: shares its memory, as in PyTorch. Attributes of your own, `p.no_decay = True`, stay on it through `to`, pickles
-    and copy.copy; copy.deepcopy leaves them out, as in PyTorch.
+    data: shares its memory, as in PyTorch. Attributes of your own, `p.no_decay = True`, stay when the module moves, and
+    go into pickles and copy.copy, but not into copy.deepcopy: as in PyTorch.
+
     Raises: DtypeError if it should require grad but is not floating.
     """
 

@@ -1,4 +1,4 @@
-"""Adam, and AdamW, whose weight decay goes past the moments.
+"""Adam; AdamW, whose weight decay goes past the moments; SparseAdam, which leaves out gradients of 0.
 
 Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237; AdamW: Loshchilov & Hutter
 2019, arXiv:1711.05101.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddp._warnings import warn_once
+from ddp.errors import ArgumentError
 from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, settings_of
 
@@ -53,6 +55,45 @@ class Adam(FormulaOptimizer):
             "exp_avg_sq = exp_avg_sq * beta2 + d * d * (1 - beta2)",
             *(["max_exp_avg_sq = maximum(exp_avg_sq, max_exp_avg_sq)"] if group["amsgrad"] else []),
             f"p = p - exp_avg / (sqrt({v}) + (eps * {root})) * (lr * {root} / (1 - pow(beta1, step)))",
+        ]
+
+
+class SparseAdam(FormulaOptimizer):
+    """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Says so once.
+
+    m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
+    d = grad, or -grad to maximize;  c = 1 - beta^step. Gradients are dense here, those of Embedding(sparse=True) too.
+
+    Raises: ArgumentError for an eps of 0, negative settings, or betas not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        maximize: bool = False,
+    ) -> None:
+        warn_once(
+            "SparseAdam: gradients are dense here, and an element whose gradient is 0 is left as it is; "
+            "PyTorch leaves whole rows that were not used"
+        )
+        super().__init__(params, settings_of("SparseAdam", locals()))
+        if not eps:
+            raise ArgumentError("SparseAdam: eps is above 0, got 0")
+
+    def states(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    def formula(self, group: Group) -> list[str]:
+        return [
+            "d = -grad" if group["maximize"] else "d = grad",
+            "used = sign(d) * sign(d)",
+            "exp_avg = exp_avg + (d - exp_avg) * (1 - beta1) * used",
+            "exp_avg_sq = exp_avg_sq + (d * d - exp_avg_sq) * (1 - beta2) * used",
+            "scale = used * (lr * sqrt(1 - pow(beta2, step)) / (1 - pow(beta1, step)))",
+            "p = p - exp_avg / (sqrt(exp_avg_sq) + eps) * scale",
         ]
 
 

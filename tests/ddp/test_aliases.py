@@ -26,13 +26,16 @@ TAKEN = [
     ("cuda.amp", "autocast"),
     ("distributed", "init_process_group"),
     ("nn", "SyncBatchNorm"),
+    ("nn.attention", "sdpa_kernel"),
     ("nn.modules.batchnorm", "BatchNorm2d"),
+    ("nn.parallel", "DataParallel"),
     ("nn.parallel", "DistributedDataParallel"),
     ("serialization", "safe_globals"),
     ("utils.checkpoint", "checkpoint"),
     ("utils.data", "TensorDataset"),
     ("utils.data.dataloader", "default_collate"),
     ("utils.data.distributed", "DistributedSampler"),
+    ("utils.tensorboard", "SummaryWriter"),
 ]
 
 

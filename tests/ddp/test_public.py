@@ -34,6 +34,8 @@ PUBLIC = (
     ddp.cuda.memory,
     ddp.data,
     ddp.distributed,
+    ddp.hub,
+    ddp.jit,
     ddp.linalg,
     ddp.metrics,
     ddp.multiprocessing,
@@ -49,6 +51,7 @@ PUBLIC = (
     ddp.parallel.comm_hooks,
     ddp.return_types,
     ddp.serialization,
+    ddp.testing,
     ddp.tracing,
 )
 

@@ -22,6 +22,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
     ("Adam", {"weight_decay": 0.1}),
     ("AdamW", {"amsgrad": True, "maximize": True}),
+    ("SparseAdam", {}),
     ("Lion", {"weight_decay": 0.1}),
     ("RMSprop", {"weight_decay": 0.1}),
     ("RMSprop", {"momentum": 0.9, "centered": True}),
@@ -31,6 +32,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 SOME = [KINDS[2], KINDS[4], KINDS[8]]
 #: On a real GPU, whose pow is not the host's.
 ROUNDING: dict[Any, float] = {np.float16: 2e-3, BFLOAT16: 1e-2, np.float32: 1e-6, np.float64: 1e-12}
+pytestmark = pytest.mark.filterwarnings("ignore:SparseAdam")
 Change = Callable[[list[Any], Any, int], Any]
 
 

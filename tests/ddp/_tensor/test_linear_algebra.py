@@ -61,3 +61,38 @@ class TestLayers:
         assert repr(ddp.nn.Identity(54, unused=0)) == "Identity()"
         x = ddp.ones(2)
         assert ddp.nn.Identity()(x) is x
+
+
+DTYPES = [("float32", "float64"), ("int64", "float32"), ("int64", "bfloat16"), ("bool", "float32"), ("int32", "int64")]
+
+
+SUMS = ["ij,jk->ik", "i,i->"]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtypes", DTYPES)
+@pytest.mark.parametrize("equation", ["i,j->ij", "i,i->i", "ij,jk->kji", "i,->i", "i,j,j->ji", *SUMS])
+def test_einsum_of_two_dtypes(equation: str, dtypes: tuple[str, str], autocast: bool) -> None:
+    found: list[Any] = []
+    for t in (ddp, torch):
+        x, *others = [t.ones([2] * len(term)) for term in equation.partition("->")[0].split(",")]
+        factors = [x.to(getattr(t, dtypes[0])), *(y.to(getattr(t, dtypes[1])) for y in others)]
+        try:
+            with t.autocast("cpu", dtype=t.bfloat16, enabled=autocast and equation not in SUMS):
+                y = t.einsum(equation, *factors)
+            found.append((str(y.dtype).removeprefix("torch."), tuple(y.shape)))
+        except RuntimeError:  # DtypeError is one
+            found.append("refused")
+    assert found[0] == found[1]
+
+
+def test_einsum_without_a_sum_has_gradients_and_needs_no_autocast() -> None:
+    x, y = ddp.arange(3), ddp.rand(2, dtype=ddp.float64, requires_grad=True)
+    with ddp.autocast("cpu", dtype=ddp.bfloat16):
+        z = ddp.einsum("i,j->ji", x, y)
+    z.sum().backward()
+    assert z.dtype == y.dtype
+    assert y.grad is not None
+    assert y.grad.tolist() == [3.0, 3.0]
+    with pytest.raises(errors.DtypeError, match="tensordot"):
+        ddp.tensordot(ddp.ones(2), ddp.ones(2).double(), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
     ("Adam", {"weight_decay": 0.1}),
     ("AdamW", {"amsgrad": True}),
+    ("SparseAdam", {"maximize": True}),
     ("Lion", {"weight_decay": 0.1}),
     ("RMSprop", {"momentum": 0.9, "centered": True}),
     ("Adagrad", {"lr_decay": 0.1}),
@@ -41,7 +43,9 @@ def _make_updates() -> None:
     """The kernels of an optimizer are made of its formula when it first makes a step."""
     p = ddp.ones(1, requires_grad=True)
     for name, settings in OPTIMIZERS:
-        optimizer = getattr(ddp.optim, name)([p], **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SparseAdam says that gradients are dense
+            optimizer = getattr(ddp.optim, name)([p], **settings)
         [group] = optimizer.param_groups
         formula = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group))
         parts = map(tuple, (formula.device_lines, formula.scalars, formula.settings, formula.states))

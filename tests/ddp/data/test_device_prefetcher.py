@@ -11,6 +11,7 @@ import ddp
 from ddp._cuda import copies, stream_order
 from ddp._device import device
 from ddp._tensor.base import wrap
+from ddp._warnings import warn_once
 from ddp.data import DataLoader, device_prefetcher
 from ddp.data.device_prefetcher import DevicePrefetcher
 from tests.ddp.data.samples import Squares
@@ -127,7 +128,7 @@ def test_nothing_is_held_for_ever(gpu: Any) -> None:
 
 def test_without_a_gpu_it_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_prefetcher, "found_cupy", lambda: None)
-    monkeypatch.setattr(device_prefetcher, "_warned", False)
+    warn_once.cache_clear()
     loader = DataLoader(Squares(2), pin_memory=True)
     with pytest.warns(UserWarning, match="there is no GPU"):
         assert len(list(loader)) == 2

@@ -11,8 +11,10 @@ import pytest
 import ddp
 from ddp.backends import native
 from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.nn.attention import SDPBackend, sdpa_kernel
 from ddp.nn.functional import scaled_dot_product_attention as attend
 from ddp.ops import attention
+from tests.ddp.nn import against_torch
 from tests.ddp.nn.against_torch import agree_as_functions, check_refusals, numbers
 
 
@@ -122,3 +124,18 @@ def test_refusals() -> None:
         (lambda: attend(*mixed), DtypeError, "float32, float64, float32"),
         (of(*three, (2, 2), is_causal=True), ArgumentError, "exclude each other"),
     )
+
+
+def test_a_way_that_is_asked_for_changes_nothing() -> None:
+    q, k, v = leaves((2, 3, 4), (2, 3, 4), (2, 3, 4))
+    asked = SDPBackend.MATH, [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    for backends in asked:
+        with sdpa_kernel(backends):
+            inside = attend(q, k, v)
+        assert inside.tolist() == attend(q, k, v).tolist() == sdpa_kernel(backends)(attend)(q, k, v).tolist()
+    for name, member in SDPBackend.__members__.items():
+        assert member.value == int(getattr(against_torch.torch.nn.attention.SDPBackend, name))
+    with pytest.raises(DtypeError, match="expected an SDPBackend or a list of them, got 'math'"), sdpa_kernel("math"):  # type: ignore[arg-type]
+        pass
+    assert not hasattr(ddp.nn, "SDPBackend")
+    assert not hasattr(ddp.nn.functional, "sdpa_kernel")

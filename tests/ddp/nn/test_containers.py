@@ -12,6 +12,7 @@ import pytest
 
 import ddp
 from ddp import nn
+from ddp._warnings import warn_once
 from ddp.errors import ArgumentError, DtypeError, RangeError
 from tests.ddp.nn.against_torch import check_refusals, torch
 
@@ -158,3 +159,18 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 def test_refusals() -> None:
     check_refusals(*REFUSED)
+
+
+def test_data_parallel_of_one_process() -> None:
+    warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=r"one device.*ddp\.DataParallel.*ddp-launch"):
+        ours = nn.DataParallel(nn.Linear(2, 3), device_ids=[0, 1], output_device=0)
+    theirs = torch.nn.DataParallel(torch.nn.Linear(2, 3))
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict()) == ["module.weight", "module.bias"]
+    x = ddp.ones(4, 2)
+    assert ours(input=x).tolist() == ours.module(x).tolist()
+    ours.load_state_dict({f"module.{name}": value for name, value in nn.Linear(2, 3).state_dict().items()})
+    assert copy.deepcopy(ours).module.weight.tolist() == ours.module.weight.tolist()
+    assert isinstance(ours, ddp.nn.parallel.DataParallel)  # type: ignore[attr-defined]
+    assert not isinstance(ours, ddp.nn.parallel.DistributedDataParallel)  # type: ignore[attr-defined]

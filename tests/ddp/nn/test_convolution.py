@@ -12,7 +12,7 @@ from ddp import nn
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.nn import functional
 from ddp.ops import convolution
-from tests.ddp.nn.against_torch import agree, agree_as_functions, check_layer, check_refusals, numbers, twins
+from tests.ddp.nn.against_torch import agree, agree_as_functions, check_layer, check_refusals, numbers, torch, twins
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Conv1d", (3, 4, 3), {}, (2, 3, 8)),
@@ -101,3 +101,17 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
 
 def test_refusals() -> None:
     check_refusals(*(((lambda call=call: call(functional, ddp.zeros)), kind, text) for call, kind, text in WRONG))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("Conv1d", (2, 3, 7)), ("Conv2d", (2, 3, 7, 6))])
+def test_users_call_and_replace_the_convolution_of_a_layer(name: str, shape: tuple[int, ...]) -> None:
+    def standardized(t: Any) -> Any:
+        class Standardized(getattr(t.nn, name)):  # type: ignore[misc]
+            def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
+                return super()._conv_forward(input, weight - weight.mean(), bias)
+
+        return Standardized
+
+    ours, theirs = (standardized(t)(3, 4, 3, padding=1, padding_mode="reflect").double() for t in (ddp, torch))
+    theirs.load_state_dict({key: torch.tensor(value.numpy()) for key, value in ours.state_dict().items()})
+    agree(ours, theirs, numbers(*shape))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 import ddp
 from ddp import nn
-from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
+from ddp._warnings import warn_once
+from ddp.errors import DtypeError, RangeError, ShapeError
 from tests.ddp.nn.against_torch import agree, check_refusals, torch
 
 TABLE = np.random.default_rng(0).standard_normal((6, 4)) * np.linspace(0.1, 3, 6)[:, None]
@@ -61,12 +63,33 @@ def test_an_index_written_later_does_not_matter() -> None:
     np.testing.assert_array_equal(layer.weight.grad.numpy(), [[1, 1], [1, 1], [0, 0]])
 
 
+def test_sparse_gradients_are_dense_and_sparse_adam_trains_with_them_as_pytorch_does() -> None:
+    warn_once.cache_clear()
+    tables, texts = [], []
+    for t in (ddp, torch):
+        layer = t.nn.Embedding(6, 4, sparse=True, _weight=t.tensor(TABLE))
+        texts.append(repr(layer))
+        said = pytest.warns(UserWarning, match="dense") if t is ddp else contextlib.nullcontext()
+        with said as warned:
+            optimizer = t.optim.SparseAdam(layer.parameters(), lr=0.1, betas=(0.8, 0.9), eps=1e-3)
+            for step in range(6):  # row 2 is never used, others not always
+                optimizer.zero_grad()
+                (layer(t.tensor(INDEX[: 1 + step % 3])) * t.tensor(TABLE[step])).sum().backward()
+                optimizer.step()
+        tables.append(layer.weight.detach().numpy())
+        if t is ddp:
+            assert [str(each.message)[:6] for each in warned] == ["Sparse", "embedd"]
+            assert layer.weight.grad.shape == (6, 4)
+    assert texts[0] == texts[1]
+    np.testing.assert_allclose(*tables, rtol=1e-12)
+    np.testing.assert_array_equal(tables[0][2], TABLE[2])
+
+
 def test_refusals() -> None:
     layer, look_up, one = nn.Embedding(5, 3), nn.functional.embedding, ddp.tensor([0])
     check_refusals(
         (lambda: layer(ddp.tensor([1, 7])), RangeError, "input 7 is not one of the 5 rows 0 to 4"),
         (lambda: layer(ddp.zeros(2)), DtypeError, "row numbers"),
         (lambda: look_up(one, ddp.zeros(5)), ShapeError, r"weight \(5,\)"),
-        (lambda: look_up(one, ddp.zeros(5, 3), sparse=True), ArgumentError, "sparse"),
         (lambda: nn.Embedding(5, 3, padding_idx=5), RangeError, "padding_idx 5"),
     )

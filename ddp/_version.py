@@ -1,0 +1,29 @@
+"""The version as scripts written for PyTorch compare it."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+
+def _numbers(version: Any) -> list[int]:
+    """`_numbers("2.13.0+cpu") == _numbers((2, 13, 0)) == [2, 13, 0]`."""
+    return [int(number) for number in re.findall(r"\d+", str(version).partition("+")[0])]
+
+
+def _by_numbers(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    return lambda self, other: compare(_numbers(self), _numbers(other))
+
+
+class TorchVersion(str):
+    """A version that is ordered by its numbers: "2.13" is above "2.4", as above (2, 4).
+
+    What follows a plus sign does not count in the order. Equality is that of strings.
+    """
+
+    __lt__ = _by_numbers(operator.lt)
+    __le__ = _by_numbers(operator.le)
+    __gt__ = _by_numbers(operator.gt)
+    __ge__ = _by_numbers(operator.ge)

@@ -1,0 +1,56 @@
+"""PyTorch's compilers by name: `ddp.compile` and `ddp.jit` return what they are given, which runs as Python.
+
+What captures whole steps on a GPU is `ddp.cuda.graphed_step`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp._warnings import warn_once
+
+__all__ = ["export", "ignore", "is_scripting", "script", "trace", "unused"]
+
+
+def _say() -> None:
+    warn_once(
+        "ddp.compile and ddp.jit compile nothing: functions and modules run as they are. "
+        "ddp.cuda.graphed_step captures whole training steps on a GPU",
+        stacklevel=3,
+    )
+
+
+def compile(model: Any = None, **ignored: Any) -> Any:
+    """Returns the function or module itself; without one, a decorator that does. Says once that nothing is compiled.
+
+    ignored: PyTorch's mode, backend, fullgraph and others
+    """
+    _say()
+    return model if model is not None else lambda model: model
+
+
+def script(obj: Any, *ignored: Any, **also_ignored: Any) -> Any:
+    """Returns the function, module or class itself; examples are not run. Says once that nothing is compiled."""
+    _say()
+    return obj
+
+
+trace = script
+
+
+def ignore(drop: Any = False, **ignored: Any) -> Any:
+    """Returns the function itself, or with arguments a decorator that does: all runs as Python."""
+    return drop if callable(drop) else lambda fn: fn
+
+
+def unused(fn: Any) -> Any:
+    """Returns the function itself: all runs as Python."""
+    return fn
+
+
+export = unused
+
+
+def is_scripting() -> bool:
+    """False: nothing is compiled."""
+    return False
