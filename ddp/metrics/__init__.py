@@ -1,7 +1,8 @@
 """What rank 0 writes to files while a model trains: for TensorBoard, and JSON lines.
 
 All ranks call them alike, and one of them writes: the rank must be passed, since a file written by all ranks is
-noticed late. Values are looked at on rank 0 alone, so that no other rank waits for its device.
+noticed late. SummaryWriter, whose arguments are PyTorch's, reads it where what started the ranks has left it, in the
+environment. Values are looked at on rank 0 alone, so that no other rank waits for its device.
 """
 
 from ddp.metrics.json_lines import JsonLines

@@ -109,8 +109,13 @@ class Embedding(Layer, shown="num_embeddings embedding_dim"):
     Raises: RangeError for a padding_idx that is no row.
     """
 
-    _usual: ClassVar = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
-    _usual["sparse"] = False
+    _usual: ClassVar = {
+        "padding_idx": None,
+        "max_norm": None,
+        "norm_type": 2,
+        "scale_grad_by_freq": False,
+        "sparse": False,
+    }
 
     def __init__(
         self,
