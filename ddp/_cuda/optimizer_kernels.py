@@ -66,6 +66,13 @@ extern "C" __global__ void update(
     }
 }
 
+// ddp.optim.formula has the same in Python.
+template <class V> __device__ V rectification(V step, V beta2) {
+    V limit = 2 / (1 - beta2) - 1, power = pow(beta2, step);
+    V rho = limit - 2 * step * power / (1 - power);
+    return rho <= 5 ? 0 : sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho));
+}
+
 // In double, as Python computes them: a few numbers a parameter. held: settings that count instead of the values
 extern "C" __global__ void count_steps(
     const Index* rows, Index length, float* steps, A* numbers, const float* found, const double* held, double a,
@@ -74,10 +81,13 @@ extern "C" __global__ void count_steps(
     if (found && *found != 0) return;
     const double values[8] = {a, b, c, d, e, f, g, h}, *x = held ? held : values;
     FOR_EACH(i, length) {
-        double step = steps[rows[i * ROW + STEP]] += 1;
+        float* counts = steps + 2 * rows[i * ROW + STEP];
+        double step = counts[0] += 1;
         A* y = numbers + SCALARS * i;
         (void)step, (void)x;
         %(settings)s
+        double mu_product = counts[1] *= float(%(factor)s);
+        (void)mu_product;
         %(numbers)s
     }
 }
@@ -86,13 +96,18 @@ extern "C" __global__ void count_steps(
 
 @functools.cache
 def kernels(
-    lines: tuple[str, ...], scalars: tuple[str, ...], settings: tuple[str, ...], states: tuple[str, ...]
+    lines: tuple[str, ...],
+    scalars: tuple[str, ...],
+    settings: tuple[str, ...],
+    states: tuple[str, ...],
+    factor: str = "1",
 ) -> KernelSource:
     """The kernels of a formula. The arguments are its C lines and scalars, and the names it reads."""
     body = [f"A& {name} = s[{j}];" for j, name in enumerate(states)] + list(lines)
     source = _SOURCE % {
         "scalars": len(scalars),
         "states": len(states),
+        "factor": factor,
         "lines": "\n    ".join(body),
         "settings": " ".join(f"double {name} = x[{i}];" for i, name in enumerate(settings)),
         "numbers": "\n        ".join(f"y[{k}] = A({text});" for k, text in enumerate(scalars)),
@@ -113,7 +128,7 @@ def update(
 ) -> None:
     """Counts one step of every row of a table, and updates it.
 
-    steps: (n,) float32, counted up at each row's place; numbers: (rows, scalars) in A, which is written
+    steps: (n, 2) float32, counted up and multiplied at each row's place; numbers: (rows, scalars) in A, which is written
     found: one float32, or None: nothing happens where it is not zero; held: (8,) float64, or None
     settings: those of the formula, in its order
     """

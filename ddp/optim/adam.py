@@ -1,7 +1,8 @@
-"""Adam; AdamW, whose weight decay goes past the moments; SparseAdam, which leaves out gradients of 0.
+"""Adam; AdamW, whose weight decay goes past the moments; NAdam with Nesterov's momentum; the rectified RAdam; SparseAdam,
+which leaves out gradients of 0.
 
 Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237; AdamW: Loshchilov & Hutter
-2019, arXiv:1711.05101.
+2019, arXiv:1711.05101; NAdam: Dozat 2016, ICLR workshop; RAdam: Liu et al. 2020, arXiv:1908.03265.
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from ddp._warnings import warn_once
 from ddp.errors import ArgumentError
 from ddp.optim.group_update import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, settings_of
+
+_MOMENTS = (
+    "exp_avg = exp_avg + (d - exp_avg) * (1 - beta1)",
+    "exp_avg_sq = exp_avg_sq * beta2 + d * d * (1 - beta2)",
+)
 
 
 class Adam(FormulaOptimizer):
@@ -51,8 +57,7 @@ class Adam(FormulaOptimizer):
         root = "sqrt(1 - pow(beta2, step))"
         return [
             *descent(group, decoupled=group["decoupled_weight_decay"]),
-            "exp_avg = exp_avg + (d - exp_avg) * (1 - beta1)",
-            "exp_avg_sq = exp_avg_sq * beta2 + d * d * (1 - beta2)",
+            *_MOMENTS,
             *(["max_exp_avg_sq = maximum(exp_avg_sq, max_exp_avg_sq)"] if group["amsgrad"] else []),
             f"p = p - exp_avg / (sqrt({v}) + (eps * {root})) * (lr * {root} / (1 - pow(beta1, step)))",
         ]
@@ -126,3 +131,85 @@ class AdamW(Adam):
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True  # also after a state dict of Adam
+
+
+class NAdam(FormulaOptimizer):
+    """Adam's m and v;  p -= lr * (mu_next*m/(1 - P*mu_next) + (1 - mu)*d/(1 - P)) / (sqrt(v/c2) + eps).
+
+    d = grad + weight_decay*p;  c2 = 1 - beta2^step;  mu = beta1*(1 - 0.5*0.96^(step*momentum_decay)), mu_next that of
+    the next step;  P = the product of all mu so far, in float32 as PyTorch keeps it. decoupled_weight_decay, maximize,
+    foreach and capturable: see `Adam`.
+
+    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    """
+
+    factor = "beta1 * (1 - 0.5 * pow(0.96, step * momentum_decay))"
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum_decay: float = 4e-3,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(params, settings_of(type(self).__name__, locals()))
+
+    def states(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    def formula(self, group: Group) -> list[str]:
+        root = "sqrt(1 - pow(beta2, step))"  # as in Adam: one pass less
+        following = "beta1 * (1 - 0.5 * pow(0.96, (step + 1) * momentum_decay))"
+        momentum = f"(lr * {root} * {following} / (1 - mu_product * {following}))"
+        gradient = f"(lr * {root} * (1 - {self.factor}) / (1 - mu_product))"
+        return [
+            *descent(group, decoupled=group["decoupled_weight_decay"]),
+            *_MOMENTS,
+            f"p = p - (exp_avg * {momentum} + d * {gradient}) / (sqrt(exp_avg_sq) + (eps * {root}))",
+        ]
+
+
+class RAdam(FormulaOptimizer):
+    """Adam's m and v;  p -= lr * m/c1 * r*sqrt(c2) / (sqrt(v) + eps), and p -= lr * m/c1 in the first steps, where r = 0.
+
+    d = grad + weight_decay*p;  c = 1 - beta^step;  r = `formula.rectification` of the step and beta2.
+    decoupled_weight_decay, maximize, foreach and capturable: see `Adam`.
+
+    Raises: ArgumentError for negative settings, or betas not in [0, 1).
+    """
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        super().__init__(params, settings_of(type(self).__name__, locals()))
+
+    def states(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+    def formula(self, group: Group) -> list[str]:
+        ratio = "rectification(step, beta2)"
+        adaptive = f"exp_avg / (sqrt(exp_avg_sq) + eps) * ({ratio} * sqrt(1 - pow(beta2, step)))"
+        return [
+            *descent(group, decoupled=group["decoupled_weight_decay"]),
+            *_MOMENTS,
+            f"p = p - ({adaptive} + exp_avg * ({ratio} == 0)) * (lr / (1 - pow(beta1, step)))",
+        ]

@@ -54,7 +54,7 @@ class DeviceUpdate(GroupUpdate):
     def _update(self, formula: Formula, full: dict[int, Array]) -> None:
         xp, graph, found = self._xp, capturing.now, self._optimizer.found_inf
         source = optimizer_kernels.kernels(
-            tuple(formula.device_lines), tuple(formula.scalars), formula.settings, formula.states
+            tuple(formula.device_lines), tuple(formula.scalars), formula.settings, formula.states, formula.factor
         )
         batches = self._find_batches(formula, full)
         values, rate = self._values(formula)

@@ -6,7 +6,7 @@ A formula is a few lines of arithmetic. SGD with momentum:
     p = p - momentum_buffer * lr
 
 `p`, `grad`, the states and whatever a line assigns are arrays. Every other name is a setting of the parameter group, or
-`step`, the count of updates with this one. Parts made of settings alone (`1 - beta1`) are scalars: computed in double
+`step`, the count of updates with this one, or `mu_product`, the product of a factor over these updates. Parts made of settings alone (`1 - beta1`) are scalars: computed in double
 precision once a step, then rounded to the dtype of the arrays. Every operation on arrays is rounded by itself, in the
 order of the formula: so the numbers are the same, bit for bit, however gradients lie and on both devices.
 """
@@ -24,20 +24,36 @@ from ddp.ops.update import Pass, Program
 
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
-_ON_SCALARS = {"sqrt": math.sqrt, "pow": pow}
+
+
+def rectification(step: float, beta2: float) -> float:
+    """RAdam's r of this step, 0 while the variance of its adaptive rate is not tractable (rho of at most 5).
+
+    Source: Liu et al. 2020, arXiv:1908.03265, Algorithm 2.
+    """
+    limit = 2 / (1 - beta2) - 1
+    rho = limit - 2 * step * beta2**step / (1 - beta2**step)
+    if rho <= 5:
+        return 0.0
+    return math.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
+
+
+_ON_SCALARS = {"sqrt": math.sqrt, "pow": pow, "rectification": rectification}  # in C: ddp._cuda.optimizer_kernels
 
 
 class Formula:
     """A compiled formula.
 
     program: the passes for the CPU, over rows of p, grad and the states
-    scalars: expressions of `settings` and `step`, valid in Python and in C; counts: whether one of them reads `step`
-    evaluate: the scalars of (step, *settings), in double precision
+    factor: what `mu_product` is multiplied by in a step, before the scalars are computed; evaluate_factor: its value
+    scalars: expressions of `settings`, `step` and `mu_product`; counts: whether one of them reads `step`
+    evaluate: the scalars of (step, *settings, mu_product), in double precision
+    Scalars and factor are valid in Python and in C.
     device_lines: the formula in C, where n[i] is a scalar
     """
 
-    def __init__(self, lines: tuple[str, ...], states: tuple[str, ...]) -> None:
-        self.states = states
+    def __init__(self, lines: tuple[str, ...], states: tuple[str, ...], factor: str) -> None:
+        self.states, self.factor = states, factor
         self._passes: list[tuple[str, tuple[str | int, ...], str]] = []
         self._scratch: list[str] = []
         self.scalars: list[str] = []
@@ -65,11 +81,14 @@ class Formula:
             ),
             len(order),
         )
-        names = {name for each in self.scalars for name in _names(ast.parse(each))}
+        names = {name for each in (*self.scalars, factor) for name in _names(ast.parse(each))}
         self.counts = "step" in names
-        self.settings = tuple(sorted(names - {"step"} - set(_ON_SCALARS)))
+        self.settings = tuple(sorted(names - {"step", "mu_product"} - set(_ON_SCALARS)))
         arguments, results = ", ".join(("step", *self.settings)), "".join(f"{each}, " for each in self.scalars)
-        self.evaluate: Callable[..., tuple[float, ...]] = eval(f"lambda {arguments}: ({results})", dict(_ON_SCALARS))
+        self.evaluate: Callable[..., tuple[float, ...]] = eval(
+            f"lambda {arguments}, mu_product: ({results})", dict(_ON_SCALARS)
+        )
+        self.evaluate_factor: Callable[..., float] = eval(f"lambda {arguments}: {factor}", dict(_ON_SCALARS))
 
     def _hoist(self, node: ast.expr, arrays: set[str]) -> ast.expr:
         """Replaces the largest parts without arrays by n[i]."""
@@ -119,6 +138,6 @@ def _names(tree: ast.AST) -> list[str]:
 
 
 @functools.lru_cache(256)
-def compile_formula(lines: tuple[str, ...], states: tuple[str, ...]) -> Formula:
-    """The formula of these lines. states: names of the state arrays that they read and write"""
-    return Formula(lines, states)
+def compile_formula(lines: tuple[str, ...], states: tuple[str, ...], factor: str = "1") -> Formula:
+    """The formula of these lines. states: names of the state arrays that they read and write; factor: see `Formula`"""
+    return Formula(lines, states, factor)

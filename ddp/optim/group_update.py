@@ -32,12 +32,15 @@ class FormulaOptimizer(Optimizer):
     """An optimizer given by the names of its states and a formula that treats each element alone.
 
     counted: whether each parameter's state has a "step" that counts its updates
+    factor: an expression of settings and `step`, the factor of an update; each parameter's state then has the product
+    over its updates as "mu_product", float32 as PyTorch's
     eager: state begins for all parameters at the first step, not with a parameter's first gradient
     found_inf: a float32 on the GPU, set by a GradScaler around a step: where it is not zero, the step is left out on
     the GPU, without the host's knowledge
     """
 
     counted = True
+    factor = "1"
     eager = False
     found_inf: Any = None
     _step_supports_amp_scaling = True  # PyTorch's name for it
@@ -120,8 +123,9 @@ class GroupUpdate:
         self._params: list[Tensor] = []
         self._arrays: list[Array] = []
         self._states: list[dict[str, Array]] = []  # of each parameter: what its state dict holds
-        # Counts of updates. Also where no state dict shows them: SGD's dampening begins with the second one.
-        self._steps: Array = np.zeros(0, np.float32)
+        # (n, 2): counts of updates, and products of the optimizer's factor over them. Also where no state dict shows
+        # them: SGD's dampening begins with the second one.
+        self._steps: Array = np.zeros((0, 2), np.float32)
         self._plans: dict[Any, Any] = {}  # what is updated together, by the parameters that have gradients
 
     def step(self, params: Sequence[Tensor]) -> None:
@@ -134,30 +138,33 @@ class GroupUpdate:
         self._follow(params)
         if self.names:
             self._hold_state(range(len(params)) if everything else full)
-        formula = compile_formula(tuple(self._optimizer.formula(self.group)), self.names)
+        formula = compile_formula(tuple(self._optimizer.formula(self.group)), self.names, self._optimizer.factor)
         self._update(formula, full)
         for index in full:
             params[index].version.count += 1
 
     def _update(self, formula: Formula, full: dict[int, Array]) -> None:
         """full: the gradients that are there, by the numbers of their parameters"""
-        members: dict[float, list[int]] = {0.0: [*full]}  # by the steps that they have made
+        members: dict[tuple[float, float], list[int]] = {(0.0, 1.0): [*full]}  # by the steps that they have made
         if formula.counts:
             ages = self._steps.tolist()
             members = {}
             for index in full:
-                members.setdefault(ages[index], []).append(index)
+                members.setdefault(tuple(ages[index]), []).append(index)
         if self.names:
-            self._steps[[*full]] += 1
+            self._steps[[*full], 0] += 1
         if len(self._plans) > len(members):  # those of other gradients, or of other ages
             self._plans.clear()
         values = settings(formula, self.group)
-        for age, numbers in members.items():
+        for (age, product), numbers in members.items():
+            if formula.factor != "1":
+                product = float(np.float32(product) * np.float32(formula.evaluate_factor(age + 1, *values)))
+                self._steps[numbers, 1] = product
             rows = [(self._arrays[index], full[index], *self._states[index].values()) for index in numbers]
             batch = self._plans.get(tuple(numbers))
             if batch is None or not batch.holds(rows):
                 batch = self._plans[tuple(numbers)] = ParameterRows(rows)
-            batch.run(formula.program, formula.evaluate(age + 1, *values))
+            batch.run(formula.program, formula.evaluate(age + 1, *values, product))
 
     def _follow(self, params: Sequence[Tensor]) -> None:
         """Notices other parameters, and parameters with other arrays."""
@@ -170,7 +177,8 @@ class GroupUpdate:
 
     def _lay_out(self, params: Sequence[Tensor]) -> None:
         self._params, self._arrays, self._states = list(params), [None] * len(params), [{} for _ in params]
-        self._steps = self._xp.zeros(len(params), np.float32)
+        self._steps = self._xp.zeros((len(params), 2), np.float32)
+        self._steps[:, 1] = 1
 
     def _hold_state(self, wanted: Iterable[int]) -> None:
         """Begins the state of these parameters, or takes over what their state dicts hold."""
@@ -188,12 +196,13 @@ class GroupUpdate:
     def _take_state(self, index: int) -> None:
         entry, param = self._optimizer.state[self._params[index]], self._arrays[index]
         if self._optimizer.counted:
-            self._steps[index] = 0 if entry.get("step") is None else self._read("step", entry["step"], ())
-            entry["step"] = wrap(self._steps[index : index + 1].reshape(()), self._where)
+            self._take_count(index, 0, "step")
+            if self._optimizer.factor != "1":
+                self._take_count(index, 1, "mu_product")
         elif any(entry.get(name) is None for name in self.names):
-            self._steps[index] = 0
+            self._steps[index, 0] = 0
         elif not self._states[index]:
-            self._steps[index] = 1
+            self._steps[index, 0] = 1
         for name in self.names:
             value, held = entry.get(name), self._states[index].get(name)
             array = None if value is None else self._read(name, value, param.shape)
@@ -208,11 +217,17 @@ class GroupUpdate:
             held[...] = self._optimizer.initial(self.group) if array is None else array
             entry[name] = wrap(held, self._where)
 
+    def _take_count(self, index: int, column: int, name: str) -> None:
+        entry = self._optimizer.state[self._params[index]]
+        first = column  # no step, and a product of 1
+        self._steps[index, column] = first if entry.get(name) is None else self._read(name, entry[name], ())
+        entry[name] = wrap(self._steps[index, column : column + 1].reshape(()), self._where)
+
     def _read(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
         """A state as an array here. Raises: StateDictError for a shape that is not its parameter's."""
         if isinstance(value, TensorBase):
             value = value.array
-        if np.shape(value) not in (shape, (1,) if name == "step" else shape):
+        if np.shape(value) not in (shape, shape or (1,)):
             raise StateDictError(f"state {name!r} of shape {np.shape(value)} for a parameter of {shape}")
         return place(value, self._where).reshape(shape) if hasattr(value, "shape") else np.asarray(value)
 

@@ -17,7 +17,7 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1, "momentum": 0.9}),
     ("RMSprop", {"lr": 0.1, "momentum": 0.5}),
     ("Adam", {"lr": 0.01, "amsgrad": True}),
-    *[(name, {"lr": 0.1}) for name in ("Adagrad", "Adadelta", "Lion")],
+    *[(name, {"lr": 0.1}) for name in ("Adagrad", "Adadelta", "Lion", "NAdam", "RAdam")],
 ]
 
 

@@ -28,6 +28,8 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("RMSprop", {"momentum": 0.9, "centered": True}),
     ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.2}),
     ("Adadelta", {"weight_decay": 0.1}),
+    ("NAdam", {"weight_decay": 0.1}),
+    ("RAdam", {"weight_decay": 0.1, "betas": (0.9, 0.95)}),
 ]
 SOME = [KINDS[2], KINDS[4], KINDS[8]]
 #: On a real GPU, whose pow is not the host's.

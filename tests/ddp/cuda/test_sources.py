@@ -36,6 +36,8 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("RMSprop", {"momentum": 0.9, "centered": True}),
     ("Adagrad", {"lr_decay": 0.1}),
     ("Adadelta", {}),
+    ("NAdam", {"weight_decay": 0.1}),
+    ("RAdam", {"weight_decay": 0.1}),
 ]
 
 
@@ -47,9 +49,9 @@ def _make_updates() -> None:
             warnings.simplefilter("ignore")  # SparseAdam says that gradients are dense
             optimizer = getattr(ddp.optim, name)([p], **settings)
         [group] = optimizer.param_groups
-        formula = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group))
+        formula = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group), optimizer.factor)
         parts = map(tuple, (formula.device_lines, formula.scalars, formula.settings, formula.states))
-        SOURCES[f"update {name} {settings}"] = optimizer_kernels.kernels(*parts)
+        SOURCES[f"update {name} {settings}"] = optimizer_kernels.kernels(*parts, formula.factor)
 
 
 _make_updates()

@@ -168,7 +168,7 @@ class TestNumbers:
             settings = {"target": target, "weight": weight, "smoothing": smoothing, "reduction": reduction}
             compare(losses.cross_entropy, dtype, [x], saved, (True,), keep=keep, **settings)
 
-    @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Lion"])
+    @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Lion", "NAdam", "RAdam"])
     def test_updates_have_the_bits_of_the_passes(self, name: str, dtype: str) -> None:
         settings = {
             "SGD": {"momentum": 0.9, "nesterov": True},
@@ -177,8 +177,8 @@ class TestNumbers:
         }
         optimizer = getattr(ddp.optim, name)([ddp.zeros(1)], weight_decay=0.1, **settings.get(name, {}))
         [group] = optimizer.param_groups
-        formula = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group))
-        scalars = np.array(formula.evaluate(3.0, *group_settings(formula, group)), dtype)
+        formula = compile_formula(tuple(optimizer.formula(group)), optimizer.states(group), optimizer.factor)
+        scalars = np.array(formula.evaluate(3.0, *group_settings(formula, group), 0.5), dtype)
         rows = [[np.abs(normal(n, dtype=dtype, seed=i)) for i in range(2 + len(formula.states))] for n in (0, 1, 5000)]
         rows[2][1][:4] = np.inf, -np.inf, np.nan, -0.0
         copies = [[each.copy() for each in row] for row in rows]

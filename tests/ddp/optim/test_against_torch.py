@@ -33,6 +33,12 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Adagrad", {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}),
     ("Adadelta", {}),
     ("Adadelta", {"lr": 0.5, "rho": 0.7, "eps": 1e-4, "weight_decay": 0.1, "maximize": True}),
+    ("NAdam", {}),
+    ("NAdam", {"lr": 0.01, "betas": (0.8, 0.95), "momentum_decay": 0.1, "weight_decay": 0.1, "maximize": True}),
+    ("NAdam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("RAdam", {}),
+    ("RAdam", {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-4, "weight_decay": 0.1, "maximize": True}),
+    ("RAdam", {"lr": 0.01, "betas": (0.9, 0.6), "weight_decay": 0.1, "decoupled_weight_decay": True}),
 ]
 IDS = [f"{name}-{'-'.join(f'{k}={v}' for k, v in options.items())}" for name, options in CASES]
 
@@ -139,6 +145,37 @@ def test_own_state_dict_resumes_exactly(name: str, options: Any) -> None:
         resumed.step()
     for p, q in zip(ours, others, strict=True):
         np.testing.assert_array_equal(p.array, q.array)
+
+
+@pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[0] in ("NAdam", "RAdam")])
+def test_twenty_steps_in_float64_while_betas_change(name: str, options: Any) -> None:
+    ours, theirs, optimizer, oracle = pair(name, options, "float64")
+    for step, given in enumerate(gradients(20, SHAPES, "float64")):
+        assign(ours, theirs, given)
+        for each in (optimizer, oracle):
+            first, second = each.param_groups[0]["betas"]
+            each.param_groups[0]["betas"] = (first * (0.99 if step % 2 else 1.005), second)
+            each.step()
+    for p, q in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(p.array, q.detach().numpy(), rtol=1e-12, atol=1e-12)
+    compare_states(optimizer.state_dict(), oracle.state_dict())
+
+
+@pytest.mark.parametrize(("name", "options"), [c for c in CASES if c[0] in ("NAdam", "RAdam")])
+def test_a_state_dict_of_ours_goes_on_in_pytorch(name: str, options: Any) -> None:
+    ours, theirs, optimizer, oracle = pair(name, options)
+    for step, given in enumerate(gradients(10, SHAPES)):
+        if step == 5:
+            saved = optimizer.state_dict()
+            tensors = {k: {n: torch.tensor(v.array) for n, v in entry.items()} for k, entry in saved["state"].items()}
+            oracle.load_state_dict({**saved, "state": tensors})
+            for p, q in zip(ours, theirs, strict=True):
+                q.data.copy_(torch.tensor(p.array))
+        assign(ours, theirs, given)
+        optimizer.step()
+        if step >= 5:
+            oracle.step()
+    assert_same(ours, theirs)
 
 
 def lion(p: Any, m: Any, g: Any, lr: float, betas: tuple[float, float], decay: float) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from ddp.errors import ArgumentError, DtypeError, StateDictError
 from ddp.optim.optimizer import groups_by_name
 from tests.ddp.optim.wide_state import WideState, kinds
 
-ALL = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Lion"]
+ALL = ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Lion", "NAdam", "RAdam"]
 
 
 def leaf(*shape: int) -> Any:

@@ -28,6 +28,7 @@ OPTIMIZERS: list[tuple[type[optim.Optimizer], dict[str, Any]]] = [
     (optim.Adagrad, {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.5}),
     (optim.Adadelta, {"lr": 0.5, "weight_decay": 0.01}),
     (optim.Lion, {"lr": 0.01, "weight_decay": 0.1}),
+    (optim.NAdam, {"lr": 0.01, "weight_decay": 0.1}),
 ]
 
 
