@@ -128,7 +128,7 @@ def update(
 ) -> None:
     """Counts one step of every row of a table, and updates it.
 
-    steps: (n, 2) float32, counted up and multiplied at each row's place; numbers: (rows, scalars) in A, which is written
+    steps: (n, 2) float32, counted up and multiplied at each row's place; numbers: (rows, scalars) in A, written
     found: one float32, or None: nothing happens where it is not zero; held: (8,) float64, or None
     settings: those of the formula, in its order
     """

@@ -1,20 +1,20 @@
-"""Embeddings, and classes as one-hot vectors."""
+"""Embeddings, bags of them, and classes as one-hot vectors."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from ddp._device import on
+from ddp._device import on, place
 from ddp._engine import no_grad
 from ddp._tensor.base import apply, copy_if_needed, guarded_function, wrap
 from ddp._tensor.core import Tensor
-from ddp._tensor.creation import empty
-from ddp._warnings import warn_once
+from ddp._tensor.creation import empty, zeros
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.ops import indexing
+from ddp.ops.op import upcast
 
 
 @guarded_function
@@ -32,12 +32,10 @@ def embedding(
     padding_idx: a row that gets no gradient. max_norm: rows that are used and longer, by the norm of `norm_type`, are
     shortened in place first. scale_grad_by_freq: a row's gradient is divided by how often it occurs in the input.
 
-    sparse: says once that the gradient is dense all the same.
-
-    Raises: DtypeError, ShapeError; RangeError naming the first number out of range.
+    Raises: DtypeError, ShapeError; RangeError naming the first number out of range; ArgumentError for `sparse`.
     """
     if sparse:
-        warn_once("embedding(sparse=True): the gradient is dense here, with rows of 0; it has the memory of the table")
+        raise ArgumentError("embedding: sparse gradients are not supported here; leave sparse=False")
     if input.device is not weight.device:  # the op runs where the table is
         with on(weight.device):
             moved = input.to(weight.device)
@@ -81,6 +79,79 @@ def _renormalize(weight: Tensor, index: Any, max_norm: float, norm_type: float) 
 
 
 @guarded_function
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """The sum, mean or maximum of the rows weight[input] of each bag; zeros for an empty bag. Returns (B, D).
+
+    input: (B, N), a bag a row, or (N,), where bag i begins at offsets[i]; weight: (V, D); offsets: (B,), or with
+    `include_last_offset` (B + 1,), the last one N. mode: "sum", "mean" or "max". per_sample_weights: of the input's
+    shape, times which a sum takes each row. padding_idx: a row that counts for nothing. The others: see embedding.
+
+    Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that are not 0 to N in order;
+    ArgumentError for `sparse`, another mode, or what a mode does not take.
+    """
+    if mode not in ("sum", "mean", "max"):
+        raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}")
+    if per_sample_weights is not None and mode != "sum":
+        raise ArgumentError(f"embedding_bag: per_sample_weights are for mode='sum', not {mode!r}")
+    if per_sample_weights is not None and per_sample_weights.shape != input.shape:
+        raise ShapeError(f"embedding_bag: per_sample_weights {per_sample_weights.shape} for an input of {input.shape}")
+    where, xp = weight.device, weight.device.xp
+    count, bag = _bags(xp, where, input, offsets, include_last_offset)
+    index = input.to(where).reshape(-1)
+    if padding_idx is not None:
+        padding_idx = _check_padding_idx("embedding_bag", padding_idx, weight.shape[0])
+        bag = xp.where(index.array == padding_idx, count, bag)  # one bag more, which is left out
+    rows = embedding(index, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    sizes = xp.bincount(bag, minlength=count + 1)
+    if mode == "max":
+        rows = rows.gather(0, wrap(_largest(xp, rows.array, bag, sizes), where))
+        bag = xp.flatnonzero(sizes)
+    elif per_sample_weights is not None:
+        rows = rows * per_sample_weights.reshape(-1, 1)
+    out = zeros((count + 1, rows.shape[1]), dtype=rows.dtype, device=where).index_add(0, wrap(bag, where), rows)
+    if mode == "mean":
+        out = out / wrap(xp.maximum(sizes, 1)[:, None].astype(rows.dtype), where)
+    return out[:-1]
+
+
+def _bags(xp: Any, where: Any, input: Tensor, offsets: Tensor | None, include_last: bool) -> tuple[int, Any]:
+    """How many bags there are, and the bag of each number of the input."""
+    if input.ndim == 2 and offsets is None:
+        return input.shape[0], xp.repeat(xp.arange(input.shape[0]), input.shape[1])
+    if input.ndim != 1 or offsets is None or offsets.ndim != 1:
+        found = None if offsets is None else offsets.shape
+        raise ShapeError(f"embedding_bag: input {input.shape}, offsets {found}: expected (B, N), or (N,) and (B,)")
+    n, starts = input.shape[0], place(offsets.array, where)
+    lengths = xp.diff(starts, append=n)
+    fine = (lengths >= 0).all() & (starts[:1] == 0).all() & ((lengths[-1:] == 0).all() | (not include_last))
+    message = f"embedding_bag: offsets begin with 0, do not descend, and end within the {n} numbers of the input"
+    indexing.check_all(xp, fine, RangeError, message)
+    return starts.size - include_last, xp.searchsorted(starts, xp.arange(n), side="right") - 1
+
+
+def _largest(xp: Any, rows: Any, bag: Any, sizes: Any) -> Any:
+    """Which row holds the maximum of each bag that is not empty, in each column; the first of equals.
+
+    rows: (N, D); bag: (N,); sizes: (B,)
+    """
+    order = xp.argsort(-upcast(rows), axis=0, kind="stable")
+    order = xp.take_along_axis(order, xp.argsort(bag[order], axis=0, kind="stable"), axis=0)
+    return order[(xp.cumsum(sizes) - sizes)[sizes > 0]]
+
+
+@guarded_function
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class number of each element, 0 elsewhere, int64. input: (...) of int64; result: (..., num_classes).
 
@@ -100,22 +171,80 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return wrap((array[..., None] == xp.arange(num_classes)).astype("int64"), input.device)
 
 
-class Embedding(Layer, shown="num_embeddings embedding_dim"):
+# What an `__init__` and a `from_pretrained` have beside the settings of a function.
+_OTHERS = [
+    "self",
+    "__class__",
+    "num_embeddings",
+    "embedding_dim",
+    "_weight",
+    "_freeze",
+    "device",
+    "dtype",
+    "cls",
+    "embeddings",
+    "freeze",
+]
+
+
+class _Table(Layer, shown="num_embeddings embedding_dim"):
+    """What both have: their settings as attributes, and the table."""
+
+    padding_idx: int | None
+
+    def _begin(self, arguments: dict[str, Any]) -> None:
+        """arguments: the `locals()` of `__init__`"""
+        super().__init__()
+        name = type(self).__name__
+        if arguments["sparse"]:
+            raise ArgumentError(f"{name}: sparse gradients are not supported here; leave sparse=False")
+        self._settings = [each for each in arguments if each not in _OTHERS]
+        for each in ("num_embeddings", "embedding_dim", *self._settings):
+            setattr(self, each, arguments[each])
+        table, shape = arguments["_weight"], (arguments["num_embeddings"], arguments["embedding_dim"])
+        if self.padding_idx is not None:
+            self.padding_idx = _check_padding_idx(name, self.padding_idx, shape[0])
+        if table is not None and tuple(table.shape) != shape:
+            raise ShapeError(f"{name}: weight {tuple(table.shape)}: expected {shape}")
+        new = empty(shape, device=arguments["device"], dtype=arguments["dtype"]) if table is None else table
+        self.weight = Parameter(new, requires_grad=not arguments.get("_freeze"))
+        if table is None:
+            self.reset_parameters()
+
+    @classmethod
+    def _of(cls, arguments: dict[str, Any]) -> Any:
+        """arguments: the `locals()` of `from_pretrained`"""
+        table = arguments["embeddings"]
+        if table.ndim != 2:
+            raise ShapeError(f"{cls.__name__}.from_pretrained: table {tuple(table.shape)}: expected (V, D)")
+        make: Any = cls
+        layer = make(
+            *table.shape, _weight=table, **{name: arguments[name] for name in arguments if name not in _OTHERS}
+        )
+        layer.weight.requires_grad_(not arguments["freeze"])
+        return layer
+
+    def _call(self, function: Any, input: Tensor, **more: Any) -> Any:
+        return function(input, self.weight, **more, **{name: getattr(self, name) for name in self._settings})
+
+    def reset_parameters(self) -> None:
+        """Draws a new table; the padding row becomes zeros."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx] = 0
+
+
+class Embedding(_Table):
     """A table of vectors, looked up by number. input: integers, any shape; returns (*input, embedding_dim).
 
     weight: (num_embeddings, embedding_dim), normally distributed. padding_idx: a row that begins as zeros and gets no
-    gradient. max_norm, norm_type, scale_grad_by_freq, sparse: see functional.embedding.
+    gradient. max_norm, norm_type, scale_grad_by_freq: see functional.embedding.
 
-    Raises: RangeError for a padding_idx that is no row.
+    Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
     """
 
-    _usual: ClassVar = {
-        "padding_idx": None,
-        "max_norm": None,
-        "norm_type": 2,
-        "scale_grad_by_freq": False,
-        "sparse": False,
-    }
+    _usual: ClassVar = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
 
     def __init__(
         self,
@@ -131,21 +260,7 @@ class Embedding(Layer, shown="num_embeddings embedding_dim"):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        super().__init__()
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.padding_idx = None if padding_idx is None else _check_padding_idx("Embedding", padding_idx, num_embeddings)
-        self.max_norm = max_norm
-        self.norm_type = norm_type
-        self.scale_grad_by_freq = scale_grad_by_freq
-        self.sparse = sparse
-        shape = (num_embeddings, embedding_dim)
-        if _weight is not None and tuple(_weight.shape) != shape:
-            raise ShapeError(f"Embedding: weight {tuple(_weight.shape)}: expected {shape}")
-        table = empty(shape, device=device, dtype=dtype) if _weight is None else _weight
-        self.weight = Parameter(table, requires_grad=not _freeze)
-        if _weight is None:
-            self.reset_parameters()
+        self._begin(locals())
 
     @classmethod
     def from_pretrained(
@@ -159,21 +274,59 @@ class Embedding(Layer, shown="num_embeddings embedding_dim"):
         sparse: bool = False,
     ) -> Embedding:
         """A layer on a given table, (V, D), whose memory it shares; `freeze`: not trained. Raises: ShapeError."""
-        if embeddings.ndim != 2:
-            raise ShapeError(f"Embedding.from_pretrained: table {tuple(embeddings.shape)}: expected (V, D)")
-        rows, columns = embeddings.shape
-        options = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-        return cls(rows, columns, *options, _weight=embeddings, _freeze=freeze)
-
-    def reset_parameters(self) -> None:
-        """Draws a new table; the padding row becomes zeros."""
-        init.normal_(self.weight)
-        if self.padding_idx is not None:
-            with no_grad():
-                self.weight[self.padding_idx] = 0
+        return cls._of(locals())
 
     def forward(self, input: Tensor) -> Tensor:
         """input: integers in [0, num_embeddings), any shape; returns (*input, embedding_dim)."""
-        return embedding(
-            input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
-        )
+        return self._call(embedding, input)
+
+
+class EmbeddingBag(_Table):
+    """The sum, mean or maximum of the vectors of each bag of numbers. input: (B, N), or (N,) and offsets (B,).
+
+    weight: (num_embeddings, embedding_dim), normally distributed. The settings: see functional.embedding_bag.
+
+    Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
+    """
+
+    _usual: ClassVar = {"max_norm": None, "norm_type": 2, "scale_grad_by_freq": False, "mode": "", "padding_idx": None}
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        self._begin(locals())
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+    ) -> EmbeddingBag:
+        """A layer on a given table, (V, D), whose memory it shares; `freeze`: not trained. Raises: ShapeError."""
+        return cls._of(locals())
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """input: (B, N), or (N,) with offsets (B,) or (B + 1,); per_sample_weights: as input; returns (B, D)."""
+        return self._call(embedding_bag, input, offsets=offsets, per_sample_weights=per_sample_weights)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr().replace(f"mode={self.mode}", f"mode={self.mode!r}")

@@ -178,7 +178,7 @@ class NAdam(FormulaOptimizer):
 
 
 class RAdam(FormulaOptimizer):
-    """Adam's m and v;  p -= lr * m/c1 * r*sqrt(c2) / (sqrt(v) + eps), and p -= lr * m/c1 in the first steps, where r = 0.
+    """Adam's m and v;  p -= lr * m/c1 * r*sqrt(c2) / (sqrt(v) + eps), and p -= lr * m/c1 while r is 0.
 
     d = grad + weight_decay*p;  c = 1 - beta^step;  r = `formula.rectification` of the step and beta2.
     decoupled_weight_decay, maximize, foreach and capturable: see `Adam`.

@@ -6,8 +6,9 @@ A formula is a few lines of arithmetic. SGD with momentum:
     p = p - momentum_buffer * lr
 
 `p`, `grad`, the states and whatever a line assigns are arrays. Every other name is a setting of the parameter group, or
-`step`, the count of updates with this one, or `mu_product`, the product of a factor over these updates. Parts made of settings alone (`1 - beta1`) are scalars: computed in double
-precision once a step, then rounded to the dtype of the arrays. Every operation on arrays is rounded by itself, in the
+`step`, the count of updates with this one, or `mu_product`, the product of a factor over these updates. Parts made of
+settings alone (`1 - beta1`) are scalars: computed in double precision once a step, then rounded to the dtype of the
+arrays. Every operation on arrays is rounded by itself, in the
 order of the formula: so the numbers are the same, bit for bit, however gradients lie and on both devices.
 """
 

@@ -36,6 +36,62 @@ def test_agrees_with_pytorch(options: dict[str, Any]) -> None:
     np.testing.assert_allclose(*weights, rtol=1e-7)
 
 
+RAGGED = np.array([5, 1, 5, 0, 3, 1, 1]), np.array([0, 3, 3, 5])
+BAGS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((INDEX,), {}),
+    (RAGGED, {}),
+    (RAGGED, {"padding_idx": 1}),
+    ((RAGGED[0], np.array([0, 3, 3, 7])), {"include_last_offset": True, "padding_idx": -5}),
+    ((np.zeros(0, np.int64), np.array([0, 0])), {}),
+]
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize(("arrays", "options"), BAGS)
+def test_bags_agree_with_pytorch(arrays: Any, options: Any, mode: str) -> None:
+    layers = [t.nn.EmbeddingBag(6, 4, mode=mode, **options, _weight=t.tensor(TABLE)) for t in (ddp, torch)]
+    assert repr(layers[0]) == repr(layers[1])
+    assert list(layers[0].state_dict()) == list(layers[1].state_dict())
+    if arrays[0].size or mode != "max":  # whose empty result requires no gradient in PyTorch
+        agree(*layers, *arrays)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options"),
+    [(RAGGED, {"padding_idx": 1}), ((INDEX, None), {"max_norm": 1.5})],
+)
+def test_weighted_bags_agree_with_pytorch(arrays: Any, options: Any) -> None:
+    factors = np.linspace(-1, 2, arrays[0].size).reshape(arrays[0].shape)
+
+    def run(t: Any, table: Any, factors: Any) -> Any:
+        index, offsets = (None if each is None else t.tensor(each) for each in arrays)
+        settings = {"mode": "sum", "per_sample_weights": factors, **options}
+        return t.nn.functional.embedding_bag(index, table, offsets, **settings)
+
+    agree(lambda *given: run(ddp, *given), lambda *given: run(torch, *given), TABLE, factors, rtol=1e-7)
+
+
+def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
+    for dtype in ("float32", "float16", "bfloat16"):
+        table = ddp.tensor([[1.0, -2], [1, -2], [0, -3]], dtype=getattr(ddp, dtype), requires_grad=True)
+        nn.functional.embedding_bag(ddp.tensor([[2, 1, 0]]), table, mode="max").sum().backward()
+        assert table.grad is not None
+        assert table.grad.tolist() == [[0, 0], [1, 1], [0, 0]]
+
+
+def test_bags_scale_gradients_by_frequency() -> None:  # PyTorch 2.13 divides by another row's count on the CPU
+    table = ddp.ones(6, 1, requires_grad=True)
+    nn.functional.embedding_bag(ddp.tensor(INDEX), table, mode="sum", scale_grad_by_freq=True).sum().backward()
+    assert table.grad is not None
+    assert table.grad.flatten().tolist() == [1, 1, 0, 1, 0, 1]
+
+
+def test_bags_of_a_given_table() -> None:
+    layer = nn.EmbeddingBag.from_pretrained(ddp.tensor(TABLE), True, None, 2.0, False, "sum")
+    assert not layer.weight.requires_grad
+    np.testing.assert_allclose(layer(ddp.tensor(INDEX)).numpy(), TABLE[INDEX].sum(1))
+
+
 def test_padding_row() -> None:
     layer = nn.Embedding(5, 3, padding_idx=-2)
     assert layer.padding_idx == 3
@@ -92,4 +148,18 @@ def test_refusals() -> None:
         (lambda: layer(ddp.zeros(2)), DtypeError, "row numbers"),
         (lambda: look_up(one, ddp.zeros(5)), ShapeError, r"weight \(5,\)"),
         (lambda: nn.Embedding(5, 3, padding_idx=5), RangeError, "padding_idx 5"),
+        (lambda: nn.EmbeddingBag(5, 3, sparse=True), ArgumentError, "sparse"),
+    )
+    bag, ten = nn.functional.embedding_bag, ddp.zeros(5, 3)
+    two, offsets = ddp.tensor([0, 1]), ddp.tensor([0, 2, 1])
+    check_refusals(
+        (lambda: bag(two, ten), ShapeError, r"offsets None: expected \(B, N\)"),
+        (lambda: bag(two[None], ten, two), ShapeError, r"\(1, 2\), offsets \(2,\): expected"),
+        (lambda: bag(two, ten, offsets), RangeError, "begin with 0, do not descend"),
+        (lambda: bag(two, ten, two, include_last_offset=True), RangeError, "the 2 numbers of the input"),
+        (lambda: bag(two, ten, two + 1), RangeError, "begin with 0"),
+        (lambda: bag(two + 4, ten, two), RangeError, "input 5 is not one of the 5 rows"),
+        (lambda: bag(two[None], ten, mode="median"), ArgumentError, "not 'median'"),
+        (lambda: bag(two[None], ten, per_sample_weights=two[None]), ArgumentError, "mode='sum'"),
+        (lambda: bag(two[None], ten, mode="sum", per_sample_weights=two), ShapeError, "per_sample_weights"),
     )
