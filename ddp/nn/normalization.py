@@ -371,6 +371,13 @@ class BatchNorm2d(BatchNorm, ranks=(4,)):
     """
 
 
+class BatchNorm3d(BatchNorm, ranks=(5,)):
+    """Mean 0 and variance 1 for each channel over the batch, then weight and bias. input: (N, C, D, H, W).
+
+    weight, bias: (C,). Statistics and errors are those of BatchNorm1d.
+    """
+
+
 class _InstanceNorm(_ChannelNorm):
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,4 +122,24 @@ def far_logits() -> Iterator[Case]:
     yield Case("binary_cross_entropy_with_logits", "far", run, (draw(3, 4), unit(3, 4)))
 
 
-CASES = [*of_classes(), *of_probabilities(), *of_pairs(), *with_weights(), *far_logits()]
+def temporal() -> Iterator[Case]:
+    times, sizes = np.array([6, 4]), np.array([3, 2])
+
+    def loss(t: Any, x: Any, target: Any, times: Any, sizes: Any, **options: Any) -> Any:
+        return t.nn.functional.ctc_loss(x.log_softmax(-1).to(x.dtype), target, times, sizes, **options)
+
+    for reduction in REDUCTIONS:
+        for zero_infinity in (False, True):
+            label = f"{reduction} zero_infinity={zero_infinity}"
+            run = functools.partial(loss, reduction=reduction, zero_infinity=zero_infinity)
+            yield Case("ctc_loss", label, run, (draw(6, 2, 4), np.array([[1, 1, 2], [3, 2, -1]]), times, sizes))
+    yield Case("ctc_loss", "targets in one", loss, (draw(6, 2, 4), np.array([1, 2, 1, 3, 3]), times, sizes))
+    last = functools.partial(loss, blank=3)
+    yield Case("ctc_loss", "blank is the last", last, (draw(6, 2, 4), np.array([[0, 1, 2], [2, 2, 0]]), times, sizes))
+    nothing = np.zeros((2, 0), np.int64), times, np.array([0, 0])
+    yield Case("ctc_loss", "empty", loss, (draw(6, 2, 4), *nothing))
+    one = draw(5, 4), np.array([1, 2]), np.array(5), np.array(2)
+    yield Case("ctc_loss", "one", functools.partial(loss, reduction="none"), one)
+
+
+CASES = [*of_classes(), *of_probabilities(), *of_pairs(), *with_weights(), *far_logits(), *temporal()]

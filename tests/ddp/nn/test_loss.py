@@ -196,3 +196,40 @@ def test_refusals() -> None:
         (lambda: F.triplet_margin_loss(x, x, x, margin=0), ArgumentError, "margin is positive"),
     )
     agree(lambda x: F.gaussian_nll_loss(x, x, 0.5), lambda x: TF.gaussian_nll_loss(x, x, 0.5), PAIR[0])
+
+
+LABELS = np.array([[1, 2, 2, 1], [3, 3, 1, 0]])
+
+
+@pytest.mark.parametrize("targets", [LABELS, np.array([1, 2, 2, 1, 3, 3])], ids=["2-d", "1-d"])
+@pytest.mark.parametrize("blank", [0, 4])
+@pytest.mark.parametrize("options", [{}, {"zero_infinity": True}], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_ctc_with_log_probabilities_as_leaves(targets: Any, blank: int, options: Any, reduction: str) -> None:
+    scores = np.log(draw(7, 2, 5, low=0.1, high=0.9))
+    scores -= np.log(np.exp(scores).sum(-1, keepdims=True))
+    layers = (t.nn.CTCLoss(blank, reduction, **options) for t in (ddp, torch))
+    agree(*layers, scores, targets, np.array([4, 7]), np.array([4, 2]))  # the first is too short
+
+
+def test_ctc_modules_and_empty_inputs() -> None:
+    assert repr(ddp.nn.CTCLoss()) == repr(torch.nn.CTCLoss())
+    scores = np.log(np.full((3, 2, 4), 0.25))
+    losses = F.ctc_loss(ddp.tensor(scores), ddp.tensor([[1], [1]]), [0, 3], (0, 1), reduction="none")
+    np.testing.assert_allclose(losses.numpy(), [0, -np.log(6 / 64)])
+    halves = F.ctc_loss(ddp.tensor(scores).half(), ddp.tensor([[1], [1]]), [3, 3], (0, 1), reduction="none")
+    np.testing.assert_allclose(halves.numpy(), -np.log([1 / 64, 6 / 64]), rtol=1e-3)
+
+
+def test_ctc_refusals() -> None:
+    x, y = ddp.zeros(5, 2, 4), ddp.ones(2, 3, dtype=ddp.int64)
+    check_refusals(
+        (lambda: F.ctc_loss(x[0, 0], y, [5, 5], [3, 3]), ShapeError, r"expected \(T, N, C\), and int64 \(N, L\)"),
+        (lambda: F.ctc_loss(x, y.float(), [5, 5], [3, 3]), ShapeError, "int64"),
+        (lambda: F.ctc_loss(x, y[0], [5, 5], [3, 3]), ShapeError, r"targets \(3,\) for 2 inputs .* \[3, 3\] labels"),
+        (lambda: F.ctc_loss(x, y, [5, 6], [3, 3]), ShapeError, r"input_lengths \[5, 6\]: expected 2 lengths of 0 to 5"),
+        (lambda: F.ctc_loss(x, y, [5, 5], [3]), ShapeError, r"target_lengths \[3\]: expected 2"),
+        (lambda: F.ctc_loss(x, y + 3, [5, 5], [3, 3]), RangeError, "target 4 is not one of the 4 labels"),
+        (lambda: F.ctc_loss(x, y, [5, 5], [3, 3], blank=4), RangeError, "blank 4"),
+        (lambda: F.ctc_loss(x, y, [5, 5], [3, 3], reduction="all"), ArgumentError, "reduction"),
+    )

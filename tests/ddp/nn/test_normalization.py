@@ -22,6 +22,7 @@ LAYERS = [
     ("BatchNorm2d", (3,), {"momentum": None, "eps": 0.1}, (2, 3, 4, 5)),
     ("BatchNorm2d", (3,), {"track_running_stats": False}, (2, 3, 4, 5)),
     ("BatchNorm2d", (2,), {}, (2, 2, 25, 25)),
+    ("BatchNorm3d", (3,), {"affine": False}, (2, 3, 2, 4, 5)),
     ("LayerNorm", ((3, 4),), {"eps": 0.1}, (2, 3, 4)),
     ("LayerNorm", (4,), {"bias": False}, (2, 4)),
     ("LayerNorm", (600,), {}, (3, 600)),
