@@ -103,10 +103,11 @@ def embedding_bag(
     """
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}")
-    if per_sample_weights is not None and mode != "sum":
-        raise ArgumentError(f"embedding_bag: per_sample_weights are for mode='sum', not {mode!r}")
-    if per_sample_weights is not None and per_sample_weights.shape != input.shape:
-        raise ShapeError(f"embedding_bag: per_sample_weights {per_sample_weights.shape} for an input of {input.shape}")
+    if per_sample_weights is not None and (mode != "sum" or per_sample_weights.shape != input.shape):
+        raise ArgumentError(
+            f"embedding_bag: per_sample_weights {per_sample_weights.shape} with mode={mode!r}: expected 'sum', and "
+            f"the input's shape {input.shape}"
+        )
     where, xp = weight.device, weight.device.xp
     count, bag = _bags(xp, where, input, offsets, include_last_offset)
     index = input.to(where).reshape(-1)
@@ -122,7 +123,7 @@ def embedding_bag(
         rows = rows * per_sample_weights.reshape(-1, 1)
     out = zeros((count + 1, rows.shape[1]), dtype=rows.dtype, device=where).index_add(0, wrap(bag, where), rows)
     if mode == "mean":
-        out = out / wrap(xp.maximum(sizes, 1)[:, None].astype(rows.dtype), where)
+        out = out / wrap(xp.maximum(sizes, 1)[:, None], where)
     return out[:-1]
 
 
@@ -130,9 +131,8 @@ def _bags(xp: Any, where: Any, input: Tensor, offsets: Tensor | None, include_la
     """How many bags there are, and the bag of each number of the input."""
     if input.ndim == 2 and offsets is None:
         return input.shape[0], xp.repeat(xp.arange(input.shape[0]), input.shape[1])
-    if input.ndim != 1 or offsets is None or offsets.ndim != 1:
-        found = None if offsets is None else offsets.shape
-        raise ShapeError(f"embedding_bag: input {input.shape}, offsets {found}: expected (B, N), or (N,) and (B,)")
+    if input.ndim != 1 or offsets is None or offsets.ndim != 1 or offsets.array.dtype.kind != "i":
+        raise ShapeError(f"embedding_bag: input {input.shape}: expected (B, N) alone, or (N,) and int64 offsets (B,)")
     n, starts = input.shape[0], place(offsets.array, where)
     lengths = xp.diff(starts, append=n)
     fine = (lengths >= 0).all() & (starts[:1] == 0).all() & ((lengths[-1:] == 0).all() | (not include_last))
@@ -171,37 +171,21 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     return wrap((array[..., None] == xp.arange(num_classes)).astype("int64"), input.device)
 
 
-# What an `__init__` and a `from_pretrained` have beside the settings of a function.
-_OTHERS = [
-    "self",
-    "__class__",
-    "num_embeddings",
-    "embedding_dim",
-    "_weight",
-    "_freeze",
-    "device",
-    "dtype",
-    "cls",
-    "embeddings",
-    "freeze",
-]
-
-
 class _Table(Layer, shown="num_embeddings embedding_dim"):
     """What both have: their settings as attributes, and the table."""
 
+    _settings: ClassVar[str]  # the arguments of its function that it has
     padding_idx: int | None
 
     def _begin(self, arguments: dict[str, Any]) -> None:
         """arguments: the `locals()` of `__init__`"""
         super().__init__()
-        name = type(self).__name__
+        name, table = type(self).__name__, arguments["_weight"]
         if arguments["sparse"]:
             raise ArgumentError(f"{name}: sparse gradients are not supported here; leave sparse=False")
-        self._settings = [each for each in arguments if each not in _OTHERS]
-        for each in ("num_embeddings", "embedding_dim", *self._settings):
+        self.num_embeddings, self.embedding_dim = shape = arguments["num_embeddings"], arguments["embedding_dim"]
+        for each in self._settings.split():
             setattr(self, each, arguments[each])
-        table, shape = arguments["_weight"], (arguments["num_embeddings"], arguments["embedding_dim"])
         if self.padding_idx is not None:
             self.padding_idx = _check_padding_idx(name, self.padding_idx, shape[0])
         if table is not None and tuple(table.shape) != shape:
@@ -218,14 +202,12 @@ class _Table(Layer, shown="num_embeddings embedding_dim"):
         if table.ndim != 2:
             raise ShapeError(f"{cls.__name__}.from_pretrained: table {tuple(table.shape)}: expected (V, D)")
         make: Any = cls
-        layer = make(
-            *table.shape, _weight=table, **{name: arguments[name] for name in arguments if name not in _OTHERS}
-        )
+        layer = make(*table.shape, _weight=table, **{name: arguments[name] for name in cls._settings.split()})
         layer.weight.requires_grad_(not arguments["freeze"])
         return layer
 
     def _call(self, function: Any, input: Tensor, **more: Any) -> Any:
-        return function(input, self.weight, **more, **{name: getattr(self, name) for name in self._settings})
+        return function(input, self.weight, **more, **{name: getattr(self, name) for name in self._settings.split()})
 
     def reset_parameters(self) -> None:
         """Draws a new table; the padding row becomes zeros."""
@@ -235,7 +217,7 @@ class _Table(Layer, shown="num_embeddings embedding_dim"):
                 self.weight[self.padding_idx] = 0
 
 
-class Embedding(_Table):
+class Embedding(_Table, settings="padding_idx max_norm norm_type scale_grad_by_freq sparse"):
     """A table of vectors, looked up by number. input: integers, any shape; returns (*input, embedding_dim).
 
     weight: (num_embeddings, embedding_dim), normally distributed. padding_idx: a row that begins as zeros and gets no
@@ -281,7 +263,9 @@ class Embedding(_Table):
         return self._call(embedding, input)
 
 
-class EmbeddingBag(_Table):
+class EmbeddingBag(
+    _Table, settings="max_norm norm_type scale_grad_by_freq mode sparse include_last_offset padding_idx"
+):
     """The sum, mean or maximum of the vectors of each bag of numbers. input: (B, N), or (N,) and offsets (B,).
 
     weight: (num_embeddings, embedding_dim), normally distributed. The settings: see functional.embedding_bag.

@@ -133,7 +133,12 @@ class AdamW(Adam):
             group["decoupled_weight_decay"] = True  # also after a state dict of Adam
 
 
-class NAdam(FormulaOptimizer):
+class _TwoMoments(FormulaOptimizer):
+    def states(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+
+class NAdam(_TwoMoments):
     """Adam's m and v;  p -= lr * (mu_next*m/(1 - P*mu_next) + (1 - mu)*d/(1 - P)) / (sqrt(v/c2) + eps).
 
     d = grad + weight_decay*p;  c2 = 1 - beta2^step;  mu = beta1*(1 - 0.5*0.96^(step*momentum_decay)), mu_next that of
@@ -162,9 +167,6 @@ class NAdam(FormulaOptimizer):
     ) -> None:
         super().__init__(params, settings_of(type(self).__name__, locals()))
 
-    def states(self, group: Group) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
-
     def formula(self, group: Group) -> list[str]:
         root = "sqrt(1 - pow(beta2, step))"  # as in Adam: one pass less
         following = "beta1 * (1 - 0.5 * pow(0.96, (step + 1) * momentum_decay))"
@@ -177,7 +179,7 @@ class NAdam(FormulaOptimizer):
         ]
 
 
-class RAdam(FormulaOptimizer):
+class RAdam(_TwoMoments):
     """Adam's m and v;  p -= lr * m/c1 * r*sqrt(c2) / (sqrt(v) + eps), and p -= lr * m/c1 while r is 0.
 
     d = grad + weight_decay*p;  c = 1 - beta^step;  r = `formula.rectification` of the step and beta2.
@@ -201,9 +203,6 @@ class RAdam(FormulaOptimizer):
         differentiable: bool = False,
     ) -> None:
         super().__init__(params, settings_of(type(self).__name__, locals()))
-
-    def states(self, group: Group) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
 
     def formula(self, group: Group) -> list[str]:
         ratio = "rectification(step, beta2)"

@@ -219,8 +219,8 @@ class GroupUpdate:
 
     def _take_count(self, index: int, column: int, name: str) -> None:
         entry = self._optimizer.state[self._params[index]]
-        first = column  # no step, and a product of 1
-        self._steps[index, column] = first if entry.get(name) is None else self._read(name, entry[name], ())
+        # At first no step, in column 0, and a product of 1, in column 1.
+        self._steps[index, column] = column if entry.get(name) is None else self._read(name, entry[name], ())
         entry[name] = wrap(self._steps[index, column : column + 1].reshape(()), self._where)
 
     def _read(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:

@@ -153,13 +153,14 @@ def test_refusals() -> None:
     bag, ten = nn.functional.embedding_bag, ddp.zeros(5, 3)
     two, offsets = ddp.tensor([0, 1]), ddp.tensor([0, 2, 1])
     check_refusals(
-        (lambda: bag(two, ten), ShapeError, r"offsets None: expected \(B, N\)"),
-        (lambda: bag(two[None], ten, two), ShapeError, r"\(1, 2\), offsets \(2,\): expected"),
+        (lambda: bag(two, ten), ShapeError, r"input \(2,\): expected \(B, N\)"),
+        (lambda: bag(two[None], ten, two), ShapeError, r"input \(1, 2\): expected"),
+        (lambda: bag(two, ten, two.double()), ShapeError, "int64 offsets"),
         (lambda: bag(two, ten, offsets), RangeError, "begin with 0, do not descend"),
         (lambda: bag(two, ten, two, include_last_offset=True), RangeError, "the 2 numbers of the input"),
         (lambda: bag(two, ten, two + 1), RangeError, "begin with 0"),
         (lambda: bag(two + 4, ten, two), RangeError, "input 5 is not one of the 5 rows"),
         (lambda: bag(two[None], ten, mode="median"), ArgumentError, "not 'median'"),
-        (lambda: bag(two[None], ten, per_sample_weights=two[None]), ArgumentError, "mode='sum'"),
-        (lambda: bag(two[None], ten, mode="sum", per_sample_weights=two), ShapeError, "per_sample_weights"),
+        (lambda: bag(two[None], ten, per_sample_weights=two[None]), ArgumentError, "expected 'sum'"),
+        (lambda: bag(two[None], ten, mode="sum", per_sample_weights=two), ArgumentError, r"input's shape \(1, 2\)"),
     )
