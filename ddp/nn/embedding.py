@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ddp._device import on, place
 from ddp._engine import no_grad
 from ddp._tensor.base import apply, copy_if_needed, guarded_function, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty, zeros
+from ddp._warnings import warn_once
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.ops import indexing
 from ddp.ops.op import upcast
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @guarded_function
@@ -32,10 +36,12 @@ def embedding(
     padding_idx: a row that gets no gradient. max_norm: rows that are used and longer, by the norm of `norm_type`, are
     shortened in place first. scale_grad_by_freq: a row's gradient is divided by how often it occurs in the input.
 
-    Raises: DtypeError, ShapeError; RangeError naming the first number out of range; ArgumentError for `sparse`.
+    sparse: says once that the gradient is dense all the same.
+
+    Raises: DtypeError, ShapeError; RangeError naming the first number out of range.
     """
     if sparse:
-        raise ArgumentError("embedding: sparse gradients are not supported here; leave sparse=False")
+        warn_once("embedding(sparse=True): the gradient is dense here, with rows of 0; it has the memory of the table")
     if input.device is not weight.device:  # the op runs where the table is
         with on(weight.device):
             moved = input.to(weight.device)
@@ -99,7 +105,7 @@ def embedding_bag(
     shape, times which a sum takes each row. padding_idx: a row that counts for nothing. The others: see embedding.
 
     Raises: DtypeError, ShapeError; RangeError for a number that is no row, or offsets that are not 0 to N in order;
-    ArgumentError for `sparse`, another mode, or what a mode does not take.
+    ArgumentError for another mode, or what a mode does not take.
     """
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"embedding_bag: mode is 'sum', 'mean' or 'max', not {mode!r}")
@@ -172,42 +178,52 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
 
 
 class _Table(Layer, shown="num_embeddings embedding_dim"):
-    """What both have: their settings as attributes, and the table."""
+    """What both have: the table, and how its rows are shortened and their gradients scaled."""
 
-    _settings: ClassVar[str]  # the arguments of its function that it has
     padding_idx: int | None
 
-    def _begin(self, arguments: dict[str, Any]) -> None:
-        """arguments: the `locals()` of `__init__`"""
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        max_norm: float | None,
+        norm_type: float,
+        scale_grad_by_freq: bool,
+        sparse: bool,
+        _weight: Tensor | None,
+        device: Any,
+        dtype: Any,
+    ) -> None:
         super().__init__()
-        name, table = type(self).__name__, arguments["_weight"]
-        if arguments["sparse"]:
-            raise ArgumentError(f"{name}: sparse gradients are not supported here; leave sparse=False")
-        self.num_embeddings, self.embedding_dim = shape = arguments["num_embeddings"], arguments["embedding_dim"]
-        for each in self._settings.split():
-            setattr(self, each, arguments[each])
-        if self.padding_idx is not None:
-            self.padding_idx = _check_padding_idx(name, self.padding_idx, shape[0])
-        if table is not None and tuple(table.shape) != shape:
-            raise ShapeError(f"{name}: weight {tuple(table.shape)}: expected {shape}")
-        new = empty(shape, device=arguments["device"], dtype=arguments["dtype"]) if table is None else table
-        self.weight = Parameter(new, requires_grad=not arguments.get("_freeze"))
-        if table is None:
+        name = type(self).__name__
+        shape = (num_embeddings, embedding_dim)
+        if _weight is not None and tuple(_weight.shape) != shape:
+            raise ShapeError(f"{name}: weight {tuple(_weight.shape)}: expected {shape}")
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.padding_idx = None if padding_idx is None else _check_padding_idx(name, padding_idx, num_embeddings)
+        self.max_norm = max_norm
+        self.norm_type = norm_type
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.sparse = sparse
+        self.weight = Parameter(empty(shape, device=device, dtype=dtype) if _weight is None else _weight)
+        if _weight is None:
             self.reset_parameters()
 
     @classmethod
-    def _of(cls, arguments: dict[str, Any]) -> Any:
-        """arguments: the `locals()` of `from_pretrained`"""
-        table = arguments["embeddings"]
-        if table.ndim != 2:
-            raise ShapeError(f"{cls.__name__}.from_pretrained: table {tuple(table.shape)}: expected (V, D)")
-        make: Any = cls
-        layer = make(*table.shape, _weight=table, **{name: arguments[name] for name in cls._settings.split()})
-        layer.weight.requires_grad_(not arguments["freeze"])
-        return layer
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, *args: Any, **settings: Any) -> Self:
+        """A layer on a given table, (V, D), whose memory it shares; `freeze`: not trained.
 
-    def _call(self, function: Any, input: Tensor, **more: Any) -> Any:
-        return function(input, self.weight, **more, **{name: getattr(self, name) for name in self._settings.split()})
+        args, settings: those of the class after `embedding_dim`
+        Raises: ShapeError.
+        """
+        if embeddings.ndim != 2:
+            raise ShapeError(f"{cls.__name__}.from_pretrained: table {tuple(embeddings.shape)}: expected (V, D)")
+        make: Any = cls
+        layer: Self = make(*embeddings.shape, *args, _weight=embeddings, **settings)
+        layer.weight.requires_grad_(not freeze)
+        return layer
 
     def reset_parameters(self) -> None:
         """Draws a new table; the padding row becomes zeros."""
@@ -217,16 +233,22 @@ class _Table(Layer, shown="num_embeddings embedding_dim"):
                 self.weight[self.padding_idx] = 0
 
 
-class Embedding(_Table, settings="padding_idx max_norm norm_type scale_grad_by_freq sparse"):
+class Embedding(_Table):
     """A table of vectors, looked up by number. input: integers, any shape; returns (*input, embedding_dim).
 
     weight: (num_embeddings, embedding_dim), normally distributed. padding_idx: a row that begins as zeros and gets no
-    gradient. max_norm, norm_type, scale_grad_by_freq: see functional.embedding.
+    gradient. max_norm, norm_type, scale_grad_by_freq, sparse: see functional.embedding.
 
-    Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
+    Raises: RangeError for a padding_idx that is no row.
     """
 
-    _usual: ClassVar = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
+    _usual: ClassVar = {
+        "padding_idx": None,
+        "max_norm": None,
+        "norm_type": 2,
+        "scale_grad_by_freq": False,
+        "sparse": False,
+    }
 
     def __init__(
         self,
@@ -242,38 +264,31 @@ class Embedding(_Table, settings="padding_idx max_norm norm_type scale_grad_by_f
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        self._begin(locals())
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        embeddings: Tensor,
-        freeze: bool = True,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-    ) -> Embedding:
-        """A layer on a given table, (V, D), whose memory it shares; `freeze`: not trained. Raises: ShapeError."""
-        return cls._of(locals())
+        rows = max_norm, norm_type, scale_grad_by_freq, sparse
+        super().__init__(num_embeddings, embedding_dim, padding_idx, *rows, _weight, device, dtype)
+        self.weight.requires_grad_(not _freeze)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: integers in [0, num_embeddings), any shape; returns (*input, embedding_dim)."""
-        return self._call(embedding, input)
+        rows = self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        return embedding(input, self.weight, self.padding_idx, *rows)
 
 
-class EmbeddingBag(
-    _Table, settings="max_norm norm_type scale_grad_by_freq mode sparse include_last_offset padding_idx"
-):
+class EmbeddingBag(_Table):
     """The sum, mean or maximum of the vectors of each bag of numbers. input: (B, N), or (N,) and offsets (B,).
 
     weight: (num_embeddings, embedding_dim), normally distributed. The settings: see functional.embedding_bag.
 
-    Raises: RangeError for a padding_idx that is no row; ArgumentError for `sparse`, which is not supported.
+    Raises: RangeError for a padding_idx that is no row.
     """
 
-    _usual: ClassVar = {"max_norm": None, "norm_type": 2, "scale_grad_by_freq": False, "mode": "", "padding_idx": None}
+    _usual: ClassVar = {
+        "max_norm": None,
+        "norm_type": 2,
+        "scale_grad_by_freq": False,
+        "mode": "",
+        "padding_idx": None,
+    }
 
     def __init__(
         self,
@@ -290,27 +305,26 @@ class EmbeddingBag(
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        self._begin(locals())
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        embeddings: Tensor,
-        freeze: bool = True,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        mode: str = "mean",
-        sparse: bool = False,
-        include_last_offset: bool = False,
-        padding_idx: int | None = None,
-    ) -> EmbeddingBag:
-        """A layer on a given table, (V, D), whose memory it shares; `freeze`: not trained. Raises: ShapeError."""
-        return cls._of(locals())
+        rows = max_norm, norm_type, scale_grad_by_freq, sparse
+        super().__init__(num_embeddings, embedding_dim, padding_idx, *rows, _weight, device, dtype)
+        self.mode = mode
+        self.include_last_offset = include_last_offset
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """input: (B, N), or (N,) with offsets (B,) or (B + 1,); per_sample_weights: as input; returns (B, D)."""
-        return self._call(embedding_bag, input, offsets=offsets, per_sample_weights=per_sample_weights)
+        return embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            self.sparse,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
 
     def extra_repr(self) -> str:
         return super().extra_repr().replace(f"mode={self.mode}", f"mode={self.mode!r}")

@@ -1,5 +1,4 @@
-"""Adam; AdamW, whose weight decay goes past the moments; NAdam with Nesterov's momentum; the rectified RAdam; SparseAdam,
-which leaves out gradients of 0.
+"""Adam; AdamW, whose weight decay goes past the moments; NAdam, with Nesterov's momentum; RAdam, rectified; SparseAdam.
 
 Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237; AdamW: Loshchilov & Hutter
 2019, arXiv:1711.05101; NAdam: Dozat 2016, ICLR workshop; RAdam: Liu et al. 2020, arXiv:1908.03265.
