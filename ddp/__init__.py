@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from ddp import cuda as cuda
     from ddp import data as data
     from ddp import distributed as distributed
+    from ddp import distributions as distributions
     from ddp import hub as hub
     from ddp import jit as jit
     from ddp import linalg as linalg
@@ -93,8 +94,8 @@ _LATER = {
     "set_float32_matmul_precision": "backends",
 }
 _MODULES = (
-    "accelerator amp autograd backends checkpoint cuda data distributed hub jit linalg metrics multiprocessing nn onnx "
-    "optim parallel return_types serialization testing tracing utils"
+    "accelerator amp autograd backends checkpoint cuda data distributed distributions hub jit linalg metrics "
+    "multiprocessing nn onnx optim parallel return_types serialization testing tracing utils"
 )
 
 __all__ = sorted(

@@ -17,10 +17,12 @@ _LAYERS = (
     "activation batchnorm container conv distance dropout embedding fold instancenorm linear loss module "
     "normalization padding pixelshuffle pooling rnn sparse transformer upsampling"
 )
+_DISTRIBUTIONS = "bernoulli categorical independent kl multivariate_normal normal transformed_distribution uniform"
 # A path, the module whose names it has ("" for none), and names that are called otherwise there.
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.autograd.function": ("ddp.autograd", {}),
     "ddp.cuda.amp": ("ddp.amp.cuda", {}),
+    **{f"ddp.distributions.{name}": ("ddp.distributions", {}) for name in _DISTRIBUTIONS.split()},
     "ddp.nn.modules": ("ddp.nn", {}),
     **{f"ddp.nn.modules.{name}": ("ddp.nn", {}) for name in _LAYERS.split()},
     "ddp.nn.modules.linear": ("ddp.nn", {"NonDynamicallyQuantizableLinear": "Linear"}),

@@ -1,4 +1,4 @@
-"""Matrix products: matmul, einsum, the linear layer, and linear layers fused with an activation."""
+"""Matrix products: matmul, einsum, the linear layer, and layers fused with an activation; factors and inverses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from typing import Any
 import numpy as np
 
 from ddp.ops.activation import gelu
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, astype, fold, total, where_or_zero
+from ddp.ops.op import (
+    Array,
+    Gradients,
+    Needs,
+    Op,
+    Saved,
+    array_function,
+    astype,
+    compute_dtype,
+    fold,
+    total,
+    unary_op,
+    where_or_zero,
+)
 
 # Matrix products, and the linear layer with its bias in one pair.
 
@@ -281,3 +294,35 @@ feed_forward = Op(
     saves={"x": ("w2", "w1"), "w1": ("w2", "x"), "b1": ("w2",), "w2": (), "b2": ()},
     into=True,
 )
+
+
+# Cholesky factors and inverses of matrices (..., n, n). LAPACK has no float16.
+
+
+def _inverse(xp: Any, x: Array) -> Array:
+    return xp.linalg.inv(x.astype(compute_dtype(x))).astype(x.dtype)
+
+
+# z = x^-1;  dx = -z^T @ g @ z^T
+def _inverse_gradient(xp: Any, g: Array, z: Array) -> Array:
+    turned = z.swapaxes(-1, -2)
+    return -product(xp, product(xp, turned, g), turned)
+
+
+inverse = unary_op("inverse", _inverse, _inverse_gradient, "out")
+
+
+def _cholesky(xp: Any, x: Array) -> Array:
+    return xp.linalg.cholesky(x.astype(compute_dtype(x))).astype(x.dtype)
+
+
+# x = z @ z^T, z lower triangular;  with p = z^T @ g, l its lower triangle and s that without the diagonal:
+# dx = z^-T @ (l + s^T)/2 @ z^-1.  Source: Murray 2016, arXiv:1602.07527.
+def _cholesky_gradient(xp: Any, g: Array, z: Array) -> Array:
+    p = product(xp, z.swapaxes(-1, -2), g)
+    symmetric = xp.tril(p) + xp.tril(p, -1).swapaxes(-1, -2)
+    inverted = _inverse(xp, z)
+    return product(xp, product(xp, inverted.swapaxes(-1, -2), symmetric / 2), inverted)
+
+
+cholesky = unary_op("cholesky", _cholesky, _cholesky_gradient, "out")

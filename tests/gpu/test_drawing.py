@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ddp
@@ -51,3 +52,22 @@ def test_draws_of_several_streams_follow_each_other(gpu: Any, own: bool) -> None
         with ddp.cuda.stream(side):
             found.append(draw(source))
     assert read(found) == expected(5)
+
+
+DISTRIBUTIONS: dict[str, Any] = {
+    "normal": lambda d, x: d.Normal(x, x.exp()),
+    "uniform": lambda d, x: d.Uniform(x, x + 2),
+    "bernoulli": lambda d, x: d.Bernoulli(logits=x),
+    "categorical": lambda d, x: d.Categorical(logits=x),
+    "multivariate": lambda d, x: d.MultivariateNormal(x, x.shape[-1] * ddp.eye(x.shape[-1], device=x.device)),
+    "squashed": lambda d, x: d.TransformedDistribution(d.Independent(d.Normal(x, 1.0), 1), d.TanhTransform(1)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions(name: str, gpu: Any) -> None:
+    x = ddp.tensor([[0.1, -0.4, 0.3], [0.0, 0.2, 1.0]])
+    ours, theirs = [DISTRIBUTIONS[name](ddp.distributions, y) for y in (x.cuda(), x)]
+    drawn = ours.sample((2,))
+    assert drawn.device.type == "cuda"
+    np.testing.assert_allclose(ours.log_prob(drawn).cpu().numpy(), theirs.log_prob(drawn.cpu()).numpy(), 2e-5, 1e-5)

@@ -142,4 +142,20 @@ def functions() -> Iterator[Case]:
     yield Case("matmul", "bilinear of vectors", bilinear, several((2,), (3,), (4, 2, 3), (4,)))
 
 
-CASES = [*products(), *sums(), *functions()]
+def factors() -> Iterator[Case]:
+    def run(op: str, name: str) -> Any:
+        def call(t: Any, x: Any) -> Any:
+            definite = x @ x.mT + 3 * t.eye(x.shape[-1], dtype=x.dtype)
+            if t.__name__ != "torch":
+                return apply(getattr(ops, op), (definite,))
+            wide = definite.float() if definite.dtype is t.float16 else definite  # PyTorch has no float16 of these
+            return getattr(t.linalg, name)(wide).to(definite.dtype)
+
+        return call
+
+    for op, name in (("inverse", "inv"), ("cholesky", "cholesky")):
+        for shape in ((3, 3), (2, 3, 3), (1, 1), (0, 3, 3)):
+            yield Case(op, f"{'empty ' * (0 in shape)}{shape}", run(op, name), (draw(*shape),))
+
+
+CASES = [*products(), *sums(), *functions(), *factors()]

@@ -1,0 +1,55 @@
+"""Constraints: which values a parameter may have, and which a distribution can draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ddp._tensor.core import Tensor
+
+__all__ = ["Constraint", "boolean", "independent", "integer_interval", "interval", "lower_cholesky"]
+__all__ += ["positive", "positive_definite", "real", "real_vector", "simplex", "unit_interval"]
+
+
+class Constraint(NamedTuple):
+    """A set of values. check(x): whether each value of a tensor is in it, bool of shape x.shape[: x.ndim - event_dim].
+
+    event_dim: how many of the last dimensions belong to one value
+    """
+
+    description: str
+    check: Callable[[Tensor], Tensor]
+    event_dim: int = 0
+
+
+def interval(lower_bound: float, upper_bound: float) -> Constraint:
+    """Numbers from one bound to another, both included."""
+    return Constraint(f"from {lower_bound} to {upper_bound}", lambda x: (x >= lower_bound) & (x <= upper_bound))
+
+
+def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
+    """Integers, of any dtype, from one bound to another, both included."""
+    bounds = interval(lower_bound, upper_bound)
+    return Constraint(f"an integer {bounds.description}", lambda x: bounds.check(x) & (x % 1 == 0))
+
+
+def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
+    """Values whose elements, over so many more of the last dimensions, are all in a set."""
+    description, check, event_dim = base_constraint
+    dims = tuple(range(-reinterpreted_batch_ndims, 0))
+    return Constraint(description, lambda x: check(x).all(dims), event_dim + len(dims))
+
+
+real = Constraint("a number", lambda x: x == x)
+real_vector = independent(real, 1)
+positive = Constraint("above 0", lambda x: x > 0)
+unit_interval = interval(0, 1)
+boolean = integer_interval(0, 1)
+simplex = Constraint("at least 0, with a sum of 1", lambda x: (x >= 0).all(-1) & ((x.sum(-1) - 1).abs() < 1e-6), 1)
+lower_cholesky = Constraint(
+    "lower triangular, with a positive diagonal",
+    lambda x: (x == x.tril()).all((-2, -1)) & (x.diagonal(0, -2, -1) > 0).all(-1),
+    2,
+)
+# Whether a symmetric matrix is positive definite, its Cholesky factor tells.
+positive_definite = Constraint("symmetric", lambda x: x.isclose(x.mT, atol=1e-6).all((-2, -1)), 2)
