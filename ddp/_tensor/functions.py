@@ -273,7 +273,8 @@ def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """The tensors in the one shape that they broadcast to, without copying. Raises: ShapeError."""
     xs = _as_list(tensors)
     shape = broadcast_shape("broadcast_tensors", *[x.shape for x in xs])
-    return tuple([x.expand(shape) for x in xs])
+    # Of this shape itself: a view of a leaf would be part of a graph, which one backward frees.
+    return tuple([x if x.shape == shape else x.expand(shape) for x in xs])
 
 
 def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:

@@ -80,10 +80,10 @@ class Uniform(Distribution):
 
     arg_constraints = {"low": real, "high": real}
     has_rsample = True
+    _width = property(lambda self: self.high - self.low)
 
     def __init__(self, low: Parameter, high: Parameter, validate_args: Flag = None) -> None:
         self._set_parameters(validate_args, low=low, high=high)
-        self._width = self.high - self.low
         self._check("high - low", self._width, positive)
 
     @property
@@ -147,8 +147,8 @@ class MultivariateNormal(Distribution):
         n = loc.shape[-1:]
         if not n or matrix.shape[-2:] != n + n:
             raise ShapeError(f"MultivariateNormal: {name} of shape {matrix.shape} for loc of shape {loc.shape}")
-        shape = broadcast_shape(name, matrix.shape[:-2], loc.shape[:-1])
-        self.loc = loc.expand(shape + n)
+        self.loc = broadcast_tensors(loc, matrix[..., 0])[0]
+        shape = self.loc.shape[:-1]
         super().__init__(shape, n, validate_args)
         self._check(name, matrix, self.arg_constraints[name])
         if name == "precision_matrix":

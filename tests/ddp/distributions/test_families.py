@@ -193,6 +193,15 @@ def test_draws_have_the_moments(family: str) -> None:
     assert (d.sample((n,)) == x).all()
 
 
+def test_one_distribution_of_leaves_serves_several_backwards() -> None:
+    D = ddp.distributions
+    loc, scale = ddp.zeros(3, requires_grad=True), ddp.ones(3, requires_grad=True)
+    for d in (D.Normal(loc, scale), D.Uniform(loc, scale), D.MultivariateNormal(loc, scale_tril=ddp.eye(3))):
+        for _ in range(2):
+            d.rsample().sum().backward()
+            d.log_prob(d.sample()).sum().backward()
+
+
 @pytest.mark.parametrize("family", ["normal", "uniform", "multivariate normal of a covariance", "independent"])
 def test_draws_have_gradients(family: str) -> None:
     make, p, _, _ = FAMILIES[family]
