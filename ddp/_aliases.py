@@ -17,7 +17,10 @@ _LAYERS = (
     "activation batchnorm container conv distance dropout embedding fold instancenorm linear loss module "
     "normalization padding pixelshuffle pooling rnn sparse transformer upsampling"
 )
-_DISTRIBUTIONS = "bernoulli categorical independent kl multivariate_normal normal transformed_distribution uniform"
+_DISTRIBUTIONS = (
+    "bernoulli beta categorical dirichlet gamma independent kl multivariate_normal normal transformed_distribution "
+    "uniform"
+)
 # A path, the module whose names it has ("" for none), and names that are called otherwise there.
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.autograd.function": ("ddp.autograd", {}),

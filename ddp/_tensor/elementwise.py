@@ -238,6 +238,8 @@ class Elementwise(TensorBase):
     erf, erf_ = both_forms(_unary(special.erf, "2/sqrt(pi) times the integral of exp(-t**2) from 0 to self."))
     erfc, erfc_ = both_forms(_unary(special.erfc, "1 - erf(self), exact also where it is small."))
     erfinv, erfinv_ = both_forms(_unary(special.erfinv, "The number whose erf is self."))
+    lgamma, lgamma_ = both_forms(_unary(special.lgamma, "The logarithm of the gamma function's absolute value."))
+    digamma, digamma_ = both_forms(_unary(special.digamma, "The derivative of lgamma."))
     tanh, tanh_ = both_forms(_unary(activation.tanh, "The hyperbolic tangent."))
     sigmoid, sigmoid_ = both_forms(_unary(activation.sigmoid, "1 / (1 + exp(-self))."))
 

@@ -49,6 +49,7 @@ abs, absolute, acos, acosh, addcdiv, addcmul, arccos = _forms("abs absolute acos
 arccosh, arcsin, arcsinh, arctan, arctan2, arctanh, asin = _forms("arccosh arcsin arcsinh arctan arctan2 arctanh asin")
 asinh, atan, atan2, atanh, ceil, cos, cosh, erf, erfc = _forms("asinh atan atan2 atanh ceil cos cosh erf erfc")
 erfinv, exp, exp2, expm1, fix, floor, frac, hypot, lerp = _forms("erfinv exp exp2 expm1 fix floor frac hypot lerp")
+digamma, lgamma = _forms("digamma lgamma")
 log, log10, log1p, log2, logaddexp, logit, neg, negative = _forms("log log10 log1p log2 logaddexp logit neg negative")
 positive, reciprocal, round, rsqrt, sigmoid, sign, sin = _forms("positive reciprocal round rsqrt sigmoid sign sin")
 sinh, sqrt, square, tan, tanh, trunc = _forms("sinh sqrt square tan tanh trunc")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ddp._tensor.core import Tensor
 
-__all__ = ["Constraint", "boolean", "independent", "integer_interval", "interval", "lower_cholesky"]
+__all__ = ["Constraint", "boolean", "independent", "integer_interval", "interval", "lower_cholesky", "nonnegative"]
 __all__ += ["positive", "positive_definite", "real", "real_vector", "simplex", "unit_interval"]
 
 
@@ -43,6 +43,7 @@ def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> 
 real = Constraint("a number", lambda x: x == x)
 real_vector = independent(real, 1)
 positive = Constraint("above 0", lambda x: x > 0)
+nonnegative = Constraint("at least 0", lambda x: x >= 0)
 unit_interval = interval(0, 1)
 boolean = integer_interval(0, 1)
 simplex = Constraint("at least 0, with a sum of 1", lambda x: (x >= 0).all(-1) & ((x.sum(-1) - 1).abs() < 1e-6), 1)

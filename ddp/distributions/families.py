@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ddp._device import generator
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import finfo
-from ddp._tensor.functions import broadcast_tensors, where
+from ddp._tensor.functions import broadcast_tensors, digamma, lgamma, stack, where, xlogy
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.sampling import bernoulli, multinomial, rand_like, randn_like
 from ddp.distributions.constraints import (
     Constraint,
     boolean,
+    independent,
     integer_interval,
     lower_cholesky,
+    nonnegative,
     positive,
     positive_definite,
     real,
@@ -26,7 +29,7 @@ from ddp.distributions.constraints import (
 from ddp.distributions.distribution import Distribution, Flag, Parameter, Sizes
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn.functional import binary_cross_entropy_with_logits
-from ddp.ops import products
+from ddp.ops import products, special
 
 
 def _one_of(family: str, **parameters: Any) -> tuple[str, Any]:
@@ -45,6 +48,10 @@ def _clamped(probs: Tensor) -> Tensor:
     """Probabilities whose logarithms are finite."""
     eps = float(finfo(probs.dtype).eps)
     return probs.clamp(eps, 1 - eps)
+
+
+def _standard_gamma(concentration: Tensor, shape: Sizes) -> Any:
+    return apply(special.standard_gamma, (concentration.expand(shape),), generator=generator(concentration.device))
 
 
 class Normal(Distribution):
@@ -110,6 +117,109 @@ class Uniform(Distribution):
 
     def _cross_entropy(self, other: Uniform) -> Tensor:
         return where((other.low > self.low) | (other.high < self.high), math.inf, other._width.log())
+
+
+class Gamma(Distribution):
+    """The gamma distribution of a shape `concentration` and of a rate, the inverse of the scale."""
+
+    arg_constraints = {"concentration": positive, "rate": positive}
+    support = nonnegative
+    has_rsample = True
+
+    def __init__(self, concentration: Parameter, rate: Parameter, validate_args: Flag = None) -> None:
+        self._set_parameters(validate_args, concentration=concentration, rate=rate)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.concentration / self.rate
+
+    @property
+    def mode(self) -> Tensor:
+        return ((self.concentration - 1) / self.rate).clamp(min=0)
+
+    @property
+    def variance(self) -> Tensor:
+        return self.mean / self.rate
+
+    def _rsample(self, shape: Sizes) -> Tensor:
+        return _standard_gamma(self.concentration, shape) / self.rate
+
+    def _log_density(self, logs: Tensor, value: Tensor) -> Tensor:
+        a, rate = self.concentration, self.rate
+        return a * rate.log() + logs - rate * value - lgamma(a)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        return self._log_density(xlogy(self.concentration - 1, value), value)
+
+    def _cross_entropy(self, other: Gamma) -> Tensor:
+        logs = digamma(self.concentration) - self.rate.log()
+        return -other._log_density((other.concentration - 1) * logs, self.mean)
+
+
+class Dirichlet(Distribution):
+    """Distributes probabilities of K categories. concentration: (..., K). The mode is nan where all are below 1."""
+
+    arg_constraints = {"concentration": independent(positive, 1)}
+    support = simplex
+    has_rsample = True
+
+    def __init__(self, concentration: Tensor, validate_args: Flag = None) -> None:
+        if not concentration.ndim:
+            raise ShapeError("Dirichlet: concentration has shape (), expected (..., K)")
+        self.concentration = concentration
+        super().__init__(concentration.shape[:-1], concentration.shape[-1:], validate_args)
+
+    @property
+    def mean(self) -> Tensor:
+        return _normalized(self.concentration)
+
+    @property
+    def mode(self) -> Tensor:
+        return _normalized((self.concentration - 1).clamp(min=0))
+
+    @property
+    def variance(self) -> Tensor:
+        return self.mean * (1 - self.mean) / (self.concentration.sum(-1, True) + 1)
+
+    def _rsample(self, shape: Sizes) -> Tensor:
+        return _normalized(_standard_gamma(self.concentration, shape))
+
+    def _log_density(self, logs: Tensor) -> Tensor:
+        a = self.concentration
+        return (logs - lgamma(a)).sum(-1) + lgamma(a.sum(-1))
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        return self._log_density(xlogy(self.concentration - 1, value))
+
+    def _cross_entropy(self, other: Dirichlet) -> Tensor:
+        a = self.concentration
+        return -other._log_density((other.concentration - 1) * (digamma(a) - digamma(a.sum(-1, True))))
+
+
+def _of_first(name: str) -> Any:
+    return property(lambda self: getattr(self._dirichlet, name)[..., 0])
+
+
+class Beta(Distribution):
+    """The beta distribution of two shapes. The larger concentration1, the nearer to 1."""
+
+    arg_constraints = {"concentration1": positive, "concentration0": positive}
+    support = unit_interval
+    has_rsample = True
+    mean, mode, variance = map(_of_first, ("mean", "mode", "variance"))
+    _dirichlet = property(lambda self: Dirichlet(stack([self.concentration1, self.concentration0], -1), False))
+
+    def __init__(self, concentration1: Parameter, concentration0: Parameter, validate_args: Flag = None) -> None:
+        self._set_parameters(validate_args, concentration1=concentration1, concentration0=concentration0)
+
+    def _rsample(self, shape: Sizes) -> Tensor:
+        return self._dirichlet._rsample((*shape, 2))[..., 0]
+
+    def _log_prob(self, value: Tensor) -> Tensor:
+        return self._dirichlet.log_prob(stack([value, 1 - value], -1))
+
+    def _cross_entropy(self, other: Beta) -> Tensor:
+        return self._dirichlet._cross_entropy(other._dirichlet)
 
 
 class MultivariateNormal(Distribution):

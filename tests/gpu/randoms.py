@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _DRAWS = {
     **dict.fromkeys(("random", "standard_normal"), ("size", "dtype")),
+    "standard_gamma": ("shape", "size", "dtype"),
     "integers": ("low", "high", "size", "dtype", "endpoint"),
 }
 

@@ -60,6 +60,9 @@ DISTRIBUTIONS: dict[str, Any] = {
     "bernoulli": lambda d, x: d.Bernoulli(logits=x),
     "categorical": lambda d, x: d.Categorical(logits=x),
     "multivariate": lambda d, x: d.MultivariateNormal(x, x.shape[-1] * ddp.eye(x.shape[-1], device=x.device)),
+    "gamma": lambda d, x: d.Gamma(x.exp(), 2.0),
+    "beta": lambda d, x: d.Beta(x.exp(), 2.0),
+    "dirichlet": lambda d, x: d.Dirichlet(x.exp()),
     "squashed": lambda d, x: d.TransformedDistribution(d.Independent(d.Normal(x, 1.0), 1), d.TanhTransform(1)),
 }
 

@@ -25,7 +25,7 @@ def both(values: Any, dtype: str) -> tuple[ddp.Tensor, Any]:
 
 
 UNARY = """
-    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan atan sinh cosh tanh asinh erf erfc sigmoid
+    exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan atan sinh cosh tanh asinh erf erfc sigmoid lgamma digamma
     reciprocal square floor ceil trunc fix round sign isnan isinf isfinite logical_not arctan arcsinh
     nan_to_num
 """
@@ -136,7 +136,7 @@ def test_functions_at_special_values(name: str) -> None:
     t.requires_grad_()
     y, expected = getattr(ddp, name)(x), getattr(torch, name)(t)
     np.testing.assert_allclose(numbers(y), numbers(expected), rtol=2e-6, atol=1e-30 if name == "erfc" else 1e-7)
-    if y.requires_grad and name not in ("erf", "erfc", "round", "logit"):
+    if y.requires_grad and name not in ("erf", "erfc", "round", "logit", "digamma"):
         y.backward(ddp.ones(len(POINTS)))
         expected.backward(torch.ones(len(POINTS)))
         np.testing.assert_allclose(numbers(x.grad), numbers(t.grad), rtol=3e-6, atol=1e-7)
@@ -160,6 +160,24 @@ def test_error_functions_are_accurate() -> None:
     assert math.isnan(edges[2])
     assert edges[3] == 0
     assert math.erfc(edges[4]) == pytest.approx(1 - (1 - 1e-15), rel=1e-12)
+
+
+def test_the_gamma_function_is_accurate() -> None:
+    mpmath = pytest.importorskip("mpmath", reason="PyTorch brings mpmath")
+    near = np.concatenate([1 + np.array([-1e-9, 1e-7, 0.0]), 2 + np.array([1e-9, -1e-7, 0.0])])
+    x = np.concatenate([np.geomspace(1e-300, 1e300, 200), np.linspace(0.02, 40, 999), near])
+    with mpmath.workdps(30):
+        log, first, second = [
+            np.array([float(f(float(v))) for v in x])
+            for f in (mpmath.loggamma, mpmath.digamma, lambda v: mpmath.psi(1, v))
+        ]
+    np.testing.assert_allclose(ddp.lgamma(ddp.tensor(x)).numpy(), log, rtol=1e-14, atol=0)
+    np.testing.assert_allclose(ddp.digamma(ddp.tensor(x)).numpy(), first, rtol=2e-15, atol=2e-15)
+    y = ddp.tensor(x, requires_grad=True)
+    y.digamma().sum().backward()
+    np.testing.assert_allclose(y.grad.numpy(), second, rtol=2e-15)
+    below = torch.tensor(-x[200:-6] - 0.003)
+    np.testing.assert_allclose(ddp.lgamma(ddp.tensor(below.numpy())).numpy(), below.lgamma().numpy(), 4e-14, 4e-14)
 
 
 def test_clamp_with_tensors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.ddp.cases.table import Case, binary, draw, unary
 
+ELSEWHERE = {"standard_gamma"}  # random: see the tests of distributions
 CASES = [
     *unary("exp"),
     *unary("exp2"),
@@ -31,6 +32,9 @@ CASES = [
     *unary("erf"),
     *unary("erfc"),
     *unary("erfinv", low=-0.95, high=0.95),
+    *unary("lgamma", low=0.1, high=9.0),
+    *unary("lgamma", low=-0.95, high=-0.05),
+    *unary("digamma", low=10.0, high=30.0),  # below, PyTorch's derivative is exact to 1e-9 alone
     *unary("logit", low=0.05, high=0.95),
     *unary("logit", low=-0.2, high=1.2, fn=lambda t, x: t.logit(x, eps=0.1)),
     *binary("atan2", lambda t, y, x: t.atan2(y, x)),
