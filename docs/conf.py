@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from collectives import __version__ as release  # noqa: F401
@@ -48,5 +50,12 @@ def plain_text(app: Any, what: str, name: str, member: Any, options: Any, lines:
     lines[:] = shown
 
 
+def link_pictures(app: Any, doctree: Any) -> None:
+    """Gives pictures a width: Sphinx links those that have one to their full size."""
+    for image in doctree.findall(nodes.image):
+        image.setdefault("width", "100%")
+
+
 def setup(app: Any) -> None:
+    app.connect("doctree-read", link_pictures)
     app.connect("autodoc-process-docstring", plain_text)

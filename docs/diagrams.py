@@ -11,15 +11,16 @@ STYLE = """.bg{fill:#ffffff}.t{fill:#1f2328}.s{fill:#59636e}.b{fill:#f0f3f6;stro
 @media (prefers-color-scheme: dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9198a1}.b{fill:#151b23;stroke:#3d444d}
 .l{stroke:#9198a1}.c0{fill:#0c2d6b;stroke:#388bfd}.c1{fill:#0f3d20;stroke:#3fb950}.c2{fill:#5a2a0a;stroke:#f0883e}
 .c3{fill:#3c1e70;stroke:#a371f7}}"""
+SIZE = 16  # of the type: a phone shows these pictures at 0.4 of their size
 ARROW = '<marker id="m" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
 ARROW += '<path class="s" d="M0 0L8 4L0 8z"/></marker>'
 
 
-def text(x: float, y: float, words: str, style: str = "t", anchor: str = "middle", size: int = 13) -> str:
+def text(x: float, y: float, words: str, style: str = "t", anchor: str = "middle", size: int = SIZE) -> str:
     return f'<text class="{style}" x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, words: str = "", style: str = "b", size: int = 13) -> str:
+def box(x: float, y: float, width: float, height: float, words: str = "", style: str = "b", size: int = SIZE) -> str:
     """A rectangle with its words in the middle, a line for each line of them."""
     lines = words.split("\n")
     top = y + height / 2 + size * 0.36 - (len(lines) - 1) * size * 0.65
@@ -68,7 +69,7 @@ def collectives() -> None:
     parts = []
     for number, (name, (before, after)) in enumerate(COLLECTIVES.items()):
         x, y = 30 + 440 * (number % 2), 24 + 138 * (number // 2)
-        parts += [text(x, y + 8, name, anchor="start", size=15)]
+        parts += [text(x, y + 8, name, anchor="start", size=18)]
         parts += [text(x + 18, y + 38 + 30 * rank, f"rank {rank}", "s") for rank in range(3)]
         parts += [
             *cells(x + 50, y + 20, before),
@@ -82,8 +83,8 @@ def overlap() -> None:
     parts = [text(20, y, words, "s", "start") for y, words in ((52, "compute"), (112, "all-reduce"))]
     start = 110
     for words, width, style in (
-        ("forward", 170, "b"),
-        ("backward 4", 90, "c0"),
+        ("forward", 140, "b"),
+        ("backward 4", 120, "c0"),
         ("3", 90, "c0"),
         ("2", 90, "c1"),
         ("1", 90, "c2"),
@@ -92,20 +93,20 @@ def overlap() -> None:
         start += width
     parts.append(box(750, 32, 90, 32, "step"))
     for x, width, words, style in (
-        (284, 60, "control", "b"),
+        (254, 76, "control", "b"),
         (460, 110, "bucket 0", "c0"),
-        (572, 68, "bucket 1", "c1"),
-        (642, 104, "bucket 2", "c2"),
+        (572, 80, "bucket 1", "c1"),
+        (654, 92, "bucket 2", "c2"),
     ):
         parts.append(box(x, 92, width, 32, words, style))
-    parts += [arrow(x, 66, x, 90) for x in (462, 576, 646)]
-    parts += [text(694, 150, "exposed", "s"), '<path class="l" d="M642 134H746M642 130v8M746 130v8"/>']
+    parts += [arrow(x, 66, to_x, 90) for x, to_x in ((462, 462), (576, 576), (636, 658))]
+    parts += [text(694, 150, "exposed", "s"), '<path class="l" d="M640 134H746M640 130v8M746 130v8"/>']
     parts.append(text(20, 176, "A bucket leaves as soon as backward has completed its last gradient.", "s", "start"))
     save("overlap", "All-reduces of buckets run while backward computes the next gradients", 860, 194, parts)
 
 
 def launch() -> None:
-    parts = [box(330, 20, 200, 44, "ddp-launch -n 2 train.py\nsupervisor", "c3")]
+    parts = [box(320, 18, 220, 48, "ddp-launch -n 2 train.py\nsupervisor", "c3")]
     for rank, x in enumerate((130, 530)):
         parts += [
             arrow(430 - 60 + 120 * rank, 66, x + 100, 110),
