@@ -38,7 +38,7 @@ def save(name: str, label: str, width: float, height: float, parts: Sequence[str
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{label}"'
     head += f' font-family="system-ui, sans-serif">\n<style>{STYLE}</style><defs>{ARROW}</defs>\n'
     head += f'<rect class="bg" width="{width}" height="{height}" rx="8"/>\n'
-    Path(__file__).with_name(f"{name}.svg").write_text(head + "\n".join(parts) + "\n</svg>\n")
+    Path(__file__).parent.joinpath(f"{name}.svg").write_text(head + "\n".join(parts) + "\n</svg>\n")
 
 
 # What ranks 0, 1 and 2 have before and after the call: a cell for each part, coloured by the part's place.
@@ -142,8 +142,14 @@ def commit() -> None:
     save("commit", "A checkpoint is written under another name and renamed when it is whole", 830, 184, parts)
 
 
+def favicon() -> None:
+    bars = [box(2 + 10 * place, y, 8, 32 - 2 * y, style=f"c{place}") for place, y in enumerate((10, 6, 2))]
+    save("_static/favicon", "ddp-runtime", 32, 32, bars)
+
+
 if __name__ == "__main__":
     collectives()
     overlap()
     launch()
     commit()
+    favicon()
