@@ -71,3 +71,8 @@ def test_the_messages_of_troubleshooting_exist() -> None:
     code = re.sub(r'"\s+f?"', "", code)  # a message that goes on in the next line
     for message in re.findall(r"^\| `([^`]+)`", text, re.M):
         assert message in code, f"no error says {message!r}"
+
+
+def test_the_page_of_examples_has_them_all() -> None:
+    shown = re.findall(r"^\| \[([\w.]+)\]\(\.\./examples/\1\)", (ROOT / "docs/examples.md").read_text(), re.M)
+    assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_file())
