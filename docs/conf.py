@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import docstrings
 import reference
+import result_tables
 
 from collectives import __version__ as release
 
@@ -55,6 +56,12 @@ def docstring_to_rst(app: Any, what: str, name: str, member: Any, options: Any, 
     lines[:] = docstrings.plain_text("\n".join(lines), parameters, inspect.isclass(member)).split("\n")
 
 
+def add_results(app: Any, page: str, source: list[str]) -> None:
+    """Ends the page on benchmarks with tables of every committed result."""
+    if page == "benchmarks":
+        source[0] += "\n" + result_tables.markdown()
+
+
 def link_pictures(app: Any, doctree: Any) -> None:
     """Gives pictures a width: Sphinx links those that have one to their full size."""
     for image in doctree.findall(nodes.image):
@@ -63,5 +70,6 @@ def link_pictures(app: Any, doctree: Any) -> None:
 
 def setup(app: Any) -> None:
     app.connect("doctree-read", link_pictures)
+    app.connect("source-read", add_results)
     app.connect("config-inited", make_reference)
     app.connect("autodoc-process-docstring", docstring_to_rst)
