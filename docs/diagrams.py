@@ -11,7 +11,8 @@ STYLE = """.bg{fill:#ffffff}.t{fill:#1f2328}.s{fill:#59636e}.b{fill:#f0f3f6;stro
 @media (prefers-color-scheme: dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9198a1}.b{fill:#151b23;stroke:#3d444d}
 .l{stroke:#9198a1}.c0{fill:#0c2d6b;stroke:#388bfd}.c1{fill:#0f3d20;stroke:#3fb950}.c2{fill:#5a2a0a;stroke:#f0883e}
 .c3{fill:#3c1e70;stroke:#a371f7}}"""
-SIZE = 16  # of the type: a phone shows these pictures at 0.4 of their size
+# Of the type. A phone shows these pictures at 0.4 of their size.
+SIZE = 16
 ARROW = '<marker id="m" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
 ARROW += '<path class="s" d="M0 0L8 4L0 8z"/></marker>'
 

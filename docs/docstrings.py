@@ -1,7 +1,7 @@
 """Makes reStructuredText of our docstrings, which are plain text: nothing in them but `code` is markup.
 
-A line `name: what it is` becomes an item of a list of parameters, `Raises: ...` and its like a field. Indented
-paragraphs are shown as they are.
+A line `name: what it is` becomes an item of a list of parameters, and `Raises: ...`, `Returns: ...` or `Source: ...` a
+field of its own. Indented paragraphs are shown as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ NAMES = r"\**[a-z_]\w*(?:, \**[a-z_]\w*)*"
 ENTRY = re.compile(rf"({NAMES}|{'|'.join(FIELDS)}): ")
 # Where another entry begins within a line: behind a sentence; behind a clause only if the name is a parameter's.
 INNER = re.compile(rf"([.;,]) (?=({NAMES}|{'|'.join(FIELDS)}): )")
-WIDTH = 108  # A line that ends before that, though the next word had room, was ended on purpose.
+# A line that ends before this column, though the next word had room, was ended on purpose.
+WIDTH = 108
 
 
 def plain_text(docstring: str, parameters: Collection[str] = (), of_class: bool = False) -> str:

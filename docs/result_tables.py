@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-# What is said above the tables, or is computed from other entries, or was set and not measured.
+# These entries are said above the tables, computed from others, or settings.
 SKIPPED = {
     "benchmark",
     "buckets",

@@ -12,7 +12,7 @@ import pytest
 
 import ddp
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "docs"))
+sys.path.append(str(Path(__file__).parent.parent.parent / "docs"))
 
 docstrings = importlib.import_module("docstrings")
 reference = importlib.import_module("reference")

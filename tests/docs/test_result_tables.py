@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.append(str(ROOT / "docs"))
 
 result_tables = importlib.import_module("result_tables")
 
