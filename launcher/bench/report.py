@@ -128,6 +128,15 @@ def save(path: str, settings: Settings, outcome: Outcome) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def check_plot(path: str) -> None:
+    """Raises: UsageError if matplotlib writes no files whose names end like this one."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if os.path.splitext(path)[1][1:].lower() not in known:
+        raise UsageError(f"--plot {path} should end as matplotlib's files do: .{', .'.join(sorted(known))}")
+
+
 def save_plot(path: str, outcome: Outcome) -> None:
     """Draws bus bandwidth against size: a panel for each collective, a line for each implementation, dtype and place.
 

@@ -93,13 +93,9 @@ def parse(argv: Sequence[str]) -> Settings:
         _require(f"baseline {baseline}", BASELINES[baseline])
     if settings.plot is not None:
         _require("--plot", "matplotlib")
-        from matplotlib.backend_bases import FigureCanvasBase  # here, because it takes a while
+        from launcher.bench.report import check_plot  # here, because it takes a while
 
-        known = FigureCanvasBase.get_supported_filetypes()
-        if os.path.splitext(settings.plot)[1][1:].lower() not in known:
-            raise UsageError(
-                f"--plot {settings.plot} should end as matplotlib's files do: .{', .'.join(sorted(known))}"
-            )
+        check_plot(settings.plot)
     for path in filter(None, (settings.json, settings.plot)):
         folder = os.path.dirname(path) or "."
         if os.path.isdir(path) or not os.access(folder, os.W_OK):
