@@ -65,23 +65,24 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(10_443, 10_500, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(50_519, 47_000, ("ddp/_tensor",)),
-    "ddp/ops": Size(46_472, 46_000, ("ddp/ops",)),
+    "ddp/_tensor": Size(50_650, 47_000, ("ddp/_tensor",)),
+    "ddp/ops": Size(48_940, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(6_867, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
-    "ddp/_cuda, ddp/cuda": Size(39_882, 36_000, ("ddp/_cuda", "ddp/cuda")),
-    "ddp/nn": Size(40_110, 39_000, ("ddp/nn",)),
-    "ddp/optim": Size(14_754, 14_000, ("ddp/optim",)),
-    "ddp/data": Size(21_528, 20_500, ("ddp/data",)),
+    "ddp/_cuda, ddp/cuda": Size(39_904, 36_000, ("ddp/_cuda", "ddp/cuda")),
+    "ddp/nn": Size(42_012, 39_000, ("ddp/nn",)),
+    "ddp/optim": Size(15_584, 14_000, ("ddp/optim",)),
+    "ddp/data": Size(21_512, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(24_075, 22_500, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(36_459, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
-    "rest of ddp": Size(13_862, 11_500, ("ddp",)),
-    "collectives": Size(70_337, 65_000, ("collectives",)),
-    "launcher": Size(68_041, 64_000, ("launcher",)),
+    "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
+    "rest of ddp": Size(15_773, 11_500, ("ddp",)),
+    "collectives": Size(70_911, 65_000, ("collectives",)),
+    "launcher": Size(68_478, 64_000, ("launcher",)),
     "benchmarks": Size(36_132, 31_000, ("benchmarks",)),
-    "tests": Size(430_726, 385_000, ("tests",)),
+    "tests": Size(444_619, 385_000, ("tests",)),
 }
-FILES = {"ddp": (218, 220), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
+FILES = {"ddp": (228, 230), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:
