@@ -35,8 +35,9 @@ def test_a_program_runs(program: list[Block], run_job: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize("program", [program for program in PROGRAMS if program.values[0][0].page in ON_TWO_RANKS])
 def test_a_program_runs_on_two_ranks(program: list[Block], run_job: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("\n".join(block.code for block in program))
-    done = run_job([sys.executable, "-m", "launcher", "-n", "2", "program.py"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    for _ in range(2):  # the second one finds what the first has saved
+        done = run_job([sys.executable, "-m", "launcher", "-n", "2", "program.py"], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -454,8 +454,11 @@ def ctc_loss(
     if targets.shape not in (used.shape, (sizes.sum(),)):
         raise ShapeError(f"ctc_loss: targets {targets.shape} for {n} inputs with targets of {sizes.tolist()} labels")
     labels = place(targets.array, where)
-    table = xp.full(used.shape, blank)
-    table[used] = labels if labels.ndim == 1 else labels[used]
+    if labels.ndim == 1 and labels.size:  # those of each target as a row; what lies behind them is not used
+        starts = np.cumsum(sizes) - sizes
+        rows = np.minimum(starts[:, None] + np.arange(used.shape[1]), labels.size - 1)
+        labels = labels[xp.asarray(rows)]
+    table = xp.where(used, labels, blank) if labels.size else xp.full(used.shape, blank)
     message = "ctc_loss: target {value} is not one of the {limit} labels 0 to {last}"
     table = indexing.check_index(xp, table, 0, classes, RangeError, message)
     settings = {"blank": blank, "zero_infinity": zero_infinity, "input_lengths": xp.asarray(times)}

@@ -494,7 +494,7 @@ def _ctc_loss(
     labels[:, 1::2] = targets
     skip = xp.full(labels.shape, -xp.inf, wide.dtype)
     skip[:, 1:2] = 0
-    skip[:, 2:][labels[:, 2:] != labels[:, :-2]] = 0
+    skip[:, 2:] = xp.where(labels[:, 2:] != labels[:, :-2], 0, -xp.inf)
     where = positions(xp, xp.broadcast_to(labels, (steps, *labels.shape)), 2, x.shape)
     emitted = wide.reshape(-1).take(where)
     paths = xp.full((steps + 1, n, labels.shape[1] + 2), -xp.inf, wide.dtype)
@@ -503,7 +503,7 @@ def _ctc_loss(
         paths[step + 1, :, 2:] = _arrive(xp, paths[step], skip)[0] + emitted[step]
     ends = xp.arange(labels.shape[1]) == 2 * target_lengths[:, None]
     last = paths[input_lengths, xp.arange(n)]
-    losses = -_arrive(xp, last, -xp.inf)[0][ends]
+    losses = xp.where(ends, -_arrive(xp, last, -xp.inf)[0], 0).sum(axis=1)
     lost = losses == xp.inf
     out = xp.where(lost, 0, losses) if zero_infinity else losses
     slope = xp.where(lost, 0 if zero_infinity else xp.nan, 1)

@@ -202,7 +202,7 @@ class _Supervisor:
         if attempt.stop is not None and not attempt.stop.late and attempt.stopped != signal.SIGINT:
             return STOPPED, str(attempt.stop)
         if attempt.stopped:
-            if not sentence and not self.console.has_last_word:
+            if not sentence and not self.console.has_last_word and attempt.stopped != signal.SIGPIPE:
                 self.console.say(f"ended by {name_of(attempt.stopped)}")
             return 128 + attempt.stopped, sentence or f"ended by {signal_name(attempt.stopped, hint=False)}"
         return code, sentence

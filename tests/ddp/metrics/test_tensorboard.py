@@ -31,7 +31,7 @@ def test_the_other_ranks_need_no_library(monkeypatch: Any, tmp_path: Path) -> No
         board.log(step=3, loss=0.5)
         board.flush()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ArgumentError, match=r"cannot be imported .*: pip install ddp-runtime\[tensorboard\]"):
+    with pytest.raises(ArgumentError, match=r"cannot be imported .*: pip install .*\[tensorboard\]"):
         TensorBoard(tmp_path, rank=0)
 
 
@@ -112,7 +112,7 @@ def test_rank_0_of_the_world_writes_summaries(monkeypatch: Any, tmp_path: Path) 
         board.flush()
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("PMI_RANK", "0")
-    with pytest.raises(ArgumentError, match=r"SummaryWriter: .* pip install ddp-runtime\[tensorboard\]"):
+    with pytest.raises(ArgumentError, match=r"SummaryWriter: .* pip install .*\[tensorboard\]"):
         SummaryWriter(tmp_path)
 
 
