@@ -1,4 +1,4 @@
-"""Warnings that a process gives once: of what PyTorch's scripts ask for and what changes nothing here."""
+"""Warnings that a process gives once, of what a script asks for and does not get."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import warnings
 
 
 @functools.cache
-def warn_once(message: str, stacklevel: int = 2) -> None:
-    """Warns at the first call with this message. stacklevel: counted as in `warnings.warn`, from the caller of this."""
-    warnings.warn(message, stacklevel=stacklevel + 1)
+def warn_once(message: str, stacklevel: int = 2, category: type[Warning] = UserWarning) -> None:
+    """Warns at the first call with these arguments. stacklevel: as of `warnings.warn` called in the place of this."""
+    warnings.warn(message, category, stacklevel=stacklevel + 1)

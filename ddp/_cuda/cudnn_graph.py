@@ -11,15 +11,16 @@ running one allocates from CuPy's pool alone, and can be captured.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ddp._cuda.capture import now
 from ddp._cuda.stream_order import current
+from ddp._warnings import warn_once
 from ddp.errors import how_to_install
 
 Array = Any
@@ -213,26 +214,21 @@ class _Mine(threading.local):
 
 
 _mine = _Mine()
-_said: set[str] = set()
 
 
+@functools.cache
 def log_once(reason: str) -> None:
     """Logs why cuDNN is not used for a graph, once for each reason."""
-    if reason not in _said:
-        _said.add(reason)
-        log.info("cuDNN is not used: %s", reason)
+    log.info("cuDNN is not used: %s", reason)
 
 
-def warn_once(reason: str) -> None:
-    """Warns that cuDNN is not used at all, once for each reason."""
-    if reason not in _said:
-        _said.add(reason)
-        warnings.warn(
-            f"cuDNN is not used: {reason}. Convolution and attention on a GPU take much slower ways; the extras cuda12 "
-            f"and cuda13 bring cuDNN: {how_to_install('cuda12')}, or [cuda13]",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+def _warn_without_cudnn(reason: str) -> None:
+    warn_once(
+        f"cuDNN is not used: {reason}. Convolution and attention on a GPU take much slower ways; the extras cuda12 "
+        f"and cuda13 bring cuDNN: {how_to_install('cuda12')}, or [cuda13]",
+        stacklevel=3,
+        category=RuntimeWarning,
+    )
 
 
 def _first_line(error: BaseException) -> str:
@@ -256,7 +252,7 @@ class _NoTorch:
 
 
 def _import_frontend() -> Any:
-    """Imports the module `cudnn`, and not PyTorch with it. If PyTorch is imported already, `cudnn` finds it."""
+    """Imports `cudnn`, and keeps it from importing PyTorch, unless this process has imported PyTorch already."""
     no_torch = _NoTorch()
     # The list is replaced, not changed: another thread may be iterating over it.
     sys.meta_path = [no_torch, *sys.meta_path]
@@ -290,14 +286,14 @@ def library(xp: Any) -> CudnnLibrary | None:
     """
     cudnn = module()
     if cudnn is None:
-        warn_once(_loaded[0])
+        _warn_without_cudnn(_loaded[0])
         return None
     key = xp, xp.cuda.runtime.getDevice()
     if key not in _mine.libraries:
         try:
             _mine.libraries[key] = CudnnLibrary(cudnn, xp)
         except Exception as error:
-            warn_once(f"device {key[1]}: {_first_line(error)}")
+            _warn_without_cudnn(f"device {key[1]}: {_first_line(error)}")
             _mine.libraries[key] = None
     return _mine.libraries[key]
 

@@ -12,9 +12,10 @@ __all__ += ["positive", "positive_definite", "real", "real_vector", "simplex", "
 
 
 class Constraint(NamedTuple):
-    """A set of values. check(x): whether each value of a tensor is in it, bool of shape x.shape[: x.ndim - event_dim].
+    """A set of values, for instance the numbers above 0.
 
-    event_dim: how many of the last dimensions belong to one value
+    description: it in words, for errors; event_dim: how many of a tensor's last dimensions make one value
+    check: of a tensor (..., *value): whether each value is in the set, (...) of bool
     """
 
     description: str
@@ -34,7 +35,7 @@ def integer_interval(lower_bound: int, upper_bound: int) -> Constraint:
 
 
 def independent(base_constraint: Constraint, reinterpreted_batch_ndims: int) -> Constraint:
-    """Values whose elements, over so many more of the last dimensions, are all in a set."""
+    """Values made of several in a set: so many more of the last dimensions make one value."""
     description, check, event_dim = base_constraint
     dims = tuple(range(-reinterpreted_batch_ndims, 0))
     return Constraint(description, lambda x: check(x).all(dims), event_dim + len(dims))

@@ -129,7 +129,9 @@ def of_base(name: str) -> Any:
 
 
 class Independent(Distribution):
-    """Counts the last `reinterpreted_batch_ndims` dimensions of a batch to the event: log_prob is summed over them.
+    """Makes one event of a batch's independent draws, over its last `reinterpreted_batch_ndims` dimensions.
+
+    log_prob and entropy are summed over these.
 
     Raises: ArgumentError if the batch has fewer.
     """

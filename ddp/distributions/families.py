@@ -33,7 +33,7 @@ from ddp.ops import products, special
 
 
 def _one_of(family: str, **parameters: Any) -> tuple[str, Any]:
-    """The name and value of the one parameter that is given. Raises: ArgumentError unless it is one."""
+    """The name and value of the one parameter that is not None. Raises: ArgumentError if none or several are given."""
     given = [(name, value) for name, value in parameters.items() if value is not None]
     if len(given) != 1:
         raise ArgumentError(f"{family}: expected one of {', '.join(parameters)}, got {len(given)}")
@@ -201,7 +201,7 @@ def _of_first(name: str) -> Any:
 
 
 class Beta(Distribution):
-    """The beta distribution of two shapes. The larger concentration1, the nearer to 1."""
+    """The beta distribution; the larger concentration1 is beside concentration0, the nearer to 1 its draws are."""
 
     arg_constraints = {"concentration1": positive, "concentration0": positive}
     support = unit_interval

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ddp.nn.transformer import *
 else:
     _layers = _aliases.defined_in("ddp.nn", f"{functional.FAMILIES} containers recurrent transformer", type)
-    # A base, a name for printing, and what PyTorch has in nn.attention alone.
+    # Not layers for users: a base class, a name that is only printed, and an enum that PyTorch has in nn.attention.
     del _layers["BatchNorm"], _layers["NonDynamicallyQuantizableLinear"], _layers["SDPBackend"]
     globals().update(_layers)
     __all__ = sorted([*_layers, "Buffer", "Module", "Parameter", "functional", "init", "parameter", "utils"])

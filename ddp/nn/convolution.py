@@ -233,7 +233,7 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer with another weight and bias: PyTorch's name, which subclasses of the user's call and replace."""
+        """The convolution with this weight and bias. The name is PyTorch's: layers of users call and override it."""
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = pad(input, self._widths(), mode=self.padding_mode), 0

@@ -275,7 +275,9 @@ class Embedding(_Table):
 
 
 class EmbeddingBag(_Table):
-    """The sum, mean or maximum of the vectors of each bag of numbers. input: (B, N), or (N,) and offsets (B,).
+    """Looks up the vectors of each bag of numbers, and takes their sum, mean or maximum: (B, embedding_dim).
+
+    input: row numbers, (B, N), a bag a row; or (N,) with offsets (B,), where each bag begins.
 
     weight: (num_embeddings, embedding_dim), normally distributed. The settings: see functional.embedding_bag.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddp.nn.pooling import *
     from ddp.nn.vision import *
 else:
-    FAMILIES = "activation attention convolution dropout embedding linear loss normalization padding pooling vision"
+    FAMILIES = "activation attention convolution ctc dropout embedding linear loss normalization padding pooling vision"
     functions = defined_in("ddp.nn", FAMILIES, FunctionType)
     del functions["running_stats_update"], functions["sdpa_kernel"]  # for SyncBatchNorm; of nn.attention alone
     globals().update(functions)

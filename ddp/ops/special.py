@@ -121,7 +121,7 @@ _SECOND_DERIVATIVE = (5 / 66, -1 / 30, 1 / 42, -1 / 30, 1 / 6)
 
 
 def _reflect(xp: Any, x: Array) -> tuple[Array, Array, Array]:
-    """x in float64, what is computed instead of negative numbers, and the angle that leads back to them."""
+    """x in float64, and for Euler's reflection formula: x, or 1 - x where x is not above 0; pi*(x - round(x))."""
     y = x.astype("float64")
     return y, xp.where(y > 0, y, 1 - y), pi * (y - xp.rint(y))
 

@@ -1,4 +1,4 @@
-"""Adam; AdamW, whose weight decay goes past the moments; NAdam, with Nesterov's momentum; RAdam, rectified; SparseAdam.
+"""Adam and its relatives: AdamW, NAdam, RAdam and SparseAdam.
 
 Source: Kingma & Ba 2015, arXiv:1412.6980; amsgrad: Reddi et al. 2018, arXiv:1904.09237; AdamW: Loshchilov & Hutter
 2019, arXiv:1711.05101; NAdam: Dozat 2016, ICLR workshop; RAdam: Liu et al. 2020, arXiv:1908.03265.
@@ -62,7 +62,12 @@ class Adam(FormulaOptimizer):
         ]
 
 
-class SparseAdam(FormulaOptimizer):
+class _TwoMoments(FormulaOptimizer):
+    def states(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")
+
+
+class SparseAdam(_TwoMoments):
     """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Says so once.
 
     m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
@@ -86,9 +91,6 @@ class SparseAdam(FormulaOptimizer):
         super().__init__(params, settings_of("SparseAdam", locals()))
         if not eps:
             raise ArgumentError("SparseAdam: eps is above 0, got 0")
-
-    def states(self, group: Group) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
 
     def formula(self, group: Group) -> list[str]:
         return [
@@ -130,11 +132,6 @@ class AdamW(Adam):
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True  # also after a state dict of Adam
-
-
-class _TwoMoments(FormulaOptimizer):
-    def states(self, group: Group) -> tuple[str, ...]:
-        return ("exp_avg", "exp_avg_sq")
 
 
 class NAdam(_TwoMoments):

@@ -346,13 +346,14 @@ class Fake(ModuleType):
 def absent(gpu: Any, monkeypatch: Any) -> None:
     """No cuDNN, though one may be installed: the real one would read the stand-in's addresses."""
     monkeypatch.setattr(cudnn_graph, "_loaded", ["absent"])
-    monkeypatch.setattr(cudnn_graph, "_said", {"absent"})
+    monkeypatch.setattr(cudnn_graph, "_warn_without_cudnn", lambda reason: None)
 
 
 def install(gpu: Any, monkeypatch: Any) -> Fake:
     """Gives the stand-in of CuPy a cuDNN, and returns it. Without this, tests run the array formulas."""
     fake = Fake(gpu.launch)
-    for name, value in (("_loaded", [fake]), ("_mine", cudnn_graph._Mine()), ("_said", set())):
+    for name, value in (("_loaded", [fake]), ("_mine", cudnn_graph._Mine())):
         monkeypatch.setattr(cudnn_graph, name, value)
+    cudnn_graph.log_once.cache_clear()
     monkeypatch.setattr(cudnn_graph, "settings", cudnn_graph.Settings())
     return fake

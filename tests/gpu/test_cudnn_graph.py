@@ -11,6 +11,7 @@ import pytest
 
 import ddp
 from ddp._cuda import cudnn_graph
+from ddp._warnings import warn_once
 from tests.gpu import cudnn_fake
 from tests.gpu.installing import Real
 from tests.gpu.test_attention import projected
@@ -21,6 +22,7 @@ STEPS = (
     *("deselect_numeric_notes", "get_workspace_size", "get_execution_plan_count", "build_plan_at_index"),
     *("get_workspace_size_plan_at_index", "execute_plan_at_index"),
 )
+WARN = cudnn_graph._warn_without_cudnn  # which a GPU that is simulated without cuDNN replaces
 KINDS = "data_type", "heur_mode", "build_plan_policy", "numerical_note", "diagonal_alignment"
 
 
@@ -51,7 +53,8 @@ def test_what_cudnn_lacks_is_remembered_and_falls_back(cudnn: Any, caplog: pytes
 
 def test_a_gpu_without_cudnn_is_warned_of_once(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudnn_graph, "_loaded", [])
-    monkeypatch.setattr(cudnn_graph, "_said", set())
+    monkeypatch.setattr(cudnn_graph, "_warn_without_cudnn", WARN)
+    warn_once.cache_clear()
     monkeypatch.setitem(sys.modules, "cudnn", None)  # import cudnn: ImportError
     assert not ddp.backends.cudnn.is_available()  # a question, and no reason to warn
     with pytest.warns(RuntimeWarning, match=r"cuDNN is not used: .* pip install .*\[cuda12\]'") as caught:
@@ -137,7 +140,7 @@ def test_cudnn_takes_what_the_benchmarks_train(dtype: Any, caplog: pytest.LogCap
     Real()
     if not ddp.backends.cudnn.is_available():
         pytest.skip("cuDNN is not installed")
-    cudnn_graph._said.clear()
+    cudnn_graph.log_once.cache_clear()
     with caplog.at_level("INFO", logger="ddp.backends.cudnn"):
         for p in (0.0, 0.1):
             projected("cuda", dtype, 12, 64, 128, is_causal=True, dropout_p=p)

@@ -1,0 +1,86 @@
+"""Connectionist temporal classification: a loss for labels whose places in a sequence are not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ddp._device import place
+from ddp._tensor.base import apply, guarded_function, wrap
+from ddp._tensor.core import Tensor
+from ddp._tensor.operands import floating
+from ddp.errors import RangeError, ShapeError
+from ddp.nn.loss import _Loss, _positional, _reduce_losses
+from ddp.ops import ctc, indexing
+
+
+@guarded_function
+@_positional("")
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    """-log of the probability that the labels at T times, without repeats and then without blanks, are the targets.
+
+    log_probs: (T, N, C) from log_softmax, or (T, C); targets: int64, (N, L), or (sum(target_lengths),) one after
+    another; lengths: (N,) tensors or sequences, or a number for (T, C). reduction: "mean" first divides by the targets'
+    lengths. zero_infinity: a target that is too long for its input counts nothing, instead of infinity.
+
+    As PyTorch's, the gradient is that of the logits that log_softmax was given; behind log_softmax it is the same.
+
+    Raises: ShapeError, also for lengths that do not fit; RangeError for labels that do not exist; ArgumentError.
+    Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
+    """
+    single = log_probs.ndim == 2
+    x: Any = log_probs.unsqueeze(1) if single else log_probs
+    if x.ndim != 3 or not targets.ndim or targets.array.dtype.kind != "i":
+        raise ShapeError(
+            f"ctc_loss: log_probs {log_probs.shape}, targets {targets.shape}: expected (T, N, C), and int64 (N, L)"
+        )
+    where, xp, (steps, n, classes) = x.device, x.device.xp, x.shape
+    if not 0 <= blank < classes:
+        raise RangeError(f"ctc_loss: blank {blank} is not one of the {classes} labels")
+    times = _lengths("input_lengths", input_lengths, n, steps)
+    sizes = _lengths("target_lengths", target_lengths, n, targets.shape[-1])
+    lengths = xp.asarray(sizes)
+    used = xp.arange(targets.shape[1] if targets.ndim == 2 else sizes.max(initial=0)) < lengths[:, None]
+    if targets.shape not in (used.shape, (sizes.sum(),)):
+        raise ShapeError(f"ctc_loss: targets {targets.shape} for {n} inputs with targets of {sizes.tolist()} labels")
+    labels = place(targets.array, where)
+    if labels.ndim == 1 and labels.size:  # those of each target as a row; what lies behind them is not used
+        starts = np.cumsum(sizes) - sizes
+        rows = np.minimum(starts[:, None] + np.arange(used.shape[1]), labels.size - 1)
+        labels = labels[xp.asarray(rows)]
+    table = xp.where(used, labels, blank) if labels.size else xp.full(used.shape, blank)
+    message = "ctc_loss: target {value} is not one of the {limit} labels 0 to {last}"
+    table = indexing.check_index(xp, table, 0, classes, RangeError, message)
+    settings = {"blank": blank, "zero_infinity": zero_infinity, "input_lengths": xp.asarray(times)}
+    each = apply(ctc.ctc_loss, (floating(x),), targets=table, target_lengths=lengths, **settings)
+    if reduction == "mean":
+        each = each / wrap(xp.maximum(lengths, 1), where)
+    return each.squeeze(0) if single and reduction == "none" else _reduce_losses(each, reduction)
+
+
+def _lengths(name: str, given: Any, n: int, limit: int) -> Any:
+    """Lengths on the host. Raises: ShapeError unless there are n of them, from 0 to the limit."""
+    found = np.asarray(given.tolist() if isinstance(given, Tensor) else given, np.int64).reshape(-1)
+    if found.shape != (n,) or not ((found >= 0) & (found <= limit)).all():
+        raise ShapeError(f"ctc_loss: {name} {found.tolist()}: expected {n} lengths of 0 to {limit}")
+    return found
+
+
+class CTCLoss(_Loss, function=ctc_loss, inputs=4):
+    """-log of the probability that the labels at T times, without repeats and then without blanks, are the targets.
+
+    log_probs: (T, N, C) or (T, C); targets: (N, L) or (sum(target_lengths),). Raises when called: see
+    functional.ctc_loss.
+    """
+
+    def extra_repr(self) -> str:
+        return ""

@@ -1,0 +1,89 @@
+"""Connectionist temporal classification: the probability of all paths that spell a target.
+
+A path goes through the target's labels with a blank before, between and after them, S = 2L + 1 positions, and may skip
+a blank between labels that differ. Two more columns before these stand for the start: the first step is then one like
+the others. Source: Graves et al. 2006, ICML, "Connectionist Temporal Classification".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp.ops.indexing import add_flat, positions
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32
+
+
+def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
+    """log P of having arrived at each position, (N, S), and the shares in it of 0, 1 and 2 positions before, (3, N, S).
+
+    before: (N, S + 2), log P of where paths are before the step; skip: 0 where a path may skip a position, else -inf
+    """
+    ways = xp.stack([before[:, 2:], before[:, 1:-1], before[:, :-2] + skip])
+    top = ways.max(axis=0)
+    top = xp.where(top == -xp.inf, 0, top)
+    shares = xp.exp(ways - top)
+    sums = shares.sum(axis=0)
+    return top + xp.log(sums), shares / xp.where(sums == 0, 1, sums)
+
+
+def _depart(xp: Any, arrived: Array, before: Array, skip: Any) -> Array:
+    """P of where those were before the step, (N, S + 2), that have `arrived`, (N, S)."""
+    parts = arrived * _arrive(xp, before, skip)[1]
+    out = xp.zeros(before.shape, parts.dtype)
+    out[:, 2:] += parts[0]
+    out[:, 1:-1] += parts[1]
+    out[:, :-2] += parts[2]
+    return out
+
+
+# z = -log P, P the sum over paths of prod_t e^x_t,n,label(t);  dx = g*(e^x - share of the paths with label c at t)
+# e^x belongs to the gradient of log_softmax, and changes nothing behind it; it is there because PyTorch has it here.
+def _ctc_loss(
+    xp: Any,
+    x: Array,
+    targets: Array,
+    blank: int,
+    input_lengths: Array,
+    target_lengths: Array,
+    zero_infinity: bool,
+) -> tuple[Array, Any]:
+    """x: (T, N, C), log P of labels; targets: (N, L); input_lengths, target_lengths: (N,); returns (N,)."""
+    (wide,) = as_float32(x)
+    steps, n, _ = x.shape
+    labels = xp.full((n, 2 * targets.shape[1] + 1), blank)
+    labels[:, 1::2] = targets
+    skip = xp.full(labels.shape, -xp.inf, wide.dtype)
+    skip[:, 1:2] = 0
+    skip[:, 2:] = xp.where(labels[:, 2:] != labels[:, :-2], 0, -xp.inf)
+    where = positions(xp, xp.broadcast_to(labels, (steps, *labels.shape)), 2, x.shape)
+    emitted = wide.reshape(-1).take(where)
+    paths = xp.full((steps + 1, n, labels.shape[1] + 2), -xp.inf, wide.dtype)
+    paths[0, :, 1] = 0
+    for step in range(steps):
+        paths[step + 1, :, 2:] = _arrive(xp, paths[step], skip)[0] + emitted[step]
+    ends = xp.arange(labels.shape[1]) == 2 * target_lengths[:, None]
+    last = paths[input_lengths, xp.arange(n)]
+    losses = xp.where(ends, -_arrive(xp, last, -xp.inf)[0], 0).sum(axis=1)
+    lost = losses == xp.inf
+    out = xp.where(lost, 0, losses) if zero_infinity else losses
+    slope = xp.where(lost, 0 if zero_infinity else xp.nan, 1)
+    return out.astype(x.dtype), (paths, last, skip, where, ends, input_lengths, slope)
+
+
+def _ctc_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    paths, last, skip, where, ends, input_lengths, slope = residual
+    (x,) = as_float32(saved[0])
+    ending = _depart(xp, ends.astype(x.dtype), last, -xp.inf)
+    at = 0
+    passed = xp.empty(where.shape, x.dtype)
+    for step in reversed(range(len(x))):
+        at = at + ending * (input_lengths == step + 1)[:, None]
+        passed[step] = at[:, 2:]
+        at = _depart(xp, at[:, 2:], paths[step], skip)
+    dx = xp.exp(x) - add_flat(xp, xp.zeros(x.size, x.dtype), where, passed).reshape(x.shape)
+    dx *= (g * slope)[:, None]
+    inside = xp.arange(len(x))[:, None] < input_lengths
+    return (xp.where(inside[..., None], dx, 0).astype(g.dtype),)
+
+
+ctc_loss = Op("ctc_loss", _ctc_loss, _ctc_loss_backward, inputs=("x",), saves=("x",))
