@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from launcher.linux import format_bytes
+
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 # These entries are said above the tables, computed from others, or settings.
 SKIPPED = {
@@ -80,7 +82,7 @@ def rows(value: Any, label: str, units: dict[str, str]) -> Iterator[Row]:
         for entry in value:
             if isinstance(entry, dict):
                 names = [entry[key] for key in ("collective", "script") if key in entry]
-                names += [size(entry["bytes"])] if "bytes" in entry else []
+                names += [format_bytes(entry["bytes"])] if "bytes" in entry else []
                 yield from rows(
                     {key: part for key, part in entry.items() if key != "bytes"}, joined(label, *names), units
                 )
@@ -112,13 +114,6 @@ def median(value: float | list[float]) -> float:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def size(nbytes: int) -> str:
-    for factor, unit in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= factor:
-            return f"{nbytes / factor:g} {unit}"
-    return f"{nbytes} B"
 
 
 def table(head: list[str], lines: list[list[str]]) -> str:
