@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # its reader may go, as `| head` does
             return _print(parser().format_help() if "help" in options else f"ddp-launch {__version__}\n", sys.stdout)
         job = job_of(options)
-        _say_what_is_the_scripts(job)
+        _note_ranks_behind_script(job)
         from launcher.engines import resolve_size  # here, because a wrong command line need not wait for it
 
         return _run(resolve_size(job, os.environ))
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _say_what_is_the_scripts(job: Job) -> None:
+def _note_ranks_behind_script(job: Job) -> None:
     """Says that a number of ranks behind the script is an argument of it: other launchers read it anywhere."""
     for option, number in zip(job.args, job.args[1:], strict=False):
         if option in ("-n", "-np") and number.isdigit() and job.n is None and not job.hosts:
