@@ -212,17 +212,17 @@ GPU = frozenset({CUDA, 10, 13})
 Lengths = Sequence[int] | Literal["equal"] | None
 
 
-def check_lengths(lengths: Sequence[int], size: int) -> list[int]:
-    """One length a rank, along axis 0.
+def check_lengths(lengths: Sequence[int], size: int, what: str = "lengths") -> list[int]:
+    """One length a rank, along axis 0. what: the argument's name
 
     Raises: ArgumentError unless there are `size` whole numbers of at least 0.
     """
     try:
         read = [operator.index(length) for length in lengths]  # int() would cut 4.5 down to 4
     except (TypeError, ValueError):
-        raise ArgumentError(f"lengths should be whole numbers, one a rank, are {lengths!r}") from None
+        raise ArgumentError(f"{what} should be whole numbers, one a rank, are {lengths!r}") from None
     if len(read) != size or any(length < 0 for length in read):
-        raise ArgumentError(f"lengths should be {size} numbers of at least 0, one a rank, are {read}")
+        raise ArgumentError(f"{what} should be {size} numbers of at least 0, one a rank, are {read}")
     return read
 
 
@@ -282,6 +282,13 @@ def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[
     if sum(sends) != rows:
         raise ArgumentError(f"lengths {sends} add up to {sum(sends)}, x has {rows} rows on rank {rank}")
     return sends, [sends] if size == 1 else table
+
+
+def as_tuples(lengths: Any, size: int) -> tuple[Any, ...]:
+    """Lengths, or a table of them, as `exchanged_rows` takes them; hashable. Raises: ArgumentError if they are none."""
+    if np.ndim(lengths) == 2:
+        return tuple(tuple(check_lengths(row, size)) for row in lengths)
+    return tuple(check_lengths(lengths, size))
 
 
 def in_words(lengths: object, known: object) -> str:

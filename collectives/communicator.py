@@ -6,6 +6,7 @@ operations, and hands them to the communicator's queue, which runs them now (`as
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
@@ -17,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays import as_array, is_device_array
-from collectives.backends.shm.call_cache import CallPlan, nothing
 from collectives.backends.shm.hierarchy import share
+from collectives.backends.shm.inline import Layout, PrefixOf, nothing
 from collectives.engine.array_header import exchange_numbers
-from collectives.engine.call import CollectiveOp
+from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import check_timeout, whole
-from collectives.engine.queue import CommunicatorRegistry
+from collectives.engine.registry import CommunicatorRegistry
 from collectives.errors import ArgumentError, DtypeError
 from collectives.ops.data_movement import DataMovement
 from collectives.ops.objects import Objects
-from collectives.ops.p2p import PointToPoint
+from collectives.ops.p2p import LARGEST_TAG, PointToPoint
 from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
-from collectives.transport import ExitNotice, Steps, Transport, spans
+from collectives.transport import ExitNotice, Signatures, Steps, Transport, all_of, make_group, spans
 
 if TYPE_CHECKING:
     from collectives.backends.device.device_communicator import DeviceCommunicator
@@ -69,6 +70,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         self._descendants = itertools.count()
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._groups_lock = threading.Lock()
+        self._group_numbers = itertools.count()
         self._device_communicator: DeviceCommunicator | None = None  # made when the first array on a GPU comes
 
     def __repr__(self) -> str:
@@ -109,15 +111,17 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
-        return self._call(self._barrier, None, ("barrier",), async_op=async_op)
+        return self._host.start(self._plan(self._plan_barrier, ("", "barrier")), None, async_op=async_op)
 
-    def _barrier(self, arrays: Any, x: Any, out: Any, scale: Any, name: str) -> CollectiveOp[None]:
-        def steps(call: CollectiveOp[None]) -> Steps[None]:
-            signatures = yield from self.verify(call, self.signature(call))
-            if signatures is None:  # else the ranks have met just now
+    def _plan_barrier(self, where: str, name: str) -> Plan:
+        def body(call: CollectiveOp[None], transport: Any, sent: Any, received: Any) -> Steps[None]:
+            if call.signatures is None:  # else the ranks have met just now
                 yield self.transport.barrier()
 
-        return self._collective(name, None, steps, plan=lambda _: CallPlan(None, [], nothing))
+        def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
+            return Layout(None, [], nothing)
+
+        return Plan(name, body=body, layout=layout)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
         """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
@@ -147,13 +151,13 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         nbytes = math.prod(lengths) * kind.itemsize
 
         def steps(call: CollectiveOp[Array]) -> Steps[Array]:
-            yield from self.verify(call, self.signature(call))
+            yield from self.verify(call)
             memory = (yield from self.transport.empty(nbytes)) if nbytes else None
             if memory is None:
                 return np.zeros(lengths, kind)
             return memory.view(kind).reshape(lengths)
 
-        return self.queue.run(self._collective("empty", None, steps, f"{kind} {lengths}"))
+        return self.queue.run(self._described(Plan("empty", f"{kind} {lengths}"), steps))
 
     def duplicate(self, purpose: str = "") -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective.
@@ -162,14 +166,14 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         """
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
-            yield from self.verify(call, self.signature(call))
-            transport, test = self.transport.duplicate(self._descendant())
-            yield test
+            yield from self.verify(call)
+            transport = yield from self._descendant(range(self.size))
+            assert transport is not None
             transport = yield from share(transport, self.transport)
             transport.purpose = purpose
             return Communicator(transport, self.timeout, self.registry, self.ranks)
 
-        return self.queue.run(self._collective("duplicate", None, steps))
+        return self.queue.run(self._described(Plan("duplicate"), steps))
 
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
         """A communicator of the ranks that give the same color. Collective: every rank of this one calls it.
@@ -187,17 +191,15 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         mine = [color is not None, color or 0, self.rank if key is None else key]
 
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
-            yield from self.verify(call, self.signature(call))
+            yield from self.verify(call)
             everyones = yield from exchange_numbers(self.transport, mine)
             members = None if color is None else plan_split(everyones, int(color))
-            stem = self._descendant()
-            transport, test = self.transport.split(members, stem if color is None else f"{stem}:{int(color)}")
-            yield test
+            transport = yield from self._descendant(members, "" if color is None else f":{int(color)}")
             if transport is None or members is None:
                 return None
             return (yield from self._child(transport, members, limit))
 
-        return self.queue.run(self._collective("split", None, steps))
+        return self.queue.run(self._described(Plan("split"), steps))
 
     def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
         """A communicator of these ranks, made by them alone: each of them calls it, and no other rank needs to.
@@ -223,17 +225,16 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         missing = [rank for rank in members if rank != self.rank]
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
-            transport, test = self.transport.group(members, key, missing)
-            yield test
+            number = yield from self._meet(members, key, missing)
+            transport = yield from self.transport.group(members, key, number)
             return (yield from self._child(transport, members, limit))
 
         def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
             left = {rank: each for rank, each in exit_notices.items() if rank in members}
             return [rank for rank, each in sorted(left.items()) if each.failed or key not in each.calls]
 
-        more = f"ranks {spans(sorted(members))}"
-        call: CollectiveOp[Communicator] = CollectiveOp("create_group", None, more, self.timeout)
-        call.steps, call.gone = steps(call), gone
+        call = self._described(Plan("create_group", f"ranks {spans(sorted(members))}"), steps)
+        call.gone = gone
         call.peers = missing
         made = self.queue.run(call, ordered=False)
         made.connect_nccl()
@@ -244,9 +245,34 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         ranks = [self.ranks[rank] for rank in members]
         return Communicator((yield from share(transport)), limit, self.registry, ranks)
 
-    def _descendant(self) -> str:
-        """The key of the next one, counted when all ranks have met: a call that only some of them make has none."""
-        return f"{self.transport.key}.{next(self._descendants)}"
+    def _descendant(self, members: Sequence[int] | None, color: str = "") -> Steps[Transport | None]:
+        """The transport of a communicator that all ranks of this one make together: see `make_group`."""
+        # Counted when all have met: a call that only some of them make has no number.
+        number = next(self._descendants)
+        return (yield from make_group(self.transport, members, f"{self.transport.key}.{number}{color}", 2 * number))
+
+    def _meet(self, members: Sequence[int], key: str, missing: list[int]) -> Steps[int]:
+        """Waits until each other member of a group has come. Returns: the number of the group for `Transport.group`.
+
+        missing: the other members; those that have come are taken out of it
+        """
+        # MPI cannot end the making of a group before all members have come, not even when the process exits. The second
+        # round is for a member that gave up after the first: what it sent there still arrives.
+        others = list(missing)
+        mine = np.array([next(self._group_numbers)])
+        numbers = {self.rank: mine}
+        for round_ in range(2):
+            tag = group_tag(key, round_)
+            received = {rank: self._p2p.post(rank, tag) for rank in others}
+            sent = all_of([self._send_eager(mine, rank, tag) for rank in others])
+            yield functools.partial(self._p2p.all_matched, received, missing)
+            yield sent
+            for rank, receive in received.items():
+                assert receive.message is not None
+                numbers[rank] = receive.message.body.view(np.int64)
+        # The first member's number, with that rank in it: no two groups that any rank makes at once have the same one.
+        leader = members[0]
+        return 2 * (int(numbers[leader][0]) * self.size + leader) + 1
 
     def close(self) -> None:
         """Takes no further calls; those under way are finished. May be called at any time, in any order, repeatedly."""
@@ -256,6 +282,12 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     def key(self) -> str:
         """The same text on every rank, and another one for each communicator of a world."""
         return self.transport.key
+
+
+def group_tag(key: str, round_: int) -> int:
+    """The tag of the messages by which the members of a group meet: beyond those of users, and another for each key."""
+    digest = hashlib.blake2b(f"{key} {round_}".encode(), digest_size=7).digest()
+    return LARGEST_TAG + 1 + int.from_bytes(digest, "little")
 
 
 def plan_split(everyones: Sequence[Sequence[int]], color: int) -> list[int]:

@@ -42,6 +42,8 @@ class ReduceOp(Enum):
     MIN = "min"
     PROD = "prod"
 
+    __hash__ = object.__hash__  # each is one object, and Enum's own takes longer than a lookup by it
+
     @staticmethod
     def parse(op: ReduceOp | str) -> ReduceOp:
         """The op of that name. Raises: ArgumentError naming the ones there are."""
@@ -154,7 +156,7 @@ class Reduction(NamedTuple):
     """A reduction whose arguments are checked.
 
     wire: the dtype in which it is carried out; shape: of this rank's result, None if it gets none
-    parts: each rank's rows, for reduce_scatter alone; text, scale: what ranks must agree on beside dtype and shape
+    parts: each rank's rows, for reduce_scatter alone; text: what ranks must agree on beside dtype, shape and scale
     """
 
     name: str
@@ -164,7 +166,11 @@ class Reduction(NamedTuple):
     root: int
     parts: list[int]
     text: str
-    scale: float | None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the total may take the place of what is sent: they are as long."""
+        return self.name == "all_reduce"
 
     def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, *rest: Any) -> Any:
         """Starts it on a transport of host or device arrays.
@@ -182,25 +188,30 @@ class Reduction(NamedTuple):
 
 
 def describe(
-    name: str, x: Any, op: ReduceOp | str, scale: object, root: int, lengths: Sequence[int] | None, rank: int, size: int
+    name: str,
+    op: ReduceOp,
+    root: int,
+    lengths: Sequence[int] | None,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    rank: int,
+    size: int,
 ) -> Reduction:
-    """What a call of all_reduce, reduce or reduce_scatter means for x, an array on the host or a GPU.
+    """What a call of all_reduce, reduce or reduce_scatter means for an array of this dtype and shape.
 
     Raises: ArgumentError, DtypeError as those do.
     """
-    op = ReduceOp.parse(op)
-    wire = wire_dtype(x.dtype, op)
-    factor = check_scale(x.dtype, scale)
-    shape: tuple[int, ...] | None = x.shape
+    wire = wire_dtype(dtype, op)
+    result: tuple[int, ...] | None = shape
     parts: list[int] = []
     text = op.value
     if name == "reduce":
-        shape = x.shape if rank == root else None
+        result = shape if rank == root else None
         text = f"{op.value} root {root}"
     elif name == "reduce_scatter":
-        if not x.ndim:
+        if not shape:
             raise ArgumentError("reduce_scatter splits axis 0, and x is 0-d")
-        parts = split_rows(len(x), lengths, size)
-        shape = (parts[rank], *x.shape[1:])
+        parts = split_rows(shape[0], lengths, size)
+        result = (parts[rank], *shape[1:])
         text = op.value if lengths is None else f"{op.value} lengths {parts}"
-    return Reduction(name, op, wire, shape, root, parts, text, factor)
+    return Reduction(name, op, wire, result, root, parts, text)

@@ -21,7 +21,8 @@ from collectives.backends.single import DetachedTransport
 from collectives.backends.threads import ThreadGroup, ThreadTransport
 from collectives.communicator import Communicator
 from collectives.engine.communicator_base import check_timeout
-from collectives.engine.queue import CommunicatorRegistry, run_to_completion
+from collectives.engine.queue import run_to_completion
+from collectives.engine.registry import CommunicatorRegistry
 from collectives.engine.shutdown import ExitStatus, exit_code, shut_down
 from collectives.errors import ArgumentError, BackendError, CollectiveTimeout, PeerLeft
 from collectives.flight.recorder import process_recorder, start_sampler

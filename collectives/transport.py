@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from collectives.errors import TooManyCommunicators
 from collectives.reduction import Array, ReduceOp
 from collectives.world import STOPPED
 
@@ -182,8 +183,13 @@ class Transport(ABC):
     def placement(self, value: Placement) -> None:
         self.rank, self.size, self.local_rank, self.local_size, self.node = value
 
-    def call_cache(self, queue: Any) -> Any:
-        """The cache of the synchronous calls of a communicator with this queue; None: each takes the general path."""
+    def inline_calls(
+        self, plan: Any, steps: Callable[..., Steps[Any]], after_exchange: Callable[..., Steps[Any]]
+    ) -> Any:
+        """What carries out calls of this plan with the headers alone; None: they take the steps of any transport.
+
+        steps: gives these; after_exchange: those from where ranks have shown each other their signatures
+        """
         return None
 
     # Verification ----------------------------------------------------------------------------------------------------
@@ -292,21 +298,12 @@ class Transport(ABC):
     # Life ------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def duplicate(self, key: str) -> tuple[Transport, Test]:
-        """A transport of the same ranks whose calls never mix with this one's; usable once the test is True."""
+    def group(self, members: Sequence[int], key: str, number: int) -> Steps[Transport]:
+        """A transport of some or all of these ranks, in the order of `members`, whose calls never mix with this one's.
 
-    @abstractmethod
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
-        """A transport of some of these ranks, in the order of `members`; usable once the test is True.
-
-        Every rank calls it at about the same time. members: one list for all ranks in it; None: this rank is in none
-        """
-
-    @abstractmethod
-    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[Transport, Test]:
-        """As `split`, but these ranks alone call it; usable once the test is True.
-
-        missing: the other members; those that have come are taken out of it
+        The members alone call it, at about the same time.
+        number: the same on all of them, and another one for each group that they may be making at once
+        Raises: TooManyCommunicators, on this rank alone, if the backend has no room for it.
         """
 
     def empty(self, nbytes: int) -> Steps[Array | None]:
@@ -341,14 +338,8 @@ class LayeredTransport(Transport):
     def arrived(self) -> tuple[int, Array] | None:
         return self._inner.arrived()
 
-    def duplicate(self, key: str) -> tuple[Transport, Test]:
-        return self._inner.duplicate(key)
-
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[Transport | None, Test]:
-        return self._inner.split(members, key)
-
-    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[Transport, Test]:
-        return self._inner.group(members, key, missing)
+    def group(self, members: Sequence[int], key: str, number: int) -> Steps[Transport]:
+        return self._inner.group(members, key, number)
 
     def close(self) -> None:
         self._inner.close()
@@ -362,6 +353,30 @@ def gather_records(transport: Transport, record: Any, nbytes: int = 4096) -> Ste
     mine = np.frombuffer(text.ljust(nbytes), np.uint8)
     yield transport.all_gather(mine, everyones.reshape(-1), [nbytes] * transport.size)
     return [json.loads(row.tobytes()) for row in everyones]
+
+
+def make_group(transport: Transport, members: Sequence[int] | None, key: str, number: int) -> Steps[Transport | None]:
+    """As `Transport.group`, and every rank calls it. members: None on a rank that is in no group
+
+    Returns: this rank's transport, or None
+    Raises: TooManyCommunicators on every rank if one of them has no room.
+    """
+    yield transport.barrier()  # before it takes all members
+    made = failure = None
+    if members is not None:
+        try:
+            made = yield from transport.group(members, key, number)
+        except TooManyCommunicators as error:
+            failure = error
+    failures = yield from gather_records(transport, failure is not None, 16)
+    if any(failures):
+        if made is not None:
+            made.close()
+        raise failure or TooManyCommunicators(
+            f"rank {transport.rank}: another rank cannot make another communicator: close those that are not needed "
+            "any more (comm.close())"
+        )
+    return made
 
 
 def completed() -> bool:

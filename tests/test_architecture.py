@@ -77,12 +77,12 @@ SIZES = {
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(15_784, 11_500, ("ddp",)),
-    "collectives": Size(70_418, 65_000, ("collectives",)),
+    "collectives": Size(70_923, 65_000, ("collectives",)),
     "launcher": Size(68_487, 64_000, ("launcher",)),
     "benchmarks": Size(36_132, 31_000, ("benchmarks",)),
-    "tests": Size(444_223, 385_000, ("tests",)),
+    "tests": Size(444_687, 385_000, ("tests",)),
 }
-FILES = {"ddp": (230, 230), "collectives": (50, 50), "launcher": (72, 75)}  # limit, goal
+FILES = {"ddp": (230, 230), "collectives": (55, 55), "launcher": (72, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:
@@ -157,7 +157,6 @@ FLOORS = {
         ("arrays", "time_limit", "flight", "progress_bar"),
         ("reduction",),
         ("transport",),
-        ("backends.nccl",),
         ("engine",),
         ("backends",),
         ("ops",),

@@ -9,7 +9,7 @@ import numpy as np
 
 from collectives.errors import BackendError, no_rank
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import ExitNotice, Finish, Placement, Signature, Test, Transport, completed, then
+from collectives.transport import ExitNotice, Finish, Placement, Signature, Steps, Test, Transport, completed, then
 from collectives.world import World
 
 
@@ -71,14 +71,9 @@ class SingleTransport(Transport):
     def barrier(self) -> Test:
         return completed
 
-    def duplicate(self, key: str) -> tuple[SingleTransport, Test]:
-        return SingleTransport(key), completed
-
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[SingleTransport | None, Test]:
-        return None if members is None else SingleTransport(key), completed
-
-    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[SingleTransport, Test]:
-        return SingleTransport(key), completed
+    def group(self, members: Sequence[int], key: str, number: int) -> Steps[SingleTransport]:
+        yield from ()
+        return SingleTransport(key)
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         return {}

@@ -19,6 +19,7 @@ from collectives.transport import (
     EAGER_TAG,
     ExitNotice,
     Finish,
+    Steps,
     Test,
     Transport,
     among,
@@ -188,21 +189,10 @@ class ThreadTransport(Transport):
     def barrier(self) -> Test:
         return self._post(lambda xs, outs: None)
 
-    def duplicate(self, key: str) -> tuple[ThreadTransport, Test]:
-        return self._part(list(range(self.size)), key), self.barrier()
-
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[ThreadTransport | None, Test]:
-        return None if members is None else self._part(members, key), self.barrier()
-
-    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[ThreadTransport, Test]:
+    def group(self, members: Sequence[int], key: str, number: int) -> Steps[ThreadTransport]:
         part = self._part(members, key)
-        met = part.barrier()
-
-        def test() -> bool:
-            missing[:] = [members[rank] for rank in part.late()]
-            return met()
-
-        return part, test
+        yield part.barrier()
+        return part
 
     def _part(self, members: Sequence[int], key: str) -> ThreadTransport:
         group = self._group.part(key, len(members))

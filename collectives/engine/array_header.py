@@ -29,9 +29,9 @@ def empty(size: int) -> Array:
     return np.zeros(_FORM_BYTES + 8 * size, np.uint8)
 
 
-def encode(whole: Array, counts: Sequence[int]) -> Array:
-    """The header of `whole`, (552 + 8 * size,) uint8."""
-    header, form = empty(len(counts)), _form(whole.dtype, whole.shape[1:])
+def encode(dtype: Any, shape: tuple[int, ...], counts: Sequence[int]) -> Array:
+    """The header of an array, (552 + 8 * size,) uint8."""
+    header, form = empty(len(counts)), _form(dtype, shape[1:])
     header[: len(form)] = np.frombuffer(form, np.uint8)
     header[_FORM_BYTES:].view(np.int64)[:] = counts
     return header

@@ -7,16 +7,22 @@ whichever thread takes the next step.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
+import hashlib
 import logging
+import math
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from collectives.errors import ArgumentError, CollectiveTimeout
-from collectives.flight.recorder import DONE, FAILED, ROOT, Recorder
+from collectives.flight.recorder import DONE, FAILED, QUEUED, ROOT, Recorder
+from collectives.reduction import Array, Reduction, check_scale, scale_bits
 from collectives.time_limit import TimeLimit
 from collectives.transport import ExitNotice, Signatures, Steps, Test
 
@@ -30,51 +36,134 @@ _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives"
 _SKIPPED = (*_OURS, contextlib.__file__)  # `with model.join():` calls from its end, through there
 # bytes; larger arrays are left to the helper thread, since to convert and copy them would hold the caller up.
 _SMALL = 1 << 16
-#: What a cached call returns that has not been carried out.
-MISS: Any = object()
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class CollectiveOp(Generic[T]):
-    """One collective, send or receive on one rank: what it is called, its steps, and its outcome.
+@functools.lru_cache(maxsize=4096)
+def signature_hash(name: str, more: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> int:
+    """A hash, the same in every process, of what ranks must agree on; 63 bits."""
+    text = repr((name, more, None if dtype is None else (dtype.str, dtype.name), shape))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
-    x: its array, None without one; more: its other arguments as text; file, line: of the user's code
-    scale: the number by which a reduction's result is multiplied, None where there is none yet
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """What all calls of one kind have in common: made at the first of them, and changed by none.
+
+    name, more: the collective, and its other arguments as text; dtype, shape: of its array, None without one
+    agreed: what ranks must agree on beside the dtype: the shape, or a part of it; None: they may bring any array
+    rows: a number that each rank shows the others: its length along axis 0, or a checksum of what may differ
+    prefix: (n,) uint8 that is shown with the array; shown: the others may read the array as soon as this rank has come
+    reduction: what a reduction does, with the dtype in which the array travels
+    body: the steps that move the array once ranks have compared the call
+    layout: what the result is made of where all arrays travel with the headers; None: not known for this collective
+    result: the shape of this rank's result, where it is known before the call
+    depth: how many functions of ours have called each other where a call is made, up to the public method at least
+    inline: carries out calls whose arrays travel with the headers, on a transport that can
+    recorded: its signatures in the flight record, by file and line of the user's code
     """
 
     name: str
-    x: InitVar[Any]
-    more: str
-    timeout: float
+    more: str = ""
     dtype: Any = None
     shape: tuple[int, ...] | None = None
-    file: str = ""
-    line: int = 0
-    scale: float | None = None
-    small: bool = True  # its caller may take the first step
-    steps: Steps[T] = field(init=False)
-    test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
-    limit: TimeLimit | None = None  # of the test, once it has not been True for a while
-    peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it
-    gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
-    plan: Callable[[Signatures], Any] | None = None  # makes the plan by which the call cache carries out the next one
-    signatures: Signatures | None = None  # of all ranks, once they have been compared
-    queue: CallQueue | None = None  # that it was entered into, under this number,
-    number: int = -1
-    recorder: Recorder | None = None  # and in the flight record at this index
-    record: int = -1
-    result: T | None = None
-    error: BaseException | None = None
-    done: bool = False
-    _callbacks: deque[Callable[[], object]] = field(default_factory=deque)
+    agreed: tuple[int, ...] | None = None
+    rows: int = 0
+    prefix: Array | None = None
+    shown: bool = True
+    reduction: Reduction | None = None
+    body: Any = None
+    layout: Any = None
+    result: tuple[int, ...] | None = None
+    depth: int = 2
+    digest: int = field(init=False)
+    small: bool = field(init=False)  # the thread that asks for a call may take its first step
+    inline: Any = field(default=None, init=False)
+    recorded: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
 
-    def __post_init__(self, x: Any) -> None:
-        if x is not None:
-            self.dtype, self.shape, self.small = x.dtype, x.shape, x.nbytes <= _SMALL
-        frame = sys._getframe(2)  # of the caller of `__init__`; then the innermost outside our own packages
+    @property
+    def wire(self) -> Any:
+        """The dtype in which the array travels."""
+        return self.dtype if self.reduction is None else self.reduction.wire
+
+    def __post_init__(self) -> None:
+        dtype = None if self.agreed is None else self.dtype
+        self.digest = signature_hash(self.name, self.more, dtype, self.agreed)
+        self.small = self.shape is None or math.prod(self.shape) * self.dtype.itemsize <= _SMALL
+
+
+_parents: list[Any] = []  # in a forked child: calls that go on in the parent
+
+_FAILED_SCALE = signature_hash("", "a scale that failed", None, None)
+
+
+class CollectiveOp(Generic[T]):
+    """One collective, send or receive on one rank: what it is called, its steps, and its outcome.
+
+    arrays: what reads and makes its arrays: see `HostArrays`; source: the caller's array
+    target: `out` as an array, if the result shall be there; out: as the caller gave it
+    scale: the number by which a reduction's result is multiplied, or the function that gives it until that is asked
+    early: memory for the result, where it was made before the call
+    """
+
+    # A class without slots, or a dataclass, takes half a microsecond longer.
+    __slots__ = (
+        *("plan", "timeout", "arrays", "source", "target", "out", "scale", "early", "file", "line", "steps", "test"),
+        *("limit", "peers", "gone", "failure", "signatures", "queue", "number", "recorder", "record", "state"),
+        *("result", "error", "done", "_callbacks"),
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        timeout: float,
+        arrays: Any = None,
+        source: Any = None,
+        target: Any = None,
+        out: Any = None,
+        scale: Any = None,
+        early: Any = None,
+    ) -> None:
+        self.plan = plan
+        self.timeout = timeout
+        self.arrays = arrays
+        self.source = source
+        self.target = target
+        self.out = out
+        self.scale = scale
+        self.early = early
+        self.steps: Steps[T] | None = None
+        self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
+        self.limit: TimeLimit | None = None  # of the test, once it has not been True for a while
+        self.peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it,
+        self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
+        self.failure: Exception | None = None  # of the function given as scale
+        self.signatures: Signatures | None = None  # of all ranks, once they have been compared
+        self.queue: CallQueue | None = None  # that it was entered into, under this number,
+        self.number = -1
+        self.recorder: Recorder | None = None  # and in the flight record at this index
+        self.record = -1
+        self.state = QUEUED  # as it was entered there
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        self._callbacks: list[Callable[[], object]] = []
+        try:
+            frame = sys._getframe(plan.depth + 1)
+        except ValueError:  # the interpreter itself has called the public method, at its end
+            frame = sys._getframe(plan.depth)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
             frame = frame.f_back
-        self.file, self.line = frame.f_code.co_filename, frame.f_lineno
+        self.file = frame.f_code.co_filename  # of the user's code
+        self.line = frame.f_lineno
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    @property
+    def more(self) -> str:
+        """Its other arguments as text."""
+        return self.plan.more if self.failure is None else f"{self.plan.more} with a scale that failed"
 
     @property
     def site(self) -> str:
@@ -82,17 +171,33 @@ class CollectiveOp(Generic[T]):
         return f"{os.path.basename(self.file)}:{self.line}"
 
     @property
-    def signature(self) -> tuple[str, Any, tuple[int, ...] | None, str, str, int]:
-        """All that the flight record has of calls like this one: see `Recorder.intern`."""
-        return self.name, self.dtype, self.shape, self.more, self.file, self.line
-
-    @property
     def array(self) -> str:
         """`float32 (512, 10)`; "" without an array."""
-        return "" if self.dtype is None else f"{self.dtype} {self.shape}"
+        return "" if self.plan.dtype is None else f"{self.plan.dtype} {self.plan.shape}"
 
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.name} #{self.number} ({self.site})", self.more, self.array)))
+
+    def ask_scale(self) -> None:
+        """Asks the function given as scale; what it raises is kept, and becomes part of what ranks compare."""
+        try:
+            self.scale = check_scale(np.dtype(np.float64), contextvars.copy_context().run(self.scale))
+            if self.scale is None:
+                raise ArgumentError("it returned no number")
+        except Exception as error:
+            self.scale, self.failure = None, error
+
+    @property
+    def digest(self) -> int:
+        """What ranks compare, in one number."""
+        digest = self.plan.digest
+        if self.scale is not None and not callable(self.scale):
+            digest ^= scale_bits(self.scale)
+        return digest if self.failure is None else digest ^ _FAILED_SCALE
+
+    def release(self) -> None:
+        """Lets its arrays go: nothing reads or writes them any more. Called by the thread that takes its steps."""
+        self.steps = self.source = self.target = self.early = self.out = self.scale = None
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
         """Publishes the outcome, once, then runs the done callbacks."""
@@ -109,6 +214,7 @@ class CollectiveOp(Generic[T]):
         """In a forked child: this call goes on in the parent, whose flight record and callbacks it has."""
         self.recorder = None
         self._callbacks.clear()
+        _parents.append(self)  # whose steps must not be closed here
         self.finish(None, error)
 
     def add_done_callback(self, fn: Callable[[], object]) -> None:
@@ -120,11 +226,11 @@ class CollectiveOp(Generic[T]):
     def _run_callbacks(self) -> None:
         while True:
             try:
-                fn = self._callbacks.popleft()  # by one thread, should `finish` and `add_done_callback` run at once
+                fn = self._callbacks.pop(0)  # by one thread, should `finish` and `add_done_callback` run at once
             except IndexError:
                 return
             try:
-                fn()
+                contextvars.copy_context().run(fn)
             except (Exception, SystemExit):  # which would end the helper thread
                 _log.exception("a done callback of %s raised", self)
 

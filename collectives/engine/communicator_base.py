@@ -9,40 +9,30 @@ Where they differ the ranks tell each other in words what they called, and each 
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import operator
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.arrays import as_array, as_bytes, check_out, contiguous, is_device_array, writable
-from collectives.engine.call import MISS, CollectiveOp, Work
-from collectives.engine.queue import CallQueue, CommunicatorRegistry
-from collectives.errors import ArgumentError, MismatchError
-from collectives.reduction import Array, scale_bits
-from collectives.transport import Signature, Signatures, Steps, Test, Transport, differ, gather_records, spans
+from collectives.arrays import as_bytes, is_device_array
+from collectives.engine.call import CollectiveOp, Plan, Work
+from collectives.engine.host_arrays import HostArrays
+from collectives.engine.queue import CallQueue
+from collectives.engine.registry import CommunicatorRegistry
+from collectives.errors import ArgumentError, CollectivesError, MismatchError
+from collectives.transport import Signature, Signatures, Steps, Transport, differ, gather_records, spans
 
 T = TypeVar("T")
 Scale = float | Callable[[], float] | None
 #: What a call does, step by step.
 Describe = Callable[[CollectiveOp[T]], Steps[T]]
-#: How a collective moves arrays: on a transport of the host or a GPU, what this rank sends; and all signatures.
-Body = Callable[[Any, Any, Signatures | None], Steps[Any]]
-#: Makes a `CallPlan` of all ranks' signatures.
-Plan = Callable[[Signatures], Any]
+# Beyond that many plans the oldest are forgotten: calls of ever new shapes are not made again.
+_KEPT = 4096
 
 #: Characters of each text of a call, in the table.
 LONGEST = 200
-
-
-@functools.lru_cache(maxsize=4096)
-def signature_hash(name: str, more: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> int:
-    """A hash, the same in every process, of what ranks must agree on; 63 bits."""
-    text = repr((name, more, None if dtype is None else (dtype.str, dtype.name), shape))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def table(made: Sequence[Sequence[str]], ranks: Sequence[int], me: int, number: int) -> str:
@@ -73,7 +63,8 @@ class CommunicatorBase:
         self.registry = CommunicatorRegistry() if registry is None else registry
         self.queue = CallQueue(transport, self._ended)
         self.registry.join(transport.key, self.queue)
-        self._call_cache = transport.call_cache(self.queue)
+        self._host = HostArrays(self)
+        self._plans: dict[Hashable, Plan] = {}
         self.timeout = timeout
         self.rank = transport.rank
         self.size = transport.size
@@ -88,74 +79,76 @@ class CommunicatorBase:
 
     def _arrays(self, x: Any) -> Any:
         """What reads and makes the arrays of a call on x: `HostArrays`, or `DeviceArrays` where x lies on a GPU."""
-        return self._device(x).arrays() if is_device_array(x) else HostArrays(self)
+        if type(x) is np.ndarray or not is_device_array(x):
+            return self._host
+        return self._device(x).arrays()
 
     def _ended(self) -> None:
         self.registry.leave(self.transport.key)
 
-    def _collective(
-        self, name: str, x: Array | None, steps: Describe[Any], more: str = "", plan: Plan | None = None
-    ) -> CollectiveOp[Any]:
-        """A call of this communicator. plan: makes the plan by which the call cache carries out the next one"""
-        call: CollectiveOp[Any] = CollectiveOp(name, x, more, self.timeout)
-        call.steps, call.plan = steps(call), plan
+    def _plan(self, make: Callable[..., Plan], kind: tuple[Any, ...]) -> Plan:
+        """The plan of calls of this kind, which starts with `where` of `HostArrays`. make: makes it at the first"""
+        try:
+            plan = self._plans.get(kind)
+        except TypeError:  # an argument that is no number, and no text: `make` says which
+            plan = None
+        if plan is not None:
+            return plan
+        plan = make(*kind)
+        where = kind[0]
+        if where:
+            plan = replace(plan, more=f"{plan.more} {where}".lstrip())
+        elif plan.layout is not None:
+            plan.inline = self.transport.inline_calls(plan, self._steps, self._after_exchange)
+        while len(self._plans) >= _KEPT:
+            self._plans.pop(next(iter(tuple(self._plans))), None)  # another thread may be as far, too
+        self._plans[kind] = plan
+        return plan
+
+    def _described(self, plan: Plan, steps: Describe[T]) -> CollectiveOp[T]:
+        """A call of a plan that says nothing of its steps."""
+        call: CollectiveOp[T] = CollectiveOp(plan, self.timeout)
+        call.steps = steps(call)
         return call
 
-    def _run(self, call: CollectiveOp[Any], async_op: bool) -> Any:
-        """Carries a call out, or starts it."""
+    def _run(self, call: CollectiveOp[Any], async_op: bool, ordered: bool = True) -> Any:
+        """Carries a call out, or starts it. ordered: after all collectives that were submitted before it"""
         if async_op:
-            self.queue.submit(call)
+            self.queue.submit(call, ordered)
             return Work(call)
-        return self.queue.run(call)
+        return self.queue.run(call, ordered)
 
-    def _call(
-        self,
-        describe: Callable[..., CollectiveOp[Any]],
-        x: Any,
-        option: tuple[Any, ...],
-        out: Any = None,
-        scale: Any = None,
-        async_op: bool = False,
-        like: Any = None,
-    ) -> Any:
-        """Carries out, or starts, the collective that the caller's caller asks for.
+    def _steps(self, call: CollectiveOp[Any]) -> Steps[Any]:
+        """The steps of a call on host arrays."""
+        plan = call.plan
+        if callable(call.scale):
+            call.ask_scale()
+        sent, received = call.arrays.buffers(call)
+        payload = as_bytes(sent) if plan.shown and sent is not None else None
+        out = None
+        if received is not None and plan.reduction is not None and plan.reduction.in_place:  # others may write there
+            out = payload if received is sent else as_bytes(received)
+        yield self.transport.exchange_signatures(Signature(call.digest, plan.rows), payload, out, plan.prefix)
+        yield from self.compare(call)
+        return (yield from plan.body(call, self.transport, sent, received))
 
-        describe: makes the call of arrays, x, out, scale and `option`: name, op, root and the like
-        like: an array that says whether the call's arrays are on a GPU, where x does not
-        """
-        cache = None if async_op else self._call_cache
-        if cache is None:
-            arrays = self._arrays(x if like is None else like)
-            return arrays.run(describe(arrays, x, out, scale, *option), async_op)
-        frame = sys._getframe(2)
-        result = cache.run(frame, option, x, out, scale)
-        if result is MISS:
-            arrays = self._arrays(x if like is None else like)
-            call = describe(arrays, x, out, scale, *option)
-            result = arrays.run(call, False)
-            cache.learn(frame, option, call, lambda *again: describe(HostArrays(self), *again, *option))
-        return result
+    def _after_exchange(self, call: CollectiveOp[Any]) -> Steps[Any]:
+        """The same from where the ranks have shown each other their signatures."""
+        yield from self.compare(call)
+        return (yield from call.plan.body(call, self.transport, *call.arrays.buffers(call)))
 
-    def signature(self, call: CollectiveOp[Any], shape: tuple[int, ...] | None = None, rows: int = 0) -> Signature:
-        """What the ranks compare: name, arguments and scale, and with a shape the dtype and that shape."""
-        dtype = None if shape is None else call.dtype
-        return Signature(signature_hash(call.name, call.more, dtype, shape) ^ scale_bits(call.scale), rows)
+    def verify(self, call: CollectiveOp[Any]) -> Steps[Signatures | None]:
+        """Shows the others what is called here, without an array, and compares it as `compare` does."""
+        yield self.transport.exchange_signatures(Signature(call.digest, call.plan.rows), prefix=call.plan.prefix)
+        return (yield from self.compare(call))
 
-    def verify(
-        self,
-        call: CollectiveOp[Any],
-        header: Signature,
-        payload: Array | None = None,
-        out: Array | None = None,
-        prefix: Array | None = None,
-    ) -> Steps[Signatures | None]:
-        """The first step of every collective: shows the others what is called here, and looks at what they call.
+    def compare(self, call: CollectiveOp[Any]) -> Steps[Signatures | None]:
+        """Looks at what the other ranks call, once all have shown it.
 
-        Returns: the headers of all ranks, None if they were not exchanged
+        Returns: the signatures of all ranks, None if they were not exchanged
         Raises: MismatchError on every rank if they differ; on the ranks of one node, and the communicator is of no use
-        any more, if those of other nodes were not compared with them.
+        any more, if those of other nodes were not compared with them. What the function given as scale has raised.
         """
-        yield self.transport.exchange_signatures(header, payload, out, prefix)
         call.signatures = signatures = self.transport.signatures()
         for transport, ranks in self.transport.verified_groups():
             found = transport.signatures()
@@ -163,12 +156,19 @@ class CommunicatorBase:
                 error = yield from self._mismatch(call, transport, ranks)
                 if signatures is None and transport is not self.transport:
                     self.queue.break_off(error, lambda: None)  # other nodes know nothing of it, and go on
-                raise error
+                raise error from call.failure
+        if isinstance(call.failure, ArgumentError):
+            # Where ranks are not compared the others go on by now: no ArgumentError, after which this one could.
+            raise CollectivesError(f"the function given as scale failed: {call.failure}") from call.failure
+        if call.failure is not None:
+            raise call.failure
         return signatures
 
     def _mismatch(self, call: CollectiveOp[Any], transport: Transport, ranks: Sequence[int]) -> Steps[MismatchError]:
         """What these ranks raise, whose transport it is: they have made different calls, and tell each other which."""
-        arguments = call.more if call.scale is None else f"{call.more} scale {call.scale!r}"
+        arguments = call.more
+        if call.scale is not None and not callable(call.scale):
+            arguments = f"{call.more} scale {call.scale!r}"
         texts = (call.name, arguments, call.array, call.site)
         calls = yield from gather_records(transport, [text[:LONGEST] for text in texts])
         return MismatchError(table(calls, ranks, self.rank, call.number))
@@ -176,78 +176,6 @@ class CommunicatorBase:
     def _check_root(self, root: Any) -> int:
         """The root as a plain number. Raises: ArgumentError if there is no such rank."""
         return whole(root, 0, self.size - 1, "root should be a rank")
-
-
-class HostArrays:
-    """The arrays of one call on the host: how they are read, made, shown to the other ranks and handed out.
-
-    `DeviceArrays` is the same for arrays on a GPU, so that a collective is described once for both.
-    """
-
-    def __init__(self, comm: CommunicatorBase) -> None:
-        self._comm = comm
-
-    def read(self, x: Any, what: str = "x", written: bool = False) -> Array:
-        """x as an array that shares its memory. Raises: ArgumentError if it cannot be read, or written where it is."""
-        array = as_array(x, what)
-        return writable(array, what) if written else array
-
-    def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:
-        """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
-        if target is None or target.shape != shape or target.dtype != dtype:
-            return np.empty(shape, dtype)
-        overlaps = source is not None and np.may_share_memory(target, source)
-        return (
-            target if target.flags.c_contiguous and target.flags.writeable and not overlaps else np.empty(shape, dtype)
-        )
-
-    def complete(self, operation: Test) -> Steps[None]:
-        """Waits for an operation of the transport."""
-        yield operation
-
-    def copy(self, target: Array, source: Array) -> None:
-        """target = source"""
-        np.copyto(target, source)
-
-    def deliver(self, whole: Array, target: Array | None, out: Any) -> Any:
-        """The result: what arrived, or `out` as the caller gave it, whose array is `target`."""
-        if target is None:
-            return whole
-        if target is not whole:
-            np.copyto(check_out(target, whole.shape, whole.dtype), whole)
-        return out
-
-    def call(
-        self,
-        name: str,
-        source: Array | None,
-        body: Body,
-        more: str,
-        *,
-        shape: tuple[int, ...] | None = None,
-        rows: int = 0,
-        shown: bool = True,
-        prefix: Array | None = None,
-        plan: Plan | None = None,
-    ) -> CollectiveOp[Any]:
-        """A call whose `body` moves what it gets of `source` once the ranks have compared it.
-
-        shape: what the ranks must agree on, with the dtype; rows: the length along axis 0
-        shown: the others may read `source` as soon as this rank has come; prefix: what they are shown before it
-        """
-
-        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent = None if source is None else contiguous(source)
-            payload = None if sent is None or not shown else as_bytes(sent)
-            signature = self._comm.signature(call, shape, rows)
-            signatures = yield from self._comm.verify(call, signature, payload, prefix=prefix)
-            return (yield from body(self._comm.transport, sent, signatures))
-
-        return self._comm._collective(name, source, steps, more, plan)
-
-    def run(self, call: CollectiveOp[Any], async_op: bool) -> Any:
-        """Carries a call out, or starts it."""
-        return self._comm._run(call, async_op)
 
 
 def whole(number: Any, least: int, most: int, what: str) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
-from collectives.engine.queue import CommunicatorRegistry
+from collectives.engine.registry import CommunicatorRegistry
 from collectives.time_limit import TimeLimit
 from collectives.transport import LOST, ExitNotice, is_clean, name_ranks
 from collectives.world import STOPPED

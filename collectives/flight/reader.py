@@ -1,10 +1,4 @@
-"""The layout of a flight record, and its reading side: from any process of the same user, at any moment.
-
-    header | Python position | ring of the last CALLS calls | signatures
-
-A call is a fixed record of seven words. It points to a signature (communicator, name, dtype, shape, ..., file, line),
-which is text and written once. The first word of a call and its last one both name it: the first is written first, the
-last one last, so a record whose two ends disagree is being written. Texts carry a checksum instead.
+"""The reading side of a flight record: from any process of the same user, at any moment.
 
 Nothing is asked of the process that is read: it may be stopped, compute with the GIL held, or write a million calls a
 second. A call is believed only if two readings of the ring agree on it, with its texts read between them: what a call
@@ -16,82 +10,12 @@ Each rank's agent holds a reader and asks for the newest call every second, so t
 from __future__ import annotations
 
 import os
-import time
-from binascii import crc32
 from collections import namedtuple
-from collections.abc import Callable, Sequence
-from struct import Struct, error
+from collections.abc import Callable
 
 from collectives.errors import RecordError
-
-#: The name of the memfd, as it appears in /proc/PID/fd.
-NAME = "ddp-flight"
-MAGIC = b"ddpfligh"
-VERSION = 4
-
-#: magic, VERSION, SIZE, pid, rank, world size (-1: not known), the step by the program's own count, synchronized
-#: backwards (-1: none yet, both)
-HEADER = Struct("=8s7q")
-RANK_WORD, SIZE_WORD, STEP_WORD, BACKWARDS_WORD = 4, 5, 6, 7  # words of 8 bytes from the start
-#: index, signature, number, queued, started, ended (monotonic ns; 0: not yet), stamp
-CALL = Struct("7q")  # native, so that each word is written at once
-#: number (never 0), checksum, text
-_TEXT = Struct("=qq")
-
-CALLS = 1_000
-SIGNATURES = 2_048
-SIGNATURE_SIZE = 432  # bytes
-POSITION_SIZE = 896
-POSITION_AT = 128
-CALLS_AT = 1_024
-SIGNATURES_AT = 57_344
-SIZE = SIGNATURES_AT + SIGNATURES * SIGNATURE_SIZE
-
-# The state is the low part of a call's stamp, the index its high part.
-QUEUED, STARTED, DONE, FAILED = 1, 2, 3, 4
-STATES = {QUEUED: "queued", STARTED: "started", DONE: "done", FAILED: "failed"}
-STATE_BITS = 3
-
-
-def signature_at(number: int) -> int:
-    """The offset of a signature's slot."""
-    return SIGNATURES_AT + number % SIGNATURES * SIGNATURE_SIZE
-
-
-def pack_text(number: int, fields: Sequence[str], size: int) -> bytes:
-    r"""A slot of `size` bytes: `number`, a checksum, and the fields in UTF-8, with \0 between them.
-
-    Raises: ValueError if they do not fit.
-    """
-    text = "\0".join(field.replace("\0", " ") for field in fields).encode(errors="replace")
-    if _TEXT.size + len(text) > size:
-        raise ValueError(f"{len(text)} bytes of text in a slot of {size}")
-    return (_TEXT.pack(number, crc32(text, number & 0xFFFFFFFF)) + text).ljust(size, b"\0")
-
-
-def unpack_text(slot: bytes, fields: int) -> tuple[int, list[str]] | None:
-    """Number and fields of a slot; None if it is empty, being overwritten, or none of ours."""
-    try:
-        number, check = _TEXT.unpack_from(slot)
-    except error:
-        return None
-    text = slot[_TEXT.size :].rstrip(b"\0")
-    text += b"\0" * (fields - 1 - text.count(b"\0"))  # fields at the end may be empty
-    if number == 0 or check != crc32(text, number & 0xFFFFFFFF):
-        return None
-    return number, text.decode(errors="replace").split("\0")
-
-
-def truncate(text: str, limit: int, *, keep_end: bool = False) -> str:
-    """`text` in at most `limit` bytes of UTF-8, without half a character; what is missing is marked by an ellipsis."""
-    data = text.encode(errors="replace")
-    if len(data) <= limit:
-        return data.decode()
-    kept = limit - len("…".encode())
-    if keep_end:
-        return "…" + data[len(data) - kept :].decode(errors="ignore")
-    return data[:kept].decode(errors="ignore") + "…"
-
+from collectives.flight import layout
+from collectives.flight.layout import CALLS, SIGNATURES_AT, unpack_text
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
 if TYPE_CHECKING:
@@ -226,13 +150,13 @@ class FlightReader:
 
     def record(self, with_calls: bool = True) -> FlightRecord:
         """What the process has done so far. Raises: RecordError if this is no flight record."""
-        data = self._peek(0, HEADER.size)
-        if len(data) < HEADER.size or not data.startswith(MAGIC):
+        data = self._peek(0, layout.HEADER.size)
+        if len(data) < layout.HEADER.size or not data.startswith(layout.MAGIC):
             raise RecordError("this is not a flight record, or it is only being made")
-        _, version, size, pid, rank, world_size, step, backwards = HEADER.unpack(data)
-        if version != VERSION:
-            raise RecordError(f"a flight record of layout {version}, but this reader knows layout {VERSION}")
-        if size != SIZE or not self._peek(SIZE - 1, 1):
+        _, version, size, pid, rank, world_size, step, backwards = layout.HEADER.unpack(data)
+        if version != layout.VERSION:
+            raise RecordError(f"a flight record of layout {version}, but this reader knows layout {layout.VERSION}")
+        if size != layout.SIZE or not self._peek(layout.SIZE - 1, 1):
             raise RecordError("a damaged flight record: it has not the size that it should have")
         counted = step if step >= 0 else backwards
         calls = self._calls() if with_calls else []
@@ -255,14 +179,14 @@ class FlightReader:
             "call": call and str(call),
             "call_on": call and call.communicator,
             "call_state": call and call.state,
-            "call_age": call and _seconds(call.since, now),
+            "call_age": call and seconds(call.since, now),
             "where": stood and f"{_site(stood.file, stood.line)} in {stood.function}",
-            "where_age": stood and _seconds(stood.time, now),
+            "where_age": stood and seconds(stood.time, now),
         }
 
     def _position(self) -> Position | None:
         for _ in range(_ATTEMPTS):
-            found = unpack_text(self._peek(POSITION_AT, POSITION_SIZE), 6)
+            found = unpack_text(self._peek(layout.POSITION_AT, layout.POSITION_SIZE), 6)
             if found is not None:
                 at, (file, line, function, in_file, in_line, in_function) = found
                 within = (in_file, int(in_line), in_function) if in_file else None
@@ -274,7 +198,7 @@ class FlightReader:
             first, known = self._ring(), self._signatures
             unknown = any(not known.get(words[1]) for words in first)
             # In one piece: a process whose calls all differ is once around the ring in a few milliseconds.
-            texts = self._peek(SIGNATURES_AT, SIZE - SIGNATURES_AT) if unknown else b""
+            texts = self._peek(SIGNATURES_AT, layout.SIZE - SIGNATURES_AT) if unknown else b""
             agreed = [words for words, again in zip(first, self._ring(), strict=True) if words == again and any(words)]
             numbers = {words[1] for words in agreed}
             self._signatures = {number: known.get(number) or _signature(texts, number) for number in numbers}
@@ -284,13 +208,13 @@ class FlightReader:
         return [call for call in calls if call.order > calls[-1].order - CALLS]
 
     def _ring(self) -> list[tuple[int, ...]]:
-        return list(CALL.iter_unpack(self._peek(CALLS_AT, CALLS * CALL.size)))
+        return list(layout.CALL.iter_unpack(self._peek(layout.CALLS_AT, CALLS * layout.CALL.size)))
 
     def _call(self, words: tuple[int, ...]) -> RecordedCall | None:
         """The call that these words describe; None if it is being written."""
         index, signature, number, queued, started, ended, stamp = words
-        state = STATES.get(stamp & (1 << STATE_BITS) - 1)
-        if state is None or index != stamp >> STATE_BITS:
+        state = layout.STATES.get(stamp & (1 << layout.STATE_BITS) - 1)
+        if state is None or index != stamp >> layout.STATE_BITS:
             return None
         communicator, name, dtype, shape, more, file, line = self._signatures[signature] or _UNKNOWN
         # A time is written just before the state to which it belongs, and means nothing until then.
@@ -302,8 +226,8 @@ class FlightReader:
 
 def _signature(texts: bytes, number: int) -> list[str] | None:
     """The texts of a signature, out of those of all; None if it has been overwritten."""
-    at = signature_at(number) - SIGNATURES_AT
-    found = unpack_text(texts[at : at + SIGNATURE_SIZE], 7)
+    at = layout.signature_at(number) - SIGNATURES_AT
+    found = unpack_text(texts[at : at + layout.SIGNATURE_SIZE], 7)
     return found[1] if found is not None and found[0] == number else None
 
 
@@ -318,69 +242,6 @@ def read(source: int | FlightReader) -> FlightRecord:
         return reader.record()
 
 
-def describe_process(pid: int) -> str:
-    """What another process did last and where its Python stands, in words; else why that is not known."""
-    try:
-        record = read(pid)
-    except RecordError as error:
-        return str(error)
-    stopped = "stopped by a signal or a debugger; " if state_of(pid) in ("T", "t") else ""
-    return stopped + describe_last(record, time.monotonic_ns())
-
-
-def on_communicator(label: str) -> str:
-    """`" on world.1 (DataParallel of Net)"`; "" for the world, on which most programs make all their calls."""
-    return "" if label == "world" else f" on {label}"
-
-
-def describe_last(record: FlightRecord, now: int) -> str:
-    """What a process did last, in words.
-
-    now: of the monotonic clock, ns
-
-    `last call all_reduce #417 (train.py:88) sum float32 (512, 10), done 31.2 s ago; step 208; its Python stood at
-    data.py:31 in load (0.4 s before)`
-    """
-    call, queued = record.current
-    text = "no call yet"
-    if call is not None:
-        ago = f"{_seconds(call.since, now):.1f} s"
-        state = {"queued": f"queued for {ago}", "started": f"under way for {ago}"}.get(
-            call.state, f"{call.state} {ago} ago"
-        )
-        text = f"last call {call}{on_communicator(call.communicator)}, {state}" + (
-            f", {queued} more queued" if queued else ""
-        )
-    if record.step is not None:
-        text += f"; step {record.step}"
-    if record.position is not None:
-        text += f"; its Python stood at {record.position} ({_seconds(record.position.time, now):.1f} s before)"
-    return text
-
-
-_HEADINGS = ("rank", "pid", "call", "", "dtype", "shape", "where", "communicator", "state", "begun", "took")
-
-
-def table(records: Sequence[FlightRecord], now: int, last: int = 10) -> str:
-    """The last calls of several ranks, and where their Python stands, as aligned text.
-
-    now: of the monotonic clock, ns; last: calls of each rank
-    """
-    rows: list[tuple[str, ...]] = [_HEADINGS]
-    notes = []
-    for record in sorted(records, key=lambda record: (record.rank, record.pid)):
-        rank = str(record.rank) if record.rank >= 0 else "?"
-        for call in record.calls[-last:]:
-            took = f"{(call.ended - call.started) / 1e6:.4g} ms" if call.ended and call.started else ""
-            named, begun = f"{call.name} #{call.number}", f"{_seconds(call.queued, now):.1f} s ago"
-            array = (call.more, call.dtype, call.shape)
-            rows.append((rank, str(record.pid), named, *array, call.site, call.communicator, call.state, begun, took))
-        notes.append(f"rank {rank} (pid {record.pid}): {describe_last(record, now)}")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] if len(rows) > 1 else []
-    return "\n".join([*lines, *([""] if lines else []), *notes])
-
-
 def state_of(pid: int) -> str:
     """The state of a process as one letter (R, S, D, T, t, Z); "" once it has gone."""
     return _proc(pid, "stat").rpartition(") ")[2][:1]
@@ -390,13 +251,13 @@ def _site(file: str, line: int) -> str:
     return f"{os.path.basename(file)}:{line}"
 
 
-def _seconds(since: int, now: int) -> float:
+def seconds(since: int, now: int) -> float:
     return round(max(0, now - since) / 1e9, 2)
 
 
 def _is_record(pid: int, fd: str) -> bool:
     try:
-        return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{NAME}")
+        return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{layout.NAME}")
     except FileNotFoundError:  # closed meanwhile
         return False
 

@@ -26,8 +26,8 @@ from types import FrameType
 from typing import Any
 
 from collectives.errors import ArgumentError
-from collectives.flight import reader as layout
-from collectives.flight.reader import CALL, CALLS, CALLS_AT, DONE, FAILED, QUEUED, STARTED, STATE_BITS
+from collectives.flight import layout
+from collectives.flight.layout import CALL, CALLS, CALLS_AT, DONE, FAILED, QUEUED, STARTED, STATE_BITS
 from collectives.world import report
 
 __all__ = ["DONE", "FAILED", "QUEUED", "STARTED", "Recorder", "mark_step", "process_recorder"]

@@ -11,6 +11,8 @@ import numpy as np
 from collectives.arrays import (
     Lengths,
     as_bytes,
+    as_tuples,
+    check_lengths,
     exchanged_rows,
     in_words,
     is_device_array,
@@ -19,16 +21,16 @@ from collectives.arrays import (
     rows,
     split_rows,
 )
-from collectives.backends.shm.call_cache import CallPlan, Piece, filled, joined, nothing, unchanged
+from collectives.backends.shm.inline import Layout, Piece, PrefixOf, filled, joined, nothing, unchanged
 from collectives.engine import array_header as header
-from collectives.engine.call import CollectiveOp
+from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.errors import ArgumentError, MismatchError
 from collectives.transport import ROWS, Signatures, Steps, name_ranks
 
 
 class DataMovement(CommunicatorBase):
-    """The movements of a communicator. What a `CallPlan` holds outlives the call: none of its arrays may be there."""
+    """The movements of a communicator. A plan outlives the calls: it holds none of their arrays."""
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """The root's x, on every rank: written into x elsewhere.
@@ -37,27 +39,29 @@ class DataMovement(CommunicatorBase):
         Returns: x
         Raises: ArgumentError if there is no such root, or x is read-only off the root.
         """
-        return self._call(self._broadcast, x, ("broadcast", root), async_op=async_op)
-
-    def _broadcast(self, arrays: Any, x: Any, out: Any, scale: Any, name: str, root: int) -> CollectiveOp[Any]:
         root = self._check_root(root)
+        arrays = self._arrays(x)
+        source = arrays.read(x)
+        if self.rank != root:
+            arrays.check_writable(source, "x")
+        plan = self._plan(self._plan_broadcast, (arrays.where, "broadcast", root, source.dtype, source.shape))
+        return arrays.start(plan, source, source, x, async_op)
+
+    def _plan_broadcast(self, where: str, name: str, root: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Plan:
         is_root = self.rank == root
-        array = arrays.read(x, written=not is_root)
-        dtype, shape = array.dtype, array.shape
 
-        def body(transport: Any, moved: Any, signatures: Signatures | None) -> Steps[Any]:
-            yield from arrays.complete(transport.broadcast(as_bytes(moved), root))
-            if moved is not array and not is_root:
-                arrays.copy(array, moved)
-            return x
+        def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
+            yield from call.arrays.complete(transport.broadcast(as_bytes(sent), root))
+            if sent is not call.source and not is_root:
+                call.arrays.copy(call.source, sent)
+            return call.out
 
-        def plan(signatures: Signatures) -> CallPlan:
+        def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
             if is_root:
-                return CallPlan(dtype, [], unchanged)
-            return CallPlan(dtype, [Piece(root, shape)], filled, brings=False, writes=True)
+                return Layout(dtype, [], unchanged)
+            return Layout(dtype, [Piece(root, shape)], filled)
 
-        planned = plan if array is x else None
-        return arrays.call(name, array, body, f"root {root}", shape=shape, shown=is_root, plan=planned)
+        return Plan(name, f"root {root}", dtype, shape, agreed=shape, shown=is_root, body=body, layout=layout)
 
     def gather(self, x: Any, root: int = 0, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on the root alone.
@@ -68,8 +72,7 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit.
         """
-        out = out if self.rank == root else None
-        return self._call(self._gather, x, ("gather", root, lengths), out, None, async_op)
+        return self._gather("gather", x, self._check_root(root), lengths, out, async_op)
 
     def all_gather(self, x: Any, *, lengths: Lengths = None, out: Any = None, async_op: bool = False) -> Any:
         """All ranks' x joined along axis 0 in rank order, on every rank.
@@ -78,45 +81,70 @@ class DataMovement(CommunicatorBase):
         Returns: (n_0 + n_1 + ..., ...)
         Raises: ArgumentError if lengths or out do not fit.
         """
-        return self._call(self._gather, x, ("all_gather", None, lengths), out, None, async_op)
+        return self._gather("all_gather", x, None, lengths, out, async_op)
 
-    def _gather(
-        self, arrays: Any, x: Any, out: Any, scale: Any, name: str, root: int | None, lengths: Lengths
-    ) -> CollectiveOp[Any]:
+    def _gather(self, name: str, x: Any, root: int | None, lengths: Lengths, out: Any, async_op: bool) -> Any:
         """root: None if every rank gets the result."""
-        root = None if name == "all_gather" else self._check_root(root)
+        arrays = self._arrays(x)
         part = rows(arrays.read(x))
-        known = joined_rows(len(part), lengths, self.rank, self.size)
+        if lengths is not None and not isinstance(lengths, str):
+            lengths = tuple(check_lengths(lengths, self.size))
+        plan = self._plan(self._plan_gather, (arrays.where, name, root, lengths, part.dtype, part.shape))
+        if root is not None and self.rank != root:
+            return arrays.start(plan, part, None, None, async_op)
+        target = None if out is None else arrays.read(out, "out")
+        early = None if plan.result is None else arrays.early(plan.result, part.dtype, part, target)
+        return arrays.start(plan, part, target, out, async_op, early=early)
+
+    def _plan_gather(
+        self,
+        where: str,
+        name: str,
+        root: int | None,
+        lengths: Lengths,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+    ) -> Plan:
+        known = joined_rows(shape[0], lengths, self.rank, self.size)
         receives = root is None or self.rank == root
-        target = None if out is None or not receives else arrays.read(out, "out")
-        more = (("" if root is None else f"root {root}") + in_words(lengths, known)).strip()
-        dtype, row = part.dtype, part.shape[1:]
+        row = shape[1:]
 
-        # Made here where its shape is known: another thread has no part in the order of the caller's CUDA stream.
-        early = arrays.result((sum(known), *row), dtype, part, target) if receives and known is not None else None
-
-        def body(transport: Any, sent: Any, signatures: Signatures | None) -> Steps[Any]:
-            counts = yield from header.exchange_lengths(self.transport, part, known, signatures)
-            whole = early
+        def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
+            counts = yield from header.exchange_lengths(self.transport, sent, known, call.signatures)
+            whole = call.early
             if receives and whole is None:
-                whole = arrays.result((sum(counts), *row), dtype, part, target)
+                whole = call.arrays.result((sum(counts), *row), dtype, call.source, call.target)
             nbytes = [n * row_bytes(sent) for n in counts]
             buffer = None if whole is None else as_bytes(whole)
             if root is None:
                 operation = transport.all_gather(as_bytes(sent), buffer, nbytes)
             else:
                 operation = transport.gather(as_bytes(sent), buffer, nbytes, root)
-            yield from arrays.complete(operation)
-            return None if whole is None else arrays.deliver(whole, target, out)
+            yield from call.arrays.complete(operation)
+            return None if whole is None else call.arrays.deliver(whole, call.target, call.out)
 
-        def plan(signatures: Signatures) -> CallPlan:
+        def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout | None:
+            counts = [signature[ROWS] for signature in signatures]
+            if known is not None and counts != known:
+                return None
             if not receives:
-                return CallPlan(dtype, [], nothing)
-            pieces = [Piece(rank, (each[ROWS], *row)) for rank, each in enumerate(signatures)]
-            return CallPlan(dtype, pieces, joined(dtype))
+                return Layout(dtype, [], nothing)
+            pieces = [Piece(rank, (count, *row)) for rank, count in enumerate(counts)]
+            return Layout(dtype, pieces, joined(dtype), result=(sum(counts), *row))
 
-        planned = plan if part is x else None
-        return arrays.call(name, part, body, more, shape=row, rows=len(part), plan=planned)
+        more = ("" if root is None else f"root {root}") + in_words(lengths, known)
+        return Plan(
+            name,
+            more.strip(),
+            dtype,
+            shape,
+            agreed=row,
+            rows=shape[0],
+            body=body,
+            layout=layout,
+            result=(sum(known), *row) if receives and known is not None else None,
+            depth=3,
+        )
 
     def scatter(
         self, x: Any, root: int = 0, *, lengths: Sequence[int] | None = None, out: Any = None, async_op: bool = False
@@ -129,41 +157,62 @@ class DataMovement(CommunicatorBase):
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
         # Off the root, out alone tells that the root's x is on a GPU.
-        like = x if is_device_array(x) else out
-        x, lengths = (x, lengths) if self.rank == root else (None, None)
-        return self._call(self._scatter, x, ("scatter", root, lengths), out, None, async_op, like)
-
-    def _scatter(
-        self, arrays: Any, x: Any, out: Any, scale: Any, name: str, root: int, lengths: Sequence[int] | None
-    ) -> CollectiveOp[Any]:
+        arrays = self._arrays(x if is_device_array(x) else out)
         root = self._check_root(root)
-        whole = _splittable(arrays, x, name) if self.rank == root else None
-        # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root sends.
-        message, prefix = header.empty(self.size), None
-        if whole is not None:
-            message = prefix = header.encode(whole, split_rows(len(whole), lengths, self.size))
+        whole = None
+        kind: tuple[Any, ...] = (None, None, None)
+        if self.rank == root:
+            whole = _splittable(arrays, x, "scatter")
+            parts = split_rows(len(whole), lengths, self.size)
+            kind = (tuple(parts), whole.dtype, whole.shape)
+        plan = self._plan(self._plan_scatter, (arrays.where, "scatter", root, *kind))
         target = None if out is None else arrays.read(out, "out")
-        checksum = 0 if prefix is None else zlib.crc32(prefix.tobytes())
+        return arrays.start(plan, whole, target, out, async_op)
 
-        def body(transport: Any, sent: Any, signatures: Signatures | None) -> Steps[Any]:
+    def _plan_scatter(
+        self,
+        where: str,
+        name: str,
+        root: int,
+        parts: Sequence[int] | None,
+        dtype: np.dtype[Any] | None,
+        shape: tuple[int, ...] | None,
+    ) -> Plan:
+        """parts, dtype, shape: on the root alone."""
+        # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root sends.
+        prefix = None
+        checksum = 0
+        if parts is not None and shape is not None:
+            prefix = header.encode(dtype, shape, parts)
+            checksum = zlib.crc32(prefix.tobytes())
+
+        def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
+            message = header.empty(self.size) if prefix is None else prefix
             yield self.transport.root_prefix(message, root)
             dtype, row, parts = header.decode(message)
-            buffer = arrays.result((parts[self.rank], *row), dtype, whole, target)
+            buffer = call.arrays.result((parts[self.rank], *row), dtype, call.source, call.target)
             data = None if sent is None else as_bytes(sent)
             nbytes = [n * row_bytes(buffer) for n in parts]
-            yield from arrays.complete(transport.scatter(data, as_bytes(buffer), nbytes, root))
-            return arrays.deliver(buffer, target, out)
+            yield from call.arrays.complete(transport.scatter(data, as_bytes(buffer), nbytes, root))
+            return call.arrays.deliver(buffer, call.target, call.out)
 
-        is_array = whole is None or whole is x
-
-        def plan(signatures: Signatures) -> CallPlan:
+        def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
+            message = prefix_of(root)
             dtype, row, parts = header.decode(message)
             first = sum(parts[: self.rank])
             mine = Piece(root, (sum(parts), *row), first, first + parts[self.rank], len(message))
-            return CallPlan(dtype, [mine], joined(dtype), prefix=prefix)
+            return Layout(dtype, [mine], joined(dtype), result=(parts[self.rank], *row))
 
-        planned = plan if is_array else None
-        return arrays.call(name, whole, body, f"root {root}", rows=checksum, prefix=prefix, plan=planned)
+        return Plan(
+            name,
+            f"root {root}",
+            dtype,
+            shape,
+            rows=checksum,
+            prefix=prefix,
+            body=body,
+            layout=layout,
+        )
 
     def all_to_all(
         self,
@@ -186,49 +235,75 @@ class DataMovement(CommunicatorBase):
         Raises: ArgumentError if x is 0-d, or lengths, out_lengths or out do not fit; MismatchError on every rank if
         dtypes or row shapes differ and lengths are exchanged.
         """
-        return self._call(self._all_to_all, x, ("all_to_all", lengths, out_lengths), out, None, async_op)
-
-    def _all_to_all(
-        self, arrays: Any, x: Any, out: Any, scale: Any, name: str, lengths: Any, out_lengths: Sequence[int] | None
-    ) -> CollectiveOp[Any]:
-        whole = _splittable(arrays, x, name)
-        sends, known = exchanged_rows(len(whole), lengths, self.rank, self.size)
+        arrays = self._arrays(x)
+        source = _splittable(arrays, x, "all_to_all")
+        if lengths is not None and not isinstance(lengths, str):
+            lengths = as_tuples(lengths, self.size)
+        if out_lengths is not None:
+            out_lengths = tuple(check_lengths(out_lengths, self.size, "out_lengths"))
+        kind = arrays.where, "all_to_all", lengths, out_lengths, source.dtype, source.shape
+        plan = self._plan(self._plan_all_to_all, kind)
         target = None if out is None else arrays.read(out, "out")
-        more = "" if known is None else in_words(lengths, known).strip()
-        dtype, row = whole.dtype, whole.shape[1:]
-        prefix = as_bytes(np.array(sends, np.int64))
-        table: list[list[int]] = [] if known is None else known  # [source][destination]
+        return arrays.start(plan, source, target, out, async_op)
 
-        def body(transport: Any, sent: Any, signatures: Signatures | None) -> Steps[Any]:
-            if not table and signatures is None:
-                table[:] = yield from header.exchange_rows(self.transport, whole, sends)
-            elif not table:
-                received = np.empty((self.size, self.size), np.int64)
-                yield self.transport.all_prefixes(prefix, received.view(np.uint8))
-                table[:] = received.tolist()
-            elif signatures is not None:
-                check_sends(table, signatures)
-            received_lengths = [sends[self.rank] for sends in table]
-            buffer = arrays.result((sum(received_lengths), *row), dtype, whole, target)
+    def _plan_all_to_all(
+        self,
+        where: str,
+        name: str,
+        lengths: Any,
+        out_lengths: tuple[int, ...] | None,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+    ) -> Plan:
+        sends, known = exchanged_rows(shape[0], lengths, self.rank, self.size)
+        prefix = as_bytes(np.array(sends, np.int64))
+        row = shape[1:]
+
+        def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
+            table = known  # [source][destination]
+            if table is None and call.signatures is None:
+                table = yield from header.exchange_rows(self.transport, sent, sends)
+            elif table is None:
+                exchanged = np.empty((self.size, self.size), np.int64)
+                yield self.transport.all_prefixes(prefix, exchanged.view(np.uint8))
+                table = exchanged.tolist()
+            if known is not None and call.signatures is not None:
+                check_sends(table, call.signatures)
+            received = [sends[self.rank] for sends in table]
+            buffer = call.arrays.result((sum(received), *row), dtype, call.source, call.target)
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
-            yield from arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes))
-            if out_lengths is not None and list(out_lengths) != received_lengths:
+            yield from call.arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes))
+            if out_lengths is not None and list(out_lengths) != received:
                 # Only now: the other ranks wait for this one's rows.
                 raise ArgumentError(
-                    f"rank {self.rank}: {name} expected rows {out_lengths} from the ranks, and got {received_lengths}"
+                    f"rank {self.rank}: {name} expected rows {list(out_lengths)} from the ranks, and got {received}"
                 )
-            return arrays.deliver(buffer, target, out)
+            return call.arrays.deliver(buffer, call.target, call.out)
 
-        def plan(signatures: Signatures) -> CallPlan:
+        def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout | None:
             # An inline buffer holds the rows that its rank sends to each, then x.
+            table = [prefix_of(rank).view(np.int64).tolist() for rank in range(self.size)]
+            received = [sends[self.rank] for sends in table]
+            if (known is not None and table != known) or (out_lengths is not None and received != list(out_lengths)):
+                return None
             pieces = []
             for rank, sends in enumerate(table):
                 first = sum(sends[: self.rank])
                 pieces.append(Piece(rank, (sum(sends), *row), first, first + sends[self.rank], len(prefix)))
-            return CallPlan(dtype, pieces, joined(dtype), prefix=prefix)
+            return Layout(dtype, pieces, joined(dtype), result=(sum(received), *row))
 
-        planned = plan if whole is x else None
-        return arrays.call(name, whole, body, more, shape=row, rows=checksum(sends), prefix=prefix, plan=planned)
+        more = "" if known is None else in_words(lengths, known).strip()
+        return Plan(
+            name,
+            more,
+            dtype,
+            shape,
+            agreed=row,
+            rows=checksum(sends),
+            prefix=prefix,
+            body=body,
+            layout=layout,
+        )
 
 
 def checksum(sends: Sequence[int]) -> int:
@@ -240,7 +315,7 @@ def check_sends(table: Sequence[Sequence[int]], signatures: Signatures) -> None:
     """Compares a given table of rows with what the ranks show of their own. Raises: MismatchError if they differ."""
     wrong = [rank for rank, sends in enumerate(table) if signatures[rank][ROWS] != checksum(sends)]
     if wrong:
-        raise MismatchError(f"lengths say that rows are sent as in {table}; not so by {name_ranks(wrong)}")
+        raise MismatchError(f"lengths say that all send rows as in {table}, which is not so for {name_ranks(wrong)}")
 
 
 def _splittable(arrays: Any, x: Any, name: str) -> Any:

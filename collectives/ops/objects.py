@@ -8,6 +8,7 @@ What cannot be pickled travels as the reason, so that the ranks that wait for it
 
 from __future__ import annotations
 
+import contextvars
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from collectives.arrays import as_bytes
 from collectives.engine.array_header import exchange_numbers
-from collectives.engine.call import CollectiveOp
+from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase
 from collectives.errors import ArgumentError
 from collectives.reduction import Array
@@ -39,14 +40,14 @@ class Objects(CommunicatorBase):
         mine, refused = _pickled(o if self.rank == root else None)
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self.verify(call, self.signature(call))
+            yield from self.verify(call)
             length = np.array([len(mine)], np.int64)
             yield self.transport.broadcast(as_bytes(length), root)
             whole = mine if self.rank == root else np.empty(int(length[0]), np.uint8)
             yield self.transport.broadcast(whole, root)
             return o if self.rank == root and not refused else self._unpickled(whole, root)
 
-        return self._run(self._collective("broadcast_object", None, steps, f"root {root}"), async_op)
+        return self._run(self._described(Plan("broadcast_object", f"root {root}"), steps), async_op)
 
     def gather_object(self, o: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """All ranks' objects in rank order, on the root alone.
@@ -72,7 +73,7 @@ class Objects(CommunicatorBase):
         receives = root is None or self.rank == root
 
         def steps(call: CollectiveOp[list[Any] | None]) -> Steps[list[Any] | None]:
-            yield from self.verify(call, self.signature(call))
+            yield from self.verify(call)
             counts = [count for (count,) in (yield from exchange_numbers(self.transport, [len(mine)]))]
             whole = np.empty(sum(counts), np.uint8)
             if root is None:
@@ -86,7 +87,7 @@ class Objects(CommunicatorBase):
             parts = np.split(whole, np.cumsum(counts)[:-1])
             return [self._unpickled(part, rank) for rank, part in enumerate(parts)]
 
-        return self._run(self._collective(name, None, steps, "" if root is None else f"root {root}"), async_op)
+        return self._run(self._described(Plan(name, "" if root is None else f"root {root}"), steps), async_op)
 
     def scatter_object(self, objects: Sequence[Any] | None, root: int = 0, *, async_op: bool = False) -> Any:
         """Object r of the root's list, on rank r.
@@ -106,7 +107,7 @@ class Objects(CommunicatorBase):
             each = refused[:1] * self.size or [part for part, _ in found]
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            yield from self.verify(call, self.signature(call))
+            yield from self.verify(call)
             lengths = np.array([len(part) for part in each], np.int64)
             yield self.transport.broadcast(as_bytes(lengths), root)
             mine = np.empty(lengths[self.rank], np.uint8)
@@ -114,11 +115,11 @@ class Objects(CommunicatorBase):
             yield self.transport.scatter(whole, mine, lengths.tolist(), root)
             return self._unpickled(mine, root)
 
-        return self._run(self._collective("scatter_object", None, steps, f"root {root}"), async_op)
+        return self._run(self._described(Plan("scatter_object", f"root {root}"), steps), async_op)
 
     def _unpickled(self, part: Array, source: int) -> Any:
         try:
-            o = pickle.loads(part.data)
+            o = contextvars.copy_context().run(pickle.loads, part.data)  # which may import modules, and set variables
         except Exception as error:  # whatever an object's own code raises
             raise ArgumentError(
                 f"rank {self.rank}: the object of rank {source} cannot be unpickled here: "

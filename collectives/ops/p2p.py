@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 from collectives.arrays import as_array, as_bytes, contiguous, is_device_array
 from collectives.engine import array_header as header
 from collectives.engine.array_header import EagerMessage, decode_eager
-from collectives.engine.call import CollectiveOp, Work
-from collectives.engine.communicator_base import CommunicatorBase, HostArrays, whole
-from collectives.engine.queue import CommunicatorRegistry
-from collectives.transport import EAGER_TAG, RENDEZVOUS_TAG, ExitNotice, Steps, Transport, left_before
+from collectives.engine.call import CollectiveOp, Plan
+from collectives.engine.communicator_base import CommunicatorBase, whole
+from collectives.engine.registry import CommunicatorRegistry
+from collectives.reduction import Array
+from collectives.transport import EAGER_TAG, RENDEZVOUS_TAG, ExitNotice, Steps, Test, Transport, left_before
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +60,11 @@ class P2PQueue:
         while receive.message is None and (arrived := self._transport.arrived()) is not None:
             self.deliver(decode_eager(*arrived))
         return receive.message is not None
+
+    def all_matched(self, receives: Mapping[int, Receive], missing: list[int]) -> bool:
+        """True if each of these, by rank, has got its message. missing: becomes the ranks of the others"""
+        missing[:] = [rank for rank, receive in receives.items() if not self.matched(receive)]
+        return not missing
 
     def deliver(self, message: EagerMessage) -> None:
         """Takes in an eager message that has arrived."""
@@ -105,7 +111,7 @@ class P2PQueue:
 
 T = TypeVar("T")
 
-_LARGEST_TAG = 2**31 - 1  # as in mpi4py and torch.distributed
+LARGEST_TAG = 2**31 - 1  # as in mpi4py and torch.distributed
 
 
 class PointToPoint(CommunicatorBase):
@@ -138,21 +144,20 @@ class PointToPoint(CommunicatorBase):
                 copy = moved.copy()
                 self._p2p.deliver(header.EagerMessage(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
                 return
-            message, rendezvous_tag = header.encode_eager(
-                moved, tag, RENDEZVOUS_TAG + next(self._rendezvous_tags) % RENDEZVOUS_TAG
-            )
-            first = self.transport.send(message, dst, EAGER_TAG)
+            rendezvous_tag = RENDEZVOUS_TAG + next(self._rendezvous_tags) % RENDEZVOUS_TAG
+            message, rendezvous_tag = header.encode_eager(moved, tag, rendezvous_tag)
+            first = self._send_message(message, dst)
             second = self.transport.send(as_bytes(moved), dst, rendezvous_tag) if rendezvous_tag else None
-            self._p2p.sent[dst] += 1
             yield first
             if second is not None:
                 yield second
                 self._p2p.fetched[dst] += 1
 
-        call: CollectiveOp[None] = CollectiveOp("send", source, f"to {dst} tag {tag}", self.timeout)
-        call.steps = steps(call)
-        call.peers, call.gone = (dst,), partial(self._p2p.never_received, dst)
-        return self._post(call, async_op)
+        plan = Plan("send", f"to {dst} tag {tag}", source.dtype, source.shape)
+        call = self._described(plan, steps)
+        call.peers = (dst,)
+        call.gone = partial(self._p2p.never_received, dst)
+        return self._run(call, async_op, ordered=False)
 
     def recv(self, src: int | None, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
         """What rank src sends to this one; None: what any rank sends, together with that rank's number.
@@ -166,7 +171,7 @@ class PointToPoint(CommunicatorBase):
             src = whole(src, 0, self.size - 1, "src should be None, for any, or a rank")
         tag = _check_tag(tag)
         device = self._device(out) if is_device_array(out) else None
-        arrays, host_out = HostArrays(self), None if device else out
+        arrays, host_out = self._host, None if device else out
         target = None if host_out is None else arrays.read(host_out, "out")
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
@@ -183,20 +188,23 @@ class PointToPoint(CommunicatorBase):
             return result if src is not None else (result, message.src)
 
         what = f"from {'any rank' if src is None else src} tag {tag}"
-        call: CollectiveOp[Any] = CollectiveOp("recv", target, what, self.timeout)
-        call.steps = steps(call)
-        call.peers, call.gone = self._others if src is None else (src,), partial(self._p2p.never_sent, src)
-        result = self._post(call, async_op)
+        plan = Plan("recv", what) if target is None else Plan("recv", what, target.dtype, target.shape)
+        call = self._described(plan, steps)
+        call.peers = self._others if src is None else (src,)
+        call.gone = partial(self._p2p.never_sent, src)
+        result = self._run(call, async_op, ordered=False)
         if device is None:
             return result
         return device.receive_work(call, out) if async_op else device.to_device(result, out)
 
-    def _post(self, call: CollectiveOp[T], async_op: bool) -> T | Work[T]:
-        if not async_op:
-            return self.queue.run(call, ordered=False)
-        self.queue.submit(call, ordered=False)
-        return Work(call)
+    def _send_eager(self, array: Array, dst: int, tag: int) -> Test:
+        """Sends a small array of ours."""
+        return self._send_message(header.encode_eager(array, tag, 0)[0], dst)
+
+    def _send_message(self, message: Array, dst: int) -> Test:
+        self._p2p.sent[dst] += 1
+        return self.transport.send(message, dst, EAGER_TAG)
 
 
 def _check_tag(tag: Any) -> int:
-    return whole(tag, 0, _LARGEST_TAG, "tag should be a number")
+    return whole(tag, 0, LARGEST_TAG, "tag should be a number")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from collectives.arrays import as_array, check_out, contiguous, flat, is_device_array, is_plain, writable
-from collectives.backends.shm.call_cache import CallPlan, Piece, nothing, reduced
-from collectives.engine.call import CollectiveOp
+from collectives.arrays import check_lengths
+from collectives.backends.shm.inline import Layout, Piece, PrefixOf, nothing, reduced
+from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase, Scale
-from collectives.errors import ArgumentError, CollectivesError, MismatchError
-from collectives.native import astype, copy
-from collectives.reduction import HALVES, Array, ReduceOp, Reduction, check_scale, describe, finish, wire_op
-from collectives.transport import Finish, Signatures, Steps
+from collectives.reduction import HALVES, ReduceOp, check_scale, describe
+from collectives.transport import Signatures, Steps
 
 
 class Reductions(CommunicatorBase):
@@ -34,7 +32,7 @@ class Reductions(CommunicatorBase):
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
         Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
         """
-        return self._call(self._reduce, x, ("all_reduce", op), out, scale, async_op)
+        return self._reduce("all_reduce", x, op, 0, None, scale, out, async_op)
 
     def reduce(
         self,
@@ -53,7 +51,7 @@ class Reductions(CommunicatorBase):
         Raises: as `all_reduce`; ArgumentError if there is no such root.
         """
         out = out if self.rank == root else None
-        return self._call(self._reduce, x, ("reduce", op, root), out, scale, async_op)
+        return self._reduce("reduce", x, op, self._check_root(root), None, scale, out, async_op)
 
     def reduce_scatter(
         self,
@@ -74,124 +72,68 @@ class Reductions(CommunicatorBase):
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
         """
-        return self._call(self._reduce, x, ("reduce_scatter", op, 0, lengths), out, scale, async_op)
+        return self._reduce("reduce_scatter", x, op, 0, lengths, scale, out, async_op)
 
     def _reduce(
         self,
-        arrays: Any,
+        name: str,
         x: Any,
-        out: Any,
+        op: ReduceOp | str,
+        root: int,
+        lengths: Sequence[int] | None,
         scale: Scale,
+        out: Any,
+        async_op: bool,
+    ) -> Any:
+        arrays = self._arrays(x)
+        source = arrays.read(x)
+        if lengths is not None:
+            lengths = tuple(check_lengths(lengths, self.size))
+        kind = arrays.where, name, op, root, lengths, source.dtype, source.shape
+        plan = self._plan(self._plan_reduction, kind)
+        if scale is not None:
+            number = check_scale(source.dtype, scale)
+            scale = scale if callable(scale) else number
+        target = arrays.reduction_target(plan, source, out, out is x)
+        return arrays.start(plan, source, target, out, async_op, scale)
+
+    def _plan_reduction(
+        self,
+        where: str,
         name: str,
         op: ReduceOp | str,
-        root: int = 0,
-        lengths: Sequence[int] | None = None,
-    ) -> CollectiveOp[Any]:
-        root = self._check_root(root)
-        if is_device_array(x):
-            return self._device(x).reduce(arrays, name, x, op, scale, out, root, lengths)
-        source = as_array(x)
-        reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
-        in_place, shape, dtype = name == "all_reduce", source.shape, source.dtype
-        if dtype in HALVES and self.transport.combines_halves:
+        root: int,
+        lengths: Sequence[int] | None,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+    ) -> Plan:
+        op = ReduceOp.parse(op)
+        reduction = describe(name, op, root, lengths, dtype, shape, self.rank, self.size)
+        if not where and self.transport.combines_halves and dtype in HALVES:
             reduction = reduction._replace(wire=dtype)
-        target = None
-        if out is not None and reduction.shape is not None:
-            same = out is x and reduction.shape == source.shape
-            target = writable(source, "out") if same else check_out(out, reduction.shape, source.dtype)
 
-        def steps(call: CollectiveOp[Any]) -> Steps[Any]:
-            sent, total = _buffers(source, target, reduction, in_place)
-            payload = flat(sent)
-            received = None if total is None else payload if total is sent else flat(total)
-            failure = _ask(scale, call) if callable(scale) else None
-            signature = self.signature(call, source.shape)
-            try:
-                yield from self.verify(call, signature, payload, received if in_place else None)
-            except MismatchError as mismatch:
-                raise mismatch from failure
-            if failure is not None:
-                raise failure
-            apply = _finisher(reduction.op, self.size, call.scale)
-            yield reduction.start(self.transport, wire_op(reduction.op), payload, received, apply)
-            if total is None:
-                return None
-            total = _deliver(total, target, source.dtype)
-            return total if out is None else out
+        def body(call: CollectiveOp[Any], transport: Any, sent: Any, total: Any) -> Steps[Any]:
+            return call.arrays.reduce(call, reduction, transport, sent, total)
 
-        def plan(signatures: Signatures) -> CallPlan:  # a finished Work holds it, so it must not hold `source`
+        def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
             if reduction.shape is None:
-                return CallPlan(reduction.wire, [], nothing)
+                return Layout(reduction.wire, [], nothing)
             first = last = None
             if reduction.parts:
                 first = sum(reduction.parts[: self.rank])
                 last = first + reduction.parts[self.rank]
             pieces = [Piece(rank, shape, first, last) for rank in range(self.size)]
-            combine = reduced(reduction.op, reduction.wire, dtype, self.size)
-            return CallPlan(reduction.wire, pieces, combine)
+            return Layout(reduction.wire, pieces, reduced(op, reduction.wire, dtype, self.size))
 
-        call = self._collective(name, source, steps, reduction.text, plan if source is x else None)
-        call.scale = reduction.scale
-        if callable(scale):
-            call.small = False  # its first step asks that function, which may take its time
-        return call
-
-
-def _to_wire(source: Array, wire: np.dtype[Any]) -> Array:
-    if wire == source.dtype:
-        return contiguous(source)
-    if source.dtype.kind == "b":
-        return contiguous(source).view(wire)
-    return astype(source, wire, "C")
-
-
-def _finisher(op: ReduceOp, size: int, scale: float | None) -> Finish | None:
-    """What makes of any part of the total the same part of the answer; None if the total is the answer."""
-    if (op is not ReduceOp.MEAN or size == 1) and (scale is None or scale == 1.0):
-        return None
-    return lambda total: finish(total, op, size, scale)
-
-
-def _ask(scale: Callable[[], float], call: CollectiveOp[Any]) -> Exception | None:
-    """Calls the function given as scale, and sets the call's scale to its result.
-
-    Returns: the exception that it raised, if any. The text of the call says so, too, so that it differs from the call
-    of a rank where the function did not fail.
-    """
-    try:
-        call.scale = check_scale(np.dtype(np.float64), scale())
-        if call.scale is None:
-            raise ArgumentError("it returned no number")
-    except Exception as error:
-        call.more = f"{call.more} with a scale that failed"
-        if not isinstance(error, ArgumentError):
-            return error
-        # Where ranks are not compared the others reduce by now: no ArgumentError, after which this one could go on.
-        failure = CollectivesError(f"the function given as scale failed: {error}")
-        failure.__cause__ = error
-        return failure
-    return None
-
-
-def _deliver(total: Array, target: Array | None, dtype: np.dtype[Any]) -> Array:
-    if target is total:
-        return total
-    if target is None:
-        return total if total.dtype == dtype else astype(total, dtype)
-    copy(target, total)  # back from the wire's dtype
-    return target
-
-
-def _buffers(source: Array, target: Array | None, reduction: Reduction, in_place: bool) -> tuple[Array, Array | None]:
-    """What a reduction sends, and where its total arrives: the same array for in place; None if it does not."""
-    if in_place and target is source and reduction.wire == source.dtype and is_plain(source):
-        return source, source
-    sent = _to_wire(source, reduction.wire)
-    if in_place and sent.size and not np.may_share_memory(sent, source):  # without an item x may look like a copy
-        return sent, sent  # a private copy can take the result as well
-    if reduction.shape is None:
-        return sent, None
-    fits = target is not None and target.dtype == reduction.wire and is_plain(target)
-    if fits and not np.may_share_memory(sent, target):
-        return sent, target
-    return sent, np.empty(reduction.shape, reduction.wire)
+        return Plan(
+            name,
+            reduction.text,
+            dtype,
+            shape,
+            agreed=shape,
+            reduction=reduction,
+            body=body,
+            layout=layout,
+            result=reduction.shape,
+            depth=3,
+        )

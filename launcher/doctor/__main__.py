@@ -63,7 +63,8 @@ def run(argv: Sequence[str]) -> int:
 def calls(pids: Sequence[int], last: int) -> int:
     """Prints the `last` calls of each process, read from outside; returns 1 if one could not be read, else 0."""
     from collectives.errors import RecordError
-    from collectives.flight.reader import read, table
+    from collectives.flight.reader import read
+    from collectives.flight.words import table
 
     records, errors = [], []
     for pid in dict.fromkeys(pids):

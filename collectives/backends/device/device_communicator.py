@@ -24,8 +24,9 @@ until `done` has passed; and what it makes for itself lies in its own arena and 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,14 +37,14 @@ from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import DeviceTransport
 from collectives.backends.device.negotiation import negotiate
 from collectives.backends.nccl.watchdog import Watchdog
-from collectives.engine.call import CollectiveOp, Work
-from collectives.engine.communicator_base import Body, CommunicatorBase, Scale
-from collectives.engine.queue import PAUSE
+from collectives.engine.call import CollectiveOp, Plan, Work
+from collectives.engine.communicator_base import CommunicatorBase, Scale
+from collectives.engine.waiting import PAUSE
 from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, how_to_install
 from collectives.flight.recorder import FAILED
-from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, describe, finish, wire_op
+from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, finish, wire_op
 from collectives.time_limit import TimeLimit
-from collectives.transport import Signatures, Steps, Transport
+from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ class DeviceCommunicator:
         if self._device_transport is None:
             return
         self.watchdog.check()
-        call: CollectiveOp[None] = CollectiveOp(name, None, "on GPU", self._comm.timeout)
+        call: CollectiveOp[None] = CollectiveOp(Plan(name, "on GPU"), self._comm.timeout)
         self._comm.queue.note(call)
         # Recorded outside of any capture, so that the watchdog may query it.
         event = self._cuda.mark(self._cuda.current_stream())
@@ -165,87 +166,6 @@ class DeviceCommunicator:
     def arrays(self) -> DeviceArrays:
         """What reads and makes the arrays of one call. Raises: what has gone wrong on the device."""
         return DeviceArrays(self._comm, self, self._cuda)
-
-    # Reductions ------------------------------------------------------------------------------------------------------
-
-    def reduce(
-        self,
-        arrays: DeviceArrays,
-        name: str,
-        x: Any,
-        op: ReduceOp | str,
-        scale: Scale,
-        out: Any,
-        root: int,
-        lengths: Sequence[int] | None,
-    ) -> CollectiveOp[Any]:
-        """all_reduce, reduce or reduce_scatter, by name."""
-        source = arrays.read(x)
-        reduction = describe(name, source, op, scale, root, lengths, self.rank, self.size)
-        result: Any = None
-        if reduction.shape is not None and out is None:
-            result = arrays.new(reduction.shape, source.dtype)
-        elif reduction.shape is not None:
-            in_place = out is x and name != "reduce_scatter"
-            result = source if in_place else check_shape(arrays.read(out, "out"), reduction.shape, source.dtype)
-
-        def body(transport: DeviceTransport, sent: Any, _: Signatures | None) -> Steps[Any]:
-            factor = self._factor(scale, transport)
-            total = None if result is None else self._total(name, source, sent, result, arrays)
-            averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
-            if not transport.reduces(sent.dtype, reduction.op):
-                yield from self._gather_and_reduce(reduction, sent, total, transport, arrays)
-            else:
-                between = reduction.op if averages else wire_op(reduction.op)
-                received = None if total is None else flat(total)
-                yield from reduction.start(transport, between, flat(sent), received)
-            if total is None:
-                return None
-            with self._cuda.on(transport.stream):
-                on_device = isinstance(factor, self._cuda.xp.ndarray)
-                finish(total, ReduceOp.SUM if averages else reduction.op, self.size, None if on_device else factor)
-                if on_device:  # not read by the host, which would wait for it
-                    self._cuda.xp.multiply(total, factor.astype(total.dtype), out=total)
-            if total is not result:
-                arrays.copy(result, total)
-            return result if out is None else out
-
-        call = arrays.call(name, source, body, reduction.text, shape=source.shape, wire=reduction.wire)
-        call.scale = reduction.scale
-        return call
-
-    def _total(self, name: str, source: Any, sent: Any, result: Any, arrays: DeviceArrays) -> Any:
-        """Where the wire's result arrives: in the answer itself if it can be there at once."""
-        if name == "all_reduce" and (result is source or sent is not source):
-            return sent  # in place, or in a private copy, which can take the result as well
-        if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
-            return result
-        return arrays.scratch(result.shape, sent.dtype)
-
-    def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
-        """The scale, evaluated when the sum is about to be launched: what it depends on is on its stream by then."""
-        if not callable(scale):
-            return scale
-        with self._cuda.on(transport.stream):
-            factor = scale()
-        if isinstance(factor, self._cuda.xp.ndarray) and factor.ndim:
-            raise ArgumentError(f"scale should be a number or a 0-d array, its shape is {factor.shape}")
-        return factor
-
-    def _gather_and_reduce(
-        self, reduction: Reduction, sent: Any, total: Any, transport: DeviceTransport, arrays: DeviceArrays
-    ) -> Steps[None]:
-        """The reduction of the ranks' arrays in rank order, by this rank: they are all gathered first."""
-        everyones = arrays.scratch((self.size, *sent.shape), sent.dtype)
-        yield from transport.all_gather(as_bytes(sent), as_bytes(everyones), [sent.nbytes] * self.size)
-        if total is None:
-            return
-        first = sum(reduction.parts[: self.rank])
-        with self._cuda.on(transport.stream):
-            wanted = everyones[:, first : first + reduction.parts[self.rank]] if reduction.parts else everyones
-            self._cuda.xp.copyto(total, wanted[0])
-            for other in wanted[1:]:
-                getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)(total, other, out=total)
 
     # Point to point --------------------------------------------------------------------------------------------------
 
@@ -299,6 +219,8 @@ class DeviceArrays:
 
     `HostArrays` is the same on the host. Made in the caller's thread, on the caller's current stream.
     """
+
+    where = "on GPU"
 
     def __init__(self, comm: CommunicatorBase, device: DeviceCommunicator, cuda: Cuda) -> None:
         device.watchdog.check()
@@ -369,11 +291,14 @@ class DeviceArrays:
         self._device.watchdog.check()
         self._cuda.current_stream().wait_event(self._done)
 
-    def read(self, x: Any, what: str = "x", written: bool = False) -> Any:
+    def read(self, x: Any, what: str = "x") -> Any:
         """x as a CuPy array that shares its memory, which is kept until the collective is done."""
         array = self._cuda.as_array(x, what)
         self._buffers.append(array)
         return array
+
+    def check_writable(self, array: Any, what: str) -> None:
+        """An array on a GPU can always be written."""
 
     def result(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
         """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
@@ -398,51 +323,124 @@ class DeviceArrays:
             self.copy(check_shape(target, whole.shape, whole.dtype), whole)
         return out
 
-    def call(
+    def early(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
+        """Where a result arrives, made here: another thread has no part in the order of the caller's stream."""
+        return self.result(shape, dtype, source, target)
+
+    def reduction_target(self, plan: Plan, source: Any, out: Any, in_place: bool) -> Any:
+        """Where a reduction's result shall be; None: this rank gets none. Raises: ArgumentError if it does not fit."""
+        if plan.result is None:
+            return None
+        if out is None:
+            return self.new(plan.result, source.dtype)
+        if in_place and plan.result == source.shape:
+            return source
+        return check_shape(self.read(out, "out"), plan.result, source.dtype)
+
+    def start(
         self,
-        name: str,
+        plan: Plan,
         source: Any,
-        body: Body,
-        more: str,
-        *,
-        shape: tuple[int, ...] | None = None,
-        rows: int = 0,
-        wire: Any = None,
-        prefix: Array | None = None,
-        **_: Any,
-    ) -> CollectiveOp[Any]:
-        """A call whose `body` moves what it gets of `source`: see `HostArrays.call`. wire: the dtype in which."""
+        target: Any = None,
+        out: Any = None,
+        async_op: bool = False,
+        scale: Any = None,
+        early: Any = None,
+    ) -> Any:
+        """Carries a call out in the communicator's order, or starts it. early: what `early` has made"""
         self.record_ready()
-        more = f"{more} on GPU".lstrip()
-        call: CollectiveOp[Any] = CollectiveOp(name, source, more, self._comm.timeout)
-
-        def steps() -> Steps[Any]:
-            signature = self._comm.signature(call, shape, rows)
-            signatures = yield from self._comm.verify(call, signature, prefix=prefix)
-            transport = yield from self._device.transport()
-            if self._captured and not transport.capturable:
-                raise ArgumentError(
-                    f"{name}: the host takes part in a collective over {transport.name}, so it cannot be captured into "
-                    "a graph; NCCL's can"
-                )
-            self.begin(transport.stream)
-            try:
-                sent = None if source is None else self.contiguous(source, wire or source.dtype)
-                return (yield from body(transport, sent, signatures))
-            finally:
-                self.end(call, transport)
-
-        call.steps = steps()
-        return call
-
-    def run(self, call: CollectiveOp[Any], async_op: bool) -> Any:
-        """Has the communicator carry a call out in its order, or start it."""
+        call: CollectiveOp[Any] = CollectiveOp(plan, self._comm.timeout, self, source, target, out, scale, early)
+        call.steps = self._steps(call)
         if async_op:
             self._comm.queue.submit(call)
             return DeviceWork(call, self)
         result = self._comm.queue.run(call)
         self.wait()
         return result
+
+    def _steps(self, call: CollectiveOp[Any]) -> Steps[Any]:
+        yield from self._comm.verify(call)
+        transport = yield from self._device.transport()
+        if self._captured and not transport.capturable:
+            raise ArgumentError(
+                f"{call.name}: the host takes part in a collective over {transport.name}, so it cannot be captured "
+                "into a graph; NCCL's can"
+            )
+        self.begin(transport.stream)
+        try:
+            sent = None
+            if call.source is not None:
+                sent = self.contiguous(call.source, call.plan.wire)
+            result = yield from call.plan.body(call, transport, sent, None)
+        except GeneratorExit:  # the process ends in the middle of it, where no event can be watched any more
+            raise
+        except BaseException:
+            self.end(call, transport)
+            raise
+        self.end(call, transport)
+        return result
+
+    # Reductions ------------------------------------------------------------------------------------------------------
+
+    def reduce(
+        self, call: CollectiveOp[Any], reduction: Reduction, transport: DeviceTransport, sent: Any, _: None
+    ) -> Steps[Any]:
+        """The steps of a reduction that launch it, and finish its total on the communication stream."""
+        result = call.target
+        factor = self._factor(call.scale, transport)
+        total = None if result is None else self._total(call, sent, result)
+        averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
+        if not transport.reduces(sent.dtype, reduction.op):
+            yield from self._gather_and_reduce(reduction, sent, total, transport)
+        else:
+            between = reduction.op if averages else wire_op(reduction.op)
+            received = None if total is None else flat(total)
+            yield from reduction.start(transport, between, flat(sent), received)
+        if total is None:
+            return None
+        with self._cuda.on(transport.stream):
+            on_device = isinstance(factor, self._cuda.xp.ndarray)
+            op = ReduceOp.SUM if averages else reduction.op
+            finish(total, op, self._comm.size, None if on_device else factor)
+            if on_device:  # not read by the host, which would wait for it
+                self._cuda.xp.multiply(total, factor.astype(total.dtype), out=total)
+        if total is not result:
+            self.copy(result, total)
+        return result if call.out is None else call.out
+
+    def _total(self, call: CollectiveOp[Any], sent: Any, result: Any) -> Any:
+        """Where the wire's result arrives: in the answer itself if it can be there at once."""
+        if call.name == "all_reduce" and (result is call.source or sent is not call.source):
+            return sent  # in place, or in a private copy, which can take the result as well
+        if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
+            return result
+        return self.scratch(result.shape, sent.dtype)
+
+    def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
+        """The scale, evaluated when the sum is about to be launched: what it depends on is on its stream by then."""
+        if not callable(scale):
+            return scale
+        with self._cuda.on(transport.stream):
+            factor = contextvars.copy_context().run(scale)
+        if isinstance(factor, self._cuda.xp.ndarray) and factor.ndim:
+            raise ArgumentError(f"scale should be a number or a 0-d array, its shape is {factor.shape}")
+        return factor
+
+    def _gather_and_reduce(
+        self, reduction: Reduction, sent: Any, total: Any, transport: DeviceTransport
+    ) -> Steps[None]:
+        """The reduction of the ranks' arrays in rank order, by this rank: they are all gathered first."""
+        comm = self._comm
+        everyones = self.scratch((comm.size, *sent.shape), sent.dtype)
+        yield from transport.all_gather(as_bytes(sent), as_bytes(everyones), [sent.nbytes] * comm.size)
+        if total is None:
+            return
+        first = sum(reduction.parts[: comm.rank])
+        with self._cuda.on(transport.stream):
+            wanted = everyones[:, first : first + reduction.parts[comm.rank]] if reduction.parts else everyones
+            self._cuda.xp.copyto(total, wanted[0])
+            for other in wanted[1:]:
+                getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)(total, other, out=total)
 
 
 def overlap(a: Any, b: Any) -> bool:
@@ -493,7 +491,7 @@ def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunic
         except CollectivesError as error:
             reason = str(error)
     made = DeviceCommunicator(comm, transport, device, reason)
-    call: CollectiveOp[DeviceTransport] = CollectiveOp("init", None, "nccl", comm.timeout)
+    call: CollectiveOp[DeviceTransport] = CollectiveOp(Plan("init", "nccl"), comm.timeout)
     call.steps = made.transport()
     comm.queue.run(call)
     return made

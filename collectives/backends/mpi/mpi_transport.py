@@ -7,7 +7,6 @@ other, everything else by sends and receives between the ranks. Source of the op
 from __future__ import annotations
 
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from collectives.transport import (
     ExitNotice,
     Finish,
     Signature,
+    Steps,
     Test,
     Transport,
     all_of,
@@ -183,74 +183,24 @@ class MPITransport(Transport):
     def barrier(self) -> Test:
         return self._comm.Ibarrier().Test
 
-    def duplicate(self, key: str) -> tuple[MPITransport, Test]:
-        twin = self._another(range(self.size), key)
-        return twin, self._make(self._comm.Dup, twin)
+    def group(self, members: Sequence[int], key: str, number: int) -> Steps[MPITransport]:
+        # MPI has no nonblocking way. All members are here, so it takes microseconds; but one that is stopped in these
+        # must not take the others' time limit away, so a thread of its own waits for it.
+        everyone = self._comm.Get_group()
+        chosen = everyone.Incl(list(members))
+        tag = number % (self._MPI.COMM_WORLD.Get_attr(self._MPI.TAG_UB) + 1)
+        made = run_in_thread(lambda: self._comm.Create_group(chosen, tag), _THREAD)
+        yield made.done
+        everyone.Free()
+        chosen.Free()
+        error = made.exception()
+        if error is not None:
+            raise self._no_room(error)
+        of_world = [self._members[rank] for rank in members]
+        return MPITransport(self._MPI, made.result(), self._membership, of_world, key, self._limit)
 
-    def split(self, members: Sequence[int] | None, key: str) -> tuple[MPITransport | None, Test]:
-        if members is None:
-            return None, self._make(lambda: self._comm.Split(self._MPI.UNDEFINED), None)
-        part = self._another(members, key)
-        return part, self._make(lambda: self._comm.Split(members[0], members.index(self.rank)), part)
-
-    def group(self, members: Sequence[int], key: str, missing: list[int]) -> tuple[MPITransport, Test]:
-        group = self._comm.Get_group().Incl(list(members))
-        # Keeps groups apart that several threads make at once.
-        tag = 1 + zlib.crc32(key.encode()) % (RENDEZVOUS_TAG - 1)
-        part = self._another(members, key)
-
-        def steps() -> Iterator[Test]:
-            # MPI_Create_group cannot end before all members have come, not even when the process exits. The second
-            # round is for a member that gave up after the first: what it sent there still arrives.
-            others = list(missing)
-            for _ in range(2):
-                yield self._presence(others, tag, missing)
-            made = run_in_thread(lambda: self._comm.Create_group(group, tag), _THREAD)
-            yield made.done
-            if made.exception() is not None:
-                raise self._no_room(made.exception())
-            part._comm = made.result()
-
-        return part, _in_turn(steps())
-
-    def _presence(self, others: Sequence[int], tag: int, missing: list[int]) -> Test:
-        """Complete when each of these ranks has sent an empty message under this tag, and received this rank's."""
-        nothing, byte = np.empty(0, np.uint8), self._MPI.BYTE
-        receives = {rank: self._comm.Irecv([nothing, byte], rank, tag) for rank in others}
-        sends = all_of([self._comm.Isend([nothing, byte], rank, tag).Test for rank in others])
-
-        def test() -> bool:
-            for rank in [rank for rank, request in receives.items() if request.Test()]:
-                del receives[rank]
-            missing[:] = receives
-            return not receives and sends()
-
-        return test
-
-    def _make(self, make: Callable[[], Any], part: MPITransport | None) -> Test:
-        """Gives `part` the communicator that `make` returns. Raises: TooManyCommunicators on all ranks, or on none."""
-
-        def steps() -> Iterator[Test]:
-            yield self.barrier()
-            # MPI has no nonblocking split, and an error of its Idup may come to another call. All ranks are here, so
-            # it takes microseconds; but one that is stopped in these must not take the others' time limit away, so a
-            # thread of its own waits for it.
-            made = run_in_thread(make, _THREAD)
-            yield made.done
-            error = made.exception()
-            failed = np.array([error is not None], np.int64)
-            yield self._comm.Iallreduce(self._MPI.IN_PLACE, failed, self._MPI.SUM).Test
-            if failed[0]:
-                if error is None and part is not None:
-                    made.result().Free()
-                raise self._no_room(error)
-            if part is not None:
-                part._comm = made.result()
-
-        return _in_turn(steps())
-
-    def _no_room(self, error: BaseException | None) -> TooManyCommunicators:
-        reason = "on another rank" if error is None else str(error).strip().rpartition("\n")[2]
+    def _no_room(self, error: BaseException) -> TooManyCommunicators:
+        reason = str(error).strip().rpartition("\n")[2]
         return TooManyCommunicators(
             f"rank {self.rank}: MPI cannot make another communicator ({reason}). It has room for some 2,000, and a "
             "duplicate or split takes one or two: close those that are not needed any more (comm.close())"
@@ -265,11 +215,6 @@ class MPITransport(Transport):
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
         return among(self._members, self._membership.exit_notices())
-
-    def _another(self, members: Sequence[int], key: str) -> MPITransport:
-        """The transport of these ranks of this one, whose MPI communicator is still to be made."""
-        of_world = [self._members[rank] for rank in members]
-        return MPITransport(self._MPI, None, self._membership, of_world, key, self._limit)
 
     def _pieces(self, length: int, start: Callable[[int, int], Any]) -> Test:
         """The test of an operation on `length` items, in pieces where MPI counts no further, one after the other."""

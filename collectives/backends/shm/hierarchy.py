@@ -31,6 +31,7 @@ from collectives.transport import (
     Test,
     Transport,
     all_of,
+    make_group,
     offsets,
 )
 
@@ -190,8 +191,7 @@ def share(inner: Transport, like: Transport | None = None) -> Steps[Transport]:
     if inner.local_size == inner.size:
         return intra_node
     first = [nodes.index(node) for node in range(len(set(nodes)))]
-    leaders, ready = inner.split(first if inner.rank in first else None, f"{inner.key}:leaders")
-    yield ready
+    leaders = yield from make_group(inner, first if inner.rank in first else None, f"{inner.key}:leaders", 0)
     return HierarchicalTransport(inner, intra_node, leaders, nodes)
 
 

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from collectives.backends.shm import algorithms as rounds
-from collectives.backends.shm.call_cache import CallCache
+from collectives.backends.shm.inline import InlineCalls
 from collectives.backends.shm.segment import (
     IN_PLACE_BYTES,
     NOWHERE,
     ArrayLocation,
     ControlBlock,
     SharedArrays,
+    pack_header,
     part_of,
     segment_bytes,
     share_segment,
 )
-from collectives.engine.queue import CallQueue, spin
+from collectives.engine.call import Plan
+from collectives.engine.waiting import spin
 from collectives.reduction import COMBINE, Array, ReduceOp
 from collectives.transport import (
     IN,
@@ -85,17 +88,17 @@ class ShmTransport(LayeredTransport):
 
     # Verification ----------------------------------------------------------------------------------------------------
 
-    def call_cache(self, queue: CallQueue) -> CallCache:
-        return CallCache(self, queue)
+    def inline_calls(
+        self, plan: Plan, steps: Callable[..., Steps[Any]], after_exchange: Callable[..., Steps[Any]]
+    ) -> InlineCalls | None:
+        calls = InlineCalls(self, plan, steps, after_exchange)
+        return calls if calls.fit else None
 
     def exchange_signatures(
         self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         control, nbytes, before, come, go = self.control, -1, 0, NOWHERE, NOWHERE
         self._announced = False
-        if control.published:  # a prepared call has begun this one
-            control.published = False
-            return self._met
         inline_buffer = control.inline_buffer()
         if prefix is not None:
             before = len(prefix)
@@ -108,10 +111,11 @@ class ShmTransport(LayeredTransport):
                     go = come if out is payload else self.shared_arrays.find(out)
             if come is NOWHERE and before + nbytes <= len(inline_buffer):
                 inline_buffer[before : before + nbytes] = payload.view(np.uint8)
-        control.publish([header.digest, header.rows, nbytes, before, *come, *go])
-        return self._met
+        control.publish(pack_header(header.digest, header.rows, nbytes, before, *come, *go))
+        return self.met
 
-    def _met(self) -> bool:
+    def met(self) -> bool:
+        """True once all ranks have shown their signatures of this call, which are read then."""
         if not self.control.met():
             return False
         self._headers = self.control.signatures()

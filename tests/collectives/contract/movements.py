@@ -105,7 +105,7 @@ class MovementsContract:
                     comm.all_to_all(np.ones(size + 1), lengths="equal")
             with pytest.raises(collectives.ArgumentError, match="out should be"):
                 comm.all_to_all(np.ones(size), out=np.ones(size + 1))
-            with pytest.raises(collectives.ArgumentError, match="expected rows"):
+            with pytest.raises(collectives.ArgumentError, match="out_lengths should be"):
                 comm.all_to_all(np.ones(size), out_lengths=[1] * (size + 1))
             assert comm.all_reduce(np.ones(1)) == size
 

@@ -71,7 +71,7 @@ class ReductionsContract:
 
     def test_a_scale_that_differs_is_named_on_every_rank(self, run: Run) -> None:
         def call(comm: Communicator, name: str, scale: Any) -> Any:
-            return getattr(comm, name)(np.ones((comm.size, 2)), scale=scale)  # one place, as a cached call has
+            return getattr(comm, name)(np.ones((comm.size, 2)), scale=scale)
 
         def check(comm: Communicator) -> None:
             mine = comm.rank + 1.0

@@ -17,7 +17,7 @@ import collectives
 from collectives import Communicator
 from collectives.backends.single import SingleTransport
 from collectives.engine import queue
-from collectives.engine.call import Work
+from collectives.engine.call import CollectiveOp, Plan, Work
 from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
 
@@ -266,7 +266,7 @@ def test_a_signal_handler_in_the_middle_of_a_call_starts_calls_and_waits_for_non
         signal.signal(signal.SIGUSR1, before)
     refused, work = found
     assert "barrier" in str(refused)
-    assert "is waited for in a done callback, or a signal handler" in str(refused)
+    assert "is waited for in a done callback, a signal handler or a finalizer" in str(refused)
     assert isinstance(work, Work)
     assert work.wait(timeout=20) is None
     assert comm.queue.started == 2
@@ -318,4 +318,43 @@ def test_a_call_is_submitted_at_once_while_another_thread_begins_to_take_steps()
             over.set()
         stepping.result(10)
     assert comm.recv(0) == 1
+    comm.close()
+
+
+def test_callbacks_that_threads_add_at_once_are_all_called() -> None:
+    comm = Communicator(NeverTransport(), timeout=30)
+    interval = sys.getswitchinterval()
+    called: list[int] = []
+    sys.setswitchinterval(1e-6)
+    try:
+        for turn in range(200):
+            call: CollectiveOp[None] = CollectiveOp(Plan("barrier"), 1.0)
+            work = Work(call)
+            start = threading.Barrier(2)
+
+            def add(number: int, work: Work[None] = work, start: threading.Barrier = start) -> None:
+                start.wait(10)
+                work.add_done_callback(lambda _: called.append(number))
+
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(add, (2 * turn, 2 * turn + 1)))
+            call.finish(None, None)
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(called) == list(range(400))
+    comm.close()
+
+
+def test_what_a_callback_says_of_numpys_errors_ends_with_it() -> None:
+    comm = Communicator(SingleTransport("errors"), timeout=30)
+    heard = []
+
+    def callback(_: object) -> None:
+        heard.append(np.seterr(all="raise")["over"])
+
+    for _ in range(2):
+        comm.all_reduce(np.full(2, 3e38, np.float32), scale=2.0, async_op=True).add_done_callback(callback)
+        assert np.isinf(comm.all_reduce(np.full(2, 3e38, np.float32), scale=2.0)).all()
+    assert len(heard) == 2
+    assert "raise" not in heard
     comm.close()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from collectives.backends.single import SingleTransport
-from collectives.engine.call import CollectiveOp
-from collectives.engine.queue import describe_late
+from collectives.engine.call import CollectiveOp, Plan
+from collectives.engine.waiting import describe_late
 
 ORDER = "Every rank must make the same calls in the same order"
 
@@ -44,7 +44,7 @@ def test_who_is_late(missing: list[int], peers: list[int] | None, says: str) -> 
 
 
 def call_of(peers: list[int] | None = None) -> CollectiveOp[Any]:
-    call: CollectiveOp[Any] = CollectiveOp("barrier", None, "", 1.0)
+    call: CollectiveOp[Any] = CollectiveOp(Plan("barrier"), 1.0)
     call.peers = peers
     return call
 

@@ -12,7 +12,7 @@ import pytest
 
 import collectives
 from collectives.errors import ArgumentError
-from collectives.flight import reader as layout
+from collectives.flight import layout
 from collectives.flight.reader import FlightReader, RecordedCall
 from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, process_recorder
 

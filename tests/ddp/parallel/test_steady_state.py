@@ -11,7 +11,7 @@ import pytest
 import collectives
 import ddp
 from collectives import Communicator
-from collectives.flight import reader as layout
+from collectives.flight import layout
 from collectives.flight.recorder import process_recorder
 from ddp import nn
 from ddp.parallel import DataParallel

@@ -1,7 +1,8 @@
-"""Cached calls give what the general path gives, whatever the other ranks do meanwhile."""
+"""Calls whose arrays travel with the headers give what all others give, whatever the other ranks do meanwhile."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -15,11 +16,11 @@ from numpy.testing import assert_array_equal
 import collectives
 import ddp
 from collectives import Communicator, CommunicatorClosed
-from collectives.backends.shm import call_cache
+from collectives.backends.shm.inline import InlineCalls
 from collectives.backends.shm.segment import ControlBlock, inline_bytes
-from collectives.engine.call import MISS
-from collectives.engine.queue import CallQueue
-from collectives.errors import CollectiveInterrupted, CollectivesError, MismatchError
+from collectives.engine.call import CollectiveOp
+from collectives.errors import CollectivesError, MismatchError
+from collectives.flight.recorder import Recorder
 from collectives.time_limit import TimeLimit
 from tests.collectives.backends.shm.ranks import run_sharing
 
@@ -27,65 +28,67 @@ LENGTHS = [1, inline_bytes(2) // 8, inline_bytes(2) // 8 + 1]
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many cached calls were carried out, and how many were left to the general path."""
-    counted: Counter[str] = Counter()
-    cached_run, resume = call_cache._CachedCall.run, CallQueue.resume
+def inline(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
+    """How many calls were carried out from inline buffers, and how many went on as on other transports."""
+    counted: Counter[bool] = Counter()
+    agrees = InlineCalls._agrees
 
-    def run(self: Any, x: Any, out: Any, scale: Any) -> Any:
-        result = cached_run(self, x, out, scale)
-        counted["left" if result is MISS else "taken"] += 1
+    def counting(self: InlineCalls, *args: Any) -> bool:
+        result = agrees(self, *args)
+        counted[result] += 1
         return result
 
-    def resumed(self: CallQueue, *args: Any) -> None:
-        counted.update({"left": 1, "taken": -1})
-        resume(self, *args)
-
-    monkeypatch.setattr(call_cache._CachedCall, "run", run)
-    monkeypatch.setattr(CallQueue, "resume", resumed)
+    monkeypatch.setattr(InlineCalls, "_agrees", counting)
     return counted
 
 
-def all_calls(comm: Communicator, x: Any, root: int) -> list[Any]:
-    """Every collective, each at one place."""
+def all_calls(comm: Communicator, x: Any, root: int, async_op: bool = False) -> list[Any]:
+    """What every collective gives. async_op: all are asked for before any is waited for"""
     mine = x.copy()
+    one_is_large = x if comm.rank == root else x[:1]
     results = [
-        comm.all_reduce(x),
-        comm.all_reduce(x, "mean"),
-        comm.all_reduce(x, scale=0.5 if x.dtype.kind == "f" else None),
-        comm.all_reduce(x, out=np.empty_like(x)),
-        comm.all_reduce(mine, out=mine),
-        comm.reduce(x, "max", root),
-        comm.reduce_scatter(x),
-        comm.broadcast(x.copy(), root),
-        comm.gather(x, root),
-        comm.gather(x[: comm.rank + 1], root),
-        comm.all_gather(x),
-        comm.all_gather(x, lengths="equal"),
-        comm.scatter(x if comm.rank == root else None, root),
-        comm.all_to_all(x),
-        comm.barrier(),
+        comm.all_reduce(x, async_op=async_op),
+        comm.all_reduce(x, "mean", async_op=async_op),
+        comm.all_reduce(x, scale=0.5 if x.dtype.kind == "f" else None, async_op=async_op),
+        comm.all_reduce(x, out=np.empty_like(x), async_op=async_op),
+        comm.all_reduce(mine, out=mine, async_op=async_op),
+        comm.reduce(x, "max", root, async_op=async_op),
+        comm.reduce_scatter(x, async_op=async_op),
+        comm.broadcast(x.copy(), root, async_op=async_op),
+        comm.gather(x, root, async_op=async_op),
+        comm.gather(x[: comm.rank + 1], root, async_op=async_op),
+        comm.gather(one_is_large, root, async_op=async_op),
+        comm.all_gather(x, async_op=async_op),
+        comm.all_gather(x, lengths="equal", async_op=async_op),
+        comm.all_gather(one_is_large, async_op=async_op),
+        comm.scatter(x if comm.rank == root else None, root, async_op=async_op),
+        comm.all_to_all(x, async_op=async_op),
+        comm.all_to_all(one_is_large, async_op=async_op),
+        comm.barrier(async_op=async_op),
     ]
+    if async_op:
+        results = [work.wait() for work in results]
     return [None if result is None else (result.dtype, result.shape, result.tobytes()) for result in results]
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(2, "f4"), (3, "f2"), (2, ">f8"), (5, "i4")])
-def test_the_same_bits_as_the_general_way(taken: Counter[str], size: int, dtype: str) -> None:
+def test_the_same_bits_as_the_general_way(inline: Counter[bool], size: int, dtype: str) -> None:
     def check(comm: Communicator) -> list[Any]:
         results = []
         for length in LENGTHS:
             x = np.random.default_rng([length, comm.rank]).normal(0, 9, length).astype(dtype)
-            first, *later = [all_calls(comm, x, comm.size - 1) for _ in range(3)]  # the first prepares
-            assert later == [first] * 2
+            first = all_calls(comm, x, comm.size - 1)  # which makes the plans
+            for async_op in (False, True):
+                assert all_calls(comm, x, comm.size - 1, async_op) == first
             results.append(first)
         return results
 
     assert run_sharing(check, [0] * size) == collectives.run_threads(check, size)
-    assert taken["taken"] > 0
+    assert inline[True] > 0
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_what_changes_from_call_to_call_is_looked_at(taken: Counter[str], size: int) -> None:
+def test_what_changes_from_call_to_call_is_looked_at(inline: Counter[bool], size: int) -> None:
     def total(comm: Communicator, x: Any, **options: Any) -> Any:
         return comm.all_reduce(x, **options)  # one place for all of these
 
@@ -127,11 +130,11 @@ def test_what_changes_from_call_to_call_is_looked_at(taken: Counter[str], size: 
             assert_array_equal(total(comm, np.array([comm.rank == 0]), op="max"), [True])
 
     run_sharing(check, [0] * size)
-    assert taken["taken"] > 0
+    assert inline[True] > 0
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_rows_that_change_on_one_rank_alone(taken: Counter[str], size: int) -> None:
+def test_rows_that_change_on_one_rank_alone(inline: Counter[bool], size: int) -> None:
     def check(comm: Communicator) -> None:
         for step in range(20):
             rows = [1 + (step // 3 + rank) % 3 * (rank == step % comm.size) for rank in range(comm.size)]
@@ -148,11 +151,11 @@ def test_rows_that_change_on_one_rank_alone(taken: Counter[str], size: int) -> N
             assert_array_equal(comm.all_to_all(x), np.repeat(np.arange(size), want))
 
     run_sharing(check, [0] * size)
-    assert taken["taken"] > 0
+    assert inline[True] > 0
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_a_rank_that_comes_late_or_queues_its_calls_finds_the_others_there(taken: Counter[str], size: int) -> None:
+def test_a_rank_that_comes_late_or_queues_its_calls_finds_the_others_there(inline: Counter[bool], size: int) -> None:
     def check(comm: Communicator) -> None:
         rng = np.random.default_rng(comm.rank)
         for step in range(60):
@@ -165,12 +168,11 @@ def test_a_rank_that_comes_late_or_queues_its_calls_finds_the_others_there(taken
             assert (y == size * step + sum(range(size))).all()
 
     run_sharing(check, [0] * size)
-    assert taken["left"] > 0
-    assert taken["taken"] > 0
+    assert inline[True] > 0
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_another_call_on_another_rank_is_told_to_all_and_forgotten(taken: Counter[str], size: int) -> None:
+def test_another_call_on_another_rank_is_told_to_all_and_forgotten(inline: Counter[bool], size: int) -> None:
     def check(comm: Communicator) -> None:
         for step in range(30):
 
@@ -185,10 +187,10 @@ def test_another_call_on_another_rank_is_told_to_all_and_forgotten(taken: Counte
             assert f"all_gather #{step} " in str(caught.value)
 
     run_sharing(check, [0] * size)
-    assert taken["taken"] > 0
+    assert inline[True] > 0
 
 
-@pytest.mark.parametrize("where", ["met", "polls", "stages"])
+@pytest.mark.parametrize("where", ["met", "agrees", "layout", "steps", "stages"])
 def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     strikes: set[int] = set()
 
@@ -203,8 +205,10 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
         return look
 
     waits = {
-        "met": (ControlBlock, "met"),
-        "polls": (call_cache._CachedCall, "_all_agree"),
+        "met": (ControlBlock, "met_soon"),
+        "agrees": (InlineCalls, "_agrees"),
+        "layout": (InlineCalls, "_lay_out"),
+        "steps": (InlineCalls, "_steps"),
         "stages": (ControlBlock, "advanced"),
     }
     owner, name = waits[where]
@@ -212,10 +216,13 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
     x = np.ones(200_000 if where == "stages" else 100)
 
     def check(comm: Communicator) -> str:
+        lengths = itertools.count(1)
+
         def call_again_and_again() -> None:
-            for i in range(50):
-                # A cached call does not ask whether all have met: that takes a new shape each time.
-                comm.all_reduce(x[i:] if where == "met" else x)
+            for _ in range(50):
+                if where == "steps" and comm.rank == 1:
+                    time.sleep(1e-3)  # too late for the other to finish the call at once
+                comm.all_reduce(x[: next(lengths)] if where == "layout" else x)  # a layout is made for each shape
 
         call_again_and_again()
         comm.timeout = 1.0
@@ -228,6 +235,8 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
             with pytest.raises(collectives.CollectiveInterrupted):
                 comm.barrier(async_op=True)
             done.set()
+            comm.close()
+            assert comm.queue.drain(TimeLimit(5))
             return str(caught.value)
         with pytest.raises(collectives.CollectivesError):
             call_again_and_again()
@@ -256,7 +265,7 @@ def test_lengths_that_change_in_place_are_read_again() -> None:
     run_sharing(check, PAIR)
 
 
-def test_threads_that_share_a_communicator_take_turns(taken: Counter[str]) -> None:
+def test_threads_that_share_a_communicator_take_turns(inline: Counter[bool]) -> None:
     def check(comm: Communicator) -> None:
         def work() -> None:
             for _ in range(50):
@@ -271,7 +280,7 @@ def test_threads_that_share_a_communicator_take_turns(taken: Counter[str]) -> No
         assert totals == [comm.size] * 150
 
     run_sharing(check, PAIR)
-    assert taken["taken"] > 0
+    assert inline[True] > 0
 
 
 @pytest.mark.parametrize("run", [run_sharing, lambda fn, nodes: collectives.run_threads(fn, len(nodes), timeout=20)])
@@ -290,40 +299,6 @@ def test_a_duplicate_is_the_same_one_on_all_ranks_after_a_mismatch(run: Callable
     assert len(set(run(body, PAIR))) == 1
 
 
-def test_a_call_interrupted_on_its_way_from_the_cache_to_the_general_path_breaks_the_communicator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    left = threading.Event()
-
-    def interrupted(_: object) -> bool:
-        raise KeyboardInterrupt
-
-    def body(comm: Communicator) -> None:
-        x = np.ones(3)
-
-        def total() -> Any:
-            return comm.all_reduce(x)
-
-        for _ in range(2):
-            total()
-        comm.barrier()
-        if comm.rank == 1:
-            assert left.wait(10)  # so that rank 0 leaves its cached call half-way
-            return
-        monkeypatch.setattr("collectives.ops.reductions.as_array", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            total()
-        monkeypatch.undo()
-        left.set()
-        for call in (total, lambda: comm.all_gather_object(x)):
-            with pytest.raises(CollectiveInterrupted):
-                call()
-        comm.close()
-        assert comm.queue.drain(TimeLimit(1))
-
-    run_sharing(body, PAIR)
-
-
 @pytest.mark.parametrize("nodes", [PAIR, [0, 0, 1]])
 def test_numpys_error_state_does_not_reach_into_long_reductions(nodes: list[int]) -> None:
     def body(comm: Communicator) -> None:
@@ -337,24 +312,23 @@ def test_numpys_error_state_does_not_reach_into_long_reductions(nodes: list[int]
 
 def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
     handler: dict[int, Callable[[], None]] = {}
-    agree = call_cache._CachedCall._all_agree
+    agrees = InlineCalls._agrees
 
     def interrupted(self: Any, *args: Any) -> bool:  # where a signal's handler would run
         handler.pop(self._control.me, lambda: None)()
-        return agree(self, *args)
+        return agrees(self, *args)
 
-    monkeypatch.setattr(call_cache._CachedCall, "_all_agree", interrupted)
+    monkeypatch.setattr(InlineCalls, "_agrees", interrupted)
 
     def body(comm: Communicator) -> None:
         def close() -> None:
-            with pytest.raises(CollectivesError, match=r"barrier .* in the middle of another call"):
+            with pytest.raises(CollectivesError, match=r"barrier .* is waited for in a done callback"):
                 comm.barrier()
             comm.close()
 
         def call() -> None:
-            for _ in range(2):  # from one place, where the call is prepared
-                with pytest.raises(CollectivesError, match=r"all_reduce .* in the middle of another call"):
-                    total()
+            with pytest.raises(CollectivesError, match=r"all_reduce .* is waited for in a done callback"):
+                total()
 
         def total() -> Any:
             return comm.all_reduce(np.ones(1))
@@ -371,3 +345,31 @@ def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeyp
             comm.barrier()
 
     run_sharing(body, PAIR)
+
+
+@pytest.mark.parametrize("where", [(CollectiveOp, "release"), (Recorder, "end")], ids=["release", "end"])
+def test_ctrl_c_at_the_end_of_a_call_ends_it(where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    struck = threading.local()
+    owner, name = where
+    whole = getattr(owner, name)
+
+    def strike(*args: Any) -> Any:
+        if getattr(struck, "next", False):
+            struck.next = False
+            raise KeyboardInterrupt
+        return whole(*args)
+
+    def check(comm: Communicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            comm.all_reduce(np.ones(2))
+            return
+        time.sleep(0.1)  # the other rank has come: the call is complete in its first step
+        struck.next = True
+        with pytest.raises(KeyboardInterrupt):
+            comm.all_reduce(np.ones(2), async_op=True)
+        with pytest.raises(CollectivesError, match=r"all_reduce #1 .* was interrupted"):
+            comm.all_reduce(np.ones(2))  # else it would show the header of the call before a second time
+
+    monkeypatch.setattr(owner, name, strike)
+    run_sharing(check, [0, 0])
