@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
@@ -59,7 +60,8 @@ class Plan:
     result: the shape of this rank's result, where it is known before the call
     depth: how many functions of ours have called each other where a call is made, up to the public method at least
     inline: carries out calls whose arrays travel with the headers, on a transport that can
-    recorded: its signatures in the flight record, by file and line of the user's code
+    recorded: its signatures in the flight record, by place of the call: the id of the code and the instruction. With
+    the code, which must live as long as its id stands here
     """
 
     name: str
@@ -78,7 +80,7 @@ class Plan:
     digest: int = field(init=False)
     small: bool = field(init=False)  # the thread that asks for a call may take its first step
     inline: Any = field(default=None, init=False)
-    recorded: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
+    recorded: dict[tuple[int, int], tuple[int, CodeType]] = field(default_factory=dict, init=False)
 
     @property
     def wire(self) -> Any:
@@ -91,7 +93,7 @@ class Plan:
         self.small = self.shape is None or math.prod(self.shape) * self.dtype.itemsize <= _SMALL
 
 
-_parents: list[Any] = []  # in a forked child: calls that go on in the parent
+_parents: list[Any] = []  # in a forked child: the steps of calls that go on in the parent
 
 _FAILED_SCALE = signature_hash("", "a scale that failed", None, None)
 
@@ -107,9 +109,9 @@ class CollectiveOp(Generic[T]):
 
     # A class without slots, or a dataclass, takes half a microsecond longer.
     __slots__ = (
-        *("plan", "timeout", "arrays", "source", "target", "out", "scale", "early", "file", "line", "steps", "test"),
-        *("limit", "peers", "gone", "failure", "signatures", "queue", "number", "recorder", "record", "state"),
-        *("result", "error", "done", "_callbacks"),
+        *("plan", "timeout", "arrays", "source", "target", "out", "scale", "early", "code", "instruction"),
+        *("waited_for", "steps", "test", "limit", "peers", "gone", "failure", "signatures", "queue", "number"),
+        *("recorder", "record", "state", "result", "error", "done", "_callbacks"),
     )
 
     def __init__(
@@ -131,6 +133,7 @@ class CollectiveOp(Generic[T]):
         self.out = out
         self.scale = scale
         self.early = early
+        self.waited_for = False  # by a thread that has nothing else to do
         self.steps: Steps[T] | None = None
         self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
         self.limit: TimeLimit | None = None  # of the test, once it has not been True for a while
@@ -146,15 +149,15 @@ class CollectiveOp(Generic[T]):
         self.result: T | None = None
         self.error: BaseException | None = None
         self.done = False
-        self._callbacks: list[Callable[[], object]] = []
+        self._callbacks: list[Callable[[], object]] | None = None
         try:
             frame = sys._getframe(plan.depth + 1)
         except ValueError:  # the interpreter itself has called the public method, at its end
             frame = sys._getframe(plan.depth)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_SKIPPED):
+        while frame.f_code.co_filename.startswith(_SKIPPED) and frame.f_back is not None:
             frame = frame.f_back
-        self.file = frame.f_code.co_filename  # of the user's code
-        self.line = frame.f_lineno
+        self.code = frame.f_code  # the user's code that called, and where in it: to find the line takes much longer
+        self.instruction = frame.f_lasti
 
     @property
     def name(self) -> str:
@@ -166,9 +169,17 @@ class CollectiveOp(Generic[T]):
         return self.plan.more if self.failure is None else f"{self.plan.more} with a scale that failed"
 
     @property
+    def line(self) -> int:
+        """The line of the user's file."""
+        for start, stop, line in self.code.co_lines():
+            if start <= self.instruction < stop and line is not None:
+                return line
+        return self.code.co_firstlineno
+
+    @property
     def site(self) -> str:
         """`train.py:88`"""
-        return f"{os.path.basename(self.file)}:{self.line}"
+        return f"{os.path.basename(self.code.co_filename)}:{self.line}"
 
     @property
     def array(self) -> str:
@@ -195,15 +206,13 @@ class CollectiveOp(Generic[T]):
             digest ^= scale_bits(self.scale)
         return digest if self.failure is None else digest ^ _FAILED_SCALE
 
-    def release(self) -> None:
-        """Lets its arrays go: nothing reads or writes them any more. Called by the thread that takes its steps."""
-        self.steps = self.source = self.target = self.early = self.out = self.scale = None
-
     def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Publishes the outcome, once, then runs the done callbacks."""
+        """Lets its arrays go and publishes the outcome, once, then runs the done callbacks."""
         if self.done:
             return
-        self.result, self.error = result, error
+        self.steps = self.source = self.target = self.early = self.out = self.scale = None
+        self.result = result
+        self.error = error
         if self.recorder is not None:
             self.recorder.end(self.record, DONE if error is None else FAILED)
         self.done = True
@@ -213,17 +222,20 @@ class CollectiveOp(Generic[T]):
     def abandon(self, error: BaseException) -> None:
         """In a forked child: this call goes on in the parent, whose flight record and callbacks it has."""
         self.recorder = None
-        self._callbacks.clear()
-        _parents.append(self)  # whose steps must not be closed here
+        self._callbacks = None
+        _parents.append((self.test, self.steps))  # which must not be closed here
         self.finish(None, error)
 
     def add_done_callback(self, fn: Callable[[], object]) -> None:
         """Calls fn once the outcome is known, in the thread that publishes it; now if it is known already."""
+        if self._callbacks is None:
+            self._callbacks = []
         self._callbacks.append(fn)
         if self.done:
             self._run_callbacks()
 
     def _run_callbacks(self) -> None:
+        assert self._callbacks is not None
         while True:
             try:
                 fn = self._callbacks.pop(0)  # by one thread, should `finish` and `add_done_callback` run at once

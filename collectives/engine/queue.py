@@ -42,6 +42,7 @@ T = TypeVar("T")
 # Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
 _IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
 _LOOK = 0.05  # s; how often a waiting rank looks who has left, and at the time
+_UNRECORDED = 0, None
 _IDLE_LOOKS = 10  # of the helper thread, after which it sleeps until it is woken
 
 # MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
@@ -102,14 +103,20 @@ class CallQueue:
 
     def run(self, call: CollectiveOp[T], ordered: bool = True) -> T:
         """Runs `call` now, and returns its result. ordered: after all collectives that were submitted before it."""
-        self._refuse_nested(call)  # before it is counted
-        self._enter(call, ordered, now=True)
+        if self._stepper:
+            self._refuse_nested(call)  # before it is counted
+        call.waited_for = True
+        self._enter(call, ordered)
         try:
-            self._see_through(call, None)
+            self._take(self._advance_all)
+            if not call.done:
+                self._see_through(call, None)
         except BaseException as error:
             self._break(call, error)
             raise
-        return call.outcome()
+        if call.error is not None:
+            raise copy_error(call.error)
+        return call.result  # type: ignore[return-value]  # a finished call without an error has its result
 
     def submit(self, call: CollectiveOp[Any], ordered: bool = True) -> None:
         """Starts `call`, which goes on in the threads that wait for a call, or in the helper thread."""
@@ -134,11 +141,13 @@ class CallQueue:
 
     def wait(self, call: CollectiveOp[Any], timeout: float | None) -> bool:
         """Takes steps until `call` is finished; False if it is not after `timeout` seconds."""
-        self._refuse_nested(call)
+        if self._stepper:
+            self._refuse_nested(call)
         return self._see_through(call, None if timeout is None else TimeLimit(timeout))
 
     def _see_through(self, call: CollectiveOp[Any], limit: TimeLimit | None) -> bool:
         thread = threading.get_ident()
+        call.waited_for = True
         try:
             self._waiting.add(thread)
             self._take(self._advance_all)
@@ -175,12 +184,11 @@ class CallQueue:
                 self._start_helper()
         self._end_if_idle()
 
-    def _enter(self, call: CollectiveOp[Any], ordered: bool, now: bool = False) -> None:
-        """now: this thread carries it out as soon as those before it are complete"""
+    def _enter(self, call: CollectiveOp[Any], ordered: bool) -> None:
         with self.lock:
             if self._error is not None or self._closed:
                 self._refuse(call)
-            state = STARTED if now and not self._ordered else QUEUED
+            state = STARTED if call.waited_for and not self._ordered else QUEUED
             if ordered:
                 self._record(call, self.started, state)
                 self.started += 1
@@ -198,21 +206,23 @@ class CallQueue:
 
     def _record(self, call: CollectiveOp[Any], number: int, state: int) -> None:
         plan = call.plan
+        code = call.code
         recorder = self.recorder
         call.queue = self
         call.number = number
         call.recorder = recorder
         call.state = state
-        site = call.file, call.line
-        signature = plan.recorded.get(site, 0)
+        site = id(code), call.instruction
+        signature, _ = plan.recorded.get(site, _UNRECORDED)
         if signature <= recorder.oldest:
-            plan.recorded[site] = signature = recorder.intern(
-                self._transport.label, plan.name, plan.dtype, plan.shape, plan.more, *site
+            signature = recorder.intern(
+                self._transport.label, plan.name, plan.dtype, plan.shape, plan.more, code.co_filename, call.line
             )
+            plan.recorded[site] = signature, code
         call.record = recorder.begin(signature, number, state)
 
     def _refuse_nested(self, call: CollectiveOp[Any]) -> None:
-        if self._stepper and self._stepper == threading.get_ident():
+        if self._stepper == threading.get_ident():
             raise CollectivesError(
                 f"rank {self._transport.rank}: {call.name} ({call.site}) is waited for in a done callback, a signal "
                 "handler or a finalizer of the thread that has to carry it out: give it async_op=True; wait elsewhere"
@@ -257,10 +267,11 @@ class CallQueue:
             if not call.done:
                 break
             ordered.popleft()
-        for call in tuple(self._unordered):
-            taken = self._advance(call) or taken
-            if call.done:
-                self._unordered.remove(call)
+        if self._unordered:
+            for call in tuple(self._unordered):
+                taken = self._advance(call) or taken
+                if call.done:
+                    self._unordered.remove(call)
         if look:
             self._look()
         return taken
@@ -296,17 +307,13 @@ class CallQueue:
                     if call.state == QUEUED:
                         self.recorder.start(call.record)
                     if call.steps is None and call.plan.inline.is_done_at_once(call):
-                        call.release()
-                        call.finish(call.result, None)
                         return True
                 assert call.steps is not None
                 while call.test is None or (not first and call.test()):
                     call.test, call.limit = next(call.steps), None
             except StopIteration as end:
-                call.release()
                 call.finish(end.value, None)
             except _IN_ORDER as error:
-                call.release()
                 call.finish(None, error)
             except Exception as error:
                 self._break(call, error)

@@ -20,6 +20,7 @@ from collectives.arrays import flat, is_plain
 from collectives.backends.shm.algorithms import combine_halves
 from collectives.backends.shm.segment import IN_PLACE_BYTES, NOWHERE, ControlBlock, pack_header
 from collectives.engine.call import CollectiveOp, Plan
+from collectives.engine.waiting import spin
 from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, finish, wire_op
 from collectives.transport import HASH, IN, NBYTES, PREFIX, ROWS, Steps
 
@@ -87,8 +88,9 @@ def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) 
         return out
 
     def combine(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
-        # As an array: a result without dimensions is a scalar, which cannot be added to.
-        y = np.asarray(ufunc(parts[0], parts[1], out=out if same else None))
+        y = ufunc(parts[0], parts[1], out=out if same else None)
+        if out is None:
+            y = np.asarray(y)  # without dimensions it is a scalar, which cannot be added to
         if size > 2:
             for source in parts[2:]:
                 ufunc(y, source, out=y)
@@ -115,6 +117,10 @@ class Layout(NamedTuple):
     pieces: Sequence[Piece]
     combine: Combine
     result: tuple[int, ...] | None = None
+
+
+def _fits(target: Array, layout: Layout) -> bool:
+    return target.shape == layout.result and target.dtype == layout.dtype and target.flags.writeable
 
 
 class InlineCalls:
@@ -154,25 +160,10 @@ class InlineCalls:
         self._parts: list[list[Array]] = []
 
     def is_done_at_once(self, call: CollectiveOp[Any]) -> bool:
-        """Shows the others this call. True if they come within microseconds: it has its result; else it gets steps."""
+        """Shows the others this call. True if they come within microseconds, and it is finished; else it gets steps."""
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:
             call.steps = self._all_steps(call)  # the others read it where it lies
             return False
-        digest = self._publish(call)
-        if self._control.met_soon() and self._agrees(call, digest):
-            call.result = self._combine(call)
-            return True
-        call.steps = self._steps(call, digest)
-        return False
-
-    def _steps(self, call: CollectiveOp[Any], digest: int) -> Steps[Any]:
-        yield self._control.met
-        if self._agrees(call, digest):
-            return self._combine(call)
-        self._transport.met()
-        return (yield from self._after_exchange(call))
-
-    def _publish(self, call: CollectiveOp[Any]) -> int:
         digest = self._plan.digest
         header = self._header
         if call.scale is not None:
@@ -187,13 +178,28 @@ class InlineCalls:
         if self._prefix is not None:
             control.inline[parity][control.me][: len(self._prefix)] = self._prefix
         control.publish(header)
-        return digest
+        if (control.met_soon() or (call.waited_for and spin(control.met))) and self._combine(call, digest):
+            return True
+        call.steps = self._steps(call, digest)
+        return False
 
-    def _agrees(self, call: CollectiveOp[Any], digest: int) -> bool:
-        """True if all ranks call the same, their arrays lie in their inline buffers, and the result fits."""
-        words = self._control.words
+    def _steps(self, call: CollectiveOp[Any], digest: int) -> Steps[Any]:
+        yield self._control.met
+        if self._combine(call, digest):
+            return call.result
+        self._transport.met()
+        return (yield from self._after_exchange(call))
+
+    def _combine(self, call: CollectiveOp[Any], digest: int) -> bool:
+        """Finishes the call if all ranks call the same, their arrays lie in their inline buffers, and the result fits.
+
+        Returns: whether that is so
+        """
+        control = self._control
+        parity = control.sequence & 1
+        words = control.words
         shown = []
-        for at in self._control.heads[self._control.sequence & 1]:
+        for at in control.heads[parity]:
             if words[at + HASH] != digest or words[at + IN]:
                 return False
             shown.append(words[at + ROWS : at + IN].tolist())
@@ -201,14 +207,11 @@ class InlineCalls:
             return False
         layout = self._layout
         target = call.target
-        if target is None or layout.result is None:
-            return True
-        return target.shape == layout.result and target.dtype == layout.dtype and target.flags.writeable
-
-    def _combine(self, call: CollectiveOp[Any]) -> Any:
-        parts = self._parts[self._control.sequence & 1]
-        result = self._layout.combine(parts, call.source, call.target, call.scale)
-        return result if call.out is None else call.out
+        if target is not None and layout.result is not None and not _fits(target, layout):
+            return False
+        result = layout.combine(self._parts[parity], call.source, target, call.scale)
+        call.finish(result if call.out is None else call.out, None)
+        return True
 
     def _lay_out(self, shown: list[list[int]]) -> bool:
         """Makes the layout for what ranks bring now; False if not all of it lies in inline buffers."""

@@ -31,14 +31,14 @@ LENGTHS = [1, inline_bytes(2) // 8, inline_bytes(2) // 8 + 1]
 def inline(monkeypatch: pytest.MonkeyPatch) -> Counter[bool]:
     """How many calls were carried out from inline buffers, and how many went on as on other transports."""
     counted: Counter[bool] = Counter()
-    agrees = InlineCalls._agrees
+    combine = InlineCalls._combine
 
     def counting(self: InlineCalls, *args: Any) -> bool:
-        result = agrees(self, *args)
+        result = combine(self, *args)
         counted[result] += 1
         return result
 
-    monkeypatch.setattr(InlineCalls, "_agrees", counting)
+    monkeypatch.setattr(InlineCalls, "_combine", counting)
     return counted
 
 
@@ -190,7 +190,7 @@ def test_another_call_on_another_rank_is_told_to_all_and_forgotten(inline: Count
     assert inline[True] > 0
 
 
-@pytest.mark.parametrize("where", ["met", "agrees", "layout", "steps", "stages"])
+@pytest.mark.parametrize("where", ["met", "combine", "layout", "steps", "stages"])
 def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     strikes: set[int] = set()
 
@@ -206,7 +206,7 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
 
     waits = {
         "met": (ControlBlock, "met_soon"),
-        "agrees": (InlineCalls, "_agrees"),
+        "combine": (InlineCalls, "_combine"),
         "layout": (InlineCalls, "_lay_out"),
         "steps": (InlineCalls, "_steps"),
         "stages": (ControlBlock, "advanced"),
@@ -312,13 +312,13 @@ def test_numpys_error_state_does_not_reach_into_long_reductions(nodes: list[int]
 
 def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
     handler: dict[int, Callable[[], None]] = {}
-    agrees = InlineCalls._agrees
+    combine = InlineCalls._combine
 
     def interrupted(self: Any, *args: Any) -> bool:  # where a signal's handler would run
         handler.pop(self._control.me, lambda: None)()
-        return agrees(self, *args)
+        return combine(self, *args)
 
-    monkeypatch.setattr(InlineCalls, "_agrees", interrupted)
+    monkeypatch.setattr(InlineCalls, "_combine", interrupted)
 
     def body(comm: Communicator) -> None:
         def close() -> None:
@@ -347,7 +347,7 @@ def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeyp
     run_sharing(body, PAIR)
 
 
-@pytest.mark.parametrize("where", [(CollectiveOp, "release"), (Recorder, "end")], ids=["release", "end"])
+@pytest.mark.parametrize("where", [(CollectiveOp, "finish"), (Recorder, "end")], ids=["finish", "end"])
 def test_ctrl_c_at_the_end_of_a_call_ends_it(where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
     struck = threading.local()
     owner, name = where
