@@ -153,7 +153,7 @@ class PointToPoint(CommunicatorBase):
                 yield second
                 self._p2p.fetched[dst] += 1
 
-        plan = Plan("send", f"to {dst} tag {tag}", source.dtype, source.shape)
+        plan = self._plan(_plan_message, ("", "send", dst, tag, source.dtype, source.shape))
         call = self._described(plan, steps)
         call.peers = (dst,)
         call.gone = partial(self._p2p.never_received, dst)
@@ -187,9 +187,9 @@ class PointToPoint(CommunicatorBase):
             result = arrays.deliver(received, target, host_out)
             return result if src is not None else (result, message.src)
 
-        what = f"from {'any rank' if src is None else src} tag {tag}"
-        plan = Plan("recv", what) if target is None else Plan("recv", what, target.dtype, target.shape)
-        call = self._described(plan, steps)
+        dtype = None if target is None else target.dtype
+        shape = None if target is None else target.shape
+        call = self._described(self._plan(_plan_message, ("", "recv", src, tag, dtype, shape)), steps)
         call.peers = self._others if src is None else (src,)
         call.gone = partial(self._p2p.never_sent, src)
         result = self._run(call, async_op, ordered=False)
@@ -204,6 +204,11 @@ class PointToPoint(CommunicatorBase):
     def _send_message(self, message: Array, dst: int) -> Test:
         self._p2p.sent[dst] += 1
         return self.transport.send(message, dst, EAGER_TAG)
+
+
+def _plan_message(where: str, name: str, peer: int | None, tag: int, dtype: Any, shape: Any) -> Plan:
+    direction = "to" if name == "send" else "from"
+    return Plan(name, f"{direction} {'any rank' if peer is None else peer} tag {tag}", dtype, shape)
 
 
 def _check_tag(tag: Any) -> int:
