@@ -21,7 +21,7 @@ import reprlib
 import signal
 import sys
 import time
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, spawn, util
 from multiprocessing import popen_forkserver as _popen_forkserver  # so that no worker imports it  # noqa: F401
 from typing import Any, NamedTuple, NoReturn
 
@@ -186,6 +186,8 @@ def run(
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it has been closed
             stream.flush()
+    # Semaphores that the dataset made are unlinked: else the resource tracker warns of them. `tqdm` makes one.
+    util._run_finalizers(0)  # type: ignore[attr-defined]  # private
     os._exit(0)  # exit handlers are the server's, and threads of the dataset need not be waited for
 
 

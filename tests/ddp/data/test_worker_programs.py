@@ -173,3 +173,19 @@ if __name__ == "__main__":
     *lines, last = done.stdout.splitlines()
     assert last == str([*range(6)] * 3)
     assert sorted(lines) == sorted([f"sample {index} read" for index in range(6)] * 3)
+
+
+def test_semaphores_that_workers_made_are_unlinked(run_job: Run, tmp_path: Path) -> None:
+    use = """
+import multiprocessing
+
+class Locked(Mine):
+    def __getitem__(self, index):
+        self.lock = multiprocessing.Lock()  # as a progress bar of tqdm makes one
+        return index
+
+if __name__ == "__main__":
+    print([batch.item() for batch in DataLoader(Locked(), num_workers=2)])
+"""
+    done = run_job(script(tmp_path, HEAD, MINE, use))
+    assert (done.stdout, done.stderr) == ("[0, 1, 2, 3, 4, 5]\n", "")  # else the resource tracker warns
