@@ -35,7 +35,8 @@ def describing_os_errors(what: str, path: str) -> Iterator[None]:
 
 def reason(error: OSError) -> str:
     """The system's words for it, without a path."""
-    return os.strerror(error.errno) if error.errno else str(error)
+    number = errno.ENOENT if isinstance(error, FileNotFoundError) else error.errno  # fsspec gives none
+    return os.strerror(number) if number else str(error)
 
 
 def is_transient(error: BaseException | None) -> bool:

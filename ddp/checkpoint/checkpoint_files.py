@@ -34,7 +34,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp._files import open_regular
+from ddp.checkpoint import remote_files
 from ddp.checkpoint.agreement import reason
+from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import CODES, STORED, are_sizes, lay_out
 
@@ -210,8 +212,25 @@ def write_shard(
     return ShardInfo(nbytes, len(layout.begin), hashlib.sha256(layout.begin).hexdigest()), entries
 
 
+def list_folder(path: str) -> list[str]:
+    """The names in a folder, at a path or URL as in all functions here. Raises: OSError, as all do."""
+    return remote_files.list_names(path) if is_url(path) else os.listdir(path)
+
+
+def exists(path: str) -> bool:
+    """Whether there is something of that name."""
+    return remote_files.exists(path) if is_url(path) else os.path.exists(path)
+
+
+def open_file(path: str, flags: int = os.O_RDONLY) -> io.FileIO:
+    """An unbuffered file for reading; of a URL, what fsspec opens, which has the same methods. flags: as `os.open`'s"""
+    return remote_files.open_file(path) if is_url(path) else io.FileIO(open_regular(path, flags))
+
+
 def write_file(path: str, chunks: Iterable[memoryview]) -> int:
     """Writes a new file, to the disk; its length. Raises: FileExistsError if there is something of that name."""
+    if is_url(path):
+        return remote_files.write_file(path, chunks)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     written = started = 0
     with os.fdopen(fd, "wb", _SMALL) as file:  # a network file system may report when it is closed that it was full
@@ -229,7 +248,9 @@ def write_file(path: str, chunks: Iterable[memoryview]) -> int:
 
 
 def sync_folder(path: str) -> None:
-    """Returns once the names in a folder are on the disk."""
+    """Returns once the names in a folder are on the disk. Storage at a URL has kept them when they were written."""
+    if is_url(path):
+        return
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -240,6 +261,9 @@ def sync_folder(path: str) -> None:
 
 def remove_folder(path: str) -> None:
     """Removes a folder of files, or as much of it as exists; in order: a manifest goes before what it describes."""
+    if is_url(path):
+        remote_files.remove_folder(path, MANIFEST_FILE)
+        return
     with contextlib.suppress(FileNotFoundError):  # another process removes it too
         for name in sorted(os.listdir(path)):
             with contextlib.suppress(FileNotFoundError):
@@ -247,7 +271,7 @@ def remove_folder(path: str) -> None:
         os.rmdir(path)
 
 
-class ShardReader(io.FileIO):
+class ShardReader:
     """A rank's file, open for reading, whose bytes are handed out only if they are those that were written.
 
     Raises: DamagedCheckpoint, also if the file is of another length than it was, or cannot be read.
@@ -256,13 +280,20 @@ class ShardReader(io.FileIO):
     def __init__(self, path: str, shard: ShardInfo) -> None:
         self._path = path
         try:
-            super().__init__(open_regular(path))
+            self._file = open_file(path)
+            size = self._file.seek(0, os.SEEK_END)
         except OSError as error:
             raise self._damage(reason(error)) from error
-        size = self.seek(0, os.SEEK_END)
+        self.close = self._file.close
         if size != shard.bytes:
             self.close()
             raise self._damage(f"it has {size:,} bytes, and {shard.bytes:,} were written")
+
+    def __enter__(self) -> ShardReader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _damage(self, what: str) -> DamagedCheckpoint:
         folder, name = os.path.split(self._path)
@@ -284,12 +315,12 @@ class ShardReader(io.FileIO):
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(min(nbytes, _CHUNK) if into is None else 0))
         try:
-            self.seek(at)
+            self._file.seek(at)
             for start in range(0, nbytes, _CHUNK):
                 count = min(_CHUNK, nbytes - start)
                 rest = view = buffer[:count] if into is None else into[start : start + count]
                 while rest:
-                    got = self.readinto(rest)
+                    got = self._file.readinto(rest)
                     if not got:
                         raise self._damage("it became shorter while it was read")
                     rest = rest[got:]

@@ -40,7 +40,7 @@ C = TypeVar("C", bound="Checkpointer")
 class Checkpointer:
     """Saves everything that training changes, and goes on from there, exactly.
 
-    folder: of this run; checkpoints are folders in it
+    folder: of this run; checkpoints are folders in it; a path, or a URL of fsspec: "s3://bucket/run"
     model: a Module, or DataParallel; optimizer, scheduler: one, or a list; scaler: a GradScaler
     user: what else is to be kept: a dict of JSON values, tensors and arrays, or an object with state_dict and
         load_state_dict; a dict may hold such objects. It is each rank's own; its tensors come back on the CPU
@@ -111,8 +111,8 @@ class Checkpointer:
         ]
 
     @property
-    def folder(self) -> Path:
-        """Where checkpoints are kept."""
+    def folder(self) -> Path | str:
+        """Where checkpoints are kept; of a URL a str."""
         return self._store.folder
 
     def resume(self, loader: Iterable[B], epochs: int | None = None) -> Iterator[B]:

@@ -17,7 +17,10 @@ import weakref
 from collections.abc import Callable
 
 from ddp._files import open_regular
+from ddp.checkpoint import remote_files
 from ddp.checkpoint.agreement import describing_os_errors
+from ddp.checkpoint.checkpoint_files import open_file
+from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
 
 NAME = ".lock"
@@ -41,7 +44,16 @@ class FolderLock:
         self._folder, self._path = folder, os.path.join(folder, NAME)
 
     def take(self) -> str:
-        """Makes the folder and locks it; what the lock file says since. Raises: CheckpointError"""
+        """Makes the folder and locks it; what the lock file says since. At a URL there are no locks, but the file.
+
+        Raises: CheckpointError
+        """
+        content = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(8).hex()})"
+        if is_url(self._folder):
+            with describing_os_errors("writing", self._path):
+                remote_files.make_folder(self._folder)
+                remote_files.write_file(self._path, [memoryview(content.encode())])
+            return content
         with describing_os_errors("making the folder", self._folder):
             try:
                 os.makedirs(self._folder, exist_ok=True)
@@ -53,7 +65,6 @@ class FolderLock:
             # A forked child has the lock too, until it closes its descriptor, and may outlive its parent.
             os.register_at_fork(after_in_child=self.close)
             self.exclusive = self._lock(fd)
-            content = f"process {os.getpid()} on {socket.gethostname()} ({os.urandom(8).hex()})"
             os.pwrite(fd, content.ljust(_LENGTH).encode(), 0)
         if not self.exclusive:
             _log.warning("%s: its file system has no locks: let one job alone save there", self._folder)
@@ -84,7 +95,7 @@ def wait_for_content(folder: str, content: str) -> None:
 
     def seen() -> bool:
         try:
-            with open(open_regular(os.path.join(folder, NAME), os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            with open_file(os.path.join(folder, NAME), os.O_RDONLY | os.O_NOFOLLOW) as file:
                 return file.read(_LENGTH).decode(errors="replace").strip() == content
         except OSError:
             return False

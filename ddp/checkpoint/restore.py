@@ -12,7 +12,7 @@ from typing import Any
 
 from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
-from ddp.checkpoint.checkpoint_files import MANIFEST_FILE
+from ddp.checkpoint.checkpoint_files import MANIFEST_FILE, exists
 from ddp.checkpoint.optimizer_state import SavedOptimizer
 from ddp.checkpoint.saved import Saved, find, open_checkpoint
 from ddp.checkpoint.state import (
@@ -235,7 +235,7 @@ def load_model(path: str | os.PathLike[str], model: Module, strict: bool = True)
     if not isinstance(model, Module):
         raise DtypeError(f"load_model: model is a Module or a DataParallel, not {type(model).__name__}")
     # One that is named itself is verified where it is read.
-    named = os.path.exists(os.path.join(path, MANIFEST_FILE))
+    named = exists(os.path.join(path, MANIFEST_FILE))
     saved: Any = open_checkpoint(path) if named else find(Agreement(), path)
     if saved.state["model"] is None:
         raise StateDictError(f"{saved.path}: Checkpointer was given no model, so there is none in it")

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from collectives.progress_bar import progress_bar
-from ddp._files import open_regular
 from ddp.checkpoint import checkpoint_files as files
 from ddp.checkpoint.agreement import Agreement, describing_os_errors, is_transient, reason
 from ddp.checkpoint.checkpoint_files import MANIFEST_FILE, Array, DamagedCheckpoint, ShardReader
+from ddp.checkpoint.remote_files import is_url
 from ddp.errors import CheckpointError
 from ddp.serialization.safetensors import STORED
 
@@ -69,6 +69,19 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
+def as_path(text: str) -> Path | str:
+    """A Path, but of a URL the text: a Path would take `//` for `/`."""
+    return text if is_url(text) else Path(text)
+
+
+def names_in(folder: str) -> list[str]:
+    """The names in a folder. At a URL, without those of checkpoints whose manifest has not been written."""
+    names = files.list_folder(folder)
+    if not is_url(folder):
+        return names
+    return [each for each in names if not folder_order(each) or files.exists(os.path.join(folder, each, MANIFEST_FILE))]
+
+
 def shard_name(rank: int) -> str:
     """The file of a rank. `shard_name(3) == "rank-0003.safetensors"`"""
     return f"rank-{rank:04d}.safetensors"
@@ -77,12 +90,12 @@ def shard_name(rank: int) -> str:
 class Saved:
     """A checkpoint, of whatever world size it was written at.
 
-    step, size: as it was written; path: its folder; state: that of rank 0; own_state: that of each rank
+    step, size: as it was written; path: its folder, of a URL a str; state: that of rank 0; own_state: that of each rank
     names: dtype and shape of each tensor
     """
 
     def __init__(self, path: str, manifest: files.Manifest) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         self.step = manifest.step
         self.size = len(manifest.files)
         self.state = manifest.state
@@ -122,8 +135,9 @@ class Saved:
     @contextmanager
     def _bar(self, what: str, size: int, alive: Callable[[], None] = lambda: None) -> Iterator[Callable[[int], None]]:
         """Rank 0 shows a bar while many bytes are read, if that takes long. Yields: what is called with each number."""
-        about = partial(progress_bar, delay=1.0, unit="B", unit_scale=True, leave=False)
-        with about(desc=f"{what} {self.path.name}", total=size) if size >= _LARGE else nullcontext() as bar:
+        about = f"{what} {os.path.basename(self.path)}"
+        bar_of = partial(progress_bar, desc=about, delay=1.0, unit="B", unit_scale=True, leave=False)
+        with bar_of(total=size) if size >= _LARGE else nullcontext() as bar:
 
             def read(count: int) -> None:
                 alive()
@@ -173,10 +187,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
     """
     path = os.fspath(path)
     try:
-        with open(open_regular(os.path.join(path, MANIFEST_FILE)), "rb") as file:
-            size, most = os.fstat(file.fileno()).st_size, files.MOST_MANIFEST_BYTES
+        with files.open_file(os.path.join(path, MANIFEST_FILE)) as file:
+            size, most = file.seek(0, os.SEEK_END), files.MOST_MANIFEST_BYTES
             if size > most:
                 raise CheckpointError(f"it has {size:,} bytes, and {most:,} are the most")
+            file.seek(0)
             manifest = files.decode_manifest(file.read())
         named = folder_order(os.path.basename(os.path.normpath(path)))
         if named is not None and named[1] != manifest.step:
@@ -188,6 +203,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Saved:
     for rank in range(saved.size):
         saved._open(rank).close()
     return saved
+
+
+def _may_be_whole(path: str, error: BaseException | None) -> bool:
+    """Whether a file that could not be read may still be as it was written."""
+    if is_url(path) and isinstance(error, OSError):
+        return not isinstance(error, FileNotFoundError)  # all else may be the network
+    return is_transient(error)
 
 
 def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) -> Saved | None:
@@ -206,7 +228,7 @@ def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) 
         if ranks.rank:
             return []
         with describing_os_errors("reading", path):
-            present = os.listdir(path)
+            present = names_in(path)
         names = newest_first(present)
         if required and not names:
             if {MANIFEST_FILE, shard_name(0)}.isdisjoint(present):
@@ -223,7 +245,7 @@ def find(ranks: Agreement, path: str | os.PathLike[str], required: bool = True) 
                 found.append(open_checkpoint(each))
                 found[0].verify(ranks.rank, ranks.size, ranks.progress)
             except DamagedCheckpoint as error:
-                if is_transient(error.__cause__):
+                if _may_be_whole(each, error.__cause__):
                     raise
                 return str(error)
             return ""

@@ -113,17 +113,17 @@ class BackgroundSave:
     """
 
     def __init__(
-        self, snapshot: Snapshot, write: Callable[[Callable[[], bool]], Path | None], done: Callable[[], None]
+        self, snapshot: Snapshot, write: Callable[[Callable[[], bool]], Path | str | None], done: Callable[[], None]
     ) -> None:
         self.snapshot = snapshot
         self._write, self._done = write, done
-        self._path: Path | None = None
+        self._path: Path | str | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="save of a checkpoint")
         _under_way.add(self)
         self._thread.start()
 
-    def result(self) -> Path | None:
+    def result(self) -> Path | str | None:
         """Waits for its end: the checkpoint; None if the state was changed meanwhile and has to be saved anew.
 
         The same on all ranks. Raises: CheckpointError on all of them, and there is no checkpoint of this step.

@@ -7,7 +7,11 @@ A save goes through three stages, after each of which all ranks know how each of
     3  rank 0 writes the manifest, to the disk, and renames the folder: from here on there is a checkpoint
 
 A job that is killed before the third is done leaves a folder that is not taken for a checkpoint, and that the next save
-removes."""
+removes.
+
+At a URL nothing can be renamed. There the folder has its name from the start, and is a checkpoint once its manifest is
+written. One that a killed job has left without is removed by the next save of that step, or when it is older than the
+checkpoints that are kept."""
 
 from __future__ import annotations
 
@@ -24,10 +28,11 @@ import numpy as np
 
 from collectives.communicator import Communicator
 from ddp.checkpoint import checkpoint_files as files
-from ddp.checkpoint import saved
-from ddp.checkpoint.agreement import Agreement, describing_os_errors
+from ddp.checkpoint import remote_files, saved
+from ddp.checkpoint.agreement import Agreement, describing_os_errors, reason
 from ddp.checkpoint.checkpoint_files import Array
 from ddp.checkpoint.folder_lock import FolderLock, wait_for_content, wait_until
+from ddp.checkpoint.remote_files import is_url
 from ddp.checkpoint.saved import Saved
 from ddp.errors import ArgumentError, CheckpointError
 from ddp.serialization.safetensors import CODES, METADATA
@@ -64,7 +69,8 @@ def plain(where: str, value: Any) -> Any:
 class Store:
     """The checkpoints in a folder, as one of the ranks that write them sees it.
 
-    folder: made if there is none; all ranks must see the same one
+    folder: made if there is none; all ranks must see the same one. Or a URL of fsspec, "s3://bucket/run", in which a
+        checkpoint exists once its manifest does, and which nothing locks: let one job alone save there
     comm: a communicator; collective, as every method but `close` is. Calls are made on a duplicate of it, from any one
         thread of each rank
     keep: how many whole checkpoints are left when another has been written, at least 1; None: all
@@ -78,10 +84,11 @@ class Store:
             raise ArgumentError(f"keep should be at least 1, or None to keep all, is {keep!r}")
         if not os.fspath(folder):
             raise ArgumentError("the folder's name is empty: '.' is this one")
-        self.folder = Path(os.path.abspath(folder))
+        text = os.fspath(folder)
+        self.folder = saved.as_path(text if is_url(text) else os.path.abspath(text))
         self.keep = keep
         self.ranks = Agreement(comm)
-        self._folder = str(self.folder)
+        self._folder = os.fspath(self.folder)
         self._lock = FolderLock(self._folder)
         failed = f"{self.folder} cannot hold checkpoints"
         try:
@@ -104,7 +111,7 @@ class Store:
         own_state: Any,
         pieces: Mapping[str, PieceRange] | None = None,
         ready: Callable[[], bool] = lambda: True,
-    ) -> Path | None:
+    ) -> Path | str | None:
         """Writes a checkpoint, and returns its folder when it exists for all ranks.
 
         step: the same on all ranks; tensors: what this rank writes, NumPy arrays by names that no other rank uses
@@ -135,7 +142,7 @@ class Store:
             return True, step, unfinished, shared, own
 
         def write_shard() -> tuple[files.ShardInfo, dict[str, files.TensorEntry]]:
-            wait_until(lambda: os.path.isdir(folders[0]))
+            wait_until(lambda: is_url(folders[0]) or os.path.isdir(folders[0]))
             file = os.path.join(folders[0], saved.shard_name(rank))
             with describing_os_errors("writing", file):
                 written = files.write_shard(file, rank, tensors, pieces, self.ranks.progress)
@@ -143,10 +150,12 @@ class Store:
             return written
 
         def commit() -> str:
+            nonlocal unfinished
             if rank == 0:
                 shards, entries = zip(*written, strict=True)
                 whole = files.assemble_tensors(entries)
                 self._commit(unfinished, path, files.Manifest(step, shards, whole, states[0], owns))
+                unfinished = ""
             return path
 
         try:
@@ -163,7 +172,7 @@ class Store:
             raise
         if rank == 0 and self.keep is not None:
             self._remove_surplus(self.keep)
-        return Path(path)
+        return saved.as_path(path)
 
     def newest(self) -> Saved | None:
         """The newest checkpoint of which every byte is as it was written, None if there is none.
@@ -187,9 +196,9 @@ class Store:
     # -- on disk; what only rank 0 does
 
     def _make_folder(self, step: int) -> tuple[str, str]:
-        """A new folder with a temporary name, and the path that it is to have in the end."""
+        """A new folder with a temporary name, and the path that it is to have in the end; at a URL one path."""
         with describing_os_errors("reading", self._folder):
-            names = os.listdir(self._folder)
+            names = saved.names_in(self._folder)
         if self._lock.exclusive:
             for each in filter(saved.is_temporary, names):  # what saves and removals that were killed have left
                 left = os.path.join(self._folder, each)
@@ -199,13 +208,19 @@ class Store:
                 except OSError as error:
                     _log.warning("%s, which a save has left, cannot be removed: %s", left, error.strerror)
         name = saved.next_name(step, names)
+        if is_url(self._folder):
+            path = os.path.join(self._folder, name)
+            with describing_os_errors("making the folder", path):
+                files.remove_folder(path)  # what a save that was killed has left
+                remote_files.make_folder(path)
+            return path, path
         unfinished = os.path.join(self._folder, saved.temporary_name(name))
         with describing_os_errors("making the folder", unfinished):
             os.mkdir(unfinished)
         return unfinished, os.path.join(self._folder, name)
 
     def _commit(self, unfinished: str, path: str, manifest: files.Manifest) -> None:
-        """Writes the manifest, to the disk, and gives the folder its name."""
+        """Writes the manifest, to the disk, and gives the folder its name, which it has already at a URL."""
         file = os.path.join(unfinished, files.MANIFEST_FILE)
         data = memoryview(files.encode_manifest(manifest))
         if len(data) > (most := files.MOST_MANIFEST_BYTES):
@@ -213,6 +228,8 @@ class Store:
         with describing_os_errors("writing", file):
             files.write_file(file, [data])
             files.sync_folder(unfinished)
+        if is_url(path):
+            return
         with describing_os_errors("giving its name to", path):
             os.rename(unfinished, path)
         try:
@@ -229,28 +246,30 @@ class Store:
         """
         try:
             kept, removed = 0, list[tuple[str, str]]()
-            for name in saved.newest_first(os.listdir(self._folder)):
+            for name in saved.newest_first(files.list_folder(self._folder)):
                 path = os.path.join(self._folder, name)
                 if not _is_folder(path):
                     continue  # a link may lead anywhere: what is there is not ours to remove
                 if kept == keep:
-                    removed.insert(0, (path, os.path.join(self._folder, saved.temporary_name(name))))
+                    temporary = name if is_url(path) else saved.temporary_name(name)
+                    removed.insert(0, (path, os.path.join(self._folder, temporary)))
                 else:
                     with suppress(files.DamagedCheckpoint):
                         saved.open_checkpoint(path)
                         kept += 1
             for path, temporary in removed:
-                os.rename(path, temporary)
+                if path != temporary:
+                    os.rename(path, temporary)
             if removed:
                 files.sync_folder(self._folder)
             for _, temporary in removed:
                 files.remove_folder(temporary)
         except OSError as error:
-            _log.warning("%s: an old checkpoint cannot be removed: %s", self._folder, error.strerror)
+            _log.warning("%s: an old checkpoint cannot be removed: %s", self._folder, reason(error))
 
 
 def _is_folder(path: str) -> bool:
-    return os.path.isdir(path) and not os.path.islink(path)
+    return is_url(path) or (os.path.isdir(path) and not os.path.islink(path))
 
 
 def _remove(path: str) -> None:

@@ -1,0 +1,83 @@
+"""Files at URLs, such as `s3://bucket/run`, through fsspec.
+
+An object store renames nothing and has no locks. But a file is there as a whole or not at all, and so a checkpoint
+exists once its manifest does, which is written last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ddp.errors import CheckpointError, how_to_install
+
+
+def is_url(path: str) -> bool:
+    """Whether a path names a file system of fsspec: `is_url("s3://bucket/run")`."""
+    return "://" in path
+
+
+@contextlib.contextmanager
+def _file_system(url: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL, and the path there. What its library raises in the block becomes an OSError.
+
+    Raises: CheckpointError if fsspec, or its library for this file system, is not installed.
+    """
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise CheckpointError(f"{url}: URLs go through fsspec, which is missing: {how_to_install('fsspec')}") from None
+    try:
+        system, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise CheckpointError(f"{url}: {error}") from None
+    try:
+        system.invalidate_cache()  # of what was there earlier: other hosts write, too
+        yield system, path
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def list_names(url: str) -> list[str]:
+    """The names in a folder. Raises: OSError, as all functions here."""
+    with _file_system(url) as (system, path):
+        return [each.rstrip("/").rpartition("/")[2] for each in system.ls(path, detail=False)]
+
+
+def exists(url: str) -> bool:
+    """Whether there is something of that name."""
+    with _file_system(url) as (system, path):
+        try:
+            system.info(path)  # `system.exists` is False for storage that cannot be reached, too
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def make_folder(url: str) -> None:
+    """Makes a folder where the storage has folders."""
+    with _file_system(url) as (system, path):
+        system.makedirs(path, exist_ok=True)
+
+
+def open_file(url: str) -> Any:
+    """A binary file for reading."""
+    with _file_system(url) as (system, path):
+        return system.open(path, "rb")
+
+
+def write_file(url: str, chunks: Iterable[memoryview]) -> int:
+    """Writes a file, in the place of one that is there, and returns its length."""
+    with _file_system(url) as (system, path), system.open(path, "wb") as file:
+        return sum(file.write(chunk) for chunk in chunks)
+
+
+def remove_folder(url: str, first: str) -> None:
+    """Removes a folder and all that is in it, if there is one. first: the name of the file that goes before others"""
+    for each in (f"{url}/{first}", url):
+        if exists(each):
+            with _file_system(each) as (system, path):
+                system.rm(path, recursive=True)
