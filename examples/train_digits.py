@@ -48,7 +48,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda: one GPU a rank (default: cpu)")
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="write one JSON line a step: step, loss")
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save there, and go on from what is there")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save there, a path or URL, and go on from what is there")
     parser.add_argument("--every", type=_at_least(1), default=100, help="steps between two saves (default: 100)")
     return parser.parse_args(argv)
 
