@@ -1,4 +1,4 @@
-"""The Dockerfile and the manifests of Kubernetes, as far as they can be checked without Docker and without a cluster."""
+"""The Dockerfile and the manifests of Kubernetes, as far as they can be checked without Docker and a cluster."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def test_manifests_are_of_the_published_schema(name: str) -> None:
 
 
 def test_the_parts_of_a_job_find_each_other(tmp_path: Path) -> None:
-    spec, job = manifest("runtime.yaml")["spec"], manifest("trainjob.yaml")
-    assert job["spec"]["runtimeRef"]["name"] == manifest("runtime.yaml")["metadata"]["name"]
-    node, launcher = (each["template"]["spec"]["template"]["spec"] for each in spec["template"]["spec"]["replicatedJobs"])
-    keys = spec["mlPolicy"]["mpi"]["sshAuthMountPath"]
+    runtime, job = manifest("runtime.yaml"), manifest("trainjob.yaml")
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    node, launcher = (each["template"]["spec"]["template"]["spec"] for each in replicated)
+    keys = runtime["spec"]["mlPolicy"]["mpi"]["sshAuthMountPath"]
     user = f"--uid {node['securityContext']['runAsUser']} {Path(keys).parent.name}"
     port = node["containers"][0]["readinessProbe"]["tcpSocket"]["port"]
     config = node["containers"][0]["command"][-1]
