@@ -20,7 +20,7 @@ from collectives import __version__ as release
 
 project = "ddp-runtime"
 extensions = [
-    "myst_parser",
+    "myst_nb",  # which is myst_parser, and shows notebooks as they are stored
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
@@ -34,6 +34,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 highlight_language = "none"  # of fences that name none
 myst_heading_anchors = 4
+nb_execution_mode = "off"
 default_role = "code"
 autodoc_default_options = {"members": True}
 copybutton_prompt_text = "$ "
@@ -44,8 +45,13 @@ autodoc_typehints_format = "short"
 suppress_warnings = ["myst.xref_missing"]
 
 
-def make_reference(app: Any, config: Any) -> None:
+def make_pages(app: Any, config: Any) -> None:
+    """Makes those pages that are made from other files: the reference, and the notebook among the examples."""
     reference.write(Path(app.srcdir, "api"))
+    stored = Path(app.srcdir).parent / "examples/notebook.ipynb"
+    page = Path(app.srcdir, "notebook.ipynb")
+    if not page.exists() or page.read_bytes() != stored.read_bytes():  # else Sphinx would read it again
+        page.write_bytes(stored.read_bytes())
 
 
 def docstring_to_rst(app: Any, what: str, name: str, member: Any, options: Any, lines: list[str]) -> None:
@@ -71,5 +77,5 @@ def link_pictures(app: Any, doctree: Any) -> None:
 def setup(app: Any) -> None:
     app.connect("doctree-read", link_pictures)
     app.connect("source-read", add_results)
-    app.connect("config-inited", make_reference)
+    app.connect("config-inited", make_pages)
     app.connect("autodoc-process-docstring", docstring_to_rst)

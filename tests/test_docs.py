@@ -87,3 +87,10 @@ def test_the_messages_of_troubleshooting_exist() -> None:
 def test_the_page_of_examples_has_them_all() -> None:
     shown = re.findall(r"^\| \[([\w.]+)\]\(\.\./examples/\1\)", (ROOT / "docs/examples.md").read_text(), re.M)
     assert sorted(shown) == sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_file())
+
+
+def test_the_parts_of_the_readme_that_the_index_includes_are_there() -> None:
+    readme = (ROOT / "README.md").read_text()
+    marks = re.findall(r'^:(?:start-after|end-before): "(.*)"$', (ROOT / "docs/index.md").read_text(), re.M)
+    assert [mark for mark in marks if mark not in readme] == []
+    assert len(marks) == 6
