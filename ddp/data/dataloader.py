@@ -88,7 +88,13 @@ class DataLoader:
         method = multiprocessing_context or "forkserver"
         method = method if isinstance(method, str) else method.get_start_method()
         of_workers = prefetch_factor is not None or persistent_workers or timeout
+        unsized = not self._stream and sampler is None and batch_sampler is None and not hasattr(dataset, "__len__")
+        kind = type(dataset).__name__
         for wrong, why in (
+            (
+                unsized,
+                f"a stream such as {kind} goes into an IterableDataset whose __iter__ gives each worker its part",
+            ),
             (self._stream and ordered, "an IterableDataset has its own order: no shuffle, sampler or batch_sampler"),
             (sampler is not None and shuffle, "the sampler decides on the order: no shuffle with it"),
             (batch_sampler is not None and listed, "no batch_size, shuffle, sampler or drop_last with a batch_sampler"),

@@ -225,6 +225,7 @@ def test_a_subset_of_what_is_not_there_is_no_other_sample(make: Any) -> None:
         ({"multiprocessing_context": "thread"}, "thread"),
         ({"dataset": Stream(4), "shuffle": True}, "IterableDataset"),
         ({"dataset": Stream(4), "batch_sampler": [[1]]}, "IterableDataset"),
+        ({"dataset": iter(())}, "a stream such as tuple_iterator goes into an IterableDataset"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
