@@ -43,6 +43,7 @@ NEEDS = (
     (r"torch|safetensors|oracle", "PyTorch and safetensors", "oracle"),
     (r"NVRTC", "NVRTC", "nvrtc"),
     (r"tensorboard", "TensorBoard", "tensorboard"),
+    (r"recipes", "libraries of docs/recipes.md", "recipes"),
     (r"CuPy|cupy|GPU|CUDA|cublas|cudnn|nccl", "a GPU and its libraries", ""),
     (r"", "something else: -rs says what", ""),
 )

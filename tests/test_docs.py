@@ -20,20 +20,16 @@ from tests.docs.snippets import names_from_before, names_made
 ROOT = Path(__file__).parent.parent
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = [pytest.param(program, id=program[0].place) for file in FILES for program in programs(file)]
+# Those that need a library of the extra `recipes`, which a word of their first block names.
+LIBRARIES = ("datasets", "fsspec", "webdataset")
+RECIPES = [program for program in PROGRAMS if set(program.values[0][0].words) & set(LIBRARIES)]
+PLAIN = [program for program in PROGRAMS if program not in RECIPES]
 # Pages that are about several ranks.
-ON_TWO_RANKS = ("README.md", "data-parallel.md", "checkpoints.md", "recipes.md")
-LIBRARIES = ("datasets", "fsspec", "webdataset")  # words of blocks that need them
+ON_TWO_RANKS = ("README.md", "data-parallel.md", "checkpoints.md")
 
 
-def skip_without_libraries(program: list[Block]) -> None:
-    for library in {word for block in program for word in block.words if word in LIBRARIES}:
-        if importlib.util.find_spec(library) is None:
-            pytest.skip(f"needs {library}: extra recipes")
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PLAIN)
 def test_a_program_runs(program: list[Block], run_job: Run, tmp_path: Path) -> None:
-    skip_without_libraries(program)
     (tmp_path / "program.py").write_text("\n".join(block.code for block in program if "gpu" not in block.words))
     (tmp_path / "train.py").write_text("")  # what a block about launching launches
     done = run_job([sys.executable, "program.py"], cwd=tmp_path)
@@ -41,13 +37,24 @@ def test_a_program_runs(program: list[Block], run_job: Run, tmp_path: Path) -> N
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("program", [program for program in PROGRAMS if program.values[0][0].page in ON_TWO_RANKS])
+@pytest.mark.parametrize("program", [program for program in PLAIN if program.values[0][0].page in ON_TWO_RANKS])
 def test_a_program_runs_on_two_ranks(program: list[Block], run_job: Run, tmp_path: Path) -> None:
-    skip_without_libraries(program)
     (tmp_path / "program.py").write_text("\n".join(block.code for block in program))
     for _ in range(2):  # the second one finds what the first has saved
         done = run_job([sys.executable, "-m", "launcher", "-n", "2", "program.py"], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("program", RECIPES)
+def test_a_recipe_runs(program: list[Block], ranks: int, run_job: Run, tmp_path: Path) -> None:
+    library = program[0].words[0]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} of the extra recipes is not installed")
+    (tmp_path / "program.py").write_text("\n".join(block.code for block in program))
+    done = run_job([sys.executable, "-m", "launcher", "-n", str(ranks), "program.py"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
