@@ -47,6 +47,8 @@ PUBLIC = (
     ddp.nn.init,
     parameter,
     ddp.nn.utils,
+    ddp.nn.utils.parametrizations,
+    ddp.nn.utils.parametrize,
     ddp.nn.utils.rnn,
     ddp.optim,
     ddp.optim.lr_scheduler,

@@ -1,8 +1,12 @@
-"""Utilities for parameters and gradients: clipping, conversion to one vector, padding of sequences."""
+"""Utilities for parameters and gradients: clipping, one vector of all, padding of sequences, parametrizations."""
 
-from ddp.nn.utils import rnn
+from ddp.nn.utils import parametrizations, parametrize, rnn
 from ddp.nn.utils.clip_grad import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from ddp.nn.utils.convert_parameters import parameters_to_vector, vector_to_parameters
+from ddp.nn.utils.parametrizations import old_spectral_norm as spectral_norm
+from ddp.nn.utils.parametrizations import old_weight_norm as weight_norm
+from ddp.nn.utils.parametrizations import remove_weight_norm
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm", "parameters_to_vector"]
-__all__ += ["rnn", "vector_to_parameters"]
+__all__ += ["parametrizations", "parametrize", "remove_weight_norm", "rnn", "spectral_norm", "vector_to_parameters"]
+__all__ += ["weight_norm"]
