@@ -33,6 +33,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.nn.parallel.data_parallel": ("ddp.nn", {}),
     "ddp.nn.parallel.distributed": ("ddp.parallel", _DDP),
     "ddp.onnx": ("", {}),  # importable where nothing is exported
+    "ddp.optim.swa_utils": ("ddp.optim.swa_utils", {}),  # a file, of a floor above its package's
     "ddp.utils": ("", {}),
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),

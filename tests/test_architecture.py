@@ -171,7 +171,7 @@ FLOORS = {
         ("_cuda", "_native"),
         ("_tensor",),
         ("nn", "optim", "amp", "autograd", "backends", "cuda", "linalg", "return_types", "distributed", "testing"),
-        ("serialization", "multiprocessing", "parallel", "accelerator", "distributions", "_einops"),
+        ("serialization", "multiprocessing", "parallel", "accelerator", "distributions", "_einops", "optim.swa_utils"),
         ("data", "metrics", "tracing"),
         ("checkpoint",),
     ),

@@ -52,6 +52,7 @@ PUBLIC = (
     ddp.nn.utils.rnn,
     ddp.optim,
     ddp.optim.lr_scheduler,
+    ddp.optim.swa_utils,
     ddp.parallel,
     ddp.parallel.comm_hooks,
     ddp.return_types,

@@ -1,0 +1,183 @@
+"""Average of a model's weights over training, plain or exponential, and the learning rate that goes with them.
+
+It stands above layers and optimizers, since it is of both.
+
+Sources: Izmailov et al. 2018, arXiv:1803.05407 (stochastic weight averaging); Polyak & Juditsky 1992 (averaging).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ddp._engine import no_grad
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import zeros
+from ddp.errors import ArgumentError
+from ddp.nn.module import Module
+from ddp.nn.normalization import BatchNorm
+from ddp.optim.lr_scheduler import LRScheduler, _per_group
+from ddp.optim.optimizer import Optimizer
+
+__all__ = [
+    "SWALR",
+    "AveragedModel",
+    "get_ema_avg_fn",
+    "get_ema_multi_avg_fn",
+    "get_swa_avg_fn",
+    "get_swa_multi_avg_fn",
+    "update_bn",
+]
+
+# Of (the average so far, what comes to it, of how many it is); with "multi" of lists of tensors, in place.
+Average = Callable[..., Any]
+
+
+def get_ema_avg_fn(decay: float = 0.999) -> Average:
+    """The function decay * average + (1 - decay) * model. Raises: ArgumentError unless decay is in [0, 1]."""
+    if not 0 <= decay <= 1:
+        raise ArgumentError(f"decay is between 0 and 1, got {decay}")
+    return lambda average, model, count: decay * average + (1 - decay) * model
+
+
+def get_swa_avg_fn() -> Average:
+    """The function that makes the mean of n tensors and one more that of n + 1."""
+    return lambda average, model, count: average + (model - average) / (count + 1)
+
+
+def _for_lists(function: Average) -> Average:
+    @no_grad()
+    def update(averages: list[Tensor], models: list[Tensor], count: Any) -> None:
+        for average, model in zip(averages, models, strict=True):
+            average.copy_(function(average, model, count))
+
+    return update
+
+
+def get_ema_multi_avg_fn(decay: float = 0.999) -> Average:
+    """`get_ema_avg_fn` for lists of tensors, in place. Raises: ArgumentError."""
+    return _for_lists(get_ema_avg_fn(decay))
+
+
+def get_swa_multi_avg_fn() -> Average:
+    """`get_swa_avg_fn` for lists of tensors, in place."""
+    return _for_lists(get_swa_avg_fn())
+
+
+_take = _for_lists(lambda average, model, count: model)
+
+
+class AveragedModel(Module):
+    """A copy of a model whose parameters are averages of those that the model has had: plain means, unless told.
+
+    model: may be a DataParallel, of whose module this is a copy. device: where the copy is; None: where the model is.
+    avg_fn: (average, model's, n_averaged) -> new average; or multi_avg_fn, which changes the first of two lists in
+    place. use_buffers: buffers are averaged, too; otherwise they become the model's at each update.
+
+    The state dict has n_averaged, and the copy's as module. Raises: ArgumentError if both functions are given.
+    """
+
+    n_averaged: Tensor
+
+    def __init__(
+        self,
+        model: Module,
+        device: Any = None,
+        avg_fn: Average | None = None,
+        multi_avg_fn: Average | None = None,
+        use_buffers: bool = False,
+    ) -> None:
+        super().__init__()
+        if avg_fn is not None and multi_avg_fn is not None:
+            raise ArgumentError("AveragedModel: give avg_fn or multi_avg_fn, not both")
+        self.module = copy.deepcopy(model)
+        if device is not None:
+            self.module.to(device)
+        self.register_buffer("n_averaged", zeros((), dtype="int64", device=device))
+        self.update = multi_avg_fn or _for_lists(avg_fn or get_swa_avg_fn())
+        self.use_buffers = use_buffers
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the copy returns."""
+        return self.module(*args, **kwargs)
+
+    @no_grad()
+    def update_parameters(self, model: Module) -> None:
+        """Takes the model's present parameters into the averages; the first time they become these."""
+        averages: list[Tensor] = list(self.module.parameters())
+        models: list[Tensor] = list(model.parameters())
+        own = list(self.module.buffers())
+        given = list(model.buffers())
+        if self.use_buffers:
+            averages += own
+            models += given
+            own = given = []
+        models = [new.to(average.device) for average, new in zip(averages, models, strict=True)]
+        count = self.n_averaged.to(averages[0].device)
+        (self.update if count > 0 else _take)(averages, models, count)
+        _take(own, given, count)
+        self.n_averaged += 1
+
+
+@no_grad()
+def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
+    """Computes the running statistics of batch norm anew, as means over all batches of `loader`.
+
+    loader: gives inputs of the model, or tuples or lists that begin with one. device: where inputs are moved
+    """
+    momenta = {module: module.momentum for module in model.modules() if isinstance(module, BatchNorm)}
+    if not momenta:
+        return
+    training = model.training
+    model.train()
+    try:
+        for module in momenta:
+            module.reset_running_stats()
+            module.momentum = None  # the mean of all batches
+        for batch in loader:
+            inputs = batch[0] if isinstance(batch, list | tuple) else batch
+            model(inputs if device is None else inputs.to(device))
+    finally:
+        for module, momentum in momenta.items():
+            module.momentum = momentum
+        model.train(training)
+
+
+class SWALR(LRScheduler):
+    """From the present rate to swa_lr in `anneal_epochs` epochs, where it stays; anneal_strategy: "cos" or "linear".
+
+    swa_lr: a rate, or one for each group. Raises: ArgumentError for another strategy, or epochs below 0.
+    """
+
+    _is_relative = True
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        swa_lr: float | list[float],
+        anneal_epochs: int = 10,
+        anneal_strategy: str = "cos",
+        last_epoch: int = -1,
+    ) -> None:
+        if anneal_strategy not in ("cos", "linear") or anneal_epochs < 0:
+            raise ArgumentError(f"SWALR: expected 'cos' or 'linear', and epochs, got {anneal_strategy, anneal_epochs}")
+        self._attach(optimizer)
+        for group, rate in zip(optimizer.param_groups, _per_group("swa_lr", optimizer, swa_lr), strict=True):
+            group["swa_lr"] = rate
+        self._begin(optimizer, last_epoch, anneal_epochs=anneal_epochs, _anneal_strategy=anneal_strategy)
+
+    def get_lr(self) -> list[float]:
+        epoch = max(self._step_count - 1, self.anneal_epochs == 0)
+        before = self._left(epoch - 1)
+        factor = self._left(epoch) / before if before else 0.0
+        return [
+            group["swa_lr"] + (rate - group["swa_lr"]) * factor
+            for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True)
+        ]
+
+    def _left(self, epoch: int) -> float:
+        """How much of the way to swa_lr is left at an epoch, of 1."""
+        left = 1 - min(max(epoch, 0) / max(self.anneal_epochs, 1), 1)
+        return left if self._anneal_strategy == "linear" else (1 - math.cos(math.pi * left)) / 2

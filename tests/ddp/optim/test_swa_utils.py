@@ -1,0 +1,164 @@
+"""Averaged models, their statistics and their rates beside PyTorch's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from ddp.errors import ArgumentError
+
+torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+Make = Callable[[Any, Any], Any]  # (the package, the model)
+
+
+def multi(averages: Any, models: Any, count: Any) -> None:
+    for average, model in zip(averages, models, strict=True):
+        average += (model - average) // (count + 1) if str(average.dtype).endswith("int64") else (model - average) / 3
+
+
+CASES: dict[str, Make] = {
+    "mean": lambda t, m: t.optim.swa_utils.AveragedModel(m),
+    "mean-buffers": lambda t, m: t.optim.swa_utils.AveragedModel(m, use_buffers=True),
+    "own": lambda t, m: t.optim.swa_utils.AveragedModel(m, avg_fn=lambda average, x, n: 0.1 * average + 0.9 * x / n),
+    "own-multi": lambda t, m: t.optim.swa_utils.AveragedModel(m, "cpu", multi_avg_fn=multi, use_buffers=True),
+    **{
+        f"{name}-{parts}": lambda t, m, name=name, parts=parts: t.optim.swa_utils.AveragedModel(
+            m, **{name: getattr(t.optim.swa_utils, f"get_{parts}_{name}")()}
+        )
+        for name in ("avg_fn", "multi_avg_fn")
+        for parts in ("ema", "swa")
+    },
+}
+
+
+def network(t: Any) -> Any:
+    return t.nn.Sequential(t.nn.Linear(3, 4), t.nn.BatchNorm1d(4), t.nn.Dropout(0.0), t.nn.Linear(4, 2)).double()
+
+
+def networks() -> tuple[Any, Any]:
+    ours, theirs = network(ddp), network(torch)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def batches(t: Any) -> list[Any]:
+    generator = np.random.default_rng(0)
+    return [t.tensor(generator.standard_normal((6, 3))) for _ in range(4)]
+
+
+def train(t: Any, model: Any, averaged: Any) -> None:
+    optimizer = t.optim.SGD(model.parameters(), lr=0.1)
+    for x in batches(t):
+        optimizer.zero_grad()
+        (model(x) ** 2).mean().backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+
+
+def assert_same(ours: Any, theirs: Any, tolerance: float = 1e-12) -> None:
+    mine, other = ours.state_dict(), theirs.state_dict()
+    assert list(mine) == list(other)
+    for path, value in other.items():
+        np.testing.assert_allclose(mine[path].numpy(), value.numpy(), tolerance, tolerance, err_msg=path)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_averages(case: str) -> None:
+    averages = []
+    for t, model in zip((ddp, torch), networks(), strict=True):
+        averaged = CASES[case](t, model)
+        train(t, model, averaged)
+        averages.append(averaged)
+    # There PyTorch rounds 1/(n + 1) to float32.
+    assert_same(*averages, 1e-7 if case == "multi_avg_fn-swa" else 1e-12)
+    averages[0].load_state_dict(averages[1].state_dict())
+    resumed = CASES[case](ddp, network(ddp))
+    resumed.load_state_dict(averages[1].state_dict())
+    assert_same(resumed, averages[1])
+    x = np.ones((2, 3))
+    ours, theirs = (each.eval() for each in averages)
+    np.testing.assert_allclose(ours(ddp.tensor(x)).detach().numpy(), theirs(torch.tensor(x)).detach().numpy(), 1e-12)
+
+
+def test_update_bn() -> None:
+    ours, theirs = networks()
+    momenta = [0.1, 0.1]
+    for t, model in ((ddp, ours), (torch, theirs)):
+        model.eval()
+        t.optim.swa_utils.update_bn([(x, 0) for x in batches(t)], model, device="cpu")
+        t.optim.swa_utils.update_bn(batches(t)[:3], model)
+        assert not model.training
+        momenta.append(model[1].momentum)
+    assert set(momenta) == {0.1}
+    assert_same(ours, theirs)
+    with pytest.raises(RuntimeError):
+        ddp.optim.swa_utils.update_bn([ddp.ones(2, 5)], ours)
+    assert ours[1].momentum == 0.1
+
+
+def test_an_average_of_a_data_parallel_model() -> None:
+    ours, theirs = networks()
+    expected = torch.optim.swa_utils.AveragedModel(theirs)
+    train(torch, theirs, expected)
+
+    def rank(comm: Any) -> Any:
+        model = ddp.DataParallel(network(ddp), comm)
+        model.load_state_dict(ours.state_dict())
+        averaged = ddp.optim.swa_utils.AveragedModel(model)
+        train(ddp, model, averaged)
+        return averaged
+
+    for averaged in collectives.run_threads(rank, size=2):
+        assert_same(averaged, expected)
+
+
+RATES: dict[str, dict[str, Any]] = {
+    "cos": {"swa_lr": 0.05, "anneal_epochs": 7},
+    "linear": {"swa_lr": [0.5, 0.01], "anneal_epochs": 4, "anneal_strategy": "linear"},
+    "at once": {"swa_lr": 0.02, "anneal_epochs": 0},
+}
+
+
+def schedules(t: Any, case: str) -> tuple[Any, Any]:
+    groups = [{"params": [t.ones(1, requires_grad=True)]}, {"params": [t.ones(1, requires_grad=True)], "lr": 0.3}]
+    optimizer = t.optim.SGD(groups, lr=0.1)
+    return t.optim.lr_scheduler.ExponentialLR(optimizer, 0.9), t.optim.swa_utils.SWALR(optimizer, **RATES[case])
+
+
+def rates(schedule: Any, swa: Any, epochs: range) -> list[Any]:
+    found = []
+    for epoch in epochs:
+        swa.optimizer.step()
+        (schedule if epoch < 3 else swa).step()
+        found.append([group["lr"] for group in swa.optimizer.param_groups])
+    return found
+
+
+@pytest.mark.parametrize("case", RATES)
+def test_rates(case: str) -> None:
+    ours, theirs = schedules(ddp, case), schedules(torch, case)
+    np.testing.assert_allclose(rates(*ours, range(6)), rates(*theirs, range(6)), rtol=1e-12)
+    resumed = schedules(ddp, case)
+    for held, saved in zip((resumed[1].optimizer, *resumed), (theirs[1].optimizer, *theirs), strict=True):
+        held.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    np.testing.assert_allclose(rates(*resumed, range(6, 15)), rates(*theirs, range(6, 15)), rtol=1e-12)
+    assert set(ours[1].state_dict()) <= set(theirs[1].state_dict())
+
+
+def test_bad_arguments() -> None:
+    swa_utils = ddp.optim.swa_utils
+    with pytest.raises(ArgumentError, match="avg_fn or multi_avg_fn"):
+        swa_utils.AveragedModel(network(ddp), avg_fn=min, multi_avg_fn=min)
+    with pytest.raises(ArgumentError, match="decay is between 0 and 1"):
+        swa_utils.get_ema_multi_avg_fn(1.5)
+    optimizer = ddp.optim.SGD(network(ddp).parameters(), lr=0.1)
+    for options in ({"anneal_strategy": "sin"}, {"anneal_epochs": -1}):
+        with pytest.raises(ArgumentError, match="SWALR: expected"):
+            swa_utils.SWALR(optimizer, 0.1, **options)
