@@ -96,7 +96,8 @@ class AveragedModel(Module):
         if device is not None:
             self.module.to(device)
         self.register_buffer("n_averaged", zeros((), dtype="int64", device=device))
-        self.update = multi_avg_fn or _for_lists(avg_fn or get_swa_avg_fn())
+        self.avg_fn = avg_fn
+        self.multi_avg_fn = multi_avg_fn
         self.use_buffers = use_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +117,8 @@ class AveragedModel(Module):
             own = given = []
         models = [new.to(average.device) for average, new in zip(averages, models, strict=True)]
         count = self.n_averaged.to(averages[0].device)
-        (self.update if count > 0 else _take)(averages, models, count)
+        update = self.multi_avg_fn or _for_lists(self.avg_fn or get_swa_avg_fn())
+        (update if count > 0 else _take)(averages, models, count)
         _take(own, given, count)
         self.n_averaged += 1
 

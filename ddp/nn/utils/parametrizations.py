@@ -67,10 +67,9 @@ class _SpectralNorm(Module):
         """vectors: those of the older form, in which v comes first."""
         matrix = _as_matrix(weight, self.dim)
         u, v = vectors or (self._u, self._v)
-        if self.training and vectors:
-            self.iterate(matrix.T, v, u, self.iterations)
-        elif self.training:
-            self.iterate(matrix, u, v, self.iterations)
+        if self.training:
+            order = (matrix.T, v, u) if vectors else (matrix, u, v)
+            self.iterate(*order, self.iterations)
         # Copies: backward reads u and v, and the next forward writes them.
         return weight / u.clone().dot(matrix.mv(v.clone()))
 
