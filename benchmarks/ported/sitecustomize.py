@@ -127,8 +127,12 @@ def draw_from_ddp(torch: Any) -> None:
             self._ours = ddp.data.DataLoader(self.dataset, self.batch_size, **options)
         return iter(self._ours)
 
-    def multinomial(input: Any, num_samples: int, replacement: bool = False, **_: Any) -> Any:
-        return taken(ddp.multinomial(ddp.from_numpy(input.detach().numpy()), num_samples, replacement))
+    def multinomial(input: Any, num_samples: int, replacement: bool = False, generator: Any = None) -> Any:
+        given = ddp.from_numpy(input.detach().numpy())
+        return taken(ddp.multinomial(given, num_samples, replacement, generator=generator))
+
+    def normal(mean: Any, std: Any, **_: Any) -> Any:
+        return mean + std * torch.randn(*mean.shape, dtype=mean.dtype)
 
     seed: Callable[[int], Any] = torch.manual_seed
 
@@ -144,6 +148,7 @@ def draw_from_ddp(torch: Any) -> None:
         filled(method)
     for function in ("dropout", "dropout1d", "dropout2d"):
         dropped(function)
+    torch.Generator, torch.normal = ddp.Generator, normal
     torch.multinomial, torch.manual_seed, torch.utils.data.DataLoader.__iter__ = multinomial, manual_seed, iterate
 
 

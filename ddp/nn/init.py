@@ -190,9 +190,9 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: BaseGenerator | No
         return tensor
     rows, xp = tensor.shape[0], tensor.device.xp
     columns = tensor.numel() // rows
-    flat = randn(max(rows, columns), min(rows, columns), generator=generator, dtype="float64", device=tensor.device)
+    flat = randn(rows, columns, generator=generator, dtype="float64", device=tensor.device)
     with on(flat.device):
-        q, r = xp.linalg.qr(flat.array)
+        q, r = xp.linalg.qr(flat.array.T if rows < columns else flat.array)
         q *= xp.sign(xp.diagonal(r))  # uniform over all such matrices: the factorisation alone prefers some
         return tensor.copy_((q.T if rows < columns else q).reshape(tensor.shape) * gain)
 
