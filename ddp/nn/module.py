@@ -43,7 +43,6 @@ class Module(HasStateDict, HasHooks):
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
     _non_persistent_buffers_set: set[str]  # names of buffers that are not in the state dict
-    _parametrized_: ClassVar[dict[str, Any]] = {}  # by name, see nn.utils.parametrize
     _shown: ClassVar[str] = ""  # the settings in a layer's text, those as "name=" with their names
     _usual: ClassVar[dict[str, Any]] = {}  # those that are there, too, where they are not this
 
@@ -71,8 +70,8 @@ class Module(HasStateDict, HasHooks):
     def __setattr__(self, name: str, value: Any) -> None:
         if "_parameters" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
-        if name in self._parametrized_:
-            self._parametrized_[name].right_inverse(value, self)
+        if name in (computed := self._computed()):
+            computed[name].right_inverse(value)
         elif isinstance(value, Parameter):
             self._put(name, value, self._parameters)
         elif isinstance(value, Module):
@@ -97,9 +96,13 @@ class Module(HasStateDict, HasHooks):
             for part in (own["_parameters"], own["_buffers"], own["_modules"]):
                 if name in part:
                     return part[name]
-            if name in self._parametrized_:
-                return self._parametrized_[name].forward(self)
+            if name in (computed := self._computed()):
+                return computed[name]()
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def _computed(self) -> Any:
+        """What computes tensors of this module, by their names: see nn.utils.parametrize."""
+        return self.__dict__["_modules"].get("parametrizations", ())
 
     def __delattr__(self, name: str) -> None:
         for part in (self._parameters, self._buffers, self._modules):

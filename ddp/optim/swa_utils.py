@@ -21,15 +21,7 @@ from ddp.nn.normalization import BatchNorm
 from ddp.optim.lr_scheduler import LRScheduler, _per_group
 from ddp.optim.optimizer import Optimizer
 
-__all__ = [
-    "SWALR",
-    "AveragedModel",
-    "get_ema_avg_fn",
-    "get_ema_multi_avg_fn",
-    "get_swa_avg_fn",
-    "get_swa_multi_avg_fn",
-    "update_bn",
-]
+__all__ = ["SWALR", "AveragedModel", "get_ema_avg_fn", "get_ema_multi_avg_fn", "update_bn"]
 
 # Of (the average so far, what comes to it, of how many it is); with "multi" of lists of tensors, in place.
 Average = Callable[..., Any]
@@ -42,9 +34,9 @@ def get_ema_avg_fn(decay: float = 0.999) -> Average:
     return lambda average, model, count: decay * average + (1 - decay) * model
 
 
-def get_swa_avg_fn() -> Average:
-    """The function that makes the mean of n tensors and one more that of n + 1."""
-    return lambda average, model, count: average + (model - average) / (count + 1)
+def get_ema_multi_avg_fn(decay: float = 0.999) -> Average:
+    """`get_ema_avg_fn` for lists of tensors, in place. Raises: ArgumentError."""
+    return _for_lists(get_ema_avg_fn(decay))
 
 
 def _for_lists(function: Average) -> Average:
@@ -56,17 +48,8 @@ def _for_lists(function: Average) -> Average:
     return update
 
 
-def get_ema_multi_avg_fn(decay: float = 0.999) -> Average:
-    """`get_ema_avg_fn` for lists of tensors, in place. Raises: ArgumentError."""
-    return _for_lists(get_ema_avg_fn(decay))
-
-
-def get_swa_multi_avg_fn() -> Average:
-    """`get_swa_avg_fn` for lists of tensors, in place."""
-    return _for_lists(get_swa_avg_fn())
-
-
 _take = _for_lists(lambda average, model, count: model)
+_mean = _for_lists(lambda average, model, count: average + (model - average) / (count + 1))
 
 
 class AveragedModel(Module):
@@ -90,7 +73,7 @@ class AveragedModel(Module):
         use_buffers: bool = False,
     ) -> None:
         super().__init__()
-        if avg_fn is not None and multi_avg_fn is not None:
+        if avg_fn and multi_avg_fn:
             raise ArgumentError("AveragedModel: give avg_fn or multi_avg_fn, not both")
         self.module = copy.deepcopy(model)
         if device is not None:
@@ -109,17 +92,15 @@ class AveragedModel(Module):
         """Takes the model's present parameters into the averages; the first time they become these."""
         averages: list[Tensor] = list(self.module.parameters())
         models: list[Tensor] = list(model.parameters())
-        own = list(self.module.buffers())
-        given = list(model.buffers())
         if self.use_buffers:
-            averages += own
-            models += given
-            own = given = []
-        models = [new.to(average.device) for average, new in zip(averages, models, strict=True)]
-        count = self.n_averaged.to(averages[0].device)
-        update = self.multi_avg_fn or _for_lists(self.avg_fn or get_swa_avg_fn())
-        (update if count > 0 else _take)(averages, models, count)
-        _take(own, given, count)
+            averages += self.module.buffers()
+            models += model.buffers()
+        else:
+            _take(self.module.buffers(), model.buffers(), self.n_averaged)
+        update = self.multi_avg_fn or (_for_lists(self.avg_fn) if self.avg_fn else _mean)
+        if self.n_averaged == 0:
+            update = _take
+        update(averages, [new.to(old.device) for old, new in zip(averages, models, strict=True)], self.n_averaged)
         self.n_averaged += 1
 
 
@@ -130,15 +111,13 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
     loader: gives inputs of the model, or tuples or lists that begin with one. device: where inputs are moved
     """
     momenta = {module: module.momentum for module in model.modules() if isinstance(module, BatchNorm)}
-    if not momenta:
-        return
     training = model.training
     model.train()
     try:
         for module in momenta:
             module.reset_running_stats()
             module.momentum = None  # the mean of all batches
-        for batch in loader:
+        for batch in loader if momenta else ():
             inputs = batch[0] if isinstance(batch, list | tuple) else batch
             model(inputs if device is None else inputs.to(device))
     finally:
@@ -150,7 +129,7 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
 class SWALR(LRScheduler):
     """From the present rate to swa_lr in `anneal_epochs` epochs, where it stays; anneal_strategy: "cos" or "linear".
 
-    swa_lr: a rate, or one for each group. Raises: ArgumentError for another strategy, or epochs below 0.
+    swa_lr: a rate, or one for each group. Raises: ArgumentError for another strategy.
     """
 
     _is_relative = True
@@ -163,9 +142,8 @@ class SWALR(LRScheduler):
         anneal_strategy: str = "cos",
         last_epoch: int = -1,
     ) -> None:
-        if anneal_strategy not in ("cos", "linear") or anneal_epochs < 0:
-            raise ArgumentError(f"SWALR: expected 'cos' or 'linear', and epochs, got {anneal_strategy, anneal_epochs}")
-        self._attach(optimizer)
+        if anneal_strategy not in ("cos", "linear"):
+            raise ArgumentError(f"SWALR: expected anneal_strategy 'cos' or 'linear', got {anneal_strategy!r}")
         for group, rate in zip(optimizer.param_groups, _per_group("swa_lr", optimizer, swa_lr), strict=True):
             group["swa_lr"] = rate
         self._begin(optimizer, last_epoch, anneal_epochs=anneal_epochs, _anneal_strategy=anneal_strategy)
@@ -174,12 +152,10 @@ class SWALR(LRScheduler):
         epoch = max(self._step_count - 1, self.anneal_epochs == 0)
         before = self._left(epoch - 1)
         factor = self._left(epoch) / before if before else 0.0
-        return [
-            group["swa_lr"] + (rate - group["swa_lr"]) * factor
-            for group, rate in zip(self.optimizer.param_groups, self._rates(), strict=True)
-        ]
+        swa = [group["swa_lr"] for group in self.optimizer.param_groups]
+        return [end + (rate - end) * factor for end, rate in zip(swa, self._rates(), strict=True)]
 
     def _left(self, epoch: int) -> float:
         """How much of the way to swa_lr is left at an epoch, of 1."""
-        left = 1 - min(max(epoch, 0) / max(self.anneal_epochs, 1), 1)
-        return left if self._anneal_strategy == "linear" else (1 - math.cos(math.pi * left)) / 2
+        done = min(max(epoch, 0) / max(self.anneal_epochs, 1), 1)
+        return 1 - done if self._anneal_strategy == "linear" else (1 + math.cos(math.pi * done)) / 2

@@ -118,13 +118,15 @@ def test_removing_parametrizations(norm: str, leave: bool) -> None:
     assert_same(ours, theirs)
 
 
-def test_removing_the_older_weight_norm() -> None:
-    ours, theirs = pair("conv", "old-weight")
+@pytest.mark.parametrize("norm", ["weight", "spectral"])
+def test_removing_the_older_form(norm: str) -> None:
+    ours, theirs = (each.eval() for each in pair("conv", f"old-{norm}"))
     for t, module in ((ddp, ours), (torch, theirs)):
-        t.nn.utils.remove_weight_norm(module)
+        remove = getattr(t.nn.utils, f"remove_{norm}_norm")
+        remove(module)
         train(t, module, "conv")
         with pytest.raises(ValueError, match="weight"):
-            t.nn.utils.remove_weight_norm(module)
+            remove(module)
     assert_same(ours, theirs)
 
 
@@ -138,7 +140,7 @@ def test_assigning_a_parametrized_tensor_changes_the_originals(norm: str) -> Non
     setattr(theirs, name, torch.tensor(x))
     assert_same(ours, theirs)
     assert all(a is b for a, b in zip(originals, ours.parameters(), strict=True))
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="shape"):
         setattr(ours, name, ddp.ones(2, 2))
 
 
@@ -195,8 +197,6 @@ def test_what_cannot_be_parametrized() -> None:
         register(module, "weight", Growing())
     assert module.weight is before
     assert register(module, "weight", Growing(), unsafe=True).weight.shape == (4, 3)
-    with pytest.raises(ArgumentError, match="parametrized already"):
-        nn.utils.weight_norm(module)
     with pytest.raises(ArgumentError, match="'bias' is not parametrized"):
         nn.utils.parametrize.remove_parametrizations(module, "bias")
     with pytest.raises(IndexError):
