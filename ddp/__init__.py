@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from ddp import optim as optim
     from ddp import parallel as parallel
     from ddp import return_types as return_types
+    from ddp import special as special
     from ddp import testing as testing
     from ddp import tracing as tracing
     from ddp.amp import autocast as autocast
@@ -95,7 +96,7 @@ _LATER = {
 }
 _MODULES = (
     "accelerator amp autograd backends checkpoint cuda data distributed distributions hub jit linalg metrics "
-    "multiprocessing nn onnx optim parallel return_types serialization testing tracing utils"
+    "multiprocessing nn onnx optim parallel return_types serialization special testing tracing utils"
 )
 
 __all__ = sorted(

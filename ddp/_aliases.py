@@ -38,6 +38,7 @@ MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.utils.checkpoint": ("ddp.autograd", {}),
     "ddp.utils.data": ("ddp.data", {}),
     "ddp.utils.tensorboard": ("ddp.metrics", {}),
+    "einops.layers.ddp": ("ddp._einops", {}),
     **{f"ddp.utils.data.{name}": ("ddp.data", {}) for name in ("dataloader", "dataset", "distributed", "sampler")},
 }
 # Single names that a package or a path has from elsewhere.

@@ -1,11 +1,21 @@
-"""Tensors in einops: the backend that it finds among the subclasses of its own once its module and `ddp` are there."""
+"""Tensors in einops: the backend that it finds among the subclasses of its own once its module and `ddp` are there.
+
+`einops.layers.ddp` has the layers here, as `einops.layers.torch` has PyTorch's.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+from einops import rearrange, reduce
 from einops._backends import AbstractBackend, TorchBackend
+from einops.layers import RearrangeMixin, ReduceMixin
+
+from ddp._tensor.core import Tensor
+from ddp.nn.module import Module
+
+__all__ = ["Rearrange", "Reduce"]
 
 
 class DdpBackend(TorchBackend, AbstractBackend):  # type: ignore[misc, unused-ignore]  # einops is typed where it is
@@ -18,4 +28,20 @@ class DdpBackend(TorchBackend, AbstractBackend):  # type: ignore[misc, unused-ig
         self.torch = sys.modules["ddp"]
 
     def layers(self) -> Any:
-        raise NotImplementedError("einops has no layers for ddp")
+        return sys.modules[__name__]
+
+
+class Rearrange(RearrangeMixin, Module):  # type: ignore[misc, unused-ignore]  # einops is typed where it is
+    """`einops.rearrange` as a layer: Rearrange("b c h w -> b (c h w)")."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: as the pattern says."""
+        return rearrange(input, self.pattern, **self.axes_lengths)
+
+
+class Reduce(ReduceMixin, Module):  # type: ignore[misc, unused-ignore]
+    """`einops.reduce` as a layer: Reduce("b c h w -> b c", "mean")."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: as the pattern says."""
+        return reduce(input, self.pattern, self.reduction, **self.axes_lengths)

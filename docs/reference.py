@@ -47,6 +47,7 @@ MODULES = (
     "ddp.parallel",
     "ddp.parallel.comm_hooks",
     "ddp.serialization",
+    "ddp.special",
     "ddp.testing",
     "ddp.tracing",
     "launcher",

@@ -170,7 +170,10 @@ FLOORS = {
         ("_engine", "ops"),
         ("_cuda", "_native"),
         ("_tensor",),
-        ("nn", "optim", "amp", "autograd", "backends", "cuda", "linalg", "return_types", "distributed", "testing"),
+        (
+            *("nn", "optim", "amp", "autograd", "backends", "cuda", "linalg", "return_types", "distributed", "testing"),
+            *("fft", "special"),
+        ),
         ("serialization", "multiprocessing", "parallel", "accelerator", "distributions", "_einops", "optim.swa_utils"),
         ("data", "metrics", "tracing"),
         ("checkpoint",),
@@ -368,6 +371,7 @@ def classes_defined_twice(files: Sources) -> list[str]:
 # Families that mirror each other by design: a layer or a method of tensors and its op, `cuda` as in PyTorch.
 MIRRORED: tuple[tuple[str, ...], ...] = (
     *(("ddp/nn", "ddp/ops"), ("ddp/_tensor", "ddp/ops"), ("ddp/amp", "ddp/backends"), ("ddp/_cuda", "ddp/_native")),
+    ("ddp", "ddp/ops"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Convolutions and their transposes. In one dimension they are those of images one line high."""
+"""Convolutions and their transposes. Those of lines and of volumes are made of those of images."""
 
 from __future__ import annotations
 
@@ -56,6 +56,43 @@ def conv2d(
     Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
     """
     return _conv("conv2d", (input, weight, bias), stride, padding, dilation, groups)
+
+
+def conv3d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Size = 1,
+    padding: Padding = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Convolution over volumes. input: (N, C, D, H, W) or (C, D, H, W), weight: (O, C/groups, KD, KH, KW), bias: (O,).
+
+    It is that of images whose channels are those of all planes that the kernel sees, in memory for KD times the input.
+    padding: as in conv2d. Returns (N, O, OD, OH, OW), with conv2d's sizes.
+
+    Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
+    """
+    if input.ndim == 4:
+        return conv3d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
+    if input.ndim != 5 or weight.ndim != 5 or input.shape[1] != weight.shape[1] * groups:
+        shapes = f"input {tuple(input.shape)}, weight {tuple(weight.shape)}, groups {groups}"
+        raise ShapeError(f"conv3d: {shapes}: expected (N, C, D, H, W) and (O, C/groups, KD, KH, KW)")
+    (step, *steps), (spread, *spreads) = numbers(stride, 3, "stride"), numbers(dilation, 3, "dilation")
+    kernel = weight.shape[2]
+    reach = spread * (kernel - 1)
+    around: Any = padding
+    before, after = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
+    if not isinstance(padding, str):
+        before, *around = numbers(padding, 3, "padding")
+        after = before
+    volume = pad(input, (0, 0, 0, 0, before, after))
+    window_of("conv3d", (volume.shape[2], 1), (kernel, 1), (step, 1), (min(before, 0), 0), (spread, 1))
+    planes = volume.unfold(2, reach + 1, step)[..., ::spread]  # (N, C, OD, H, W, KD)
+    images = planes.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
+    out = conv2d(images, weight.flatten(1, 2), bias, steps, around, spreads, groups)
+    return out.unflatten(0, (len(input), -1)).movedim(1, 2)
 
 
 def conv_transpose1d(
@@ -229,7 +266,7 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         init.reset_affine(self.weight, self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        """input: (N, C, L) or (C, L) in one dimension, (N, C, H, W) or (C, H, W) in two."""
+        """input: (N, C, L) or (C, L) in one dimension, (N, C, H, W) or (C, H, W) in two, and so on."""
         return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -237,7 +274,8 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = pad(input, self._widths(), mode=self.padding_mode), 0
-        return _conv(f"conv{self._dims}d", (input, weight, bias), self.stride, padding, self.dilation, self.groups)
+        convolve = (conv1d, conv2d, conv3d)[self._dims - 1]
+        return convolve(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def _widths(self) -> list[int]:
         """The padding before and after each dimension, the last first."""
@@ -265,6 +303,17 @@ class Conv2d(_Conv, dims=2):
     """Convolution over images. input: (N, in_channels, H, W); returns (N, out_channels, OH, OW), see functional.conv2d.
 
     weight: (out_channels, in_channels/groups, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
+    padding_mode: "zeros", "reflect", "replicate" or "circular".
+
+    Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.
+    """
+
+
+class Conv3d(_Conv, dims=3):
+    """Convolution over volumes. input: (N, in_channels, D, H, W); returns (N, out_channels, OD, OH, OW), see
+    functional.conv3d.
+
+    weight: (out_channels, in_channels/groups, KD, KH, KW); bias: (out_channels,). padding: numbers, "valid" or "same";
     padding_mode: "zeros", "reflect", "replicate" or "circular".
 
     Raises: ArgumentError unless groups divides both channel numbers; ShapeError, DtypeError when called.

@@ -365,7 +365,7 @@ class Module(HasStateDict, HasHooks):
             if name == "bias":
                 value = value is not None and value is not False
             usual = self._usual.get(name, self)  # self is no value: it is always shown
-            if value not in (usual, (usual,), (usual, usual)):  # or of each dimension
+            if value not in (usual, (usual,), (usual,) * 2, (usual,) * 3):  # or of each dimension
                 texts.append(f"{name}={value}" if named else f"{value}")
         return ", ".join(texts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -95,7 +96,16 @@ def rearranged(t: Any, x: Any) -> list[Any]:
         einops.reduce(x > 0, "b c h w -> b c", "any"),
         einops.einsum(patches, patches, "b i d, b j d -> b i j"),
         *einops.unpack(packed, shapes, "b * d"),
+        einops_layers(t)(x),
     ]
+
+
+def einops_layers(t: Any) -> Any:
+    """The modules of einops for this library, in a model that was pickled."""
+    layers = importlib.import_module(f"einops.layers.{t.__name__}")
+    net = t.nn.Sequential(layers.Rearrange("b c h w -> b h (w c)"), layers.Reduce("b (h p) d -> b d", "max", p=2))
+    assert isinstance(net[0], t.nn.Module)
+    return pickle.loads(pickle.dumps(net))
 
 
 def test_einops_agrees_with_itself_on_pytorch() -> None:

@@ -57,6 +57,7 @@ PUBLIC = (
     ddp.parallel.comm_hooks,
     ddp.return_types,
     ddp.serialization,
+    ddp.special,
     ddp.testing,
     ddp.tracing,
 )

@@ -23,6 +23,10 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Conv2d", (3, 4, (3, 1)), {"padding": (1, 0), "padding_mode": "replicate", "stride": 2}, (2, 3, 6, 5)),
     ("Conv2d", (3, 4, 4), {"padding": "same", "padding_mode": "circular", "dilation": 1}, (2, 3, 6, 5)),
     ("Conv2d", (4, 6, (2, 3)), {"stride": (2, 1), "dilation": (1, 2), "groups": 2, "bias": False}, (2, 4, 6, 7)),
+    ("Conv3d", (3, 4, 3), {"stride": (2, 1, 2), "padding": (1, 0, 2)}, (2, 3, 5, 4, 6)),
+    ("Conv3d", (4, 6, (2, 3, 1)), {"dilation": (2, 1, 1), "groups": 2, "bias": False}, (4, 4, 5, 3)),
+    ("Conv3d", (2, 3, (5, 3, 1)), {"padding": "same"}, (2, 2, 5, 4, 3)),
+    ("Conv3d", (2, 3, 3), {"padding": 1, "padding_mode": "replicate"}, (2, 2, 3, 4, 5)),
     ("ConvTranspose1d", (3, 4, 3), {"stride": 2}, (2, 3, 5)),
     ("ConvTranspose2d", (16, 1, 4), {"stride": 2, "padding": 1, "bias": False}, (2, 16, 4, 4)),
     ("ConvTranspose2d", (4, 6, 1), {"dilation": (2, 1), "output_padding": (1, 0)}, (2, 4, 3, 4)),
@@ -62,6 +66,7 @@ def test_transposes_take_the_output_size_when_called() -> None:
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")  # PyTorch says that it makes a padded copy
 def test_same_with_what_cannot_be_halved() -> None:
     agree_as_functions("conv2d", numbers(2, 3, 5, 6), numbers(4, 3, 2, 4), padding="same")
+    agree_as_functions("conv3d", numbers(2, 3, 4, 5, 6), numbers(4, 3, 4, 2, 3), padding="same")
 
 
 @pytest.mark.parametrize("channels", [3, 16])
@@ -87,6 +92,10 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
         ArgumentError,
         "not less than stride",
     ),
+    (lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 2, 3, 3, 3)), ShapeError, r"expected \(N, C, D, H, W\) and"),
+    (lambda f, z: f.conv3d(z(2, 3, 2, 4, 4), z(5, 3, 3, 3, 3)), ShapeError, r"kernel \(3, 1\) .* does not fit"),
+    (lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), stride=(0, 1, 1)), ArgumentError, "too small"),
+    (lambda f, z: f.conv3d(z(2, 3, 4, 4, 4), z(5, 3, 3, 3, 3), padding="all"), ArgumentError, "'valid' or 'same'"),
     (lambda f, z: f.fold(z(2, 12, 5), (4, 5), 2), ShapeError, "3 x 4 patches, not 5"),
     (lambda f, z: f.interpolate(z(2, 3, 4, 4)), ArgumentError, "give size or scale_factor"),
     (lambda f, z: f.interpolate(z(2, 3, 4, 4), 2, mode="area"), ArgumentError, "the mode is one of nearest"),
