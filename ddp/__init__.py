@@ -24,6 +24,7 @@ from ddp._engine import is_grad_enabled as is_grad_enabled
 from ddp._engine import is_inference_mode_enabled as is_inference_mode_enabled
 from ddp._engine import no_grad as no_grad
 from ddp._engine import set_grad_enabled as set_grad_enabled
+from ddp._tensor.complex_numbers import ComplexTensor as ComplexTensor
 from ddp._tensor.core import Tensor as Tensor
 from ddp._tensor.creation import *
 from ddp._tensor.dtypes import *
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from ddp import data as data
     from ddp import distributed as distributed
     from ddp import distributions as distributions
+    from ddp import fft as fft
     from ddp import hub as hub
     from ddp import jit as jit
     from ddp import linalg as linalg
@@ -95,7 +97,7 @@ _LATER = {
     "set_float32_matmul_precision": "backends",
 }
 _MODULES = (
-    "accelerator amp autograd backends checkpoint cuda data distributed distributions hub jit linalg metrics "
+    "accelerator amp autograd backends checkpoint cuda data distributed distributions fft hub jit linalg metrics "
     "multiprocessing nn onnx optim parallel return_types serialization special testing tracing utils"
 )
 

@@ -30,6 +30,7 @@ MODULES = (
     "ddp.distributions.constraints",
     "ddp.distributions.transforms",
     "ddp.errors",
+    "ddp.fft",
     "ddp.hub",
     "ddp.jit",
     "ddp.linalg",
@@ -59,6 +60,7 @@ SHARED = {"ddp.nn.functional": "ddp.nn"}  # a layer and its function are on one 
 TITLES = {
     "ddp._tensor.core": "Tensor",
     "ddp._tensor.base": "Tensor",
+    "ddp._tensor.complex_numbers": "Complex numbers",
     "ddp._tensor.creation": "Creation",
     "ddp._tensor.elementwise": "Elementwise",
     "ddp._tensor.reductions": "Reductions",

@@ -14,6 +14,7 @@ import numpy as np
 from ddp._device import device as Device
 from ddp._device import place
 from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import rename
 from ddp._tensor.dtypes import bool_, of_number, parse, promote, promote_scalar
@@ -237,6 +238,46 @@ def dstack(tensors: Sequence[Tensor]) -> Tensor:
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     """As hstack, but vectors and numbers are columns."""
     return hstack([x if x.ndim > 1 else x.reshape(-1, 1) for x in tensors])
+
+
+def complex(real: Tensor, imag: Tensor) -> ComplexTensor:
+    """real + i*imag, of tensors of one shape and dtype."""
+    return ComplexTensor(real, imag)
+
+
+def polar(abs: Tensor, angle: Tensor) -> ComplexTensor:
+    """abs*(cos angle + i*sin angle), of tensors of one shape and dtype."""
+    return ComplexTensor(abs * angle.cos(), abs * angle.sin())
+
+
+def view_as_complex(input: Tensor) -> ComplexTensor:
+    """The complex numbers of pairs: input (..., 2), result (...)."""
+    return ComplexTensor(*input.unbind(-1))
+
+
+def view_as_real(input: ComplexTensor) -> Tensor:
+    """Complex numbers as pairs: (..., 2). A copy."""
+    return stack([input.real, input.imag], -1)
+
+
+def real(input: ComplexTensor) -> Tensor:
+    """The real part."""
+    return input.real
+
+
+def imag(input: ComplexTensor) -> Tensor:
+    """The imaginary part."""
+    return input.imag
+
+
+def conj(input: ComplexTensor) -> ComplexTensor:
+    """real - i*imag"""
+    return input.conj()
+
+
+def angle(input: ComplexTensor) -> Tensor:
+    """In [-pi, pi]."""
+    return input.angle()
 
 
 def cartesian_prod(*tensors: Tensor) -> Tensor:

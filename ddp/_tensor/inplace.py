@@ -18,6 +18,7 @@ import numpy as np
 from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.base import Tensor, TensorBase, apply, check_current, guarded_run, needs_guard, written_in_graph
+from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.creation import array_of
 from ddp._tensor.operands import Other, as_ddp_error, as_method, broadcast, convert, number_as_tensor
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError, ShapeError
@@ -197,7 +198,7 @@ def function_form(method: F, *, number_first: bool = False) -> F:
     @functools.wraps(method)
     def form(*args: Any, out: Any = None, **named: Any) -> Any:
         first, *rest = args or (named.pop("input", None),)
-        if not isinstance(first, TensorBase):
+        if not isinstance(first, TensorBase) and not isinstance(first, ComplexTensor):
             if not number_first:
                 raise DtypeError(f"{name}: input is a Tensor, not {type(first).__name__}")
             first = number_as_tensor(first, rest[0] if rest else named.get("other"))

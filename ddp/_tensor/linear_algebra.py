@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from string import ascii_letters
 from typing import Any
 
 from ddp._engine import modes
 from ddp._tensor.base import Tensor, TensorBase, apply
+from ddp._tensor.complex_numbers import ComplexTensor, product
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import in_place, with_out
 from ddp._tensor.operands import array_as_tensor, broadcast, check_operand
@@ -279,6 +281,8 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
         parts = [equation, *operands]
         result = [] if len(parts) % 2 == 0 else ["->" + _letters(parts.pop())]
         equation, operands = ",".join(map(_letters, parts[1::2])) + "".join(result), tuple(parts[::2])
+    if isinstance(operands[0], ComplexTensor):
+        return product(partial(einsum, equation), *operands)
     return einsum_of(*parse_equation(equation, operands))
 
 

@@ -17,7 +17,7 @@ from ddp.ops.convolution import Pair
 
 Padding = Size | str
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
-_SIZES = {1: ("L", "K"), 2: ("H, W", "KH, KW")}
+_SIZES = {1: ("L", "K"), 2: ("H, W", "KH, KW"), 3: ("D, H, W", "KD, KH, KW")}
 
 
 def conv1d(
@@ -74,25 +74,7 @@ def conv3d(
 
     Raises: ShapeError, DtypeError; ArgumentError for a stride or dilation below 1, or a padding that is not possible.
     """
-    if input.ndim == 4:
-        return conv3d(input.unsqueeze(0), weight, bias, stride, padding, dilation, groups).squeeze(0)
-    if input.ndim != 5 or weight.ndim != 5 or input.shape[1] != weight.shape[1] * groups:
-        shapes = f"input {tuple(input.shape)}, weight {tuple(weight.shape)}, groups {groups}"
-        raise ShapeError(f"conv3d: {shapes}: expected (N, C, D, H, W) and (O, C/groups, KD, KH, KW)")
-    (step, *steps), (spread, *spreads) = numbers(stride, 3, "stride"), numbers(dilation, 3, "dilation")
-    kernel = weight.shape[2]
-    reach = spread * (kernel - 1)
-    around: Any = padding
-    before, after = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
-    if not isinstance(padding, str):
-        before, *around = numbers(padding, 3, "padding")
-        after = before
-    volume = pad(input, (0, 0, 0, 0, before, after))
-    window_of("conv3d", (volume.shape[2], 1), (kernel, 1), (step, 1), (min(before, 0), 0), (spread, 1))
-    planes = volume.unfold(2, reach + 1, step)[..., ::spread]  # (N, C, OD, H, W, KD)
-    images = planes.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
-    out = conv2d(images, weight.flatten(1, 2), bias, steps, around, spreads, groups)
-    return out.unflatten(0, (len(input), -1)).movedim(1, 2)
+    return _conv("conv3d", (input, weight, bias), stride, padding, dilation, groups)
 
 
 def conv_transpose1d(
@@ -161,6 +143,8 @@ def _conv(
         raise ShapeError(f"{shapes}: input has {input.shape[1]} channels, weight takes {channels}")
     if bias is not None and tuple(bias.shape) != (out,):
         raise ShapeError(f"{shapes}: bias {tuple(bias.shape)}, expected {(out,)}")
+    if dims == 3:
+        return _conv_volumes(input, weight, bias, stride, padding, dilation, groups)
     images, filters = (input, weight) if dims == 2 else (input.unsqueeze(-2), weight.unsqueeze(-2))
     kernel = (filters.shape[2], filters.shape[3])
     steps, spread = _as_pair(dims, stride, "stride", 1), _as_pair(dims, dilation, "dilation", 1)
@@ -186,6 +170,24 @@ def _conv(
             raise ShapeError(f"{shapes}, padding {padding}: the output would be {size}")
         result = apply(convolution.conv_transpose2d, (images, filters, bias), size=size, **options)
     return result if dims == 2 else result.squeeze(-2)
+
+
+def _conv_volumes(
+    input: Tensor, weight: Tensor, bias: Any, stride: Size, padding: Padding, dilation: Size, groups: int
+) -> Tensor:
+    """conv3d by conv2d of the planes that the kernel sees at each depth, as channels."""
+    (step, *steps), (spread, *spreads) = numbers(stride, 3, "stride"), numbers(dilation, 3, "dilation")
+    reach = spread * (weight.shape[2] - 1)
+    around: Any = padding
+    before, after = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
+    if not isinstance(padding, str):
+        before, *around = numbers(padding, 3, "padding")
+        after = before
+    volume = pad(input, (0, 0, 0, 0, before, after))
+    planes = volume.unfold(2, reach + 1, step)[..., ::spread]  # (N, C, OD, H, W, KD)
+    images = planes.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
+    out = conv2d(images, weight.flatten(1, 2), bias, steps, around, spreads, groups)
+    return out.unflatten(0, (len(input), -1)).movedim(1, 2)
 
 
 def _transposed_size(image: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:
@@ -274,8 +276,7 @@ class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input, padding = pad(input, self._widths(), mode=self.padding_mode), 0
-        convolve = (conv1d, conv2d, conv3d)[self._dims - 1]
-        return convolve(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return _conv(f"conv{self._dims}d", (input, weight, bias), self.stride, padding, self.dilation, self.groups)
 
     def _widths(self) -> list[int]:
         """The padding before and after each dimension, the last first."""

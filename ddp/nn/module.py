@@ -70,9 +70,9 @@ class Module(HasStateDict, HasHooks):
     def __setattr__(self, name: str, value: Any) -> None:
         if "_parameters" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__}: call super().__init__() before assigning {name!r}")
-        if name in (computed := self._computed()):
-            computed[name].right_inverse(value)
-        elif isinstance(value, Parameter):
+        if name in self._computed():
+            raise ArgumentError(f"{name!r} is computed: assign to what it is computed of, in `parametrizations`")
+        if isinstance(value, Parameter):
             self._put(name, value, self._parameters)
         elif isinstance(value, Module):
             self._put(name, value, self._modules)

@@ -121,7 +121,7 @@ def adaptive_avg_pool3d(input: Tensor, output_size: int | Sequence[int | None] |
     Raises: ShapeError; DtypeError unless floating; ArgumentError for a negative size.
     """
     depth, *sizes = numbers(output_size, 3, "output_size")  # type: ignore[arg-type]  # None is a size here
-    return _pool3d("adaptive_avg_pool3d", input, adaptive_avg_pool2d, (sizes, (depth, None)))
+    return _pool3d("adaptive_avg_pool3d", input, adaptive_avg_pool2d, [sizes], [(depth, None)])
 
 
 def max_pool3d(
@@ -139,37 +139,17 @@ def max_pool3d(
     """
     if return_indices:
         raise ArgumentError("max_pool3d: return_indices=True is not supported")
-    return _pool3d("max_pool3d", input, max_pool2d, *_windows(kernel_size, stride, padding, dilation), ceil_mode)
+    window = [
+        numbers(n, 3, "window") for n in (kernel_size, kernel_size if stride is None else stride, padding, dilation)
+    ]
+    of_depth = [(n[0], alone) for n, alone in zip(window, (1, 1, 0, 1), strict=True)]
+    return _pool3d("max_pool3d", input, max_pool2d, [*[n[1:] for n in window], ceil_mode], [*of_depth, ceil_mode])
 
 
-def avg_pool3d(
-    input: Tensor,
-    kernel_size: Size,
-    stride: Size | None = None,
-    padding: Size = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Tensor:
-    """The mean under a moving window, as avg_pool2d. input: (N, C, D, H, W) or (C, D, H, W).
-
-    Raises: ShapeError, DtypeError, ArgumentError as avg_pool2d.
-    """
-    windows = _windows(kernel_size, stride, padding)
-    return _pool3d("avg_pool3d", input, avg_pool2d, *windows, ceil_mode, count_include_pad)
-
-
-def _windows(kernel_size: Size, stride: Size | None, *others: Size) -> list[tuple[Any, Any]]:
-    """Each setting of a window in three dimensions as that of planes and that along the depth, which has one column."""
-    settings = [kernel_size, kernel_size if stride is None else stride, *others]
-    triples = [numbers(setting, 3, "window") for setting in settings]
-    return [(each[1:], (each[0], alone)) for each, alone in zip(triples, (1, 1, 0, 1), strict=False)]
-
-
-def _pool3d(name: str, input: Tensor, pool: Any, *windows: Any) -> Tensor:
-    """Pools planes, and then along the depth. windows: pairs of settings for these, or settings of both."""
+def _pool3d(name: str, input: Tensor, pool: Any, of_planes: Any, of_depth: Any) -> Tensor:
+    """Pools planes, and then along the depth, with these arguments of `pool`."""
     if input.ndim not in (4, 5):
         raise ShapeError(f"{name}: input {tuple(input.shape)}: expected (N, C, D, H, W) or (C, D, H, W)")
-    of_planes, of_depth = zip(*[each if isinstance(each, tuple) else (each, each) for each in windows], strict=True)
     planes = pool(input.flatten(0, -4), *of_planes)  # the depth in the place of channels
     lines = pool(planes.flatten(2), *of_depth)
     return lines.unflatten(-1, planes.shape[2:]).unflatten(0, input.shape[:-3])
@@ -266,13 +246,6 @@ class MaxPool3d(_MaxPool, function=max_pool3d):
     """The maximum under a moving window. input: (N, C, D, H, W) or (C, D, H, W); stride: kernel_size unless given.
 
     Raises: ShapeError, ArgumentError when called; see functional.max_pool3d.
-    """
-
-
-class AvgPool3d(_Pool, function=avg_pool3d):
-    """The mean under a moving window. input: (N, C, D, H, W) or (C, D, H, W); stride: kernel_size unless given.
-
-    Raises: ShapeError, DtypeError, ArgumentError when called; see functional.avg_pool3d.
     """
 
 

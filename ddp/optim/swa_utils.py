@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from ddp._engine import no_grad
-from ddp._tensor.core import Tensor
 from ddp._tensor.creation import zeros
 from ddp.errors import ArgumentError
 from ddp.nn.module import Module
@@ -21,35 +21,26 @@ from ddp.nn.normalization import BatchNorm
 from ddp.optim.lr_scheduler import LRScheduler, _per_group
 from ddp.optim.optimizer import Optimizer
 
-__all__ = ["SWALR", "AveragedModel", "get_ema_avg_fn", "get_ema_multi_avg_fn", "update_bn"]
-
-# Of (the average so far, what comes to it, of how many it is); with "multi" of lists of tensors, in place.
-Average = Callable[..., Any]
+__all__ = ["SWALR", "AveragedModel", "get_ema_multi_avg_fn", "update_bn"]
 
 
-def get_ema_avg_fn(decay: float = 0.999) -> Average:
-    """The function decay * average + (1 - decay) * model. Raises: ArgumentError unless decay is in [0, 1]."""
+def get_ema_multi_avg_fn(decay: float = 0.999) -> Any:
+    """The function that makes averages decay * average + (1 - decay) * model, in place, of lists of tensors.
+
+    Raises: ArgumentError unless decay is in [0, 1].
+    """
     if not 0 <= decay <= 1:
         raise ArgumentError(f"decay is between 0 and 1, got {decay}")
-    return lambda average, model, count: decay * average + (1 - decay) * model
+    return partial(_update, lambda average, model, count: decay * average + (1 - decay) * model)
 
 
-def get_ema_multi_avg_fn(decay: float = 0.999) -> Average:
-    """`get_ema_avg_fn` for lists of tensors, in place. Raises: ArgumentError."""
-    return _for_lists(get_ema_avg_fn(decay))
+def _update(function: Any, averages: Any, models: Any, count: Any) -> None:
+    for average, model in zip(averages, models, strict=True):
+        average.copy_(function(average, model, count))
 
 
-def _for_lists(function: Average) -> Average:
-    @no_grad()
-    def update(averages: list[Tensor], models: list[Tensor], count: Any) -> None:
-        for average, model in zip(averages, models, strict=True):
-            average.copy_(function(average, model, count))
-
-    return update
-
-
-_take = _for_lists(lambda average, model, count: model)
-_mean = _for_lists(lambda average, model, count: average + (model - average) / (count + 1))
+def _mean(average: Any, model: Any, count: Any) -> Any:
+    return average + (model - average) / (count + 1)
 
 
 class AveragedModel(Module):
@@ -59,28 +50,21 @@ class AveragedModel(Module):
     avg_fn: (average, model's, n_averaged) -> new average; or multi_avg_fn, which changes the first of two lists in
     place. use_buffers: buffers are averaged, too; otherwise they become the model's at each update.
 
-    The state dict has n_averaged, and the copy's as module. Raises: ArgumentError if both functions are given.
+    The state dict has n_averaged, and the copy's as module.
     """
-
-    n_averaged: Tensor
 
     def __init__(
         self,
         model: Module,
         device: Any = None,
-        avg_fn: Average | None = None,
-        multi_avg_fn: Average | None = None,
+        avg_fn: Any = None,
+        multi_avg_fn: Any = None,
         use_buffers: bool = False,
     ) -> None:
         super().__init__()
-        if avg_fn and multi_avg_fn:
-            raise ArgumentError("AveragedModel: give avg_fn or multi_avg_fn, not both")
-        self.module = copy.deepcopy(model)
-        if device is not None:
-            self.module.to(device)
+        self.module = copy.deepcopy(model).to(device=device)
         self.register_buffer("n_averaged", zeros((), dtype="int64", device=device))
-        self.avg_fn = avg_fn
-        self.multi_avg_fn = multi_avg_fn
+        self.multi_avg_fn = multi_avg_fn or partial(_update, avg_fn or _mean)
         self.use_buffers = use_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,16 +74,15 @@ class AveragedModel(Module):
     @no_grad()
     def update_parameters(self, model: Module) -> None:
         """Takes the model's present parameters into the averages; the first time they become these."""
-        averages: list[Tensor] = list(self.module.parameters())
-        models: list[Tensor] = list(model.parameters())
+        take = partial(_update, lambda average, model, count: model)
+        averages: list[Any] = list(self.module.parameters())
+        models: list[Any] = list(model.parameters())
         if self.use_buffers:
             averages += self.module.buffers()
             models += model.buffers()
         else:
-            _take(self.module.buffers(), model.buffers(), self.n_averaged)
-        update = self.multi_avg_fn or (_for_lists(self.avg_fn) if self.avg_fn else _mean)
-        if self.n_averaged == 0:
-            update = _take
+            take(self.module.buffers(), model.buffers(), 0)
+        update = self.multi_avg_fn if self.n_averaged > 0 else take
         update(averages, [new.to(old.device) for old, new in zip(averages, models, strict=True)], self.n_averaged)
         self.n_averaged += 1
 
@@ -137,7 +120,7 @@ class SWALR(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        swa_lr: float | list[float],
+        swa_lr: Any,
         anneal_epochs: int = 10,
         anneal_strategy: str = "cos",
         last_epoch: int = -1,

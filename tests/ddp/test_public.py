@@ -37,6 +37,7 @@ PUBLIC = (
     ddp.distributions,
     ddp.distributions.constraints,
     ddp.distributions.transforms,
+    ddp.fft,
     ddp.hub,
     ddp.jit,
     ddp.linalg,

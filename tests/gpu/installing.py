@@ -48,7 +48,7 @@ class Gpu:
         modules = {"cupy": self.cupy, "cupy.cuda": cuda}
         for name in ("runtime", "memory"):
             modules[f"cupy.cuda.{name}"] = getattr(cuda, name)
-        for name in ("linalg", "random", "lib"):
+        for name in ("fft", "linalg", "random", "lib"):
             modules[f"cupy.{name}"] = getattr(self.cupy, name)
         for name in [each for each in sys.modules if each.split(".")[0] in ("cupy", "cupyx", "cupy_backends")]:
             monkeypatch.delitem(sys.modules, name)

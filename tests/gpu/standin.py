@@ -74,6 +74,7 @@ class Cupy(ModuleType, Indexing, Making):
         cuda.set_allocator = self._set_allocator
         cuda.get_allocator = lambda: self.allocator
         cuda.using_allocator = self._using_allocator
+        self.fft = Numpys(self, "fft", np.fft)
         self.linalg = Numpys(self, "linalg", np.linalg)
         self.lib = ModuleType("cupy.lib")
         self.lib.stride_tricks = Numpys(self, "lib.stride_tricks", np.lib.stride_tricks)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ Sources: Salimans & Kingma 2016, arXiv:1602.07868 (weight); Miyato et al. 2018, 
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from ddp._engine import no_grad
@@ -23,7 +23,7 @@ __all__ = ["spectral_norm", "weight_norm"]
 
 def _as_matrix(weight: Tensor, dim: int) -> Tensor:
     """(weight.shape[dim], the other elements)"""
-    return weight.movedim(dim, 0).flatten(1) if weight.ndim > 1 else weight.unsqueeze(1)
+    return weight.movedim(dim, 0).reshape(weight.shape[dim], -1)
 
 
 class _WeightNorm(Module):
@@ -45,59 +45,44 @@ class _WeightNorm(Module):
 
 
 class _SpectralNorm(Module):
-    def __init__(self, weight: Tensor, iterations: int, eps: float, dim: int, is_older: bool) -> None:
+    order = 1  # -1 for the older form, which computes v first
+
+    def __init__(self, module: Any, name: str, iterations: int, eps: float, dim: int | None) -> None:
         super().__init__()
         self.iterations = iterations
-        self.eps = eps
-        self.dim = dim
-        self.is_older = is_older
-        matrix = self.matrix(weight)
+        self.normalize = partial(normalize, dim=0, eps=eps)
+        self.dim = isinstance(module, ConvTranspose1d | ConvTranspose2d) if dim is None else dim
+        weight = getattr(module, name)
+        matrix = _as_matrix(weight, self.dim)
         self._u, self._v = (Buffer(self.normalize(weight.new_empty(n).normal_())) for n in matrix.shape)
         self.iterate(matrix, 15)
-
-    def matrix(self, weight: Tensor) -> Tensor:
-        """W; in the older form, which computes v first, it is transposed, and _u is v."""
-        matrix = _as_matrix(weight, self.dim)
-        return matrix.T if self.is_older else matrix
-
-    def normalize(self, vector: Tensor) -> Tensor:
-        return normalize(vector, dim=0, eps=self.eps)
 
     @no_grad()
     def iterate(self, matrix: Tensor, times: int) -> None:
         """The power method, in place: u = Wv/|Wv|, then v = W'u/|W'u|."""
-        for _ in range(times):
-            self._u.copy_(self.normalize(matrix.mv(self._v)))
-            self._v.copy_(self.normalize(matrix.T.mv(self._u)))
+        steps = [(self._u, matrix, self._v), (self._v, matrix.T, self._u)]
+        for target, factor, other in steps[:: self.order] * times:
+            target.copy_(self.normalize(factor.mv(other)))
 
     def forward(self, weight: Tensor) -> Tensor:
-        matrix = self.matrix(weight)
+        matrix = _as_matrix(weight, self.dim)
         if self.training:
             self.iterate(matrix, self.iterations)
         # Copies: backward reads u and v, and the next forward writes them.
         return weight / self._u.clone().dot(matrix.mv(self._v.clone()))
-
-    def right_inverse(self, value: Tensor) -> Tensor:
-        return value
 
 
 def weight_norm(module: M, name: str = "weight", dim: int | None = 0) -> M:
     """Trains a parameter as length and direction, w = g * v/|v|, and returns the module.
 
     parametrizations.NAME.original0 is g, of size 1 in all dimensions but `dim`, and original1 is v, like w. dim: where
-    each index has a length of its own; None: one for all, (). State dicts of the older form load, too.
+    each index has a length of its own; None: one for all, (). `nn.utils.weight_norm` is the same, but its state dict
+    has the paths NAME_g and NAME_v.
 
     Raises: ArgumentError if there is no such parameter, RangeError for a dimension that it does not have.
     Source: Salimans & Kingma 2016, arXiv:1602.07868.
     """
-    register_parametrization(module, name, _WeightNorm(dim))
-    return _with_older_paths(module, name, False, g="original0", v="original1")
-
-
-def old_weight_norm(module: M, name: str = "weight", dim: int | None = 0) -> M:
-    """`parametrizations.weight_norm` whose state dict has the older form's paths, NAME_g and NAME_v."""
-    register_parametrization(module, name, _WeightNorm(dim))
-    return _with_older_paths(module, name, True, g="original0", v="original1")
+    return register_parametrization(module, name, _WeightNorm(dim))
 
 
 def spectral_norm(
@@ -107,46 +92,41 @@ def spectral_norm(
 
     The value is that of the power method, which goes on by `n_power_iterations` whenever the parameter is read in
     training. dim: the matrix's rows; None: the outputs, which are 1 of transposed convolutions and 0 otherwise. The
-    state dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v.
+    state dict has parametrizations.NAME.original, and the method's vectors, parametrizations.NAME.0._u and ._v; that of
+    `nn.utils.spectral_norm` has NAME_orig, NAME_u and NAME_v.
 
     Raises: AttributeError if there is no such parameter, RangeError for a dimension that it does not have.
     Source: Miyato et al. 2018, arXiv:1802.05957.
     """
-    return _spectral_norm(module, name, n_power_iterations, eps, dim, False)
+    return register_parametrization(module, name, _SpectralNorm(module, name, n_power_iterations, eps, dim))
 
 
-def old_spectral_norm(
-    module: M, name: str = "weight", n_power_iterations: int = 1, eps: float = 1e-12, dim: int | None = None
-) -> M:
-    """`parametrizations.spectral_norm` whose state dict has the older form's paths, NAME_orig, NAME_u and NAME_v."""
-    _spectral_norm(module, name, n_power_iterations, eps, dim, True)
-    return _with_older_paths(module, name, True, orig="original", u="0._v", v="0._u")
-
-
-def _spectral_norm(module: M, name: str, iterations: int, eps: float, dim: int | None, is_older: bool) -> M:
-    if dim is None:
-        dim = int(isinstance(module, ConvTranspose1d | ConvTranspose2d))
-    norm = _SpectralNorm(getattr(module, name), iterations, eps, dim, is_older)
-    return register_parametrization(module, name, norm)
-
-
-def _with_older_paths(module: M, name: str, is_older: bool, **parts: str) -> M:
-    """Has the module load state dicts of the older form, and write them if it `is_older`.
-
-    parts: the older form's suffixes of the name, and what these are here
+def _older(function: Any, **parts: str) -> Any:
+    """The form of a normalization whose state dict has other paths. parts: its suffixes of the name, and what they are
+    here.
     """
-    paths = [(f"{name}_{suffix}", f"parametrizations.{name}.{part}") for suffix, part in parts.items()]
-    module.register_load_state_dict_pre_hook(partial(_rename, paths))
-    if is_older:
-        module.register_state_dict_post_hook(partial(_rename, [pair[::-1] for pair in paths]))
-    return module
+
+    @wraps(function)
+    def form(module: Any, name: str = "weight", *args: Any, **options: Any) -> Any:
+        function(module, name, *args, **options)
+        module.parametrizations[name][0].order = -1
+        paths = {f"{name}_{suffix}": f"parametrizations.{name}.{part}" for suffix, part in parts.items()}
+        module.register_load_state_dict_pre_hook(partial(_rename, paths))
+        module.register_state_dict_post_hook(partial(_rename, {new: path for path, new in paths.items()}))
+        return module
+
+    return form
 
 
-def _rename(paths: list[tuple[str, str]], module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A hook of state dicts: what is at the first path of each pair goes to the second."""
-    for path, new in paths:
+def _rename(paths: dict[str, str], module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A hook of state dicts: what has one of the first paths gets the second."""
+    for path, new in paths.items():
         if prefix + path in state:
             state[prefix + new] = state.pop(prefix + path)
+
+
+old_weight_norm = _older(weight_norm, g="original0", v="original1")
+old_spectral_norm = _older(spectral_norm, orig="original", u="0._u", v="0._v")
 
 
 def remove_norm(module: M, name: str = "weight") -> M:

@@ -12,14 +12,14 @@ from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError
 from ddp.nn.containers import ModuleDict, ModuleList
 from ddp.nn.module import Module
-from ddp.nn.parameter import Buffer, Parameter
+from ddp.nn.parameter import Parameter
 
 __all__ = ["ParametrizationList", "cached", "is_parametrized", "register_parametrization", "remove_parametrizations"]
 
 M = TypeVar("M", bound=Module)
 
 # What was computed inside `cached()`, by its list; None outside.
-_values: ContextVar[dict[Module, Tensor] | None] = ContextVar("values", default=None)
+_values: ContextVar[Any] = ContextVar("values", default=None)
 
 
 @contextmanager
@@ -41,65 +41,48 @@ class ParametrizationList(ModuleList):
     original: the tensor in that place; or original0, original1, ... where a right_inverse gave several.
     """
 
-    def originals(self) -> list[Any]:
-        """What the first parametrization is given."""
-        return [*self._parameters.values(), *self._buffers.values()]
-
     def forward(self) -> Tensor:
         """The parametrized tensor."""
         values = _values.get()
-        if values is not None and self in values:
-            return values[self]
-        first, *others = self
-        value = first(*self.originals())
-        for parametrization in others:
-            value = parametrization(value)
-        if values is not None:
+        if values is None:
+            values = {}
+        if self not in values:
+            first, *others = self
+            value = first(*self._parameters.values())
+            for parametrization in others:
+                value = parametrization(value)
             values[self] = value
-        return value
-
-    @no_grad()
-    def right_inverse(self, value: Any) -> None:
-        """Copies into the originals what makes `value` of them. Raises: AttributeError where a parametrization has no
-        right_inverse; ShapeError where it returns tensors that are unlike the originals.
-        """
-        for parametrization in reversed(list(self)):
-            value = parametrization.right_inverse(value)
-        for original, new in zip(self.originals(), [value] if isinstance(value, Tensor) else value, strict=True):
-            original.copy_(new)
+        return values[self]
 
 
 def register_parametrization(module: M, tensor_name: str, parametrization: Module, *, unsafe: bool = False) -> M:
-    """Has `parametrization` compute the module's parameter or buffer of that name, and returns the module.
+    """Has `parametrization` compute the module's parameter of that name, and returns the module.
 
     What is trained, and what the state dict has, is parametrizations.NAME.original; or original0, original1, ...,
     where parametrization.right_inverse, which is given the tensor, returns several: an optimizer is then to be made
     anew. Without a right_inverse the original is the tensor itself. A second parametrization is given what the first
-    one computes. unsafe: the result may have another shape, which is then not checked.
+    one computes. unsafe: accepted; the result may have another shape in any case.
 
-    Raises: ArgumentError if there is no such tensor, or the result has another shape.
+    Raises: ArgumentError if there is no such tensor.
     """
     parametrization.train(module.training)
+    if is_parametrized(module, tensor_name):
+        module.parametrizations[tensor_name].append(parametrization)
+        return module
     tensor = getattr(module, tensor_name, None)
-    if not isinstance(tensor, Tensor):
-        raise ArgumentError(f"{type(module).__name__} has no parameter or buffer {tensor_name!r}")
+    if not isinstance(tensor, Parameter):
+        raise ArgumentError(f"{type(module).__name__} has no parameter {tensor_name!r}")
     inverse: Any = tensor
     if hasattr(parametrization, "right_inverse"):
         with no_grad():
             inverse = parametrization.right_inverse(tensor)
-    parts = [inverse] if isinstance(inverse, Tensor) else list(inverse)
-    if not unsafe and (shape := parametrization(*parts).shape) != tensor.shape:
-        raise ArgumentError(f"{type(parametrization).__name__}: expected shape {tensor.shape}, got {shape}")
-    if is_parametrized(module, tensor_name):
-        module.parametrizations[tensor_name].append(parametrization)
-        return module
     held = ParametrizationList([parametrization])
     delattr(module, tensor_name)
     if isinstance(inverse, Tensor):
         tensor.data = inverse  # the parameter stays the one that an optimizer may have
-        held.original = tensor if isinstance(tensor, Parameter) else Buffer(tensor)
+        held.original = tensor
     else:
-        for i, part in enumerate(parts):
+        for i, part in enumerate(inverse):
             setattr(held, f"original{i}", Parameter(part, tensor.requires_grad))
     if not is_parametrized(module):
         module.parametrizations = ModuleDict()
@@ -110,11 +93,11 @@ def register_parametrization(module: M, tensor_name: str, parametrization: Modul
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
     """Whether the tensor of that name, or any, has a parametrization."""
     held = module._computed()
-    return len(held) > 0 if tensor_name is None else tensor_name in held
+    return bool(held) if tensor_name is None else tensor_name in held
 
 
 def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: bool = True) -> M:
-    """Makes a parametrized tensor the module's own again, and returns the module.
+    """Makes a parametrized tensor the module's own parameter again, and returns the module.
 
     leave_parametrized: with the value that it has; otherwise with that of the original, which must be one.
 
@@ -123,7 +106,7 @@ def remove_parametrizations(module: M, tensor_name: str, leave_parametrized: boo
     if not is_parametrized(module, tensor_name):
         raise ArgumentError(f"{type(module).__name__}: {tensor_name!r} is not parametrized")
     held = module.parametrizations[tensor_name]
-    original, *others = held.originals()
+    original, *others = held._parameters.values()
     if others and not leave_parametrized:
         raise ArgumentError(f"leave_parametrized=False: {tensor_name!r} has {len(others) + 1} originals, not one")
     with no_grad():

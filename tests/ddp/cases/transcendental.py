@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.ddp.cases.table import Case, binary, draw, unary
 
-ELSEWHERE = {"standard_gamma"}  # random: see the tests of distributions
+ELSEWHERE = {"fft", "standard_gamma"}  # see test_fft.py, and the tests of distributions
 CASES = [
     *unary("exp"),
     *unary("exp2"),

@@ -1,0 +1,83 @@
+"""Discrete Fourier transforms of float32 and float64, with gradients, under PyTorch's names.
+
+Results that are complex are a `ComplexTensor`. norm: "backward" (the inverse transforms are divided by the number of
+elements; so for None), "forward" (the others are) or "ortho" (both by its root).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp._tensor.base import apply
+from ddp._tensor.complex_numbers import ComplexTensor
+from ddp._tensor.core import Tensor
+from ddp._tensor.creation import arange, rename, zeros_like
+from ddp._tensor.dtypes import HALVES
+from ddp._tensor.functions import view_as_complex, view_as_real
+from ddp._tensor.operands import REJECTED, as_ddp_error, floating
+from ddp._tensor.reductions import axes
+from ddp.errors import DtypeError
+from ddp.ops import fft as ops
+
+__all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "ifft", "ifft2", "ifftn", "ifftshift", "irfft", "irfft2"]
+__all__ += ["irfftn", "rfft", "rfft2", "rfftfreq", "rfftn"]
+
+
+def _transform(name: str, input: Any, sizes: Any, dim: Any, norm: Any) -> Any:
+    is_real = not isinstance(input, ComplexTensor)
+    x: Any = floating(input) if is_real else input.real
+    if x.dtype in HALVES or (name == "rfft" and not is_real):
+        raise DtypeError(f"{name}: expected float32 or float64, real ones for rfft, got {x.dtype}")
+    if isinstance(sizes, int):
+        sizes = [sizes]
+    along = axes(x, range(-len(sizes), 0) if dim is None and sizes else dim, name)
+    if sizes is None:
+        sizes = [x.shape[axis] for axis in along]
+        sizes[-1] = 2 * (sizes[-1] - 1) if name == "irfft" else sizes[-1]
+    if name != "rfft":
+        x = view_as_real(ComplexTensor(x, zeros_like(x)) if is_real else input)
+    try:
+        out = apply(ops.fft, (x,), transform=(f"{name}n", sizes, along, norm or "backward"))
+    except REJECTED as error:
+        raise as_ddp_error(name, error) from error
+    return out if name == "irfft" else view_as_complex(out)
+
+
+def _named(name: str, doc: str) -> list[Any]:
+    """The transform along one dimension, along two, and along any."""
+    return [
+        rename(
+            lambda input, s=None, dim=dim, norm=None, n=None: _transform(name, input, n if s is None else s, dim, norm),
+            name + end,
+            f"{doc} along {where}. n, s: the sizes to which the input is cut or filled up.\n\n"
+            "Raises: DtypeError for other dtypes; RangeError, ArgumentError for dimensions, sizes or a norm.",
+        )
+        for end, dim, where in (("", -1, "`dim`"), ("2", (-2, -1), "two dimensions"), ("n", None, "`dim`, or all"))
+    ]
+
+
+fft, fft2, fftn = _named("fft", "The discrete Fourier transform")
+ifft, ifft2, ifftn = _named("ifft", "The inverse of the discrete Fourier transform")
+rfft, rfft2, rfftn = _named("rfft", "The first half, n//2 + 1 numbers in the last dimension, of what fft makes")
+irfft, irfft2, irfftn = _named("irfft", "The inverse of rfft: a Tensor, of 2*(m - 1) numbers for m unless n is given,")
+
+
+def fftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
+    """The frequencies of fft's results in cycles a unit: (n,). d: between samples. dtype, device: by name."""
+    return ((arange(n, **options) + n // 2) % n - n // 2) / (n * d)
+
+
+def rfftfreq(n: int, d: Any = 1.0, **options: Any) -> Tensor:
+    """The frequencies of rfft's results in cycles a unit: (n//2 + 1,). d: between samples. dtype, device: by name."""
+    return fftfreq(n, d, **options)[: n // 2 + 1].abs()
+
+
+def fftshift(input: Any, dim: Any = None, *, _sign: int = 1) -> Any:
+    """The frequency 0 moved into the middle, along `dim` or all dimensions."""
+    dims = range(input.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
+    return input.roll([input.shape[d] // 2 * _sign for d in dims], dims)
+
+
+def ifftshift(input: Any, dim: Any = None) -> Any:
+    """The inverse of fftshift."""
+    return fftshift(input, dim, _sign=-1)

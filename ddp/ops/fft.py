@@ -1,0 +1,37 @@
+"""Discrete Fourier transforms. Complex numbers are pairs of real ones along the last axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved
+
+# The adjoint of a transform is the other one, with the scale of the other side.
+_ADJOINT = {"fftn": "ifftn", "ifftn": "fftn", "rfftn": "ifftn", "irfftn": "rfftn"}
+_NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+def _run(xp: Any, x: Array, kind: str, sizes: Any, axes: Any, norm: str) -> Array:
+    z = x if kind == "rfftn" else xp.ascontiguousarray(x).view(f"c{2 * x.itemsize}")[..., 0]
+    z = getattr(xp.fft, kind)(z, sizes, axes, norm)
+    return z if kind == "irfftn" else xp.ascontiguousarray(z)[..., None].view(x.dtype)
+
+
+# z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut
+def _fft(xp: Any, x: Array, transform: Any) -> tuple[Array, Any]:
+    return _run(xp, x, *transform), (x.shape, *transform)
+
+
+def _fft_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    shape, kind, sizes, axes, norm = residual
+    z = _run(xp, g, _ADJOINT[kind], sizes, axes, _NORM[norm])
+    if kind == "rfftn":
+        z = z[..., 0]
+    elif kind == "irfftn":  # which took each of these for two
+        z.swapaxes(axes[-1], 0)[1 : (g.shape[axes[-1]] + 1) // 2] *= 2
+    dx = xp.zeros(shape, g.dtype)
+    dx[tuple(map(slice, z.shape))] = z[tuple(map(slice, shape))]
+    return (dx,)
+
+
+fft = Op("fft", _fft, _fft_backward, inputs=("x",))
