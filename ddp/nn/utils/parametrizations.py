@@ -51,7 +51,7 @@ class _SpectralNorm(Module):
         super().__init__()
         self.iterations = iterations
         self.normalize = partial(normalize, dim=0, eps=eps)
-        self.dim = isinstance(module, ConvTranspose1d | ConvTranspose2d) if dim is None else dim
+        self.dim = int(isinstance(module, ConvTranspose1d | ConvTranspose2d)) if dim is None else dim
         weight = getattr(module, name)
         matrix = _as_matrix(weight, self.dim)
         self._u, self._v = (Buffer(self.normalize(weight.new_empty(n).normal_())) for n in matrix.shape)
