@@ -131,8 +131,9 @@ def draw_from_ddp(torch: Any) -> None:
         given = ddp.from_numpy(input.detach().numpy())
         return taken(ddp.multinomial(given, num_samples, replacement, generator=generator))
 
-    def normal(mean: Any, std: Any, **_: Any) -> Any:
-        return mean + std * torch.randn(*mean.shape, dtype=mean.dtype)
+    def normal(mean: Any, std: Any, *size: Any, **options: Any) -> Any:
+        shape = size[0] if size else options.get("size") or mean.shape
+        return mean + std * torch.randn(*shape)
 
     seed: Callable[[int], Any] = torch.manual_seed
 
