@@ -16,12 +16,16 @@ from struct import Struct, error
 #: The name of the memfd, as it appears in /proc/PID/fd.
 NAME = "ddp-flight"
 MAGIC = b"ddpfligh"
-VERSION = 4
+VERSION = 5
 
 #: magic, VERSION, SIZE, pid, rank, world size (-1: not known), the step by the program's own count, synchronized
-#: backwards (-1: none yet, both)
-HEADER = Struct("=8s7q")
+#: backwards (-1: none yet, both), FIGURES
+HEADER = Struct("=8s7q6d")
 RANK_WORD, SIZE_WORD, STEP_WORD, BACKWARDS_WORD = 4, 5, 6, 7  # words of 8 bytes from the start
+#: Of a training, and their words: sums since the process began (samples, s of exposed communication, s in which other
+#: ranks waited for this one, bytes of gradients reduced), bytes of a GPU's memory, the last loss.
+FIGURES = {"samples": 8, "exposed": 9, "waited": 10, "reduced_bytes": 11, "device_bytes": 12, "loss": 13}
+NOT_KNOWN = float("-inf")  # a loss may be no number
 #: index, signature, number, queued, started, ended (monotonic ns; 0: not yet), stamp
 CALL = Struct("7q")  # native, so that each word is written at once
 #: number (never 0), checksum, text

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from collectives.errors import RecordError
 from collectives.flight import layout
-from collectives.flight.layout import CALLS, SIGNATURES_AT, unpack_text
+from collectives.flight.layout import CALLS, FIGURES, NOT_KNOWN, SIGNATURES_AT, unpack_text
 
 TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
 if TYPE_CHECKING:
@@ -72,13 +72,14 @@ class Position(namedtuple("Position", "time file line function within")):
         return text
 
 
-class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step", defaults=(None,))):
+class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step figures", defaults=(None, ()))):
     """What a process did last.
 
     rank, size: -1 while the process does not know them
     calls: the last ones, in the order in which they began; those being written at this moment are missing
     position: the last sample, None if none was taken
     step: that it has finished, by the program's own count or else that of `ddp.DataParallel`; None if neither counts
+    figures: FIGURES, in their order
     """
 
     __slots__ = ()
@@ -153,14 +154,15 @@ class FlightReader:
         data = self._peek(0, layout.HEADER.size)
         if len(data) < layout.HEADER.size or not data.startswith(layout.MAGIC):
             raise RecordError("this is not a flight record, or it is only being made")
-        _, version, size, pid, rank, world_size, step, backwards = layout.HEADER.unpack(data)
+        _, version, size, pid, rank, world_size, step, backwards, *figures = layout.HEADER.unpack(data)
         if version != layout.VERSION:
             raise RecordError(f"a flight record of layout {version}, but this reader knows layout {layout.VERSION}")
         if size != layout.SIZE or not self._peek(layout.SIZE - 1, 1):
             raise RecordError("a damaged flight record: it has not the size that it should have")
         counted = step if step >= 0 else backwards
         calls = self._calls() if with_calls else []
-        return FlightRecord(pid, rank, world_size, calls, self._position(), counted if counted >= 0 else None)
+        step = counted if counted >= 0 else None
+        return FlightRecord(pid, rank, world_size, calls, self._position(), step, figures)
 
     def newest(self, now: int) -> dict[str, object]:
         """What the process does, as a message. Raises: RecordError.
@@ -170,6 +172,7 @@ class FlightReader:
         calls: how many it has begun; call: the last one in words, or the one for which it waits; call_on: its
         communicator; call_state: queued, started, done or failed; call_age: seconds in that state. None before any
         where: line and function in which its Python stood, where_age: seconds ago. None if no sample was taken
+        samples and so on: FIGURES that are known
         """
         record = self.record()
         call, stood = record.current[0], record.position
@@ -182,6 +185,7 @@ class FlightReader:
             "call_age": call and seconds(call.since, now),
             "where": stood and f"{_site(stood.file, stood.line)} in {stood.function}",
             "where_age": stood and seconds(stood.time, now),
+            **{name: figure for name, figure in zip(FIGURES, record.figures, strict=True) if figure != NOT_KNOWN},
         }
 
     def _position(self) -> Position | None:

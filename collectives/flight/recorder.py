@@ -51,7 +51,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._signatures: dict[tuple[Hashable, ...], int] = {}
         self._newest = self.oldest = 0
-        layout.HEADER.pack_into(memory, 0, layout.MAGIC, layout.VERSION, layout.SIZE, os.getpid(), rank, size, -1, -1)
+        known = layout.MAGIC, layout.VERSION, layout.SIZE, os.getpid(), rank, size
+        layout.HEADER.pack_into(memory, 0, *known, -1, -1, 0, 0, 0, 0, layout.NOT_KNOWN, layout.NOT_KNOWN)
         _recorders.add(self)
 
     def identify(self, rank: int, size: int) -> None:
@@ -66,6 +67,14 @@ class Recorder:
     def count_backwards(self, number: int) -> None:
         """Says how many synchronized backwards have ended; it counts as the step where the program counts none."""
         self._words[layout.BACKWARDS_WORD] = number
+
+    def add(self, name: str, amount: float) -> None:
+        """Adds to one of `layout.FIGURES`, a sum."""
+        self._floats[layout.FIGURES[name]] += amount
+
+    def set(self, name: str, figure: float) -> None:
+        """Says what one of `layout.FIGURES`, which is no sum, is now."""
+        self._floats[layout.FIGURES[name]] = figure
 
     def begin(
         self,
@@ -154,6 +163,7 @@ class Recorder:
     def _use(self, memory: mmap.mmap) -> None:
         self._bytes = memoryview(memory)
         self._words = self._bytes.cast("q")
+        self._floats = self._bytes.cast("d")
 
     def _detach_from_parent(self) -> None:
         """In a forked child: the memory is the parent's, so this process goes on in a private copy."""
@@ -190,19 +200,26 @@ def process_recorder() -> Recorder:
         return _mine
 
 
-def mark_step(n: int | None = None) -> None:
-    """Records how far this rank is, which hang reports and `ddp-doctor calls` show.
+def mark_step(n: int | None = None, *, loss: Any = None, samples: int = 0) -> None:
+    """Records how far this rank is, which hang reports, `ddp-top`, `ddp-launch --metrics-port` and others show.
 
     n: the step that it has just finished, by the program's own count (0 or more); None: one more than before, 1 first
+    loss: of this rank, a number or what has one element; one on a GPU is waited for
+    samples: that it took in since the last call, beside those that a `ddp.data.DataLoader` counts by itself
+
     A model in `ddp.DataParallel` counts its synchronized backwards by itself; this goes before it, which is of use
-    after a restart from a checkpoint. It asks nothing of other ranks, takes well under a microsecond and changes
+    after a restart from a checkpoint. It asks nothing of other ranks, takes about a microsecond and changes
     nothing else. In a world of threads all share one count.
 
     Raises: ArgumentError if n is no whole number of 0 or more.
     """
     if n is not None and (not isinstance(n, int) or not 0 <= n < 1 << 63):
         raise ArgumentError(f"n should be the number of a step, a whole number of 0 or more, is {n!r}")
-    process_recorder().step(n)
+    recorder = process_recorder()
+    recorder.add("samples", samples)
+    if loss is not None:
+        recorder.set("loss", float(loss))
+    recorder.step(n)
 
 
 def _after_fork() -> None:

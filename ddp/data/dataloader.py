@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from collectives.flight.recorder import process_recorder
 from ddp._device import CPU, BaseGenerator, generator
 from ddp.data import device_prefetcher
 from ddp.data.collate import default_collate, default_convert
@@ -277,6 +278,19 @@ class DataLoader:
         return pool
 
 
+def count_samples(batch: Any) -> int:
+    """How many samples a batch has: the greatest length of a tensor or array in it.
+
+    >>> count_samples({"x": ("a", np.zeros((3, 5))), "y": np.zeros(3)})
+    3
+    """
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, list | tuple):
+        return max(map(count_samples, batch), default=1)
+    return len(batch) if getattr(batch, "ndim", 0) else 1
+
+
 class _Pass(Iterator[Any]):
     """One pass of a loader, as its user sees it. It ends its workers when it is over, fails or is dropped."""
 
@@ -305,6 +319,7 @@ class _Pass(Iterator[Any]):
         if loader._current is source:
             loader._batches += 1
             loader._streams = position
+        process_recorder().add("samples", 1 if loader._size is None else count_samples(batch))
         return batch
 
     def __len__(self) -> int:

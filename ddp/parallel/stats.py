@@ -11,6 +11,7 @@ All times are host times: on a GPU, when the host asked for the work, not when t
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from collectives.flight.recorder import process_recorder
+from ddp.cuda.memory import memory_reserved
 from ddp.parallel import step_trace
 from ddp.parallel.buckets import Buckets
 from ddp.parallel.step_trace import Step
@@ -224,6 +227,7 @@ class Timeline:
     width: numbers of each rank in a control message; steps: the latest ones, since the last `summary`
 
     In each backward: `timestamps` goes into the control message, `receive` takes all ranks' timestamps, `add` the step.
+    What others see of a running job goes into the flight record.
     """
 
     width = _WIDTH
@@ -261,6 +265,11 @@ class Timeline:
             self._sent.table = table.copy()  # the message is used again for the next backward
             self._clocks.receive(self._sent.table)
             self._sent = None
+            if table[:, _COMPLETE].all():
+                arrived = (table[:, _COMPLETE] - self._clocks.offsets()).tolist()
+                ordered = sorted(arrived)
+                if arrived[self.rank] == ordered[-1]:  # the others waited for it: after the median of theirs
+                    process_recorder().add("waited", (ordered[-1] - ordered[(self.size - 2) // 2]) / 1e9)
 
     def add(self, step: Step) -> None:
         """A synchronized backward has ended."""
@@ -268,6 +277,12 @@ class Timeline:
         self.steps.append(step)
         self._latest, self._ended = step, step.ended
         step_trace.record(self, step)
+        recorder = process_recorder()
+        if self.size > 1:
+            recorder.add("exposed", (step.ended - step.computed) / 1e9)
+            recorder.add("reduced_bytes", sum(nbytes for _, nbytes in step.contents))
+        if "cupy" in sys.modules:
+            recorder.set("device_bytes", memory_reserved())
 
     def offset(self) -> int:
         """Nanoseconds that this rank's clock is ahead of rank 0's, as far as is known."""

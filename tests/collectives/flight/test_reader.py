@@ -100,7 +100,7 @@ def test_a_stopped_process_and_what_a_dead_one_did_last(recorded: Any) -> None:
 def _forged(**changes: Any) -> bytes:
     """A whole record with another header."""
     header = {"magic": layout.MAGIC, "version": layout.VERSION, "size": layout.SIZE, **changes}
-    return layout.HEADER.pack(*header.values(), os.getpid(), 0, 1, -1, -1).ljust(layout.SIZE, b"\0")
+    return layout.HEADER.pack(*header.values(), os.getpid(), 0, 1, -1, -1, *[0.0] * 6).ljust(layout.SIZE, b"\0")
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,7 @@ def test_the_newest_call_as_a_message() -> None:
     assert FlightReader(Recorder().peek).newest(0) == {
         **dict.fromkeys(("step", "call", "call_on", "call_state", "call_age", "where", "where_age")),
         "calls": 0,
+        **dict.fromkeys(("samples", "exposed", "waited", "reduced_bytes"), 0.0),
     }
     found = FlightReader(recorder.peek).newest(time.monotonic_ns() + 31_200_000_000)
     assert found["calls"] == 1_500

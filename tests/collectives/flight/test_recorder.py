@@ -8,11 +8,13 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 import collectives
 from collectives.errors import ArgumentError
 from collectives.flight import layout
+from collectives.flight.layout import FIGURES
 from collectives.flight.reader import FlightReader, RecordedCall
 from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, process_recorder
 
@@ -164,3 +166,33 @@ def test_marking_steps() -> None:
     other = Recorder()
     other.count_backwards(3)
     assert FlightReader(other.peek).record().step == 3
+
+
+def test_figures_of_a_training() -> None:
+    recorder = Recorder()
+    newest = FlightReader(recorder.peek).newest
+    sums = ("samples", "exposed", "waited", "reduced_bytes")
+    assert {name: newest(0).get(name) for name in FIGURES} == {
+        **dict.fromkeys(sums, 0.0),
+        "device_bytes": None,
+        "loss": None,
+    }
+    for name in sums:
+        recorder.add(name, 8)
+        recorder.add(name, 0.5)
+    recorder.set("device_bytes", 4096)
+    recorder.set("loss", float("nan"))  # a training that diverges
+    found = newest(0)
+    assert {name: found[name] for name in sums} == dict.fromkeys(sums, 8.5)
+    assert (found["device_bytes"], str(found["loss"])) == (4096, "nan")
+
+
+def test_a_program_that_gives_loss_and_samples() -> None:
+    newest = FlightReader(process_recorder().peek).newest
+    before = newest(0)["samples"]
+    collectives.mark_step(3, loss=np.float32(0.5), samples=32)
+    collectives.mark_step(4)
+    after = newest(0)
+    assert (after["step"], after["loss"], after["samples"]) == (4, 0.5, before + 32)  # type: ignore[operator]
+    with pytest.raises(ValueError, match="could not convert"):
+        collectives.mark_step(loss="low")

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 import ddp
+from collectives.flight.reader import FlightReader
+from collectives.flight.recorder import process_recorder
 from ddp.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset, TensorDataset
+from ddp.data.dataloader import count_samples
 from ddp.errors import ShapeError
 from tests.ddp.data import samples
 from tests.ddp.data.samples import Drawn, Mixed, Squares, Stream, Whoami
@@ -232,3 +235,29 @@ def test_a_subset_of_what_is_not_there_is_no_other_sample(make: Any) -> None:
 def test_what_excludes_each_other_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ddp.errors.ArgumentError, match=message):
         DataLoader(**{"dataset": Squares(4), **options})
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        (np.zeros((3, 5)), 3),
+        ((("a", "b"), ddp.zeros(2, 4)), 2),
+        ({"name": ["a"], "x": {"y": np.zeros(4)}}, 4),
+        ((np.zeros(5), np.zeros(())), 5),
+        (["a", 1.0], 1),
+        ([], 1),
+    ],
+)
+def test_how_many_samples_a_batch_has(batch: Any, samples: int) -> None:
+    assert count_samples(batch) == samples
+
+
+def test_samples_that_are_handed_out_are_counted() -> None:
+    def counted() -> Any:
+        return FlightReader(process_recorder().peek).newest(0)["samples"]
+
+    before = counted()
+    next(iter(DataLoader(np.zeros((7, 2)), batch_size=3)))
+    assert counted() - before == 3
+    list(DataLoader(np.zeros((7, 2)), batch_size=None))
+    assert counted() - before == 10
