@@ -53,6 +53,7 @@ class Job:
     ranks: whose lines the console shows; None: everybody's
     events: file for what happens, one JSON object a line; None: none
     trace: folder for a trace of what all ranks did, made if it is not there; None: none
+    metrics_port: host and port at which figures are served for Prometheus, ("127.0.0.1", 9400); None: nowhere
     debug_rank: the rank that has the standard input, and the terminal in a debugger
     prefix: lines bear their rank in front, if there is more than one; False if only rank 0 speaks, in lines and a bar
 
@@ -80,6 +81,7 @@ class Job:
     ranks: tuple[int, ...] | None = None
     events: str | None = None
     trace: str | None = None
+    metrics_port: tuple[str, int] | None = None
     debug_rank: int = 0
     prefix: bool = True
 

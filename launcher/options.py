@@ -43,6 +43,10 @@ _COUNT = value(f"a whole number of ranks, or {GPU}", lambda text: GPU if text ==
 _WHOLE = value("a whole number", int)
 _SECONDS = value("a number of seconds", float)
 _LIMIT = value("a number of seconds, or off", lambda text: None if text == "off" else float(text) or None)
+# Nothing outside this machine reaches the loopback.
+_ADDRESS = value(
+    "a port, or HOST:PORT", lambda text: (text.rpartition(":")[0] or "127.0.0.1", int(text.split(":")[-1]))
+)
 _RANKS = value("ranks, as in 0,3", lambda text: tuple(int(rank) for rank in text.split(",")))
 
 
@@ -94,6 +98,8 @@ def parser() -> ArgumentParser:
     add = options("What you see")
     add("--ranks", metavar="LIST", type=_RANKS, help="show only the lines of these ranks: 0,3")
     add("--debug-rank", metavar="K", type=_WHOLE, help="the rank that has stdin and answers breakpoint() (0)")
+
+    add("--metrics-port", metavar="PORT", type=_ADDRESS, help="serve figures for Prometheus, at PORT or HOST:PORT")
 
     add = options("What is kept")
     add("--log-dir", metavar="DIR", help="what the ranks print, in a file each")

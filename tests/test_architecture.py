@@ -187,7 +187,7 @@ FLOORS = {
         ("config", "agent", "diagnosis"),
         ("console",),
         ("supervisor",),
-        ("cli", "function", "bench"),
+        ("cli", "function", "bench", "top"),
         ("doctor", "__main__"),
     ),
 }
@@ -473,6 +473,7 @@ HEAVY = {
     "pynccl": ("collectives.backends.nccl.library",),
     "tqdm": ("collectives.progress_bar",),
     "torch": ("launcher.bench.implementations",),
+    "prometheus_client": ("launcher.console.metrics_server",),
     "matplotlib": ("ddp.tracing.step_picture", "launcher.bench.report"),
 }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from collectives.world import STOPPED
 from launcher import engines
 from launcher.console.console import Console
+from launcher.console.status import Status
 from launcher.console.terminal import one_line
 from launcher.diagnosis import failure_report
 from launcher.diagnosis.failures import NotStarted, RankFailed, TimeLimit, root_cause, signal_name
@@ -100,9 +101,14 @@ class _Supervisor:
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
     def _optional_observers(self) -> list[Observer]:
-        """Log files, events and the hang detector; imported by the jobs that want them alone."""
+        """Figures; and metrics, log files, events and the hang detector, imported by the jobs that want them alone."""
         job, console = self.job, self.console
-        found: list[Observer] = []
+        status = Status(job)
+        found: list[Observer] = [status]
+        if job.metrics_port is not None:
+            from launcher.console.metrics_server import MetricsServer
+
+            found.append(MetricsServer(job.metrics_port, status))
         logs: Logs | None = None
         if job.log_dir is not None:
             from launcher.console.logs import Logs

@@ -30,6 +30,8 @@ OPTIONS = {f"{each.option_strings[0]} {each.metavar or ''}".strip(): each for ea
         ("--config j.toml --lr=3 -n 2", {"config": "j.toml"}, "--lr=3 -n 2"),
         ("--config j.toml -- -n 2", {"config": "j.toml"}, "-n 2"),
         ("--grace -1 s.py", {"grace": -1}, "s.py"),
+        ("--metrics-port 9400 s.py", {"metrics_port": ("127.0.0.1", 9400)}, "s.py"),
+        ("--metrics-port 0.0.0.0:94 s.py", {"metrics_port": ("0.0.0.0", 94)}, "s.py"),
         ("--trace=--grace s.py", {"trace": "--grace"}, "s.py"),
         ("-- -odd.py x", {}, "-odd.py x"),
         ("-h", {"help": True}, ""),

@@ -51,6 +51,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
         ("-n 0 job.py", "the number of ranks must be at least 1, not 0"),
         ("--grace -1 job.py", "the grace must be a number of seconds, zero or more, not -1"),
         ("--grace soon job.py", "--grace should be a number of seconds, not 'soon'"),
+        ("--metrics-port x job.py", "--metrics-port should be a port, or HOST:PORT, not 'x'"),
         ("--start-limit 0 job.py", "the start limit must be a number of seconds above zero, not 0"),
         ("--hang-timeout of job.py", "--hang-timeout should be a number of seconds, or off, not 'of'"),
         # ranks

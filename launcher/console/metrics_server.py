@@ -1,0 +1,68 @@
+"""`--metrics-port`: the figures of a running job for Prometheus, in its text format and by its own library.
+
+It answers in a thread of its own, from what `Status` has collected last: a scrape asks no rank, and holds up nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from collectives.errors import how_to_install
+from launcher.console.status import Status
+from launcher.diagnosis.observer import Observer
+from launcher.errors import UsageError
+
+#: The metric of a figure of `Status.ranks`. docs/launcher.md says what each is.
+METRICS = {
+    "step": "ddp_step",
+    "step/s": "ddp_steps_per_second",
+    "samples": "ddp_samples_total",
+    "samples/s": "ddp_samples_per_second",
+    "loss": "ddp_loss",
+    "exposed": "ddp_exposed_communication_seconds_total",
+    "waited": "ddp_waited_for_seconds_total",
+    "slowest": "ddp_slowest_rank",
+    "reduced_bytes": "ddp_reduced_bytes_total",
+    "restarts": "ddp_restarts_total",
+    "rss": "ddp_resident_memory_bytes",
+    "device_bytes": "ddp_device_memory_bytes",
+}
+
+
+class MetricsServer(Observer):
+    """Serves metrics at http://HOST:PORT/metrics until the job has ended.
+
+    address: host and port
+    Raises: UsageError if prometheus_client is not installed, or the address cannot be listened at.
+    """
+
+    def __init__(self, address: tuple[str, int], status: Status) -> None:
+        try:
+            import prometheus_client
+        except ImportError:
+            raise UsageError(f"--metrics-port needs prometheus_client: {how_to_install('prometheus')}") from None
+        host, port = address
+        self._status = status
+        registry = prometheus_client.CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, _ = prometheus_client.start_http_server(port, addr=host, registry=registry)
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"metrics cannot be served at {host}:{port}: {error}") from None
+
+    def collect(self) -> Iterator[Any]:
+        """What prometheus_client asks at each scrape, in its thread."""
+        from prometheus_client import metrics_core
+
+        for key, name in METRICS.items():
+            kind = "CounterMetricFamily" if name.endswith("_total") else "GaugeMetricFamily"
+            metric = getattr(metrics_core, kind)(name, f"{key} of a rank", labels=["rank"])
+            for figures in self._status.ranks:
+                if figures.get(key) is not None:
+                    metric.add_metric([str(figures["rank"])], figures[key])
+            yield metric
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()

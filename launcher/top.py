@@ -1,0 +1,65 @@
+"""`ddp-top`: what a running ddp-launch of this user does, a line a rank, and again every second."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from launcher.console.status import running_jobs
+from launcher.console.terminal import one_line
+from launcher.linux import format_bytes
+
+_EVERY = 1.0  # s
+_DESCRIPTION = """\
+Shows a running ddp-launch, a line a rank: steps and samples a second, loss, exposed communication, for which rank the
+others wait, gradients reduced, memory. On a terminal it goes on until the job ends, or Ctrl-C; else it prints once."""
+#: The figures of `Status.ranks` that are shown.
+_COLUMNS = (
+    *("rank", "step", "step/s", "samples/s", "loss", "exposed/s", "waited/s", "reduced_bytes/s", "rss", "device_bytes"),
+    *("restarts", "pid", "host", "call", "call_state", "where"),
+)
+
+
+def picture(job: dict[str, Any]) -> str:
+    """A table of the ranks, below what they run."""
+    rows = [_COLUMNS, *([_cell(name, rank.get(name)) for name in _COLUMNS] for rank in job["ranks"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([f"ddp-launch {job['pid']}: {one_line(job['target'])}", *lines])
+
+
+def _cell(name: str, figure: Any) -> str:
+    if figure is None:
+        return "-"
+    if "bytes" in name or name == "rss":
+        return format_bytes(int(figure))
+    return f"{figure:.4g}" if isinstance(figure, float) else one_line(str(figure))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+    parser = argparse.ArgumentParser("ddp-top", description=_DESCRIPTION)
+    parser.add_argument("pid", nargs="?", default="[0-9]*", help="of ddp-launch; not needed if one alone is running")
+    jobs = running_jobs(parser.parse_args(argv).pid)
+    if len(jobs) != 1:
+        running = ", ".join(str(job["pid"]) for job in running_jobs()) or "none"
+        print(f"ddp-top: expected the pid of one running ddp-launch of yours; there are: {running}", file=sys.stderr)
+        return 2
+    terminal = sys.stdout.isatty()
+    while jobs:
+        print("\x1b[H\x1b[J" * terminal + picture(jobs[0]), flush=True)
+        if not terminal:
+            return 0
+        time.sleep(_EVERY)
+        jobs = running_jobs(jobs[0]["pid"])
+    print("the job has ended")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""`ddp-top`: a running job from outside, and what it says where there is none."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher import top
+from launcher.console.status import running_jobs
+from tests.launcher.conftest import wait_for
+
+TOP = [sys.executable, "-m", "launcher.top"]
+RANKS = [
+    {
+        "rank": 0,
+        "pid": 40,
+        "step": 1200,
+        "step/s": 25.312,
+        "samples/s": 1620.44,
+        "rss": 3 << 20,
+        "where": "a.py:1 in f",
+    },
+    {"rank": 1, "where": "no\x1b[2Jnews", "loss": float("nan"), "device_bytes": 5e9, "reduced_bytes/s": 2048.5},
+]
+
+
+def test_a_line_a_rank() -> None:
+    head, columns, *rows = top.picture({"pid": 39, "target": "a.py\x1b", "ranks": RANKS}).split("\n")
+    assert head == "ddp-launch 39: a.py\\x1b"
+    assert columns.split() == [*top._COLUMNS]
+    first, second = (row.split(maxsplit=len(top._COLUMNS) + 1) for row in rows)
+    assert first[:5] == ["0", "1200", "25.31", "1620", "-"]
+    assert " ".join(first).endswith("3 MiB - - 40 - - - a.py:1 in f")
+    assert second[:8] == ["1", "-", "-", "-", "nan", "-", "-", "2"]
+    assert " ".join(second).endswith("KiB - 4.7 GiB - - - - - no\\x1b[2Jnews")
+    assert top.picture({"pid": 39, "target": "a.py", "ranks": []}).count("\n") == 1
+
+
+@pytest.mark.parametrize("args", [["4194305"], [str(os.getpid())], ["1"], ["x"], []])
+def test_no_such_job_of_this_user(args: list[str], monkeypatch: Any, capsys: Any) -> None:
+    if not args:
+        monkeypatch.setattr(top, "running_jobs", lambda pid=None: [])
+    assert top.main(args) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ddp-top: expected the pid of one running ddp-launch of yours; there are: ")
+    assert said.count("\n") == 1
+
+
+def test_several_jobs_are_named(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(top, "running_jobs", lambda pid=None: [{"pid": 7}, {"pid": 9}])
+    assert top.main([]) == 2
+    assert capsys.readouterr().err.endswith("there are: 7, 9\n")
+
+
+@pytest.fixture
+def running(start_launch: Callable[..., Any]) -> Any:
+    """A job of one rank that waits to be killed, and whose rank is among its figures."""
+    job = start_launch("print('ready', flush=True); time.sleep(60)", n=1)
+    until = time.monotonic() + 20
+    while not any(found["ranks"] for found in running_jobs(job.process.pid)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return job
+
+
+def test_a_job_is_watched_until_it_is_killed(running: Any) -> None:
+    pid = running.process.pid
+    assert pid in [job["pid"] for job in running_jobs()]
+    done = subprocess.run([*TOP, str(pid)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, columns, row = done.stdout.splitlines()
+    assert head.startswith(f"ddp-launch {pid}: ")
+    assert columns.startswith("rank  step")
+    assert row.startswith("0 ")
+    screen, end = pty.openpty()
+    with subprocess.Popen([*TOP, str(pid)], stdin=end, stdout=end, stderr=end) as process:
+        os.close(end)
+        wait_for(screen, "\x1b[H\x1b[Jddp-launch", 2, timeout=60)  # painted over at least once
+        running.process.kill()
+        shown = wait_for(screen, "the job has ended", 1, timeout=60)
+        assert process.wait(60) == 0
+    os.close(screen)
+    assert "Traceback" not in shown
+
+
+def test_ctrl_c_ends_it_quietly(running: Any) -> None:
+    with subprocess.Popen([*TOP, str(running.process.pid)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.wait(60)  # without a terminal it ends by itself
+    screen, end = pty.openpty()
+    with subprocess.Popen([*TOP, str(running.process.pid)], stdout=end, stderr=subprocess.PIPE, text=True) as process:
+        os.close(end)
+        wait_for(screen, "ddp-launch", 1, timeout=60)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == -signal.SIGINT
+    os.close(screen)
