@@ -44,6 +44,8 @@ NEEDS = (
     (r"NVRTC", "NVRTC", "nvrtc"),
     (r"tensorboard", "TensorBoard", "tensorboard"),
     (r"recipes", "libraries of docs/recipes.md", "recipes"),
+    (r"wandb|mlflow", "the clients of W&B and MLflow", "wandb,mlflow"),
+    (r"prometheus", "Prometheus's client", "prometheus"),
     (r"CuPy|cupy|GPU|CUDA|cublas|cudnn|nccl", "a GPU and its libraries", ""),
     (r"", "something else: -rs says what", ""),
 )

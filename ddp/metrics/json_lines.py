@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp._files import atomic_write, open_stream
 from ddp.errors import ArgumentError
-from ddp.metrics.values import RESERVED, as_plain, is_writer
+from ddp.metrics.values import RESERVED, as_plain, check_step, is_writer
 
 
 class JsonLines:
@@ -40,7 +40,7 @@ class JsonLines:
         """
         if not self._writes:
             return
-        text = _format_line(step, values)
+        text = _format_line(check_step(self, step), values)
         if self._number is None:
             self._number = _open_for_append(self.path, step)
         data = text.encode()
@@ -65,9 +65,6 @@ class JsonLines:
 
 
 def _format_line(step: int, values: dict[str, Any]) -> str:
-    step = as_plain(step)
-    if type(step) is not int:
-        raise ArgumentError(f"JsonLines.log: expected a step that is a whole number, got {step!r}")
     texts = {RESERVED: str(step)}
     for name, value in values.items():
         try:

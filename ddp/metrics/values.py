@@ -16,6 +16,14 @@ def is_writer(name: str, rank: int | None, comm: Any) -> bool:
     return int(comm.rank if rank is None else rank) == 0
 
 
+def check_step(writer: object, step: Any) -> int:
+    """The step as an int. Raises: ArgumentError if it is no whole number."""
+    step = as_plain(step)
+    if type(step) is not int:
+        raise ArgumentError(f"{type(writer).__name__}.log: expected a step that is a whole number, got {step!r}")
+    return step
+
+
 def as_plain(value: Any) -> Any:
     """A tensor or array of one element as a number, anything else as it is."""
     return value.item() if hasattr(value, "item") else value
