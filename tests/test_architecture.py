@@ -71,18 +71,18 @@ SIZES = {
     "ddp/_cuda, ddp/cuda": Size(39_865, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_402, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_459, 14_000, ("ddp/optim",)),
-    "ddp/data": Size(21_569, 20_500, ("ddp/data",)),
+    "ddp/data": Size(21_661, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(25_050, 22_500, ("ddp/checkpoint", "ddp/serialization")),
-    "ddp/parallel, ddp/tracing": Size(36_459, 35_000, ("ddp/parallel", "ddp/tracing")),
+    "ddp/parallel, ddp/tracing": Size(36_638, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
-    "rest of ddp": Size(16_637, 11_500, ("ddp",)),
-    "collectives": Size(71_118, 65_000, ("collectives",)),
-    "launcher": Size(68_487, 64_000, ("launcher",)),
+    "rest of ddp": Size(17_588, 11_500, ("ddp",)),
+    "collectives": Size(71_318, 65_000, ("collectives",)),
+    "launcher": Size(70_068, 64_000, ("launcher",)),
     "benchmarks": Size(36_217, 31_000, ("benchmarks",)),
-    "tests": Size(462_384, 385_000, ("tests",)),
+    "tests": Size(467_120, 385_000, ("tests",)),
 }
-FILES = {"ddp": (238, 230), "collectives": (55, 55), "launcher": (72, 75)}  # limit, goal
+FILES = {"ddp": (239, 230), "collectives": (55, 55), "launcher": (75, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:
