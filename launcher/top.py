@@ -40,15 +40,25 @@ def _cell(name: str, figure: Any) -> str:
     return f"{figure:.4g}" if isinstance(figure, float) else one_line(str(figure))
 
 
+def _refusal(pid: str | None) -> str:
+    """Why there is nothing to show for this argument."""
+    running = ", ".join(str(job["pid"]) for job in running_jobs())
+    if not running:
+        return "no ddp-launch of yours is running"
+    if pid is None:
+        return f"several ddp-launch of yours are running, name one: {running}"
+    return f"{pid} is no running ddp-launch of yours; these are: {running}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     parser = argparse.ArgumentParser("ddp-top", description=_DESCRIPTION)
-    parser.add_argument("pid", nargs="?", default="[0-9]*", help="of ddp-launch; not needed if one alone is running")
-    jobs = running_jobs(parser.parse_args(argv).pid)
+    parser.add_argument("pid", nargs="?", help="of ddp-launch; not needed if one alone is running")
+    pid = parser.parse_args(argv).pid
+    jobs = running_jobs() if pid is None else running_jobs(pid)
     if len(jobs) != 1:
-        running = ", ".join(str(job["pid"]) for job in running_jobs()) or "none"
-        print(f"ddp-top: expected the pid of one running ddp-launch of yours; there are: {running}", file=sys.stderr)
+        print(f"ddp-top: {_refusal(pid)}", file=sys.stderr)
         return 2
     terminal = sys.stdout.isatty()
     while jobs:

@@ -78,9 +78,9 @@ SIZES = {
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(17_588, 11_500, ("ddp",)),
     "collectives": Size(71_318, 65_000, ("collectives",)),
-    "launcher": Size(70_068, 64_000, ("launcher",)),
+    "launcher": Size(70_120, 64_000, ("launcher",)),
     "benchmarks": Size(36_217, 31_000, ("benchmarks",)),
-    "tests": Size(467_120, 385_000, ("tests",)),
+    "tests": Size(467_142, 385_000, ("tests",)),
 }
 FILES = {"ddp": (239, 230), "collectives": (55, 55), "launcher": (75, 75)}  # limit, goal
 

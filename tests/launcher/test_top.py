@@ -46,18 +46,19 @@ def test_a_line_a_rank() -> None:
 
 @pytest.mark.parametrize("args", [["4194305"], [str(os.getpid())], ["1"], ["x"], []])
 def test_no_such_job_of_this_user(args: list[str], monkeypatch: Any, capsys: Any) -> None:
-    if not args:
-        monkeypatch.setattr(top, "running_jobs", lambda pid=None: [])
+    job = {"pid": 7}
+    monkeypatch.setattr(top, "running_jobs", lambda pid=None: running_jobs(pid) if pid else [job] * len(args))
     assert top.main(args) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ddp-top: expected the pid of one running ddp-launch of yours; there are: ")
-    assert said.count("\n") == 1
+    expected = (
+        f"{args[0]} is no running ddp-launch of yours; these are: 7" if args else "no ddp-launch of yours is running"
+    )
+    assert capsys.readouterr().err == f"ddp-top: {expected}\n"
 
 
 def test_several_jobs_are_named(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(top, "running_jobs", lambda pid=None: [{"pid": 7}, {"pid": 9}])
     assert top.main([]) == 2
-    assert capsys.readouterr().err.endswith("there are: 7, 9\n")
+    assert capsys.readouterr().err.endswith("name one: 7, 9\n")
 
 
 @pytest.fixture
