@@ -77,10 +77,10 @@ SIZES = {
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(17_588, 11_500, ("ddp",)),
-    "collectives": Size(71_318, 65_000, ("collectives",)),
+    "collectives": Size(71_324, 65_000, ("collectives",)),
     "launcher": Size(70_120, 64_000, ("launcher",)),
     "benchmarks": Size(36_217, 31_000, ("benchmarks",)),
-    "tests": Size(467_142, 385_000, ("tests",)),
+    "tests": Size(467_258, 385_000, ("tests",)),
 }
 FILES = {"ddp": (239, 230), "collectives": (55, 55), "launcher": (75, 75)}  # limit, goal
 

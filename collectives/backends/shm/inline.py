@@ -89,7 +89,7 @@ def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) 
 
     def combine(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
         y = ufunc(parts[0], parts[1], out=out if same else None)
-        if out is None:
+        if out is None or not same:
             y = np.asarray(y)  # without dimensions it is a scalar, which cannot be added to
         if size > 2:
             for source in parts[2:]:

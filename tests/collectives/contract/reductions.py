@@ -39,6 +39,18 @@ class ReductionsContract:
 
         run(check)
 
+    @pytest.mark.parametrize("dtype", ["i8", "i2", ">f8", "f2", ">c8"])
+    def test_out_without_dimensions(self, run: Run, dtype: str) -> None:
+        def check(comm: Communicator) -> None:
+            x = np.array(1, dtype)
+            out = np.zeros((), dtype)
+            for op, expected in (("sum", comm.size), ("mean", 1), ("prod", 1)):
+                for _ in range(2):  # the second call reuses the plan of the first
+                    assert comm.all_reduce(x, op, out=out) is out
+                    assert_array_equal(out, expected)
+
+        run(check)
+
     def test_out_that_does_not_fit_is_refused(self, run: Run) -> None:
         def check(comm: Communicator) -> None:
             with pytest.raises(collectives.ArgumentError, match=r"out should be float64 \(3,\), is float64 \(4,\)"):
