@@ -54,7 +54,7 @@ def _as_array(value: Any) -> Any:
 
 
 def _problem(a: Any, e: Any, given: Any, equal_nan: bool, check_dtype: bool) -> str:
-    """How the arrays differ; "" if they are close."""
+    """Says how the arrays differ; returns "" if they are close."""
     if a.shape != e.shape:
         return f"the shape is {a.shape}, expected {e.shape}"
     if check_dtype and a.dtype != e.dtype:

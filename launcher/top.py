@@ -40,7 +40,7 @@ def _cell(name: str, figure: Any) -> str:
     return f"{figure:.4g}" if isinstance(figure, float) else one_line(str(figure))
 
 
-def _refusal(pid: str | None) -> str:
+def _why_no_job(pid: str | None) -> str:
     """Why there is nothing to show for this argument."""
     running = ", ".join(str(job["pid"]) for job in running_jobs())
     if not running:
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pid = parser.parse_args(argv).pid
     jobs = running_jobs() if pid is None else running_jobs(pid)
     if len(jobs) != 1:
-        print(f"ddp-top: {_refusal(pid)}", file=sys.stderr)
+        print(f"ddp-top: {_why_no_job(pid)}", file=sys.stderr)
         return 2
     terminal = sys.stdout.isatty()
     while jobs:

@@ -10,7 +10,7 @@ from collectives.time_limit import TimeLimit
 
 
 class CommunicatorRegistry:
-    """The calls of all communicators of one world on one rank. A closed one is remembered by its number of calls.
+    """The call queues of all communicators of one world on this rank; of a closed communicator, the number of calls.
 
     wanted: the backend for arrays on GPUs that was asked for by name, if any
     nccl: the `NcclConfig` with which its communicators are made

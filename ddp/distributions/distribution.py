@@ -42,7 +42,7 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
-        """Whether values are checked where `validate_args` is None."""
+        """Sets whether distributions that are made with `validate_args=None` check their values."""
         Distribution._validate_args = value
 
     def __init__(self, batch_shape: Sizes = (), event_shape: Sizes = (), validate_args: Flag = None) -> None:

@@ -25,7 +25,7 @@ _CLOSE_LIMIT = 30.0  # s; less than other ranks wait for rank 0 at their end
 
 
 class Tracker:
-    """What rank 0 logs goes to a service, in a thread of its own.
+    """Sends what rank 0 logs to a service, from a thread of its own.
 
     start: begins a run, or goes on with it; returns what logs (step, values) in it, and what ends it
     rank, comm: this process's rank, or a communicator that has it; one of the two

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms. Complex numbers are pairs of real ones along the last axis."""
+"""Discrete Fourier transforms. A complex number is a pair of real ones along the last axis."""
 
 from __future__ import annotations
 

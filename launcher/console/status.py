@@ -91,7 +91,7 @@ def running_jobs(pid: object = "[0-9]*") -> list[dict[str, Any]]:
             if os.readlink(path).startswith(f"/memfd:{_NAME}"):
                 with open(path) as file:
                     status = json.load(file)
-                # What ddp-launch has forked has the file of that moment.
+                # A child that ddp-launch forked still has the file of that time open: its status is old.
                 if path.startswith(f"/proc/{status['pid']}/"):
                     found[status["pid"]] = status
     return [*found.values()]

@@ -60,7 +60,7 @@ def unchanged(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> 
 
 
 def filled(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
-    """x, filled with the only piece."""
+    """Copies the only piece into x, and returns x."""
     x[...] = parts[0]
     return x
 

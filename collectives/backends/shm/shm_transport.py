@@ -115,7 +115,7 @@ class ShmTransport(LayeredTransport):
         return self.met
 
     def met(self) -> bool:
-        """True once all ranks have shown their signatures of this call, which are read then."""
+        """True once all ranks have shown their signatures of this call; reads them then."""
         if not self.control.met():
             return False
         self._headers = self.control.signatures()
