@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from ddp import distributed as distributed
     from ddp import distributions as distributions
     from ddp import fft as fft
+    from ddp import func as func
     from ddp import hub as hub
     from ddp import jit as jit
     from ddp import linalg as linalg
@@ -97,7 +98,7 @@ _LATER = {
     "set_float32_matmul_precision": "backends",
 }
 _MODULES = (
-    "accelerator amp autograd backends checkpoint cuda data distributed distributions fft hub jit linalg metrics "
+    "accelerator amp autograd backends checkpoint cuda data distributed distributions fft func hub jit linalg metrics "
     "multiprocessing nn onnx optim parallel return_types serialization special testing tracing utils"
 )
 

@@ -24,6 +24,7 @@ _DISTRIBUTIONS = (
 # A path, the module whose names it has ("" for none), and names that are called otherwise there.
 MODULES: dict[str, tuple[str, dict[str, str]]] = {
     "ddp.autograd.function": ("ddp.autograd", {}),
+    "ddp.autograd.functional": ("ddp.autograd.jacobians", {}),
     "ddp.cuda.amp": ("ddp.amp.cuda", {}),
     **{f"ddp.distributions.{name}": ("ddp.distributions", {}) for name in _DISTRIBUTIONS.split()},
     "ddp.nn.modules": ("ddp.nn", {}),

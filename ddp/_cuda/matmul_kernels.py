@@ -195,7 +195,7 @@ def _activated(xp: Any, x: Array, w: Array, b: Array | None, activation: str, ke
         return Activated(xp.maximum(before, 0, out=before), None, n, False, activation)
     run = gelu.upcast if x.dtype is BFLOAT16 else gelu
     # Rows without gaps may be such as the epilogue of a backward reads.
-    return Activated(run.forward(xp, before, tanh=True, slope=False)[0], before, n, True, activation)
+    return Activated(run.forward(xp, before, tanh=True)[0], before, n, True, activation)
 
 
 def _slope(xp: Any, g: Array, made: Activated) -> Array:
@@ -203,10 +203,11 @@ def _slope(xp: Any, g: Array, made: Activated) -> Array:
     if made.activation == "relu":
         return where_or_zero(xp, made.out > 0, g)
     assert made.kept is not None
-    run = gelu.upcast if g.dtype is BFLOAT16 else gelu
-    _, residual = run.forward(xp, made.kept[:, : g.shape[1]], tanh=True, slope=True)  # kept may have longer rows
-    dx: Array = run.backward(xp, g, (True,), (), residual)[0]
-    return dx
+    saved = (made.kept[:, : g.shape[1]],)  # kept may have longer rows
+    how = {"tanh": True}
+    if g.dtype is BFLOAT16:
+        return gelu.upcast.backward(xp, g, (True,), saved, (how, None))[0]
+    return gelu.backward(xp, g, (True,), saved, how)[0]
 
 
 def linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> tuple[Array, Any]:

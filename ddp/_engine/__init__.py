@@ -10,9 +10,20 @@ from ddp._engine.modes import (
     no_grad,
     set_grad_enabled,
 )
-from ddp._engine.nodes import CollectiveNode, Edge, MultiOutputNode, Node, ReusableNode, Version, output_nodes
-from ddp._engine.running import backward
+from ddp._engine.nodes import (
+    CollectiveNode,
+    Edge,
+    MultiOutputNode,
+    Node,
+    ReusableNode,
+    SelectOutput,
+    Version,
+    Versions,
+    output_nodes,
+)
+from ddp._engine.running import backward, leaves_of
 
 __all__ = ["CollectiveNode", "Edge", "GradBuffer", "GradReadyHook", "Leaf", "MultiOutputNode", "Node", "Version"]
-__all__ += ["RemovableHandle", "ReusableNode", "backward", "detect_anomaly", "enable_grad", "inference_mode", "no_grad"]
-__all__ += ["is_grad_enabled", "is_inference_mode_enabled", "output_nodes", "set_detect_anomaly", "set_grad_enabled"]
+__all__ += ["RemovableHandle", "ReusableNode", "SelectOutput", "Versions", "backward", "detect_anomaly", "enable_grad"]
+__all__ += ["inference_mode", "is_grad_enabled", "is_inference_mode_enabled", "leaves_of", "no_grad", "output_nodes"]
+__all__ += ["set_detect_anomaly", "set_grad_enabled"]

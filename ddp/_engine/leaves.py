@@ -24,7 +24,7 @@ class GradBuffer:
     keeps it, so that a training loop allocates gradients once, unless it was lent: then a caller may still hold it.
     """
 
-    __slots__ = ("adding", "array", "bound", "dtype", "full", "lent", "shape", "withheld", "xp", "zeroed")
+    __slots__ = ("adding", "array", "bound", "dtype", "full", "in_graph", "lent", "shape", "withheld", "xp", "zeroed")
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
         self.shape = shape
@@ -35,6 +35,7 @@ class GradBuffer:
         self.adding = False  # an op was asked to add to it: see `target`
         self.bound = False
         self.lent = False  # the memory was handed out since it was made
+        self.in_graph = False  # a graph may have saved the array, which is not written to then: see `hold`
         self.withheld: str | None = None  # why what was last written here must not be read as the gradient
         self.zeroed = False  # what it holds was thrown away, and zeros were put there
 
@@ -45,6 +46,8 @@ class GradBuffer:
             self.full, self.adding, self.withheld, self.zeroed = True, False, None, False
         elif self.full:
             assert g.shape == self.shape, f"gradient of shape {g.shape} for a leaf of shape {self.shape}"
+            if self.in_graph:
+                self.array, self.in_graph = self.xp.array(self.array), False
             self.xp.add(self.array, g, out=self.array, casting="same_kind")
             self.withheld, self.zeroed = None, False
         else:
@@ -56,8 +59,8 @@ class GradBuffer:
         If one is there: None, or with `adding` the place to add to.
         """
         if self.full:
-            self.adding = adding
-            return AccumulateInto(self.array) if adding else None
+            self.adding = adding and not self.in_graph
+            return AccumulateInto(self.array) if self.adding else None
         if self.array is None:
             self.array = self.xp.empty(self.shape, self.dtype)
         return self.array
@@ -65,16 +68,21 @@ class GradBuffer:
     def set(self, array: Array) -> None:
         """Copies `array` (the leaf's shape) in, cast to the leaf's dtype; never keeps a reference to it."""
         assert array.shape == self.shape, f"gradient of shape {array.shape} for a leaf of shape {self.shape}"
-        if self.array is None:
-            self.array = self.xp.empty(self.shape, self.dtype)
+        if self.array is None or self.in_graph:
+            self.array, self.in_graph = self.xp.empty(self.shape, self.dtype), False
         self.array[...] = array
         self.full, self.withheld, self.zeroed = True, None, False
+
+    def hold(self, array: Array) -> None:
+        """Takes `array` itself, a gradient with a graph: what is added later goes into a copy."""
+        self.array, self.full, self.in_graph, self.lent = array, True, True, True
+        self.withheld, self.zeroed = None, False
 
     def clear(self) -> None:
         """Empties the buffer; its memory stays for the next first write, unless a caller may hold it."""
         self.full = False
         if self.lent and not self.bound:
-            self.array, self.lent = None, False
+            self.array, self.lent, self.in_graph = None, False, False
 
     def bind(self, buffer: Array) -> None:
         """From now on the gradient lives in `buffer` (the leaf's shape and dtype); a live one is copied into it."""
@@ -82,7 +90,7 @@ class GradBuffer:
         assert buffer.dtype == self.dtype, f"buffer of {buffer.dtype} for a leaf of {self.dtype}"
         if self.full:
             buffer[...] = self.array
-        self.array, self.bound, self.lent = buffer, True, False
+        self.array, self.bound, self.lent, self.in_graph = buffer, True, False, False
 
     def unbind(self) -> None:
         """From now on the gradient lives in memory of its own; a live one is copied there."""
@@ -118,14 +126,15 @@ class Leaf:
     """The graph's end for one tensor that requires grad.
 
     hooks: see the sum of a backward's gradients before it is accumulated, and may replace it; after: are called once it
-    is
+    is; owner: a weak reference to the tensor, for gradients that are tensors themselves
     """
 
-    __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "ready_hook", "shape")
+    __slots__ = ("__weakref__", "after", "dtype", "grad_buffer", "hooks", "owner", "ready_hook", "shape")
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: Any, xp: Any, owner: Callable[[], Any]) -> None:
         self.shape = shape
         self.dtype = dtype
+        self.owner = owner
         self.grad_buffer = GradBuffer(shape, dtype, xp)
         self.ready_hook: GradReadyHook | None = None
         self.hooks: list[Callable[[Array], Array | None]] = []

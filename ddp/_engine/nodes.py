@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ddp._engine.leaves import Array, GradBuffer, Leaf
+from ddp._engine.leaves import Array, Leaf
 from ddp.errors import VersionError
 
 
@@ -29,6 +29,7 @@ class Version:
     saved_by: Callable[[], Node | None] | None = None
 
 
+Versions = Sequence[tuple[Version, int, int]]
 Differentiable = Any  # an op: its name, what it saves, whether it writes into given arrays, and backward
 Hook = Callable[[Array], "Array | None"]
 
@@ -37,7 +38,7 @@ class NodeMetadata:
     """State that few nodes need.
 
     hooks: see a node's incoming gradient first, and may replace it
-    retained_grad: where a copy of it goes
+    retained_grad: is given it then
     recompute: fills in saved values that were dropped, before backward reads them
     trace: the line of user code that ran the op
     stream: the CUDA stream that the op ran on, where there are several
@@ -47,7 +48,7 @@ class NodeMetadata:
 
     def __init__(self) -> None:
         self.hooks: list[Hook] = []
-        self.retained_grad: GradBuffer | None = None
+        self.retained_grad: Callable[[Any], None] | None = None
         self.recompute: Callable[[], None] | None = None
         self.trace: str | None = None
         self.stream: Any = None
@@ -59,7 +60,9 @@ _numbers = itertools.count()
 class Node:
     """One op that ran: what its backward needs, and where the gradients go."""
 
-    __slots__ = ("__weakref__", "edges", "metadata", "needs", "number", "op", "residual", "saved", "versions", "xp")
+    __slots__ = (
+        *("__weakref__", "call", "edges", "metadata", "needs", "number", "op", "residual", "saved", "versions", "xp"),
+    )
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class Node:
         edges: tuple[Node | Leaf | None, ...],
         needs: tuple[bool, ...],
         saved: tuple[Any, ...],
-        versions: Sequence[tuple[Version, int, int]],
+        versions: Versions,
         residual: Any,
     ) -> None:
         self.number = next(_numbers)  # creation order: a higher number is nearer the loss
@@ -79,6 +82,9 @@ class Node:
         self.saved = saved  # arrays, in the order of op.saves
         self.versions = versions  # (counter, count at save time, position in saved) of each saved tensor
         self.residual = residual  # what else backward needs: shapes, masks, parameters
+        # Of an op whose residual changes with its inputs, what its forward can run again with: arrays and numbers, the
+        # versions of the tensors among them as above, and the parameters.
+        self.call: tuple[Sequence[Any], Versions, dict[str, Any]] | None = None
         self.metadata: NodeMetadata | None = None
 
     def ensure_metadata(self) -> NodeMetadata:
@@ -117,7 +123,7 @@ class Node:
         self.edges = None
         self.saved = ()
         self.versions = ()
-        self.residual = None
+        self.residual = self.call = None
         self.metadata = None
 
 

@@ -10,7 +10,7 @@ Nothing here recurses, and nothing here knows tensors: gradients are raw arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, cast
 
@@ -23,17 +23,22 @@ from ddp._engine.modes import state
 from ddp._engine.nodes import CollectiveNode, Edge, Hook, MultiOutputNode, Node, OutputGradient
 from ddp.errors import GraphFreedError
 
+RunNode = Callable[[Node, Any, tuple[bool, ...]], Sequence[Any]]
+
 
 def backward(
     roots: Sequence[Edge],
     grads: Sequence[Array],
     retain_graph: bool = False,
-    sinks: dict[Edge, Array | None] | None = None,
+    sinks: dict[Edge, Any] | None = None,
+    run_node: RunNode | None = None,
 ) -> None:
     """Propagates `grads` from `roots` into the gradient buffers of all leaves they depend on.
 
     With `sinks`, the gradients of exactly those edges are put there instead, and no buffer or gradient-ready hook is
     touched; only the nodes on the way to a sink run, and only they are freed.
+    With `run_node`, which comes with sinks, gradients are no arrays but what it takes and returns in place of
+    `Node.run`; they are added by +.
     Arrays of `grads` are never written to.
 
     Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
@@ -55,9 +60,9 @@ def backward(
         with np.errstate(all="ignore"):  # infinities and nan are values here; anomaly mode looks for them
             if stream_sync.switch.on or (stream_sync.switch.several_gpus and stream_sync.on_other_gpu(grads)):
                 with stream_sync.StreamSync(pending) as sync:
-                    _run(roots, grads, retain_graph, sinks, pending, sync)
+                    _run(roots, grads, retain_graph, sinks, pending, sync, run_node)
             else:
-                _run(roots, grads, retain_graph, sinks, pending)
+                _run(roots, grads, retain_graph, sinks, pending, None, run_node)
         while active:
             active[0].end()
             del active[0]
@@ -65,6 +70,11 @@ def backward(
         for hook in active:
             hook.abandon(error)
         raise
+
+
+def leaves_of(roots: Sequence[Edge]) -> list[Leaf]:
+    """The leaves that a backward from these roots reaches. Raises: GraphFreedError."""
+    return [edge for edge in _count(roots, None) if type(edge) is Leaf]
 
 
 def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Edge]:
@@ -122,9 +132,10 @@ def _run(
     roots: Sequence[Edge],
     grads: Sequence[Array],
     retain_graph: bool,
-    sinks: dict[Edge, Array | None] | None,
+    sinks: dict[Edge, Any] | None,
     pending: dict[Edge, int],
-    sync: stream_sync.StreamSync | None = None,
+    sync: stream_sync.StreamSync | None,
+    run_node: RunNode | None,
 ) -> None:
     incoming: dict[Edge, Any] = {}  # the gradient of each edge so far; a leaf's is in its buffer, unless it has hooks
     ready: list[tuple[int, Node]] = []
@@ -141,7 +152,9 @@ def _run(
                 if type(edge) is Leaf and sinks is None and not edge.hooks:
                     edge.grad_buffer.accumulate(g)
                 elif type(g) is OutputGradient:
-                    incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)[g.output] = g.gradient
+                    parts = incoming.setdefault(edge, [None] * cast(MultiOutputNode, edge).outputs)
+                    part = parts[g.output]  # None, unless the graph of a gradient leads here, too
+                    parts[g.output] = g.gradient if part is None else _sum(part, g.gradient, edge)
                 else:  # the first is not copied: it may be broadcast, read-only, or in use elsewhere
                     before = incoming.get(edge)
                     incoming[edge] = g if before is None else _sum(before, g, edge)
@@ -171,31 +184,32 @@ def _run(
         if g is None and type(node) is not CollectiveNode:  # every use gave None, and None is what its inputs get
             results = (None,) * len(edges)
         elif sinks is not None:
-            results = node.run(g, tuple([edge is not None and edge in pending for edge in edges]))
+            needs = tuple([edge is not None and edge in pending for edge in edges])
+            results = node.run(g, needs) if run_node is None else run_node(node, g, needs)
         elif node.op.into and (sync is None or sync.on_home_stream):
             results = node.run(g, node.needs, _targets(edges, node.op.into == "adding"))
         else:
             results = node.run(g, node.needs)
         if sync is not None:
             sync.leave(node, g)
-        if anomaly:
+        if anomaly and run_node is None:
             check_gradients(node, results)
         if not retain_graph:
             node.free()
         del node, g  # `edge` and the next `g` are overwritten at the next node; they hold at most one gradient
 
 
-def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Array | None] | None) -> None:
+def _complete_node(node: Node, incoming: dict[Edge, Any], sinks: dict[Edge, Any] | None) -> None:
     """Shows the whole gradient of a node to its hooks, and puts it where it is wanted besides."""
     if node.metadata is not None:
         _call_hooks(node, node.metadata.hooks, incoming)
         if node.metadata.retained_grad is not None and node in incoming:
-            node.metadata.retained_grad.accumulate(incoming[node])
+            node.metadata.retained_grad(incoming[node])
     if sinks is not None and node in sinks:
         sinks[node] = incoming.get(node)
 
 
-def _complete_leaf(leaf: Leaf, incoming: dict[Edge, Any], sinks: dict[Edge, Array | None] | None) -> None:
+def _complete_leaf(leaf: Leaf, incoming: dict[Edge, Any], sinks: dict[Edge, Any] | None) -> None:
     if leaf.hooks:
         _call_hooks(leaf, leaf.hooks, incoming)
     if sinks is not None:
@@ -219,7 +233,7 @@ def _call_hooks(edge: Edge, hooks: Sequence[Hook], incoming: dict[Edge, Any]) ->
 
 
 def _sum(a: Any, b: Any, edge: Edge) -> Any:
-    if type(a) is np.ndarray or type(edge) is Leaf or a.flags.c_contiguous or not a.ndim:
+    if type(a) is np.ndarray or type(edge) is Leaf or not hasattr(a, "flags") or a.flags.c_contiguous or not a.ndim:
         return a + b
     # CuPy would give it in the order of its axes; gradients of images with channels last stay so.
     xp = edge.xp

@@ -29,6 +29,13 @@
         const size stop = (n) - start < CHUNK ? (n) : start + CHUNK;                                                   \
         SIMD for (size i = start; i < stop; i++) __VA_ARGS__                                                           \
     }
+/* Writes a value of each x to out, or where there is a gradient g its product with a slope: loops without a branch. */
+#define CURVE(setup, value, slope)                                                                                     \
+    if (g) {                                                                                                           \
+        PARALLEL_SIMD(n, { setup; out[i] = g[i] * (slope); })                                                          \
+    } else {                                                                                                           \
+        PARALLEL_SIMD(n, { setup; out[i] = value; })                                                                   \
+    }
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __x86_64__ /* for loops that are short, or wait for memory: registers of 64 bytes slow them down */
 #define NARROW __attribute__((target("prefer-vector-width=256")))
@@ -93,16 +100,11 @@ static inline float tail_f32(float y)
     return p * t;
 }
 
-/* out = x*c, c = P(normal variable <= x);  slope = c + x*e^(-x^2/2)/sqrt(2 pi) */
-void gelu_f32(size n, const float *restrict x, float *restrict out, float *restrict slope)
+/* z = x*c, c = P(normal variable <= x);  z' = c + x*e^(-x^2/2)/sqrt(2 pi);  out = z, or g*z' where g is not NULL */
+void gelu_f32(size n, const float *restrict x, const float *restrict g, float *restrict out)
 {
-    PARALLEL_SIMD(n, {
-        float e = exp_f32(-0.5f * (x[i] * x[i])), beyond = e * tail_f32(x[i] < 0 ? -x[i] : x[i]);
-        float c = x[i] < 0 ? beyond : 1 - beyond;
-        out[i] = x[i] * c;
-        if (slope)
-            slope[i] = c + x[i] * (e * 0.39894228f);
-    })
+    CURVE(const float e = exp_f32(-0.5f * (x[i] * x[i])); const float beyond = e * tail_f32(x[i] < 0 ? -x[i] : x[i]);
+          const float c = x[i] < 0 ? beyond : 1 - beyond, x[i] * c, c + x[i] * (e * 0.39894228f))
 }
 
 /* A window that slides over images; every pair is along H, along W. out: how many positions it takes */
@@ -127,14 +129,10 @@ typedef struct {
 enum { ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, SQRT, SIGN, NEGATIVE };
 #define REGISTERS 16
 
-void gelu_f64(size n, const double *restrict x, double *restrict out, double *restrict slope)
+void gelu_f64(size n, const double *restrict x, const double *restrict g, double *restrict out)
 {
-    PARALLEL_SIMD(n, {
-        const double c = 0.5 * erfc(-0.70710678118654752440 * x[i]);
-        out[i] = x[i] * c;
-        if (slope)
-            slope[i] = c + x[i] * exp_f64(-0.5 * x[i] * x[i]) * 0.39894228040143267794;
-    })
+    CURVE(const double c = 0.5 * erfc(-0.70710678118654752440 * x[i]), x[i] * c,
+          c + x[i] * exp_f64(-0.5 * x[i] * x[i]) * 0.39894228040143267794)
 }
 
 #define TOTAL(f, REAL)                                                                                                 \
@@ -197,7 +195,7 @@ static inline REAL NAME(exponentials)(size n, const REAL *x, REAL top, REAL *e)
     return NAME(total)(sums);
 }
 
-/* --- activations: n elements; slope: what backward multiplies by, or NULL ---------------------------------------- */
+/* --- activations: n elements; g: the gradient of z, for that of x, or NULL --------------------------------------- */
 
 /* out = 1/(1 + e^-x) */
 void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)
@@ -205,27 +203,19 @@ void NAME(sigmoid)(size n, const REAL *restrict x, REAL *restrict out)
     PARALLEL_SIMD(n, out[i] = 1 / (1 + EXP(-x[i]));)
 }
 
-/* out = x*s, s = 1/(1 + e), e = e^-x;  slope = s + out*(1 - s) */
-void NAME(silu)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
+/* z = x*s, s = 1/(1 + e), e = e^-x;  z' = s + z*(1 - s) */
+void NAME(silu)(size n, const REAL *restrict x, const REAL *restrict g, REAL *restrict out)
 {
-    PARALLEL_SIMD(n, {
-        REAL e = EXP(-x[i]), s = 1 / (1 + e), z = x[i] * s;
-        out[i] = z;
-        if (slope)
-            slope[i] = s + z * (s > 0 ? e * s : 1);
-    })
+    CURVE(const REAL e = EXP(-x[i]); const REAL s = 1 / (1 + e); const REAL z = x[i] * s, z,
+          s + z * (1 - s))
 }
 
-/* out = x*s, s = 1/(1 + e), e = e^-2u, u = k*(x + c*x^3), k = sqrt(2/pi), c = 0.044715;  slope = s + 2*out*(1 - s)*u' */
-void NAME(gelu_tanh)(size n, const REAL *restrict x, REAL *restrict out, REAL *restrict slope)
+/* z = x*s, s = 1/(1 + e), e = e^-2u, u = k*(x + c*x^3), k = sqrt(2/pi), c = 0.044715;  z' = s + 2*z*(1 - s)*u' */
+void NAME(gelu_tanh)(size n, const REAL *restrict x, const REAL *restrict g, REAL *restrict out)
 {
     const REAL k = (REAL)0.79788456080286535588, c = (REAL)(0.79788456080286535588 * 0.044715);
-    PARALLEL_SIMD(n, {
-        REAL y = x[i] * x[i], e = EXP(-2 * x[i] * (k + c * y)), s = 1 / (1 + e), z = x[i] * s;
-        out[i] = z;
-        if (slope)
-            slope[i] = s + 2 * z * (s > 0 ? e * s : 1) * (k + 3 * c * y);
-    })
+    CURVE(const REAL y = x[i] * x[i]; const REAL e = EXP(-2 * x[i] * (k + c * y)); const REAL s = 1 / (1 + e);
+          const REAL z = x[i] * s, z, s + 2 * z * (s > 0 ? e * s : 1) * (k + 3 * c * y))
 }
 
 #define OF_EACH(function)                                                                                              \

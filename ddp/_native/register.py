@@ -60,10 +60,26 @@ def is_plain(x: Any, char: str | None = None) -> bool:
 # --- activations
 
 
-def _curve(kernel: _Kernel, x: Array, slope: bool) -> tuple[Array, Array | None]:
-    out, slopes = np.empty_like(x), np.empty_like(x) if slope else None
-    kernel(x.size, address(x), address(out), address(slopes))
-    return out, slopes
+def _attach_curve(op: Op, kernel_of: Callable[..., dict[str, _Kernel]]) -> None:
+    """Gives a smooth activation a kernel, which its parameters choose."""
+
+    def run(x: Array, g: Array | None, parameters: dict[str, Any]) -> Array:
+        out = np.empty_like(x)
+        kernel_of(**parameters)[x.dtype.char](x.size, address(x), address(g), address(out))
+        return out
+
+    def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
+        if not is_plain(x):
+            return op.reference.forward(xp, x, **parameters)
+        return run(x, None, parameters), parameters
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
+        x = saved[0]
+        if not (is_plain(x) and is_plain(g, x.dtype.char)):
+            return op.reference.backward(xp, g, needs, saved, parameters)
+        return (run(x, g, parameters),)
+
+    op.attach_native_form(forward, backward)
 
 
 def _elementwise(kernel: dict[str, _Kernel], x: Array) -> Array:
@@ -76,18 +92,6 @@ def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
     if not is_plain(x):
         return activation.sigmoid.reference.forward(xp, x)
     return _elementwise(SIGMOID, x), None
-
-
-def _silu(xp: Any, x: Array, slope: bool) -> tuple[Array, Any]:
-    if not is_plain(x):
-        return activation.silu.reference.forward(xp, x, slope=slope)
-    return _curve(SILU[x.dtype.char], x, slope)
-
-
-def _gelu(xp: Any, x: Array, tanh: bool, slope: bool) -> tuple[Array, Any]:
-    if not is_plain(x):
-        return activation.gelu.reference.forward(xp, x, tanh=tanh, slope=slope)
-    return _curve((GELU_TANH if tanh else GELU)[x.dtype.char], x, slope)
 
 
 def _attach_error_function(function: ops.ArrayFunction[[Array], Array], kernel: dict[str, _Kernel]) -> None:
@@ -297,7 +301,6 @@ def _cross_entropy(
     )
     kind = np.dtype("float32") if single else x.dtype
     z = (each if reduction == "none" else out[0]).astype(kind)
-    target = target.copy()  # nothing says when the caller writes to it
     return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, None if reduction == "none" else out[1])
 
 
@@ -541,8 +544,8 @@ RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 
 ops.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
 activation.sigmoid.attach_native_form(_sigmoid)
-activation.gelu.attach_native_form(_gelu)
-activation.silu.attach_native_form(_silu)
+_attach_curve(activation.gelu, lambda tanh: GELU_TANH if tanh else GELU)
+_attach_curve(activation.silu, lambda: SILU)
 _attach_error_function(special.compute_erf, ERF)
 _attach_error_function(special.compute_erfc, ERFC)
 activation.relu.attach_native_form(_relu, _relu_backward)

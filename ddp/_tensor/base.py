@@ -16,7 +16,7 @@ import numpy as np
 
 from ddp._device import CPU, device_of, on, place
 from ddp._device import device as Device
-from ddp._engine import Leaf, MultiOutputNode, Node, Version, modes, output_nodes, stream_sync
+from ddp._engine import Leaf, MultiOutputNode, Node, Version, Versions, modes, output_nodes, stream_sync
 from ddp._engine.anomaly import user_line
 from ddp.errors import DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
 from ddp.ops.op import BFLOAT16, Op
@@ -87,7 +87,7 @@ class TensorBase:
     def leaf(self) -> Leaf:
         if self.maybe_leaf is None:
             array = self.array
-            self.maybe_leaf = Leaf(array.shape, array.dtype, self._device.xp)
+            self.maybe_leaf = Leaf(array.shape, array.dtype, self._device.xp, weakref.ref(self))
         return self.maybe_leaf
 
     @property
@@ -169,13 +169,30 @@ def wrap(array: Array, where: Device, like: TensorBase | None = None) -> Tensor:
     return self
 
 
+def restore_tensors(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) -> list[Tensor | None]:
+    """Tensors on the CPU around arrays that a node kept, at these edges; None for what is no array.
+
+    Nodes that save one of them now notice writes to it.
+    """
+    counters = {position: version for version, _, position in versions}
+    restored: list[Tensor | None] = []
+    for i, (array, edge) in enumerate(zip(arrays, edges, strict=True)):
+        x = wrap(array, CPU) if hasattr(array, "dtype") else None
+        if x is not None:
+            x.edge = edge
+            x.version = counters.get(i, x.version)
+            x._epoch = x.version.epoch
+        restored.append(x)
+    return restored
+
+
 def alias(view: TensorBase, x: TensorBase) -> None:
     """`view` shares the memory of `x` from now on, and its version."""
     version = view.version = x.version
     if x._epoch < 0:  # from here on a write into one of the two moves the other's place, too
         x._epoch = version.epoch
     view._epoch = x._epoch
-    if version.base is None:
+    if version.base is None or version.base() is None:
         version.base = weakref.ref(x)
 
 
@@ -238,7 +255,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     else:
         out, residual = _silent.copy().run(run.forward, xp, *arrays, **parameters)
     if type(out) is tuple:
-        return _several(op, run, where, inputs, out, residual, recorded)
+        return _several(op, run, where, inputs, out, residual, recorded, parameters)
     if not isinstance(out, xp.ndarray):
         out = xp.asarray(out)  # a 0-d result of NumPy is a scalar
     result = wrap(out, where)
@@ -247,7 +264,7 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
         if wide and run is op and not op.backward_supports_bfloat16:  # only the backward may have to compute
             run, residual = op.upcast, (residual, None)
-        node = make_node(Node, op, run, xp, inputs, result, residual)
+        node = make_node(Node, op, run, xp, inputs, result, residual, parameters)
         result.edge = node
         for observer in state.observers:
             observer(node)
@@ -273,13 +290,20 @@ FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and n
 
 
 def _several(
-    op: Op, run: Any, where: Device, inputs: Sequence[Any], outs: tuple[Array, ...], residual: Any, recorded: bool
+    op: Op,
+    run: Any,
+    where: Device,
+    inputs: Sequence[Any],
+    outs: tuple[Array, ...],
+    residual: Any,
+    recorded: bool,
+    parameters: dict[str, Any],
 ) -> tuple[Tensor, ...]:
     """The results of an op that has several, each with a port of their joint node."""
     xp = where.xp
     results = tuple([wrap(out if isinstance(out, xp.ndarray) else xp.asarray(out), where) for out in outs])
     if recorded:
-        record(make_node(MultiOutputNode, op, run, xp, inputs, None, residual), results)
+        record(make_node(MultiOutputNode, op, run, xp, inputs, None, residual, parameters), results)
     return results
 
 
@@ -300,9 +324,19 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
 
 
 def make_node(
-    kind: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
+    kind: type[Node],
+    op: Any,
+    run: Any,
+    xp: Any,
+    inputs: Sequence[Any],
+    result: TensorBase | None,
+    residual: Any,
+    parameters: dict[str, Any] | None = None,
 ) -> Node:
-    """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
+    """The node of an op that ran: its edges, and what its backward reads of the inputs and the result.
+
+    parameters: of an op of ours
+    """
     edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in inputs])
     needs = tuple([edge is not None for edge in edges])
     saved: list[Any] = []
@@ -315,6 +349,13 @@ def make_node(
             x = x.array
         saved.append(x)
     node = kind(run, xp, edges, needs, tuple(saved), versions, residual)
+    if parameters is not None and op.derived and versions:  # nothing saved: what is kept would cost memory
+        arrays = [x.array if isinstance(x, TensorBase) else x for x in inputs]
+        node.call = (
+            arrays,
+            [(x.version, x.version.count, i) for i, x in enumerate(inputs) if isinstance(x, TensorBase)],
+            parameters,
+        )
     if result is not None and len(inputs) in plan:
         result.version.saved_by = weakref.ref(node)
     return node
@@ -352,6 +393,7 @@ def clear_grad(x: TensorBase, set_to_none: bool) -> None:
         return
     buffer.withheld = None  # zeros are the same everywhere
     if x.grad is not None:
+        x.grad.edge = None  # of a gradient that has a graph
         x.grad.zero_()
         buffer.zeroed = True
 

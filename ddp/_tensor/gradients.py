@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ddp import _engine
 from ddp._device import device
 from ddp._engine import Leaf, Node, RemovableHandle
-from ddp._tensor.base import Tensor, TensorBase, root_of, seed_of, wrap
+from ddp._tensor.base import Tensor, TensorBase, apply, root_of, seed_of, wrap
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
+from ddp.ops import elementwise
 from ddp.ops.op import OPS
 
 
@@ -66,8 +68,8 @@ class Gradients(TensorBase):
         """Adds the gradients of this tensor with respect to all leaves it depends on to their `grad`.
 
         gradient: of this tensor's shape; 1 for a tensor of one element. retain_graph: keeps the graph for another
-        backward. inputs: only these tensors get a gradient. create_graph: not supported, and raises, because
-        differentiation is first order.
+        backward. inputs: only these tensors get a gradient. create_graph: gradients have a graph, so that they can be
+        differentiated; it lives as long as they lie in `grad`, and `autograd.grad` returns them instead.
 
         Raises: GraphError, GraphFreedError, VersionError; ShapeError if `gradient` does not fit.
         """
@@ -92,6 +94,10 @@ class Gradients(TensorBase):
         like, where = (self.array.shape, self.array.dtype), self._device
 
         def run(g: Any) -> Any:
+            if isinstance(g, TensorBase):  # under create_graph
+                changed = hook(apply(elementwise.clone, (g,)))
+                gradient_array("hook", changed, like)
+                return changed
             (gradient,) = gradient_tensors(g, [like], where)
             return gradient_array("hook", hook(gradient), like)
 
@@ -118,13 +124,28 @@ class Gradients(TensorBase):
         if self.edge is None:
             raise GraphError("retain_grad: this tensor does not require grad, and nothing it was made of does")
         if isinstance(self.edge, Node):
-            self.edge.ensure_metadata().retained_grad = self.leaf.grad_buffer
+            self.edge.ensure_metadata().retained_grad = partial(_accumulate, weakref.ref(self))
 
     @property
     def retains_grad(self) -> bool:
         """Whether this tensor is no leaf, and backward keeps its gradient nevertheless."""
         edge = self.edge
         return isinstance(edge, Node) and edge.metadata is not None and edge.metadata.retained_grad is not None
+
+
+def _accumulate(owner: Callable[[], TensorBase | None], g: Any) -> None:
+    """Adds a gradient, an array or a tensor with a graph, to the `grad` of a tensor that is still there."""
+    x = owner()
+    if x is None:
+        return
+    buffer = x.leaf.grad_buffer
+    if not isinstance(g, TensorBase):
+        buffer.accumulate(g)
+        return
+    total = g if x.grad is None else x.grad + g
+    buffer.hold(total.array.copy())
+    x.grad_view = wrap(buffer.array, x.device)
+    x.grad_view.edge = total.edge
 
 
 def _hooks(x: TensorBase, name: str) -> list[Hook]:
@@ -163,12 +184,24 @@ def gradient_array(name: str, g: Any, like: Like) -> Any:
 
 
 def sink_gradients(
-    tensors: Sequence[TensorBase], gradients: Sequence[Any], retain_graph: bool, wanted: Sequence[TensorBase]
+    tensors: Sequence[TensorBase],
+    gradients: Sequence[Any],
+    retain_graph: bool | None,
+    create_graph: bool,
+    wanted: Sequence[TensorBase],
 ) -> list[Any]:
-    """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived; no `grad` is touched."""
+    """The gradient of all `tensors` with respect to each of `wanted`, None where none arrived; no `grad` is touched.
+
+    They are arrays, or with create_graph tensors. retain_graph: None is create_graph
+    """
+    keep = create_graph if retain_graph is None else bool(retain_graph)
+    if create_graph:
+        from ddp._tensor.create_graph import recorded_gradients  # of use to few trainings
+
+        return recorded_gradients(tensors, gradients, keep, [root_of(x) for x in wanted])
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
     seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
-    _engine.backward([root_of(x) for x in tensors], seeds, retain_graph, sinks)
+    _engine.backward([root_of(x) for x in tensors], seeds, keep, sinks)
     return [sinks[root_of(x)] for x in wanted]
 
 
@@ -180,24 +213,27 @@ def run_backward(
     Raises: ArgumentError for no inputs; GraphError if one requires no grad, or is a parameter under DataParallel, whose
     gradient the other ranks would not reduce.
     """
-    if create_graph:
-        raise GraphError("backward(create_graph=True): differentiation is first order here; compute it by hand")
-    if inputs is None:
+    if inputs is None and not create_graph:
         seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
         _engine.backward([root_of(x) for x in tensors], seeds, bool(retain_graph))
         return
-    # One that is named twice gets its gradient once.
-    wanted = [inputs] if isinstance(inputs, TensorBase) else list({id(x): x for x in inputs}.values())
-    if not wanted:
-        raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")
+    if inputs is None:
+        owners = [leaf.owner() for leaf in _engine.leaves_of([root_of(x) for x in tensors])]
+        wanted = [x for x in owners if x is not None and x.edge is not None]
+    else:  # one that is named twice gets its gradient once
+        wanted = [inputs] if isinstance(inputs, TensorBase) else list({id(x): x for x in inputs}.values())
+        if not wanted:
+            raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")
     for x in wanted:
         if x.maybe_leaf is not None and x.maybe_leaf.ready_hook is not None:
+            how = "create_graph=True" if create_graph else "inputs=..."
             raise GraphError(
-                f"backward(inputs=...): the parameter of shape {x.array.shape} is under DataParallel, and the other "
-                "ranks would not reduce its gradient: leave inputs out, or use autograd.grad"
+                f"backward({how}): the parameter of shape {x.array.shape} is under DataParallel, and the other ranks "
+                "would not reduce its gradient: leave that out, or use autograd.grad"
             )
-    for x, g in zip(wanted, sink_gradients(tensors, gradients, bool(retain_graph), wanted), strict=True):
+    found = sink_gradients(tensors, gradients, retain_graph, create_graph, wanted)
+    for x, g in zip(wanted, found, strict=True):
         if g is not None:
-            x.leaf.grad_buffer.accumulate(g)
+            _accumulate(weakref.ref(x), g)
             for after in [*x.leaf.after]:
                 after()

@@ -1,4 +1,4 @@
-"""gradcheck: a backward against central differences, which know nothing of it."""
+"""gradcheck, gradgradcheck: a backward against central differences, which know nothing of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ddp._device import CPU, on
-from ddp._engine import no_grad
+from ddp._engine import enable_grad, no_grad
 from ddp._tensor.core import Tensor
 from ddp.autograd._run import as_list, grad
 from ddp.errors import ArgumentError, DtypeError, GradcheckError
@@ -44,6 +44,40 @@ def gradcheck(
         if raise_exception:
             raise
         return False
+
+
+def gradgradcheck(
+    func: Callable[..., Any],
+    inputs: Tensor | Sequence[Any],
+    grad_outputs: Tensor | Sequence[Any] | None = None,
+    **options: Any,
+) -> bool:
+    """True if the gradients of the gradients of `func(*inputs)` agree with central differences of the gradients.
+
+    inputs, options: as for `gradcheck`. grad_outputs: the gradients of the differentiable outputs, float64, which are
+    checked as inputs are if they require grad; random numbers unless given.
+
+    Raises: GradcheckError, whose inputs are numbered on through grad_outputs; DtypeError, ArgumentError, GraphError.
+    """
+    arguments = as_list(inputs)
+    if grad_outputs is None:
+        outputs = _differentiable(func(*arguments))
+        random = np.random.default_rng(0)
+        grad_outputs = [y.new_tensor(random.uniform(0.5, 1.5, y.shape)).requires_grad_() for y in outputs]
+    weights = as_list(grad_outputs)
+
+    def gradients(*tensors: Any) -> tuple[Tensor, ...]:
+        given, seeds = tensors[: len(arguments)], tensors[len(arguments) :]
+        with enable_grad():
+            outputs = _differentiable(func(*given))
+            found = grad(outputs, _differentiable(given), seeds, create_graph=True, allow_unused=True)
+        return tuple([g for g in found if g is not None])
+
+    return gradcheck(gradients, [*arguments, *weights], **options)
+
+
+def _differentiable(outputs: Any) -> list[Tensor]:
+    return [y for y in as_list(outputs) if isinstance(y, Tensor) and y.requires_grad]
 
 
 def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, atol: float, rtol: float) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp import _engine
-from ddp._engine import MultiOutputNode, Node, Version, modes, no_grad
-from ddp._tensor.base import TensorBase, check_current, record, wrap, written_in_graph
+from ddp._engine import MultiOutputNode, Node, Version, modes, no_grad, output_nodes
+from ddp._tensor.base import TensorBase, check_current, record, restore_tensors, wrap, written_in_graph
 from ddp._tensor.core import Tensor
 from ddp._tensor.gradients import gradient_array, gradient_tensors
 from ddp.errors import ArgumentError, DtypeError, GraphError
@@ -70,12 +70,28 @@ class _FunctionBackward:
         self.name = function.__name__
 
     def backward(self, xp: Any, g: Any, needs: Sequence[bool], saved: Sequence[Any], residual: Any) -> list[Any]:
-        ctx, inputs, outputs, where = residual
+        ctx, _, outputs, where, _ = residual
         grads = gradient_tensors(g, outputs, where, ctx.materialize_grads)
-        ctx._restored = tuple([None if x is None else wrap(x, where) for x in saved])
+        with no_grad():
+            found = self._call(residual, grads, [None if x is None else wrap(x, where) for x in saved], needs)
+        return [None if dx is None else dx.array for dx in found]
+
+    def record_backward(self, node: Node, g: Any, needs: Sequence[bool]) -> list[Any]:
+        """Gradients with a graph. g: a tensor, or a list with a tensor or None for each result."""
+        ctx, _, outputs, where, origins = node.residual
+        grads = gradient_tensors([None] * len(outputs), outputs, where, ctx.materialize_grads)
+        for i, one in enumerate(g if isinstance(g, list) else [g]):
+            grads[i] = grads[i] if one is None else one.clone()
+        results = output_nodes(node) if isinstance(node, MultiOutputNode) else [node]
+        edges = [results[origin] if isinstance(origin, int) else origin for origin in origins]
+        return self._call(node.residual, grads, restore_tensors(node.saved, edges, node.versions), needs)
+
+    def _call(self, residual: Any, grads: Sequence[Any], saved: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+        """What the user's backward returns, None where not wanted. Raises: ArgumentError, DtypeError, ShapeError."""
+        ctx, inputs = residual[:2]
+        ctx._restored = tuple(saved)
         try:
-            with no_grad():
-                results = self.function.backward(ctx, *grads)
+            results = self.function.backward(ctx, *grads)
         finally:
             ctx._restored = None
         returned = list(results) if isinstance(results, tuple | list) else [results]
@@ -86,17 +102,18 @@ class _FunctionBackward:
                 f"{self.name}: backward returned {len(returned)} gradients, expected one for each of the {len(inputs)} "
                 "arguments of forward (None for those that are no tensor)"
             )
-        return [
-            gradient_array(f"{self.name}: backward, argument {i}", g, like) if need else None
-            for i, (g, like, need) in enumerate(zip(returned, inputs, needs, strict=True))
-        ]
+        for i, (dx, like) in enumerate(zip(returned, inputs, strict=True)):
+            array = gradient_array(f"{self.name}: backward, argument {i}", dx, like) if needs[i] else None
+            returned[i] = None if array is None else dx.to(array.dtype)
+        return returned
 
 
 class Function:
     """The base of ops of your own: subclasses define two static methods, and are called by `apply`.
 
     forward(ctx, *args, **kwargs) -> a tensor or a tuple; what is computed in it is not recorded. Or forward(*args)
-    beside setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of forward.
+    beside setup_context(ctx, inputs, output). backward(ctx, *grads) -> a gradient or None for each argument of forward;
+    under create_graph what it computes of grads and saved tensors is recorded.
 
         class Exp(ddp.autograd.Function):
             @staticmethod
@@ -191,7 +208,9 @@ def _record(
     ]
     inputs = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else None for x in args]
     shapes = [(x.array.shape, x.array.dtype) if isinstance(x, TensorBase) else ((), "float32") for x in outputs]
-    residual = (ctx, inputs, shapes, where)
+    # Where what was saved came from: the number of a result, or the edge of another tensor.
+    origins = [next((i for i, y in enumerate(outputs) if y is x), None if x is None else x.edge) for x in ctx._to_save]
+    residual = (ctx, inputs, shapes, where, origins)
     kind = Node if len(outputs) == 1 else MultiOutputNode
     node = kind(cls._op, where.xp, edges, ctx.needs_input_grad, saved, versions, residual)
     for x in outputs:

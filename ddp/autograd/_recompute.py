@@ -31,7 +31,7 @@ class _Region:
     def empty(self, node: Node) -> None:
         """Sees a new node, and lets go of what it saved; its versions stay, to be compared in backward."""
         self.nodes.append(weakref.ref(node))
-        node.saved, node.residual = (), None
+        node.saved, node.residual, node.call = (), None, None
         node.ensure_metadata().recompute = self.fill
 
     def collect(self, node: Node) -> None:
@@ -71,6 +71,7 @@ class _Region:
             node.metadata.recompute = None
             node.check_versions()
             node.saved, node.residual, node.versions = made[i].saved, made[i].residual, made[i].versions
+            node.call = made[i].call
 
 
 class _SavedArgument(NamedTuple):

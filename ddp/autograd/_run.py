@@ -17,7 +17,7 @@ def as_list(tensors: Tensors) -> list[Tensor]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def _seeds(tensors: list[Tensor], gradients: Any) -> list[Any]:
+def seeds_of(tensors: list[Tensor], gradients: Any) -> list[Any]:
     """One gradient, or None, for each tensor. Raises: ArgumentError for another number of them."""
     seeds = [None] * len(tensors) if gradients is None else as_list(gradients)
     if len(seeds) != len(tensors):
@@ -35,12 +35,12 @@ def backward(
     """Adds the gradients of all `tensors` to the leaves they depend on, in one pass.
 
     grad_tensors: one for each tensor, of its shape; left out, 1 for tensors of one element. inputs: only these get a
-    gradient. create_graph: raises, as in Tensor.backward.
+    gradient. create_graph: gradients have a graph, as in Tensor.backward.
 
     Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
     """
     outputs = as_list(tensors)
-    run_backward(outputs, _seeds(outputs, grad_tensors), retain_graph, create_graph, inputs)
+    run_backward(outputs, seeds_of(outputs, grad_tensors), retain_graph, create_graph, inputs)
 
 
 def grad(
@@ -57,14 +57,15 @@ def grad(
     """The gradients of `outputs` with respect to `inputs`, one for each; no `grad` is touched.
 
     An input that no output depends on raises, or gives None if `allow_unused`, zeros if `materialize_grads`.
-    create_graph: raises, as in backward; so do is_grads_batched, and only_inputs where it is False.
+    create_graph: gradients have a graph, so that they can be differentiated; retain_graph is True then if left out.
 
-    Raises: GraphError, GraphFreedError, VersionError, ShapeError, ArgumentError.
+    Raises: GraphError, GraphFreedError, VersionError, ShapeError; ArgumentError for is_grads_batched=True, which takes
+    a call for each gradient here, and for only_inputs=False.
     """
-    if create_graph:
-        raise GraphError("grad(create_graph=True): differentiation is first order here; compute it by hand")
-    if is_grads_batched or not only_inputs:
-        raise ArgumentError("grad: is_grads_batched=True and only_inputs=False are not there; call grad or backward")
+    if is_grads_batched:
+        raise ArgumentError("grad(is_grads_batched=True): there is no vmap here; call grad for each gradient")
+    if not only_inputs:
+        raise ArgumentError("grad(only_inputs=False): call backward, which adds to the leaves")
     if materialize_grads and allow_unused is False:
         raise ArgumentError("grad: materialize_grads=True is for unused inputs, which allow_unused=False forbids")
     wanted = as_list(inputs)
@@ -73,14 +74,16 @@ def grad(
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
     tensors = as_list(outputs)
     found: list[Tensor | None] = []
-    gradients = sink_gradients(tensors, _seeds(tensors, grad_outputs), bool(retain_graph), wanted)
+    gradients = sink_gradients(tensors, seeds_of(tensors, grad_outputs), retain_graph, create_graph, wanted)
     for i, (x, g) in enumerate(zip(wanted, gradients, strict=True)):
         if g is None and materialize_grads:
             g = x.device.xp.zeros(x.shape)
         elif g is None and not allow_unused:
             raise GraphError(f"grad: no output depends on input {i} of shape {x.shape}; allow_unused=True gives None")
-        # A copy: what the engine hands over may be shared, broadcast or read-only.
-        found.append(None if g is None else wrap(x.device.xp.array(g, x.dtype), x.device))
+        if isinstance(g, Tensor):
+            found.append(g.clone() if any(g is each for each in found) else g)
+        else:  # a copy: what the engine hands over may be shared, broadcast or read-only
+            found.append(None if g is None else wrap(x.device.xp.array(g, x.dtype), x.device))
     return tuple(found)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp._engine import modes
 from ddp._tensor.base import apply
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import empty_like, full, zeros_like
@@ -24,13 +23,7 @@ from ddp.nn.validation import one_dtype
 from ddp.ops import activation
 
 
-def _apply_with_slope(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
-    """Applies an op that computes its derivative together with its value if a gradient will be needed."""
-    slope = modes.state.enabled and input.requires_grad
-    return _apply(op, input, inplace, slope=slope, **parameters)
-
-
-def _apply(op: Any, input: Tensor, inplace: bool, **parameters: Any) -> Tensor:
+def _apply(op: Any, input: Tensor, inplace: bool = False, **parameters: Any) -> Tensor:
     result = apply(op, (required_float(input, op.name),), **parameters)
     return assign(input, f"{op.name}_", result) if inplace else result
 
@@ -64,7 +57,7 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """input where it is positive, else alpha * (exp(input) - 1). Source: Clevert et al. 2016, arXiv:1511.07289."""
-    return _apply_with_slope(activation.elu, input, inplace, alpha=alpha)
+    return _apply(activation.elu, input, inplace, alpha=alpha)
 
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
@@ -72,7 +65,7 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804
 
 def selu(input: Tensor, inplace: bool = False) -> Tensor:
     """1.0507 * elu(input, 1.67326): means and variances stay. Source: Klambauer et al. 2017, arXiv:1706.02515."""
-    return _apply_with_slope(activation.elu, input, inplace, alpha=_SELU_ALPHA, scale=_SELU_SCALE)
+    return _apply(activation.elu, input, inplace, alpha=_SELU_ALPHA, scale=_SELU_SCALE)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
@@ -82,7 +75,7 @@ def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """
     if alpha == 0:
         raise ArgumentError("celu: alpha is a divisor, and cannot be 0")
-    return _apply_with_slope(activation.elu, input, inplace, alpha=alpha, input_scale=1 / alpha)
+    return _apply(activation.elu, input, inplace, alpha=alpha, input_scale=1 / alpha)
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -93,22 +86,22 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ArgumentError(f"gelu: approximate is 'none' or 'tanh', not {approximate!r}")
-    return _apply_with_slope(activation.gelu, input, tanh=approximate == "tanh")
+    return _apply(activation.gelu, input, tanh=approximate == "tanh")
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """input * sigmoid(input). Source: Elfwing et al. 2017, arXiv:1702.03118."""
-    return _apply_with_slope(activation.silu, input, inplace)
+    return _apply(activation.silu, input, inplace)
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
     """input * tanh(softplus(input)). Source: Misra 2019, arXiv:1908.08681."""
-    return _apply_with_slope(activation.mish, input, inplace)
+    return _apply(activation.mish, input, inplace)
 
 
 def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """log(1 + exp(beta * input)) / beta; the input itself where beta * input > threshold."""
-    return _apply_with_slope(activation.softplus, input, beta=beta, threshold=threshold)
+    return _apply(activation.softplus, input, beta=beta, threshold=threshold)
 
 
 def softsign(input: Tensor) -> Tensor:
@@ -118,7 +111,7 @@ def softsign(input: Tensor) -> Tensor:
 
 def logsigmoid(input: Tensor) -> Tensor:
     """log(sigmoid(input)), without loss where sigmoid is small."""
-    return _apply_with_slope(activation.logsigmoid, input)
+    return _apply(activation.logsigmoid, input)
 
 
 def hardswish(input: Tensor, inplace: bool = False) -> Tensor:

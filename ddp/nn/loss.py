@@ -16,7 +16,7 @@ import numpy as np
 
 from ddp._device import place
 from ddp._engine import modes
-from ddp._tensor.base import apply, guarded_function, to_common_device
+from ddp._tensor.base import apply, copy_if_needed, guarded_function, to_common_device
 from ddp._tensor.core import Tensor
 from ddp._tensor.dtypes import is_float, promote
 from ddp._tensor.operands import broadcast, convert, floating
@@ -134,6 +134,8 @@ def cross_entropy(
         kept = cross_entropy(input.unsqueeze(0), target.unsqueeze(0), weight, **how)
         return kept.squeeze(0) if reduction == "none" else kept
     classes, keep, weights = _check_classes("cross_entropy", input, target, weight, ignore_index)
+    if classes is target.array:
+        classes = copy_if_needed(classes, input)
     return apply(
         losses.cross_entropy,
         (floating(input),),
@@ -191,10 +193,7 @@ def _check_weight(name: str, weight: Tensor, classes: int) -> None:
 def _check_classes(
     name: str, input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Any, ...]:
-    """The targets as int64, which of them to keep (None for all), and the weight of each class.
-
-    The op reads the targets in forward only, so a later write to them cannot change backward.
-    """
+    """The targets as int64, which of them to keep (None for all), and the weight of each class."""
     x, array = input.array, target.array
     if array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: target holds class numbers (int64), not {array.dtype}")

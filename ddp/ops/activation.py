@@ -10,22 +10,23 @@ from typing import Any
 from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, fold, unary_op, where_or_zero
 from ddp.ops.special import compute_erfc
 
-# Smooth activations. Where a gradient will be wanted (`slope`), the derivative is computed beside the value, with which
-# it shares its costly part, and kept in place of the input.
+# Smooth activations: a curve gives the value and what computes the derivative, which shares intermediate results with
+# it. Backward evaluates it again: keeping the derivative would cost memory beside x, which a second derivative reads.
 
 
 Curve = Callable[..., tuple[Array, Callable[[], Array]]]  # of xp, x and parameters: z, and what computes z'
 
 
 def _smooth(name: str, curve: Curve) -> Op:
-    def forward(xp: Any, x: Array, slope: bool, **parameters: Any) -> tuple[Array, Any]:
-        z, derivative = curve(xp, *as_float32(x), **parameters)
-        return z.astype(x.dtype, copy=False), derivative().astype(x.dtype, copy=False) if slope else None
+    def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
+        return curve(xp, *as_float32(x), **parameters)[0].astype(x.dtype, copy=False), parameters
 
-    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
-        return (g * slope,)
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
+        x = saved[0]
+        derivative = curve(xp, *as_float32(x), **parameters)[1]
+        return (g * derivative().astype(x.dtype, copy=False),)
 
-    return Op(name, forward, backward, inputs=("x",))
+    return Op(name, forward, backward, inputs=("x",), saves=("x",))
 
 
 # z = 1/(1 + e^-x);  dx = g*z*(1 - z)

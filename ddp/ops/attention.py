@@ -7,6 +7,7 @@ probabilities again from that. Source: Dao et al. 2022, arXiv:2205.14135.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,7 +64,11 @@ class _Attention:
 
     def heads(self) -> Iterator[At]:
         """The indices of as many heads as there is room for scores."""
-        step = max(1, score_bytes(self.xp) // max(self.bytes_of_head, 1))
+        room = score_bytes(self.xp)
+        if math.prod(self.lead) * self.bytes_of_head <= room:
+            yield (slice(None),) * len(self.lead)
+            return
+        step = max(1, room // max(self.bytes_of_head, 1))
         for outer in itertools.product(*map(range, self.lead[:-1])):
             for start in range(0, self.lead[-1], step):
                 yield (*outer, slice(start, start + step))
@@ -154,4 +159,5 @@ attention = Op(
     _attention_backward,
     inputs=("q", "k", "v", "mask"),
     saves=("q", "k", "v", "mask", "out"),
+    derived=True,
 )

@@ -80,26 +80,30 @@ def fold_into(xp: Any, columns: Array, window: Window, lines: slice, x: Array) -
         x[seen] += columns[:, element][where].swapaxes(0, 1)
 
 
-def _patches(xp: Any, x: Array, window: Window) -> Array:
+@array_function
+def patches(xp: Any, x: Array, window: Window) -> Array:
+    """What the window sees of x (N, C, H, W): (N, C * KH * KW, OH * OW)."""
     columns = unfold(xp, x, window, slice(0, window.out[0])).transpose(2, 0, 1, 3, 4)
     return columns.reshape(len(x), x.shape[1] * window.elements, window.out[0] * window.out[1])
 
 
-def _image_of_patches(xp: Any, patches: Array, window: Window) -> Array:
-    n, channels = len(patches), patches.shape[1] // window.elements
-    columns = patches.reshape(n, channels, window.elements, *window.out).transpose(1, 2, 0, 3, 4)
-    x = xp.zeros((n, channels, *window.image), compute_dtype(patches))
-    fold_into(xp, columns, window, slice(0, window.out[0]), x)
-    return x.astype(patches.dtype, copy=False)
+@array_function
+def image_of_patches(xp: Any, columns: Array, window: Window) -> Array:
+    """Columns as `patches` returns them, added up where it read them."""
+    n, channels = len(columns), columns.shape[1] // window.elements
+    parts = columns.reshape(n, channels, window.elements, *window.out).transpose(1, 2, 0, 3, 4)
+    x = xp.zeros((n, channels, *window.image), compute_dtype(columns))
+    fold_into(xp, parts, window, slice(0, window.out[0]), x)
+    return x.astype(columns.dtype, copy=False)
 
 
 # z[n,(c,i,j),(p,q)] = x[n,c,p*s+i*d,q*s+j*d] (x padded with zeros);  dx = g added up where it was read
 def _im2col(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
-    return _patches(xp, x, window), window
+    return patches(xp, x, window=window), window
 
 
 def _im2col_backward(xp: Any, g: Array, needs: Needs, saved: Saved, window: Any) -> Gradients:
-    return (_image_of_patches(xp, g, window),)
+    return (image_of_patches(xp, g, window=window),)
 
 
 im2col = Op("im2col", _im2col, _im2col_backward, inputs=("x",))
@@ -107,11 +111,11 @@ im2col = Op("im2col", _im2col, _im2col_backward, inputs=("x",))
 
 # z[n,c,p*s+i*d,q*s+j*d] = sum of x[n,(c,i,j),(p,q)];  dx = g where it was added
 def _col2im(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
-    return _image_of_patches(xp, x, window), window
+    return image_of_patches(xp, x, window=window), window
 
 
 def _col2im_backward(xp: Any, g: Array, needs: Needs, saved: Saved, window: Any) -> Gradients:
-    return (_patches(xp, g, window),)
+    return (patches(xp, g, window=window),)
 
 
 col2im = Op("col2im", _col2im, _col2im_backward, inputs=("x",))
@@ -176,6 +180,7 @@ def _columns(xp: Any, x: Array, shape: Shape, lines: slice) -> Array:
     return unfold(xp, _wide(x), shape.window, lines).reshape(shape.groups, shape.length, -1)
 
 
+@array_function
 def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Array:
     """The convolution of x."""
     n, groups, _, filters, window = shape
@@ -194,6 +199,7 @@ def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Arr
     return out.reshape(n, groups * filters, *window.out).astype(x.dtype, copy=False)
 
 
+@array_function
 def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -> tuple[Array | None, Array | None]:
     """For g of the result's shape the gradients of the image, if w is given, and of the filters, if x is."""
     n, groups, channels, filters, window = shape
@@ -279,4 +285,20 @@ conv_transpose2d = Op(
     _conv_transpose2d_backward,
     inputs=("x", "w", "b"),
     saves={"x": ("w",), "w": ("x",), "b": ()},
+)
+
+
+# dw of the convolution of x that gives z, at dz = g;  dx = the dx of conv2d at w = dz, dg = conv2d(x, dz)
+def _conv_filters(xp: Any, x: Array, g: Array, shape: Shape) -> tuple[Array, Any]:
+    return adjoint(xp, g, None, x, shape)[1], shape
+
+
+def _conv_filters_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) -> Gradients:
+    other, x = saved
+    dx = adjoint(xp, other, g, None, shape)[0] if needs[0] else None
+    return dx, correlate(xp, x, g, None, shape) if needs[1] else None
+
+
+conv_filters = Op(
+    "conv_filters", _conv_filters, _conv_filters_backward, inputs=("x", "g"), saves={"x": ("g",), "g": ("x",)}
 )

@@ -23,7 +23,9 @@ def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:
     top = xp.where(top == -xp.inf, 0, top)
     shares = xp.exp(ways - top)
     sums = shares.sum(axis=0)
-    return top + xp.log(sums), shares / xp.where(sums == 0, 1, sums)
+    nowhere = sums == 0
+    sums = xp.where(nowhere, 1, sums)  # the derivative of log 0 would make nan of a gradient of 0
+    return xp.where(nowhere, -xp.inf, top + xp.log(sums)), shares / sums
 
 
 def _depart(xp: Any, arrived: Array, before: Array, skip: Any) -> Array:
@@ -86,4 +88,4 @@ def _ctc_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     return (xp.where(inside[..., None], dx, 0).astype(g.dtype),)
 
 
-ctc_loss = Op("ctc_loss", _ctc_loss, _ctc_loss_backward, inputs=("x",), saves=("x",))
+ctc_loss = Op("ctc_loss", _ctc_loss, _ctc_loss_backward, inputs=("x",), saves=("x",), derived=True)

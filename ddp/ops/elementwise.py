@@ -100,11 +100,11 @@ def _div_rounded(xp: Any, x: Array, y: Array, rounding: str) -> tuple[Array, Any
     return out, (shape_of(x), shape_of(y))
 
 
-def _flat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+def _zeros_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     return [xp.zeros(shape, g.dtype) if need else None for need, shape in zip(needs, shapes, strict=True)]
 
 
-div_rounded = Op("div_rounded", _div_rounded, _flat_backward, inputs=("x", "y"))
+div_rounded = Op("div_rounded", _div_rounded, _zeros_backward, inputs=("x", "y"))
 
 
 def _remainder(name: str, quotient: Callable[[Any, Array, Array], Array]) -> Op:
@@ -271,6 +271,18 @@ def _clone_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any
 
 
 clone = Op("clone", _clone, _clone_backward, inputs=("x",), supports_bfloat16=True)
+
+
+# z = x, which was computed of others by comparing them;  dx = g, 0 for the others
+def _flat(xp: Any, x: Array, *others: Array) -> tuple[Array, Any]:
+    return x, [other.shape for other in others]
+
+
+def _flat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
+    return g, *[xp.broadcast_to(xp.zeros((), g.dtype), shape) for shape in shapes]
+
+
+flat = Op("flat", _flat, _flat_backward, inputs=("*xs",), view=True)
 
 
 # z = x on another device;  dx = g on the device of x

@@ -87,7 +87,7 @@ def _cross_entropy(
 ) -> tuple[Array, Any]:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,).
 
-    single: the loss is float32, whatever x is
+    Backward reads `target`, too: nothing else writes to it. single: the loss is float32, whatever x is
     """
     rows, shape = columns(x), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
@@ -118,7 +118,7 @@ def _cross_entropy(
     else:
         out, scale = reduce_weighted(xp, losses, weights, reduction)
     kind = "float32" if single else x.dtype
-    return out.astype(kind), (top, sums, where, keep, weight, weights, smoothing, scale, reduction)
+    return out.astype(kind), (top, sums, target, keep, weight, smoothing, scale, reduction)
 
 
 def exponential_sums(xp: Any, x: Array) -> tuple[Array, Array]:
@@ -138,8 +138,9 @@ def scaled_exponentials(xp: Any, x: Array, top: Array, factor: Array) -> Array:
 
 def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x = saved[0]
-    top, sums, where, keep, weight, weights, smoothing, scale, reduction = residual
+    top, sums, target, keep, weight, smoothing, scale, reduction = residual
     rows, wide = columns(x), sums.dtype
+    where, weights = classes(xp, rows, target, keep, weight)
     at_target = of_all = sample_gradient(xp, g.astype(wide, copy=False), scale, weights, keep, where, reduction)
     even = None
     if smoothing:
@@ -160,7 +161,7 @@ def _cross_entropy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, resid
     return (dx.reshape(x.shape),)
 
 
-cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inputs=("x",), saves=("x",))
+cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inputs=("x",), saves=("x",), derived=True)
 
 
 # z_n = sum_c t_nc*(l_n - x_nc), l_n = log sum_c e^x_nc, reduced;  dx_nc = g_n*(p_nc*sum_c t_nc - t_nc),
@@ -199,6 +200,7 @@ soft_cross_entropy = Op(
     _soft_cross_entropy_backward,
     inputs=("x", "t"),
     saves={"x": ("x", "t"), "t": ("x",)},
+    derived=True,
 )
 
 
@@ -353,7 +355,7 @@ def _kl_div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 kl_div = Op("kl_div", _kl_div, _kl_div_backward, inputs=("x", "t"), saves={"x": ("t",), "t": ("t", "x")})
 
 
-# Losses of a difference d = x - y, which forward keeps: mean squared, absolute, and the two that change over.
+# Losses of a difference d = x - y: mean squared, absolute, and the two that change over.
 #
 # Each is a value and a slope; the reduction is folded into both, so that no array is made of it.
 
@@ -377,18 +379,23 @@ Value = Callable[[Any, Array, float, str], Array]  # the reduced loss of the dif
 Slope = Callable[[Any, Array, float, Array], Array]  # its derivative, times a gradient
 
 
+def _difference(xp: Any, x: Array, y: Array) -> Array:
+    return xp.subtract(x, y, dtype=compute_dtype(x))
+
+
 def _pair(name: str, value: Value, slope: Slope) -> Op:
     def forward(xp: Any, x: Array, y: Array, reduction: str, bound: float = 1.0) -> tuple[Array, Any]:
-        d = xp.subtract(x, y, dtype="float32" if x.dtype.char == "e" else None)
-        return xp.asarray(value(xp, d, bound, reduction)).astype(x.dtype, copy=False), (d, bound, reduction)
+        d = _difference(xp, x, y)
+        return xp.asarray(value(xp, d, bound, reduction)).astype(x.dtype, copy=False), (bound, reduction)
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-        d, bound, reduction = residual
+        bound, reduction = residual
+        d = _difference(xp, *saved)
         wide = g.astype(d.dtype, copy=False)
         dx = slope(xp, d, bound, unreduced_gradient(wide, reduction, d.size)).astype(g.dtype, copy=False)
         return dx if needs[0] else None, -dx if needs[1] else None
 
-    return Op(name, forward, backward, inputs=("x", "y"))
+    return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
 
 
 # z = d^2;  dd = 2*g*d

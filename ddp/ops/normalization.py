@@ -79,7 +79,7 @@ def _rows_backward(
 
 
 NEEDED = {"x": ("w", "x"), "w": ("x",), "b": ()}
-layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w", "b"), saves=NEEDED)
+layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w", "b"), saves=NEEDED, derived=True)
 
 
 # z = x*r*w, r = 1/sqrt(mean x^2 + eps), over rows of the last `axes` axes, which hold n elements;
@@ -102,7 +102,9 @@ def _rms_norm_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     return _rows_backward(xp, g, x, w, axes, None, rstd[:, None], kind, (*needs, False))[:2]
 
 
-rms_norm = Op("rms_norm", _rms_norm, _rms_norm_backward, inputs=("x", "w"), saves={"x": ("w", "x"), "w": ("x",)})
+rms_norm = Op(
+    "rms_norm", _rms_norm, _rms_norm_backward, inputs=("x", "w"), saves={"x": ("w", "x"), "w": ("x",)}, derived=True
+)
 
 
 # z = x/d, d = max(|x|_p, eps) along dim;  dx = (g - [|x|_p > eps] * sum(g*z) * sign(x)*(|x|/|x|_p)^(p - 1)) / d
@@ -141,7 +143,7 @@ def _normalize_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     return (dx.astype(dtype, copy=False),)
 
 
-normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), saves=("x",))
+normalize = Op("normalize", _normalize, _normalize_backward, inputs=("x",), saves=("x",), derived=True)
 
 
 # Normalisation over channels: batch_norm, group_norm. A layout says which channels of which samples are normalised
@@ -286,7 +288,7 @@ def _batch_norm(
     return _forward(xp, x, w, b, ChannelGroups(x.shape) if layout is None else layout, eps, tell)
 
 
-batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
+batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED, derived=True)
 
 
 def _group_norm(
@@ -299,7 +301,7 @@ def _group_norm(
     return _forward(xp, x, w, b, ChannelGroups(x.shape, groups), eps, tell)
 
 
-group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED)
+group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), saves=NEEDED, derived=True)
 
 
 def _channel_affine(

@@ -38,9 +38,14 @@ class _Forms(dict[Any, Callable[..., Any]]):
     """The forms of one function by array module: NumPy's, and for every other module the device form."""
 
     device: Callable[..., Any]
+    recording: Callable[..., Any]
 
     def __missing__(self, xp: Any) -> Callable[..., Any]:
-        return self.device
+        return self.recording if isinstance(xp, RecordingModule) else self.device
+
+
+class RecordingModule:
+    """An array module whose arrays record what is computed with them: see `ddp._tensor.recording`."""
 
 
 class ArrayFunction(Protocol[P, R]):
@@ -56,14 +61,18 @@ class ArrayFunction(Protocol[P, R]):
     def attach_native_form(self, form: Callable[..., R]) -> None:
         """Computes with `form` on NumPy's arrays from now on; what it cannot take it hands on to the reference."""
 
+    def attach_recording_form(self, form: Callable[..., R]) -> None:
+        """Computes with `form` on recording arrays from now on: where the reference cannot, or is slow."""
+
 
 def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction[P, R]:
     """Makes a reference an `ArrayFunction`, whose form is looked up by the array module.
 
-    `ddp._cuda.register` and `ddp._native.register` attach the others; without one, the reference runs everywhere.
+    `ddp._cuda.register`, `ddp._native.register` and `ddp._tensor.create_graph` attach the others; without one, the
+    reference runs everywhere.
     """
     forms = _Forms({np: reference})
-    forms.device = reference
+    forms.device = forms.recording = reference
 
     @functools.wraps(reference)
     def call(xp: Any, *args: Any, **kwargs: Any) -> Any:  # a function: calls of an object take twice as long
@@ -72,6 +81,7 @@ def array_function(reference: Callable[Concatenate[Any, P], R]) -> ArrayFunction
     function: Any = call
     function.attach_device_form = functools.partial(setattr, forms, "device")
     function.attach_native_form = functools.partial(forms.__setitem__, np)
+    function.attach_recording_form = functools.partial(setattr, forms, "recording")
     found: ArrayFunction[P, R] = function
     return found
 
@@ -86,6 +96,7 @@ class Op:
     saves: what backward reads, by name ("out" is the result): a tuple if every gradient reads all of it, or a mapping
         from the input whose gradient is wanted to what that one reads, so that a frozen input costs no memory.
     view: the result may share the first input's memory, and no number changes.
+    derived: the residual has numbers that change with the inputs. Under create_graph the forward runs again, recorded.
     into: the backward takes one more argument, `outs`: for each input None, or an array of the input's shape and dtype
         to write its gradient into, and to return: a parameter's gradient is computed where it is kept. It need not.
         "adding": or an `AccumulateInto`, whose array holds a gradient to add it to; the array is returned then.
@@ -97,7 +108,7 @@ class Op:
 
     __slots__ = (
         *("_plans", "_reads", "_upcast", "backward", "backward_supports_bfloat16", "device_form", "forward", "inputs"),
-        *("into", "name", "reference", "saves", "supports_bfloat16", "view"),
+        *("derived", "into", "name", "reference", "saves", "supports_bfloat16", "view"),
     )
 
     def __init__(
@@ -109,6 +120,7 @@ class Op:
         inputs: tuple[str, ...],
         saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
         view: bool = False,
+        derived: bool = False,
         into: bool | str = False,
         supports_bfloat16: bool = False,
     ) -> None:
@@ -120,6 +132,7 @@ class Op:
         self._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(inputs, saves)
         self.saves = tuple(dict.fromkeys(value for values in self._reads.values() for value in values))
         self.view = view
+        self.derived = derived
         self.into = into
         self.supports_bfloat16 = supports_bfloat16 or view
         self.backward_supports_bfloat16 = False
@@ -159,6 +172,7 @@ class Op:
         form = self.device_form = copy.copy(self)
         form.forward, form.backward = forward, backward
         form.supports_bfloat16 = form.backward_supports_bfloat16 = True
+        form.derived = False  # create_graph is the CPU's
         form._upcast = None
         if saves is not None:
             form._reads = saves if isinstance(saves, Mapping) else dict.fromkeys(self.inputs, saves)
@@ -287,6 +301,7 @@ def fold(g: Array, shape: tuple[int, ...]) -> Array:
 BITS = {size: np.dtype(f"int{8 * size}") for size in (1, 2, 4, 8)}
 
 
+@array_function
 def where_or_zero(xp: Any, mask: Array, g: Array) -> Array:
     """`g` where `mask` (bool), else 0, also for infinite `g` and nan: a product would make nan of these."""
     # The bits of g as integers, times 0 or 1: as fast as g * mask, where NumPy's where() is ten times slower because it

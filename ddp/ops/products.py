@@ -24,6 +24,7 @@ from ddp.ops.op import (
     unary_op,
     where_or_zero,
 )
+from ddp.ops.shape import zeros_but
 
 # Matrix products, and the linear layer with its bias in one pair.
 
@@ -205,9 +206,7 @@ def _take_diagonals(xp: Any, x: Array, labels: Labels) -> tuple[Array, Any]:
 
 def _take_diagonals_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, labels = residual
-    dx = xp.zeros(shape, g.dtype)
-    _diagonals(xp, dx, labels)[...] = g
-    return (dx,)
+    return (zeros_but(xp, g, shape, lambda xp, x: _diagonals(xp, x, labels)),)
 
 
 diagonals = Op("diagonals", _take_diagonals, _take_diagonals_backward, inputs=("x",))
@@ -222,30 +221,32 @@ diagonals = Op("diagonals", _take_diagonals, _take_diagonals_backward, inputs=("
 ACTIVATIONS = ("relu", "gelu_tanh")
 
 
-def _act(xp: Any, x: Array, activation: str, keep: bool) -> tuple[Array, Any]:
-    """z = act(x), and its slope."""
+def _act(xp: Any, x: Array, activation: str) -> tuple[Array, Any]:
+    """z = act(x), and what its backward reads."""
     if activation == "relu":
         z = xp.maximum(x, 0)
         return z, z > 0
-    return gelu.forward(xp, x, tanh=True, slope=keep)
+    return gelu.reference.forward(xp, x, tanh=True)[0], x
 
 
-def _act_backward(xp: Any, g: Array, slope: Array, activation: str) -> Array:
-    return where_or_zero(xp, slope, g) if activation == "relu" else g * slope
+def _act_backward(xp: Any, g: Array, kept: Array, activation: str) -> Array:
+    if activation == "relu":
+        return where_or_zero(xp, kept, g)
+    return gelu.reference.backward(xp, g, (True,), (kept,), {"tanh": True})[0]
 
 
 # z = act(x @ w^T + b);  with dy = g*act': dx = dy @ w, dw = dy^T @ x, db = sum dy
 def _linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> tuple[Array, Any]:
     y, shape = _linear(xp, x, w, b)
-    z, slope = _act(xp, y, activation, keep)
-    return z, (slope, activation, shape)
+    z, kept = _act(xp, y, activation)
+    return z, (kept if keep else None, activation, shape)
 
 
 def _linear_act_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Sequence[Array | None] = (None, None, None)
 ) -> Gradients:
-    slope, activation, shape = residual
-    return _linear_backward(xp, _act_backward(xp, g, slope, activation), needs, saved, shape, outs)
+    kept, activation, shape = residual
+    return _linear_backward(xp, _act_backward(xp, g, kept, activation), needs, saved, shape, outs)
 
 
 linear_act = Op(
@@ -254,6 +255,7 @@ linear_act = Op(
     _linear_act_backward,
     inputs=("x", "w", "b"),
     saves={"x": ("w",), "w": ("x",), "b": ()},
+    derived=True,
     into=True,
 )
 
@@ -292,6 +294,7 @@ feed_forward = Op(
     _feed_forward_backward,
     inputs=("x", "w1", "b1", "w2", "b2"),
     saves={"x": ("w2", "w1"), "w1": ("w2", "x"), "b1": ("w2",), "w2": (), "b2": ()},
+    derived=True,
     into=True,
 )
 
@@ -299,7 +302,9 @@ feed_forward = Op(
 # Cholesky factors and inverses of matrices (..., n, n). LAPACK has no float16.
 
 
-def _inverse(xp: Any, x: Array) -> Array:
+@array_function
+def invert(xp: Any, x: Array) -> Array:
+    """The inverses of matrices x (..., n, n)."""
     return xp.linalg.inv(x.astype(compute_dtype(x))).astype(x.dtype)
 
 
@@ -309,7 +314,7 @@ def _inverse_gradient(xp: Any, g: Array, z: Array) -> Array:
     return -product(xp, product(xp, turned, g), turned)
 
 
-inverse = unary_op("inverse", _inverse, _inverse_gradient, "out")
+inverse = unary_op("inverse", invert, _inverse_gradient, "out")
 
 
 def _cholesky(xp: Any, x: Array) -> Array:
@@ -321,7 +326,7 @@ def _cholesky(xp: Any, x: Array) -> Array:
 def _cholesky_gradient(xp: Any, g: Array, z: Array) -> Array:
     p = product(xp, z.swapaxes(-1, -2), g)
     symmetric = xp.tril(p) + xp.tril(p, -1).swapaxes(-1, -2)
-    inverted = _inverse(xp, z)
+    inverted = invert(xp, z)
     return product(xp, product(xp, inverted.swapaxes(-1, -2), symmetric / 2), inverted)
 
 

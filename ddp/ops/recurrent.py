@@ -118,7 +118,14 @@ def _narrow(dtype: Any, *gradients: Array | None) -> Gradients:
     return [None if d is None else d.astype(dtype, copy=False) for d in gradients]
 
 
-rnn = Op("rnn", _rnn, _rnn_backward, inputs=("x", "h", "w_ih", "w_hh", "b_ih", "b_hh"), saves=("x", "w_ih", "w_hh"))
+rnn = Op(
+    "rnn",
+    _rnn,
+    _rnn_backward,
+    inputs=("x", "h", "w_ih", "w_hh", "b_ih", "b_hh"),
+    saves=("x", "w_ih", "w_hh"),
+    derived=True,
+)
 
 
 def _halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
@@ -231,6 +238,7 @@ lstm = Op(
     _lstm_backward,
     inputs=("x", "h", "c", "w_ih", "w_hh", "b_ih", "b_hh", "w_hr"),
     saves=("x", "w_ih", "w_hh", "w_hr"),
+    derived=True,
 )
 
 
@@ -321,4 +329,11 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     return _narrow(saved[0].dtype, dx, dh if needs[1] else None, dw_ih, dw_hh, db_ih, db_hh)
 
 
-gru = Op("gru", _gru, _gru_backward, inputs=("x", "h", "w_ih", "w_hh", "b_ih", "b_hh"), saves=("x", "w_ih", "w_hh"))
+gru = Op(
+    "gru",
+    _gru,
+    _gru_backward,
+    inputs=("x", "h", "w_ih", "w_hh", "b_ih", "b_hh"),
+    saves=("x", "w_ih", "w_hh"),
+    derived=True,
+)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from ddp.ops.indexing import add_flat, positions
 from ddp.ops.op import (
     Array,
     Gradients,
@@ -218,7 +220,7 @@ def _var_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     return (standardize(x, middle, factor).astype(g.dtype, copy=False),)
 
 
-var = Op("var", _var, _var_backward, inputs=("x",), saves=("x",))
+var = Op("var", _var, _var_backward, inputs=("x",), saves=("x",), derived=True)
 
 
 # z = (sum |x|^p)^(1/p);  dx = g*sign x*(|x|/z)^(p - 1), 0 where z = 0; none for p = 0.
@@ -353,11 +355,8 @@ def _choose(xp: Any, x: Array, index: Array, dim: int) -> tuple[Array, Any]:
 
 def _choose_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, index, dim = residual
-    dx = xp.zeros(shape, g.dtype)
-    where = [xp.arange(n).reshape([-1 if i == axis else 1 for i in range(g.ndim)]) for axis, n in enumerate(g.shape)]
-    where[dim] = index
-    xp.add.at(dx, tuple(where), g)
-    return (dx,)
+    dx = xp.zeros(math.prod(shape), g.dtype)
+    return (add_flat(xp, dx, positions(xp, index, dim, shape), g).reshape(shape),)
 
 
 running_extreme = Op("running_extreme", _choose, _choose_backward, inputs=("x",))

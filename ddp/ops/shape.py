@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,31 @@ def split_slices(dim: int, lengths: tuple[int, ...]) -> list[tuple[slice, ...]]:
 
 # z0 | z1 | ... = x, cut along axis `dim`;  dx = [g0 | g1 | ...]
 def _split(xp: Any, x: Array, dim: int, lengths: tuple[int, ...]) -> tuple[Array, Any]:
-    return tuple([x[stretch] for stretch in split_slices(dim, lengths)]), (x.shape, dim, lengths)
+    return tuple(cut(xp, x, dim, lengths)), (x.shape, dim, lengths)
+
+
+@array_function
+def cut(xp: Any, x: Array, dim: int, lengths: tuple[int, ...] | None = None) -> list[Array]:
+    """x along `dim` in parts of these lengths; without them slice by slice, which lack that axis."""
+    return [x[place] for place in _places_along(dim, lengths, x.shape[dim])]
+
+
+@array_function
+def join(
+    xp: Any, parts: Sequence[Array | None], shape: tuple[int, ...], dim: int, lengths: tuple[int, ...] | None = None
+) -> Array:
+    """The array of `shape` that `cut` made these parts of, 0 in place of None."""
+    places = _places_along(dim, lengths, len(parts))
+    if (whole := _joined(parts, shape, places)) is not None:
+        return whole
+    x = xp.empty(shape, next(part.dtype for part in parts if part is not None))
+    for part, place in zip(parts, places, strict=True):
+        x[place] = 0 if part is None else part
+    return x
+
+
+def _places_along(dim: int, lengths: tuple[int, ...] | None, count: int) -> Sequence[tuple[Any, ...]]:
+    return [along(dim, i, ...) for i in range(count)] if lengths is None else split_slices(dim, lengths)
 
 
 def _joined(parts: Any, shape: tuple[int, ...], places: Sequence[Any]) -> Array | None:
@@ -88,13 +112,7 @@ def _joined(parts: Any, shape: tuple[int, ...], places: Sequence[Any]) -> Array 
 
 
 def _split_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    shape, dim, lengths = residual
-    if (whole := _joined(g, shape, split_slices(dim, lengths))) is not None:
-        return (whole,)
-    dx = xp.empty(shape, next(part.dtype for part in g if part is not None))
-    for part, stretch in zip(g, split_slices(dim, lengths), strict=True):
-        dx[stretch] = 0 if part is None else part
-    return (dx,)
+    return (join(xp, g, *residual),)
 
 
 split = Op("split", _split, _split_backward, inputs=("x",), view=True)
@@ -102,22 +120,25 @@ split = Op("split", _split, _split_backward, inputs=("x",), view=True)
 
 # z_i = x[i] along axis `dim`;  dx[i] = g_i
 def _unbind(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
-    return tuple([x[along(dim, i, ...)] for i in range(x.shape[dim])]), (x.shape, dim)
+    return tuple(cut(xp, x, dim)), (x.shape, dim)
 
 
 def _unbind_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    shape, dim = residual
-    if (whole := _joined(g, shape, [along(dim, i, ...) for i in range(len(g))])) is not None:
-        return (whole,)
-    dx = xp.empty(shape, next(part.dtype for part in g if part is not None))
-    for i, part in enumerate(g):
-        dx[along(dim, i)] = 0 if part is None else part
-    return (dx,)
+    return (join(xp, g, *residual),)
 
 
 unbind = Op("unbind", _unbind, _unbind_backward, inputs=("x",), view=True)
 
 
+@array_function
+def zeros_but(xp: Any, g: Array, shape: tuple[int, ...], view: Callable[[Any, Array], Array]) -> Array:
+    """Zeros of `shape`, with g in the view(xp, array) of them."""
+    x = xp.zeros(shape, g.dtype)
+    view(xp, x)[...] = g
+    return x
+
+
+@array_function
 def diagonal_of(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> Array:
     """The diagonal of `x` over two of its axes as a last axis: a view that may be written to."""
     rows, columns = x.shape[dim0], x.shape[dim1]
@@ -139,9 +160,7 @@ def _diagonal(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> tuple[Arr
 
 def _diagonal_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, *where = residual
-    dx = xp.zeros(shape, g.dtype)
-    diagonal_of(xp, dx, *where)[...] = g
-    return (dx,)
+    return (zeros_but(xp, g, shape, lambda xp, x: diagonal_of(xp, x, *where)),)
 
 
 diagonal = Op("diagonal", _diagonal, _diagonal_backward, inputs=("x",), view=True)
@@ -207,8 +226,8 @@ def _cat(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
 
 def _cat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     dim, shapes = residual
-    parts = split_slices(dim, tuple([0 if shape == (0,) else shape[dim] for shape in shapes]))
-    return [g[part].reshape(shape) if need else None for need, part, shape in zip(needs, parts, shapes, strict=True)]
+    parts = cut(xp, g, dim, tuple([0 if shape == (0,) else shape[dim] for shape in shapes]))
+    return [part.reshape(shape) if need else None for need, part, shape in zip(needs, parts, shapes, strict=True)]
 
 
 cat = Op("cat", _cat, _cat_backward, inputs=("*xs",), supports_bfloat16=True)
@@ -220,7 +239,7 @@ def _stack(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
 
 
 def _stack_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
-    return [g[along(dim, i, ...)] if need else None for i, need in enumerate(needs)]
+    return [part if need else None for part, need in zip(cut(xp, g, dim), needs, strict=True)]
 
 
 stack = Op("stack", _stack, _stack_backward, inputs=("*xs",), supports_bfloat16=True)
@@ -293,9 +312,9 @@ triu = Op("triu", _triu, _triu_backward, inputs=("x",), supports_bfloat16=True)
 def _diag_embed(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> tuple[Array, Any]:
     side = x.shape[-1] + abs(offset)
     rest = iter(x.shape[:-1])
-    out = xp.zeros([side if i in (dim0, dim1) else next(rest) for i in range(x.ndim + 1)], x.dtype)
-    diagonal_of(xp, out, offset, dim0, dim1)[...] = x
-    return out, (offset, dim0, dim1)
+    sizes = tuple([side if i in (dim0, dim1) else next(rest) for i in range(x.ndim + 1)])
+    where = offset, dim0, dim1
+    return zeros_but(xp, x, sizes, lambda xp, out: diagonal_of(xp, out, *where)), where
 
 
 def _diag_embed_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:

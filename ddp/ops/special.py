@@ -141,6 +141,7 @@ def compute_lgamma(xp: Any, x: Array) -> Array:
     return xp.where(xp.isinf(y), xp.inf, out).astype(x.dtype)
 
 
+@array_function
 def compute_digamma(xp: Any, x: Array) -> Array:
     """The derivative of lgamma."""
     y, z, angle = _reflect(xp, x)

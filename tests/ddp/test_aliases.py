@@ -22,6 +22,7 @@ einops = pytest.importorskip("einops")
 TAKEN = [
     ("accelerator", "is_available"),
     ("autograd.function", "Function"),
+    ("autograd.functional", "hessian"),
     ("backends.mps", "is_available"),
     ("cuda.amp", "GradScaler"),
     ("cuda.amp", "autocast"),
@@ -30,6 +31,7 @@ TAKEN = [
     ("distributions.kl", "kl_divergence"),
     ("distributions.normal", "Normal"),
     ("distributions.transforms", "TanhTransform"),
+    ("func", "grad"),
     ("nn", "SyncBatchNorm"),
     ("nn.attention", "sdpa_kernel"),
     ("nn.modules.batchnorm", "BatchNorm2d"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ddp
+from ddp.autograd import jacobians
 from ddp.nn import parameter
 
 if TYPE_CHECKING:  # a checker sees the types of the names, not Any
@@ -24,6 +25,7 @@ PUBLIC = (
     ddp.accelerator,
     ddp.amp,
     ddp.autograd,
+    jacobians,
     ddp.backends,
     ddp.backends.cuda,
     ddp.backends.cudnn,
@@ -38,6 +40,7 @@ PUBLIC = (
     ddp.distributions.constraints,
     ddp.distributions.transforms,
     ddp.fft,
+    ddp.func,
     ddp.hub,
     ddp.jit,
     ddp.linalg,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ddp
+from ddp._tensor.base import apply
+from ddp.ops import convolution
 from tests.ddp.cases.table import Case, draw, function
 
 
@@ -65,4 +68,21 @@ def columns() -> Iterator[Case]:
     yield Case("col2im", "all", function("fold", (5, 4), (3, 2), **how), (draw(2, 12, 6),))
 
 
-CASES = [*images(), *transposes(), *columns()]
+def filters() -> Iterator[Case]:
+    """The gradient of a convolution's filters, which changes with the images and the gradient of the result."""
+
+    def gradient(t: Any, x: Any, g: Any) -> Any:
+        size, how = (6, x.shape[1] // 2, 3, 2), {"stride": (2, 1), "padding": (1, 1), "dilation": (1, 1)}
+        if isinstance(x, ddp.Tensor):
+            window = convolution.Window(tuple(x.shape[2:]), size[2:], **how)
+            return apply(convolution.conv_filters, (x, g), shape=convolution.Shape.of(len(x), size, 2, window))
+        w = t.ones(size, dtype=x.dtype).requires_grad_()
+        y = t.nn.functional.conv2d(x, w, groups=2, **how)
+        nothing = (x.sum() + g.sum()) * 0  # PyTorch has no gradient for what is empty
+        return t.autograd.grad(y, w, g, create_graph=True)[0] + nothing
+
+    yield Case("conv_filters", "groups", gradient, (draw(2, 4, 6, 5), draw(2, 6, 3, 6, seed=1)))
+    yield Case("conv_filters", "empty", gradient, (draw(0, 4, 6, 5), draw(0, 6, 3, 6)))
+
+
+CASES = [*images(), *transposes(), *columns(), *filters()]

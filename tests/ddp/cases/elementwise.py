@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ddp
+from ddp._tensor.base import apply
+from ddp.ops import elementwise
 from tests.ddp.cases.table import Case, binary, draw, unary
 
 
@@ -19,7 +22,15 @@ def _three(op: str, fn: Callable[..., Any], low: float = -2.0) -> Iterator[Case]
         yield Case(op, label, fn, tuple(draw(*shape, seed=i, low=low + 0.07 * i) for i, shape in enumerate(shapes)))
 
 
+def _flat(t: Any, x: Any) -> Any:
+    """The slope of x.relu()."""
+    if isinstance(x, ddp.Tensor):
+        return apply(elementwise.flat, ((x > 0).to(x.dtype), x))
+    return (x > 0).to(x.dtype) + x * 0
+
+
 CASES = [
+    *unary("flat", fn=_flat),
     *binary("add", lambda t, x, y: t.add(x, y, alpha=-1.5)),
     *binary("sub", lambda t, x, y: x.sub(y, alpha=2)),
     *binary("mul", lambda t, x, y: x * y),

@@ -1,0 +1,337 @@
+"""Recording arrays: what the formulas of `ddp.ops` compute with under create_graph.
+
+A `RecordingArray` looks like a NumPy array and holds a tensor; `recording_numpy` stands for NumPy. A formula that is
+given both runs as on arrays, but every step of it is an op on tensors, so that its results have a graph. No memory is
+written to: a write gives the recording array another tensor, and a write into a view goes on to what it is a view of.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ddp._device import CPU
+from ddp._tensor.base import FLOATS, Tensor, TensorBase, apply, wrap
+from ddp._tensor.elementwise import select_where
+from ddp._tensor.operands import number_as_tensor
+from ddp.ops import elementwise, indexing, products, reduction, shape
+from ddp.ops.op import OPS, Op, RecordingModule
+
+OfTensors = Callable[..., Tensor]
+FULL = slice(None)
+_BASIC = (int, np.integer, slice, type(None), type(...))
+
+
+def record(op: Op, *inputs: Any, **parameters: Any) -> RecordingArray:
+    """The result of an op on recording arrays, arrays and numbers."""
+    return RecordingArray(apply(op, [*map(as_operand, inputs)], **parameters))
+
+
+def as_operand(x: Any) -> Any:
+    """What ops on tensors take in place of `x`: a tensor, or a number."""
+    if isinstance(x, RecordingArray):
+        return x.tensor
+    if isinstance(x, np.generic):
+        return x.item()
+    return wrap(x, CPU) if isinstance(x, np.ndarray) else x
+
+
+def as_array(x: Any) -> Any:
+    """The numbers of a recording array, where no gradient passes, which it notes; anything else as it is."""
+    if not isinstance(x, RecordingArray):
+        return x
+    noted: RecordingArray | None = x
+    while noted is not None:
+        noted.compared = True
+        noted = noted._base
+    return x.tensor.array
+
+
+class RecordingArray:
+    """A tensor with the methods of an array. A view reads its base anew after the base was written to.
+
+    compared: whether a mask, a sign or the like was made of it, which changes with it in steps
+    """
+
+    __slots__ = ("_base", "_read", "_replace", "_seen", "_tensor", "compared")
+    __array_ufunc__ = None  # NumPy's arrays leave their operators to this class
+    __hash__ = None  # type: ignore[assignment]  # compared by element, as arrays are
+
+    _tensor: Tensor
+    _base: RecordingArray | None
+    _read: OfTensors
+    _replace: OfTensors
+    _seen: Any
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._base = None
+        self.compared = False
+
+    def _view(self, read: OfTensors, replace: OfTensors) -> RecordingArray:
+        """read: this view of a tensor; replace: a tensor with other values in this view"""
+        view = RecordingArray.__new__(RecordingArray)
+        view._base = self
+        view._read = read
+        view._replace = replace
+        view._seen = None
+        view.compared = False
+        return view
+
+    @property
+    def tensor(self) -> Tensor:
+        """The numbers as they are now."""
+        if self._base is not None:
+            whole = self._base.tensor
+            if self._seen is not whole:
+                self._seen = whole
+                self._tensor = self._read(whole)
+        return self._tensor
+
+    def write(self, value: Any) -> None:
+        """Puts `value`, which broadcasts to this shape, in place of the numbers."""
+        before = self.tensor
+        value = self._as_value(value)
+        if not isinstance(value, TensorBase) or value.array.shape != before.array.shape:
+            value = apply(indexing.setitem, (before.detach(), value), steps=(...,))
+        if self._base is None:
+            self._tensor = value
+        else:
+            self._base.write(self._replace(self._base.tensor, value))
+
+    def _as_value(self, value: Any) -> Any:
+        """An operand in the dtype of this array; a number as it is."""
+        value = as_operand(value)
+        if isinstance(value, TensorBase) and value.array.dtype != self.dtype:
+            value = apply(elementwise.cast, (value,), dtype=self.dtype)
+        return value
+
+    def __array__(self, *args: Any, **named: Any) -> Any:
+        raise TypeError("NumPy was given a recording array, whose gradient would be lost")
+
+    shape = property(lambda self: self.tensor.array.shape)
+    dtype = property(lambda self: self.tensor.array.dtype)
+    ndim = property(lambda self: self.tensor.array.ndim)
+    size = property(lambda self: self.tensor.array.size)
+    T = property(lambda self: self.transpose())
+
+    def __len__(self) -> int:
+        return len(self.tensor.array)
+
+    def __getitem__(self, index: Any) -> RecordingArray:
+        parts = index if isinstance(index, tuple) else (index,)
+        if not all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
+            return RecordingArray(self.tensor[index])
+        if not any(part is ... for part in parts):
+            parts = (*parts, ...)  # so that an element is a view, too
+        return self._view(
+            lambda x: apply(indexing.getitem, (x,), index=parts),
+            lambda x, v: apply(indexing.setitem, (x, v), steps=(parts,)),
+        )
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(value, RecordingArray) and value._base is self:
+            return  # x[index] += v: the view was written to
+        if index is ...:
+            self.write(value)
+        else:
+            self.write(apply(indexing.setitem, (self.tensor, self._as_value(value)), steps=(index,)))
+
+    def reshape(self, *sizes: Any) -> RecordingArray:
+        wanted = sizes if isinstance(sizes[0], int | np.integer) else tuple(sizes[0])
+        return self._view(
+            lambda x: apply(shape.reshape, (x,), shape=wanted),
+            lambda x, v: apply(shape.reshape, (v,), shape=x.array.shape),
+        )
+
+    def transpose(self, *dims: Any) -> RecordingArray:
+        order = (dims if isinstance(dims[0], int) else dims[0]) if dims else range(self.ndim)[::-1]
+        return record(shape.permute, self, dims=tuple([d % self.ndim for d in order]))
+
+    def swapaxes(self, a: int, b: int) -> RecordingArray:
+        return RecordingArray(self.tensor.transpose(a, b))
+
+    def squeeze(self, axis: Any) -> RecordingArray:
+        return RecordingArray(self.tensor.squeeze(axis))
+
+    def copy(self, order: str = "C") -> RecordingArray:
+        return RecordingArray(self.tensor)
+
+    def astype(self, dtype: Any, order: str = "K", copy: bool = True) -> Any:
+        wanted = np.dtype(dtype)
+        if wanted == self.dtype:
+            return self.copy() if copy else self
+        if wanted.kind not in FLOATS:
+            return self.tensor.array.astype(wanted)
+        return record(elementwise.cast, self, dtype=wanted)
+
+    def take(self, where: Any, axis: int | None = None) -> RecordingArray:
+        x = self.reshape(-1) if axis is None else self
+        return x[shape.along(axis or 0, where)]
+
+    def __matmul__(self, other: Any) -> RecordingArray:
+        return record(products.matmul, self, other)
+
+    def __neg__(self) -> RecordingArray:
+        return record(elementwise.neg, self)
+
+    def __pow__(self, power: Any) -> RecordingArray:
+        return RecordingArray(self.tensor ** as_operand(power))
+
+
+def _add_reduction(name: str, op: Op) -> None:
+    def reduce(self: RecordingArray, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> RecordingArray:
+        axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
+        x = self.astype(dtype or self.dtype, copy=False)
+        return record(op, x, dims=tuple([a % self.ndim for a in axes]), keepdim=keepdims)
+
+    setattr(RecordingArray, name, reduce)
+
+
+def _add_arithmetic(name: str, op: Op) -> None:
+    function = getattr(operator, name)
+
+    def compute(x: Any, y: Any) -> RecordingArray:
+        one, other = as_operand(x), as_operand(y)
+        if getattr(one, "dtype", None) == getattr(other, "dtype", None):
+            return RecordingArray(apply(op, (one, other)))
+        return RecordingArray(function(one, other))
+
+    def in_place(self: RecordingArray, other: Any) -> RecordingArray:
+        self.write(compute(self, other))
+        return self
+
+    setattr(RecordingArray, f"__{name}__", compute)
+    setattr(RecordingArray, f"__r{name}__", lambda self, other: compute(other, self))
+    setattr(RecordingArray, f"__i{name}__", in_place)
+
+
+def _add_comparison(name: str) -> None:
+    function = getattr(operator, name)
+    setattr(RecordingArray, f"__{name}__", lambda self, other: function(as_array(self), as_array(other)))
+
+
+for _name, _op in (("sum", reduction.sum), ("mean", reduction.mean), ("max", reduction.amax)):
+    _add_reduction(_name, _op)
+for _name, _op in (("add", elementwise.add), ("sub", elementwise.sub), ("mul", elementwise.mul)):
+    _add_arithmetic(_name, _op)
+_add_arithmetic("truediv", elementwise.div)
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _add_comparison(_name)
+
+
+class _RecordingNumpy(RecordingModule):
+    """NumPy with functions for recording arrays; those of arrays alone are NumPy's own."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Finds a function when it is first asked for."""
+        found = getattr(np, name)
+        if callable(found) and not isinstance(found, type):
+            found = _function(name, found)
+        setattr(self, name, found)
+        return found
+
+
+recording_numpy = _RecordingNumpy()
+
+
+def _constant(array: Any) -> Any:
+    """A new array: a recording one if it may come to hold what was recorded."""
+    return RecordingArray(wrap(array, CPU)) if array.dtype.kind in FLOATS else array
+
+
+def _is_recorded(x: Any) -> bool:
+    return isinstance(x, RecordingArray) or (isinstance(x, list | tuple) and any(map(_is_recorded, x)))
+
+
+def _function(name: str, of_arrays: Callable[..., Any]) -> Callable[..., Any]:
+    """NumPy's function of this name, for recording arrays as well."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        if name in _MAKES:
+            return _constant(of_arrays(*map(as_array, args), **named))
+        if not _is_recorded((*args, *named.values())):
+            return of_arrays(*args, **named)
+        out, dtype = named.pop("out", None), named.pop("dtype", None)
+        if name in _FLAT:
+            return _constant(np.asarray(of_arrays(*map(as_array, args))))
+        if dtype is not None:
+            args = tuple([x.astype(dtype, copy=False) if hasattr(x, "astype") else x for x in args])
+        result = _FUNCTIONS[name](*args, **named)
+        if out is None:
+            return result
+        out.write(result)
+        return out
+
+    return call
+
+
+_MAKES = {"zeros", "empty", "ones", "full", "zeros_like", "empty_like", "ones_like"}
+# Functions whose results do not change with small changes of their arguments.
+_FLAT = {"ceil", "equal", "floor", "floor_divide", "greater", "greater_equal", "isfinite", "isinf", "isnan", "less"}
+_FLAT |= {"less_equal", "not_equal", "remainder", "rint", "sign", "trunc"}
+
+
+def _as_tensors(x: Any, y: Any) -> list[Any]:
+    """Both as tensors, a number in the dtype of the other."""
+    values = [as_operand(x), as_operand(y)]
+    like = next(each for each in values if isinstance(each, TensorBase) and each.array.dtype.kind in FLOATS)
+    return [each if isinstance(each, TensorBase) else number_as_tensor(each, like) for each in values]
+
+
+def _where(condition: Any, x: Any, y: Any) -> RecordingArray:
+    return RecordingArray(select_where(wrap(np.asarray(condition), CPU), *_as_tensors(x, y)))
+
+
+def _split(x: RecordingArray, sections: int, axis: int) -> list[RecordingArray]:
+    lengths = (x.shape[axis] // sections,) * sections
+    return [x[place] for place in shape.split_slices(axis % x.ndim, lengths)]
+
+
+def _matmul(x: Any, y: Any, out: RecordingArray | None = None) -> RecordingArray:
+    result = record(products.matmul, x, y)
+    if out is not None:
+        out.write(result)
+    return result
+
+
+def _copyto(x: RecordingArray, v: Any, where: Any) -> None:
+    x.write(_where(np.broadcast_to(where, x.shape), v, x))
+
+
+def _put_along_axis(x: RecordingArray, index: Any, v: Any, axis: int) -> None:
+    x.write(record(indexing.scatter, x, v, index=index, dim=axis))
+
+
+_UNARY = ("abs", "cos", "cosh", "exp", "expm1", "log", "log1p", "sin", "sinh", "sqrt", "square", "tanh")
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: partial(record, OPS[name]) for name in _UNARY},
+    "add": operator.add,
+    "array": lambda x, order="K": x.copy(),
+    "ascontiguousarray": lambda x, dtype=None: x.astype(dtype or x.dtype, copy=False),
+    "broadcast_to": lambda x, sizes: record(shape.expand, x, shape=tuple(sizes)),
+    "clip": lambda x, low, high: record(elementwise.clamp, x, low=low, high=high),
+    "copyto": _copyto,
+    "cumprod": lambda x, axis: record(reduction.cumprod, x, dim=axis % x.ndim),
+    "cumsum": lambda x, axis: record(reduction.cumsum, x, dim=axis % x.ndim),
+    "divide": operator.truediv,
+    "flip": lambda x, axis: record(shape.flip, x, dims=axis if isinstance(axis, tuple) else (axis,)),
+    "matmul": _matmul,
+    "maximum": lambda x, y: record(elementwise.maximum, *_as_tensors(x, y)),
+    "minimum": lambda x, y: record(elementwise.minimum, *_as_tensors(x, y)),
+    "moveaxis": lambda x, source, target: RecordingArray(x.tensor.movedim(source, target)),
+    "multiply": operator.mul,
+    "negative": operator.neg,
+    "put_along_axis": _put_along_axis,
+    "repeat": lambda x, n: RecordingArray(x.tensor.repeat_interleave(n)),
+    "roll": lambda x, shifts, dims: record(shape.roll, x, shifts=shifts, dims=dims),
+    "split": _split,
+    "stack": lambda xs, axis=0: record(shape.stack, *xs, dim=axis),
+    "subtract": operator.sub,
+    "tril": lambda x, k=0: record(shape.tril, x, diagonal=k),
+    "where": _where,
+}

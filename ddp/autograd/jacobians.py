@@ -1,0 +1,148 @@
+"""Products with Jacobians and Hessians, and these matrices themselves, of functions of tensors.
+
+`func` takes the inputs, a tensor or a tuple of them, as its arguments, and returns a tensor or a tuple; results are in
+tuples where these were. v: tensors like the inputs (jvp, vhp, hvp) or the outputs (vjp); left out, 1 for a single
+element. create_graph: results can be differentiated; None, if something beside the inputs requires grad. strict: where
+an output does not depend on an input, GraphError instead of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddp._engine import enable_grad, leaves_of
+from ddp._tensor.base import TensorBase, root_of
+from ddp._tensor.core import Tensor
+from ddp._tensor.functions import stack
+from ddp.autograd._run import grad, seeds_of
+from ddp.errors import DtypeError, GraphError
+
+__all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
+
+Func = Callable[..., Any]
+Tensors = Tensor | tuple[Tensor, ...]
+Graph = bool | None
+
+
+def vjp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
+    """func(*inputs), and v^T @ J: the gradients of the inputs for those of the outputs, which are v.
+
+    Raises: ShapeError, DtypeError, ArgumentError; GraphError if strict.
+    """
+    call = Call(func, inputs, create_graph)
+    products = differentiate(call.outputs, call.inputs, v, call.create_graph, strict)
+    return call.finish(call.outputs, call.result), call.finish(products, inputs)
+
+
+def jvp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
+    """func(*inputs), and J @ v: how the outputs change as the inputs go along v.
+
+    Two backwards: u^T @ J is linear in u, and its gradient for u is J @ v. Raises: as vjp.
+    """
+    call = Call(func, inputs, create_graph)
+    us = [y.new_zeros(y.shape).requires_grad_() for y in call.outputs]
+    products = differentiate(call.outputs, call.inputs, us, True, strict)
+    changes = differentiate(products, us, v, call.create_graph, strict)
+    return call.finish(call.outputs, call.result), call.finish(changes, call.result)
+
+
+def vhp(func: Func, inputs: Tensors, v: Any = None, create_graph: Graph = False, strict: bool = False) -> Any:
+    """func(*inputs), which is a single element, and v^T @ H, H its Hessian. Raises: as vjp."""
+    call = Call(func, inputs, create_graph)
+    slopes = differentiate(call.outputs, call.inputs, None, True, strict)
+    products = differentiate(slopes, call.inputs, v, call.create_graph, strict)
+    return call.finish(call.outputs, call.result), call.finish(products, inputs)
+
+
+hvp = vhp  # H @ v is the same, because a Hessian is symmetric
+
+
+def jacobian(
+    func: Func,
+    inputs: Tensors,
+    create_graph: Graph = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    strategy: str = "reverse-mode",
+) -> Any:
+    """The derivatives of every output with respect to every input: of shape (*output, *input).
+
+    A tuple of outputs gives a tuple, and so does a tuple of inputs inside it. One backward an element of the outputs;
+    vectorize, strategy: accepted, and change nothing. Raises: as vjp.
+    """
+    call = Call(func, inputs, create_graph)
+    blocks = []
+    for y in call.outputs:
+        elements = [y.reshape(-1)[i] for i in range(y.numel())]
+        rows = [differentiate([each], call.inputs, None, call.create_graph, strict) for each in elements]
+        columns = [stack(column) for column in zip(*rows, strict=True)] or [x.new_zeros(0) for x in call.inputs]
+        block = [each.reshape((*y.shape, *x.shape)) for each, x in zip(columns, call.inputs, strict=True)]
+        blocks.append(call.finish(block, inputs))
+    return tuple(blocks) if isinstance(call.result, tuple) else blocks[0]
+
+
+def hessian(
+    func: Func,
+    inputs: Tensors,
+    create_graph: Graph = False,
+    strict: bool = False,
+    vectorize: bool = False,
+    outer_jacobian_strategy: str = "reverse-mode",
+) -> Any:
+    """The second derivatives of func(*inputs), a single element: of shape (*input, *input), in tuples for a tuple.
+
+    vectorize, outer_jacobian_strategy: as for jacobian. Raises: as jacobian.
+    """
+
+    def slopes(*given: Tensor) -> Any:
+        return vjp(func, given if isinstance(inputs, tuple) else given[0], None, True, strict)[1]
+
+    return jacobian(slopes, inputs, create_graph, strict)
+
+
+class Call:
+    """A call of `func` with inputs of its own that require grad.
+
+    These lie behind those that require grad already, unless create_graph is False.
+    """
+
+    def __init__(self, func: Func, inputs: Tensors, create_graph: Graph) -> None:
+        self.inputs = []
+        for x in _tensors(inputs):
+            inside = create_graph is False or not x.requires_grad
+            self.inputs.append(x.detach().requires_grad_() if inside else x.view_as(x))
+        with enable_grad():
+            self.result = func(*self.inputs)
+        self.outputs = _tensors(self.result)
+        own = [x.edge for x in self.inputs]
+        leaves = leaves_of([root_of(y) for y in self.outputs if y.requires_grad])
+        self.create_graph = any(leaf not in own for leaf in leaves) if create_graph is None else create_graph
+
+    def finish(self, tensors: Sequence[Tensor], like: Any) -> Any:
+        """What is returned: a tuple where `like` is one, and without a graph unless one is wanted."""
+        found = tuple([x if self.create_graph else x.detach() for x in tensors])
+        return found if isinstance(like, tuple) else found[0]
+
+
+def differentiate(
+    outputs: list[Tensor], inputs: list[Tensor], v: Any, create_graph: bool, strict: bool = False
+) -> list[Tensor]:
+    """The gradients of the inputs, zeros for those that the outputs do not depend on. Raises: GraphError if strict."""
+    seeds = seeds_of(outputs, v if v is None else _tensors(v))
+    pairs = [(y, seed) for y, seed in zip(outputs, seeds, strict=True) if y.requires_grad]
+    found: Sequence[Any] = [None] * len(inputs)
+    if pairs:
+        ys, weights = map(list, zip(*pairs, strict=True))
+        found = grad(ys, inputs, weights, True, create_graph, allow_unused=True)
+    if strict and (len(pairs) < len(outputs) or any(g is None for g in found)):
+        raise GraphError("strict=True: an output does not depend on an input")
+    return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+def _tensors(found: Any) -> list[Tensor]:
+    tensors = list(found) if isinstance(found, tuple | list) else [found]
+    for x in tensors:
+        if not isinstance(x, TensorBase):
+            raise DtypeError(f"autograd.functional: expected a tensor or a tuple of them, got {type(x).__name__}")
+    return tensors

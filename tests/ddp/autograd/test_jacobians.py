@@ -1,0 +1,106 @@
+"""`autograd.functional` and `ddp.func`, against PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp import func
+from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
+from tests.ddp.cases.table import draw
+
+functional = ddp.autograd.functional
+X, Y, U, V, W = (draw(*shape, seed=i) for i, shape in enumerate([(2, 3), (3,), (2,), (2, 3), (3,)]))
+CALLS: list[tuple[str, Callable[..., Any], Any, dict[str, Any]]] = [
+    ("jacobian", lambda x, y: ((x * y).exp().sum(1), x.sin() * 2), (X, Y), {}),
+    ("jacobian", lambda x, y: ((x * y).exp().sum(1), x.sin() * 2), (X, Y), {"create_graph": True}),
+    ("jacobian", lambda x: x * 2, X, {"vectorize": True}),
+    ("hessian", lambda x, y: (x * y).exp().sum() * x.sin().prod(), (X, Y), {}),
+    ("hessian", lambda x: (x**3).sum(), X, {}),
+    ("vjp", lambda x, y: ((x * y).exp().sum(1), x.sin() * 2), (X, Y), {"v": (U, V)}),
+    ("vjp", lambda x: x.sum(), X, {}),
+    ("jvp", lambda x, y: ((x * y).exp().sum(1), x.sin() * 2), (X, Y), {"v": (V, W)}),
+    ("jvp", lambda x: x * 2, X, {"v": V, "create_graph": True}),
+    ("hvp", lambda x, y: (x * y).exp().sum(), (X, Y), {"v": (V, W)}),
+    ("vhp", lambda x: (x**3).sum(), X, {"v": V}),
+]
+
+
+def as_tensors(t: Any, given: Any) -> Any:
+    if isinstance(given, tuple):
+        return tuple(as_tensors(t, each) for each in given)
+    return t.from_numpy(given.copy()) if isinstance(given, np.ndarray) else given
+
+
+def flatten(found: Any) -> Iterator[Any]:
+    for each in found if isinstance(found, tuple) else ():
+        yield from flatten(each)
+    if not isinstance(found, tuple):
+        yield found
+
+
+@pytest.mark.parametrize(("name", "fn", "inputs", "options"), CALLS)
+def test_agrees_with_pytorch(name: str, fn: Callable[..., Any], inputs: Any, options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    results = []
+    for t in (ddp, torch):
+        named = {key: as_tensors(t, value) for key, value in options.items()}
+        results.append(list(flatten(getattr(t.autograd.functional, name)(fn, as_tensors(t, inputs), **named))))
+    for ours, theirs in zip(*results, strict=True):
+        assert tuple(ours.shape) == tuple(theirs.shape)
+        assert ours.requires_grad == theirs.requires_grad
+        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), 1e-11, 1e-12)
+
+
+def test_results_may_be_differentiated() -> None:
+    x = ddp.from_numpy(X).requires_grad_()
+    matrix = functional.hessian(lambda x: (x**4).sum(), x, create_graph=True)
+    np.testing.assert_allclose(ddp.autograd.grad(matrix.sum(), x)[0].numpy(), 24 * X, 1e-12)
+
+
+def test_strict_and_zeros() -> None:
+    x, y = ddp.from_numpy(X), ddp.from_numpy(Y)
+    assert not functional.jacobian(lambda x, y: x * 1, (x, y))[1].any()
+    assert not functional.jvp(lambda x: ddp.ones(2), x, x)[1].any()
+    assert functional.jacobian(lambda x: x, x[:0]).shape == (0, 3, 0, 3)
+    with pytest.raises(GraphError, match="does not depend"):
+        functional.jacobian(lambda x, y: x * 1, (x, y), strict=True)
+
+
+def test_refusals() -> None:
+    x = ddp.from_numpy(X)
+    for wrong in (
+        lambda: functional.hessian(lambda x: x, x),
+        lambda: functional.vjp(lambda x: x, x, x[0]),
+        lambda: functional.jvp(lambda x: x, x),
+        lambda: functional.hvp(lambda x: x.square().sum(), x, x[0]),
+    ):
+        with pytest.raises(ShapeError):
+            wrong()
+    with pytest.raises(ArgumentError, match="2 gradients were given for 1"):
+        functional.vjp(lambda x: x, x, (x, x))
+    with pytest.raises(DtypeError, match="float"):
+        functional.jacobian(lambda x: 1.0, x)
+    with pytest.raises(ArgumentError, match="batch dimension"):
+        func.vmap(lambda x: x)
+
+
+def test_functions_of_functions() -> None:
+    x, v, w = ddp.from_numpy(X), ddp.from_numpy(V), ddp.from_numpy(W).requires_grad_()
+    second = func.grad(lambda x: func.grad(lambda y: (y**4).sum())(x).sum())(x)
+    assert not second.requires_grad
+    np.testing.assert_allclose(second.numpy(), 12 * X**2, 1e-12)
+    slope = func.grad(lambda k, x: (x * w * k).sum(), 1)(3, x)
+    assert slope.requires_grad
+    assert ddp.autograd.grad(slope.sum(), w)[0].tolist() == [6.0] * 3
+    both = func.vjp(lambda x, y: (x * y).sum(), x, v)[1](ddp.ones((), dtype=ddp.float64))
+    assert [each.equal(other) for each, other in zip(both, (v, x), strict=True)] == [True, True]
+    y, pull_back = func.vjp(lambda x: x.sin() * 2, x)
+    assert not y.requires_grad
+    np.testing.assert_allclose(pull_back(v).numpy(), V * 2 * np.cos(X), 1e-12)
+    np.testing.assert_allclose(func.jvp(lambda x, y: x * y, (x, v), (v, x))[1].numpy(), V * V + X * X, 1e-12)
+    np.testing.assert_allclose(func.hessian(lambda k, x: (x**3).sum() * k, 1)(2, w.detach()).numpy(), np.diag(12 * W))

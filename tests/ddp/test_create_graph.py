@@ -1,0 +1,462 @@
+"""Gradients of gradients: every op against differences and PyTorch, and models that train by them."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ddp
+from ddp._engine import Node
+from ddp._tensor.recording import RecordingArray
+from ddp.errors import GraphError, GraphFreedError, VersionError
+from ddp.ops import OPS
+from tests.ddp.cases.table import Case, draw
+from tests.ddp.test_ops import OF_OP, cases_of, leaves
+
+F = ddp.nn.functional
+# Their derivatives are 0 or jump at the numbers of the table, where differences say nothing.
+STEPS = {"ceil", "div_rounded", "flat", "floor", "l1_loss", "round", "sign", "trunc"}
+DERIVED = [op for op in OF_OP if OPS[op].derived]
+
+
+def leaf(*values: float) -> ddp.Tensor:
+    return ddp.tensor(values, dtype=ddp.float64, requires_grad=True)
+
+
+def weighted(gradients: Any, t: Any) -> Any:
+    """A number that changes with every element of some gradients."""
+    return sum((g * t.from_numpy(draw(*g.shape, seed=i))).sum() for i, g in enumerate(gradients) if g is not None)
+
+
+def derivatives(t: Any, fn: Callable[..., Any], inputs: list[Any], order: int) -> list[list[Any]]:
+    """The gradients of fn with respect to its inputs and the gradient of its result, order by order, as arrays."""
+    y = fn(t, *inputs)
+    g = t.from_numpy(draw(*y.shape, seed=9)).requires_grad_()
+    wanted = [x for x in inputs if x.requires_grad]
+    found = [t.autograd.grad(y, wanted, g, create_graph=True, allow_unused=True)]
+    wanted.append(g)
+    for _ in range(order - 1):
+        value = weighted(found[-1], t)
+        if not getattr(value, "requires_grad", False):
+            break
+        found.append(t.autograd.grad(value, wanted, create_graph=True, allow_unused=True))
+    return [[None if x is None else (x.detach() * 1).numpy() for x in gradients] for gradients in found]
+
+
+def assert_alike(found: list[list[Any]], expected: list[list[Any]], label: str, rtol: float, atol: float) -> None:
+    """None counts as 0: PyTorch gives either, by what an op happened to save."""
+    for order, (ours, theirs) in enumerate(itertools.zip_longest(found, expected, fillvalue=[]), 1):
+        for dx, reference in itertools.zip_longest(ours, theirs):
+            whole = dx if reference is None else reference
+            one, other = (np.zeros(np.shape(whole)) if each is None else each for each in (dx, reference))
+            np.testing.assert_allclose(one, other, rtol, atol, err_msg=f"{label}, order {order}")
+
+
+@pytest.mark.parametrize("op", [op for op in OF_OP if op not in STEPS])
+def test_second_derivatives_agree_with_differences(op: str) -> None:
+    case = next(case for case in cases_of(op) if all(x.size for x in case.inputs))
+    assert ddp.autograd.gradgradcheck(functools.partial(case.fn, ddp), leaves(case))
+
+
+@pytest.mark.parametrize("op", OF_OP)
+def test_second_derivatives_agree_with_pytorch(op: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    for case in cases_of(op):
+        ours = leaves(case)
+        theirs = [torch.from_numpy(x.detach().numpy().copy()).requires_grad_(x.requires_grad) for x in ours]
+        found = derivatives(ddp, case.fn, ours, 2)
+        try:
+            expected = derivatives(torch, case.fn, theirs, 2)
+        except RuntimeError:  # it has no second derivative of every op, nor of all that are empty
+            continue
+        # PyTorch's binary cross entropy adds up what cancels here.
+        assert_alike(found, expected, case.label, 1e-8, 1e-8 if op == "binary_cross_entropy" else 1e-10)
+
+
+@pytest.mark.parametrize("op", OF_OP)
+def test_first_derivatives_are_the_same_without_a_graph(op: str) -> None:
+    for case in cases_of(op):
+        inputs = leaves(case)
+        y = case.fn(ddp, *inputs)
+        g = ddp.from_numpy(draw(*y.shape, seed=9))
+        wanted = [x for x in inputs if x.requires_grad]
+        graph = ddp.autograd.grad(y, wanted, g, create_graph=True, allow_unused=True)
+        plain = ddp.autograd.grad(y, wanted, g, allow_unused=True)
+        assert_alike([list(map(array, graph))], [list(map(array, plain))], case.label, 1e-12, 1e-13)
+
+
+def array(x: Any) -> Any:
+    return None if x is None else x.detach().numpy()
+
+
+@pytest.mark.parametrize("op", DERIVED)
+def test_what_depends_on_the_inputs_is_differentiated(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mark `derived` second derivatives are wrong, or do not come."""
+
+    def of(case: Case) -> list[list[Any]]:
+        return derivatives(ddp, case.fn, leaves(case), 2)
+
+    right = [of(case) for case in OF_OP[op]]
+    monkeypatch.setattr(OPS[op], "derived", False)
+
+    def compare() -> None:
+        for case, expected in zip(OF_OP[op], right, strict=True):
+            assert_alike(of(case), expected, case.label, 1e-8, 1e-10)
+
+    with pytest.raises((AssertionError, ValueError)):
+        compare()
+
+
+def standardized(x: Any, dims: Any) -> Any:
+    centered = x - x.mean(dims, keepdim=True)
+    return centered / ((centered * centered).mean(dims, keepdim=True) + 1e-5).sqrt()
+
+
+THIRD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "layer_norm": (lambda t, x: F.layer_norm(x, (4,)), lambda t, x: standardized(x, -1)),
+    "rms_norm": (lambda t, x: F.rms_norm(x, (4,), eps=1e-5), lambda t, x: x / ((x * x).mean(-1, True) + 1e-5).sqrt()),
+    "batch_norm": (lambda t, x: F.batch_norm(x, None, None, training=True), lambda t, x: standardized(x, 0)),
+    "group_norm": (
+        lambda t, x: F.group_norm(x, 2),
+        lambda t, x: standardized(x.reshape(3, 2, 2), -1).reshape(3, 4),
+    ),
+    "normalize": (lambda t, x: F.normalize(x), lambda t, x: x / (x * x).sum(1, True).sqrt()),
+    "std": (lambda t, x: x.std(1), lambda t, x: (x - x.mean(1, True)).square().sum(1).div(3).sqrt()),
+}
+
+
+@pytest.mark.parametrize("name", THIRD)
+def test_third_derivatives_of_norms_agree_with_their_formulas(name: str) -> None:
+    """PyTorch's own of layer_norm and batch_norm are wrong in third order."""
+    fused, formula = (derivatives(ddp, fn, [ddp.from_numpy(draw(3, 4)).requires_grad_()], 3) for fn in THIRD[name])
+    assert_alike(fused, formula, name, 1e-9, 1e-10)
+
+
+ACTIVATIONS = ["celu", "elu", "gelu", "hardswish", "logsigmoid", "mish", "selu", "sigmoid", "silu", "softmax"]
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "softplus", "softsign", "tanh"])
+def test_third_derivatives_of_activations_agree_with_pytorch(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+
+    def fn(t: Any, x: Any) -> Any:
+        return getattr(t.nn.functional, name)(x, **({"dim": 1} if name == "softmax" else {}))
+
+    found, expected = (derivatives(t, fn, [t.from_numpy(draw(3, 4)).requires_grad_()], 3) for t in (ddp, torch))
+    assert_alike(found, expected, name, 1e-9, 1e-10)
+
+
+# Models that differentiate gradients, as functions of a module that is ddp or torch, in float64.
+
+
+def numbers(t: Any, *shape: int, seed: int) -> Any:
+    return t.from_numpy(np.random.default_rng(seed).standard_normal(shape) * 0.5)
+
+
+def filled(t: Any, model: Any) -> Any:
+    model = model.double()
+    with t.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.copy_(numbers(t, *p.shape, seed=i))
+    return model
+
+
+def gradients(t: Any, loss: Any, model: Any) -> list[Any]:
+    return list(t.autograd.grad(loss, list(model.parameters())))
+
+
+def wgan_gp(t: Any) -> list[Any]:
+    """Gulrajani et al. 2017, arXiv:1704.00028: five steps of Adam."""
+    nn = t.nn
+    layers = nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)
+    critic = filled(t, nn.Sequential(*layers))
+    adam = t.optim.Adam(critic.parameters(), lr=1e-2, betas=(0.5, 0.9))
+    for step in range(5):
+        real, fake, part = (numbers(t, 8, n, seed=10 * step + i) for i, n in enumerate((6, 6, 1)))
+        mixed = (part * real + (1 - part) * fake).requires_grad_()
+        (slope,) = t.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+        penalty = ((slope.norm(2, dim=1) - 1) ** 2).mean()
+        adam.zero_grad()
+        (critic(fake).mean() - critic(real).mean() + 10 * penalty).backward()
+        adam.step()
+    return list(critic.parameters())
+
+
+def r1(t: Any) -> list[Any]:
+    """Mescheder et al. 2018, arXiv:1801.04406: a penalty on images, through convolutions and norms."""
+    nn = t.nn
+    net = nn.Sequential(
+        *(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, stride=2)),
+        *(nn.GroupNorm(2, 6), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(6, 1)),
+    )
+    net = filled(t, net)
+    images = numbers(t, 3, 2, 12, 12, seed=50).requires_grad_()
+    scores = net(images)
+    (slopes,) = t.autograd.grad(scores.sum(), images, create_graph=True)
+    return gradients(t, t.nn.functional.softplus(-scores).mean() + slopes.square().sum((1, 2, 3)).mean(), net)
+
+
+def maml(t: Any) -> list[Any]:
+    """Finn et al. 2017, arXiv:1703.03400: gradients through two inner steps."""
+    weights = [numbers(t, *shape, seed=i).requires_grad_() for i, shape in enumerate([(8, 3), (8,), (2, 8), (2,)])]
+
+    def loss(w: list[Any], seed: int) -> Any:
+        hidden = t.nn.functional.linear(numbers(t, 6, 3, seed=seed), w[0], w[1]).relu()
+        outputs = t.nn.functional.linear(hidden, w[2], w[3])
+        return t.nn.functional.cross_entropy(outputs, t.tensor([0, 1, 1, 0, 1, 0]))
+
+    fast = weights
+    for step in range(2):
+        slopes = t.autograd.grad(loss(fast, 20 + step), fast, create_graph=True)
+        fast = [w - 0.3 * g for w, g in zip(fast, slopes, strict=True)]
+    return list(t.autograd.grad(loss(fast, 30), weights))
+
+
+def transformer_hvp(t: Any) -> list[Any]:
+    """A Hessian-vector product of a Transformer block's loss."""
+    nn, functional = t.nn, t.nn.functional
+    parts = filled(t, nn.ModuleList([nn.Embedding(7, 8), nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 7)]))
+    embed, norm, project, head = parts
+    tokens = t.tensor([[0, 3, 5, 2], [1, 1, 6, 4]])
+    x = embed(tokens)
+    q, k, v = (each.reshape(2, 4, 2, 4).transpose(1, 2) for each in project(norm(x)).chunk(3, -1))
+    if t is ddp:
+        z = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    else:  # whose attention is differentiable once
+        scores = q @ k.transpose(-1, -2) / 2
+        z = scores.masked_fill(~t.ones(4, 4, dtype=t.bool).tril(), -np.inf).softmax(-1) @ v
+    x = x + z.transpose(1, 2).reshape(2, 4, 8)
+    loss = functional.cross_entropy(head(functional.gelu(x)).reshape(8, 7), tokens.reshape(-1), label_smoothing=0.1)
+    slopes = t.autograd.grad(loss, list(parts.parameters()), create_graph=True)
+    return gradients(t, sum((g * numbers(t, *g.shape, seed=60)).sum() for g in slopes), parts)
+
+
+def pinn(t: Any) -> list[Any]:
+    """Raissi et al. 2019, J. Comput. Phys. 378: the equation of Korteweg and de Vries, u_t + u*u_x + u_xxx = 0."""
+    nn = t.nn
+    net = filled(t, nn.Sequential(nn.Linear(2, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 1)))
+    x, time = (numbers(t, 20, 1, seed=i).requires_grad_() for i in (70, 71))
+    u = net(t.cat([x, time], 1))
+
+    def along(y: Any, by: Any) -> Any:
+        return t.autograd.grad(y, by, t.ones_like(y), create_graph=True)[0]
+
+    u_x = along(u, x)
+    residual = along(u, time) + u * u_x + along(along(u_x, x), x)
+    return gradients(t, residual.square().mean(), net)
+
+
+def lstm_penalty(t: Any) -> list[Any]:
+    """Both directions, two layers, and a penalty on the gradient of the inputs."""
+    lstm = filled(t, t.nn.LSTM(3, 4, num_layers=2, bidirectional=True))
+    x = numbers(t, 5, 2, 3, seed=80).requires_grad_()
+    outputs, (h, c) = lstm(x)
+    (slope,) = t.autograd.grad(outputs.square().sum() + h.sum() + (c * c).sum(), x, create_graph=True)
+    return gradients(t, slope.square().sum(), lstm)
+
+
+@pytest.mark.parametrize("run", [wgan_gp, r1, maml, transformer_hvp, pinn, lstm_penalty])
+def test_models_agree_with_pytorch(run: Callable[[Any], list[Any]]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
+    for ours, theirs in zip(run(ddp), run(torch), strict=True):
+        expected = theirs.detach().numpy()
+        assert np.abs(ours.detach().numpy() - expected).max() <= 1e-11 * max(1, np.abs(expected).max())
+
+
+# What may go wrong.
+
+
+def test_numpy_takes_no_recording_array() -> None:
+    with pytest.raises(TypeError, match="gradient would be lost"):
+        np.asarray(RecordingArray(leaf(1.0)))
+
+
+def test_what_only_a_mask_was_made_of_gets_zeros() -> None:
+    x, b = leaf(1.0, -2.0), leaf(0.5, 0.5)
+    (g,) = ddp.autograd.grad((x * (x + b).relu()).sum(), x, create_graph=True)
+    assert [each.tolist() for each in ddp.autograd.grad(g.sum(), (x, b))] == [[2.0, 0.0], [1.0, 0.0]]
+    (g,) = ddp.autograd.grad(F.relu(x).sum(), x, create_graph=True)
+    assert ddp.autograd.grad(g.sum(), x)[0].tolist() == [0.0, 0.0]
+
+
+def test_grad_has_a_graph_and_is_not_written_to() -> None:
+    x = leaf(3.0)
+    (x**3).sum().backward(create_graph=True)
+    penalty = (x.grad**2).sum()  # saves x.grad: 27
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [29.0]
+    x.grad = None
+    penalty.backward()
+    assert x.grad.tolist() == [2 * 27 * 6 * 3.0]
+
+
+def test_grad_with_a_graph_is_added_to_replaced_and_emptied() -> None:
+    x = leaf(3.0)
+    for _ in range(2):
+        (x**3).sum().backward(create_graph=True)
+    assert x.grad.tolist() == [54.0]
+    assert ddp.autograd.grad(x.grad.sum(), x)[0].tolist() == [36.0]
+    held = x.grad
+    x.grad = ddp.ones(1, dtype=ddp.float64)
+    assert (held.tolist(), x.grad.requires_grad) == ([54.0], False)
+    (x**3).sum().backward(create_graph=True)
+    ddp.optim.SGD([x], lr=1.0).zero_grad(set_to_none=False)
+    assert (x.grad.tolist(), x.grad.requires_grad) == ([0.0], False)
+
+
+def test_backward_into_chosen_inputs_has_a_graph() -> None:
+    x, w = leaf(2.0), leaf(3.0)
+    y = x * w * w
+    y.backward(create_graph=True, inputs=[w])
+    assert (x.grad, w.grad.tolist()) == (None, [12.0])
+    assert ddp.autograd.grad(w.grad, (x, w))[0].tolist() == [6.0]
+
+
+def test_graphs_go_by_reference_counting() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        x, w = leaf(1.0, 2.0), ddp.from_numpy(draw(3, 2)).requires_grad_()
+        (g,) = ddp.autograd.grad(F.layer_norm(F.gelu(w @ x), (3,)).square().sum(), x, create_graph=True)
+        alive = [weakref.ref(g.edge), weakref.ref(g)]
+        g.square().sum().backward()
+        del g
+        assert [each() for each in alive] == [None, None]
+        (x**3).sum().backward(create_graph=True)
+        alive = [weakref.ref(x.grad.edge)]
+        assert isinstance(alive[0](), Node)
+        ddp.optim.SGD([x], lr=0.1).zero_grad()
+        assert alive[0]() is None
+        (x**3).sum().backward(create_graph=True)
+        alive = [weakref.ref(x.grad.edge), weakref.ref(x)]
+        del x
+        assert [each() for each in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_freed_graph() -> None:
+    x = leaf(2.0)
+    y = x**3
+    (g,) = ddp.autograd.grad(y, x, create_graph=True)
+    g.backward()  # frees what is under it, also the graph of y
+    with pytest.raises(GraphFreedError, match="retain_graph=True"):
+        ddp.autograd.grad(g, x)
+    y = x**3
+    (g,) = ddp.autograd.grad(y, x, create_graph=True, retain_graph=False)
+    with pytest.raises(GraphFreedError):
+        ddp.autograd.grad(y, x)
+
+
+def test_a_write_in_place_is_noticed() -> None:
+    for change, message in ((0, "'x'"), (1, "'w'"), (2, "input 2")):
+        inputs = [ddp.from_numpy(draw(*shape)).requires_grad_() for shape in ((3, 4), (4,), (4,))]
+        y = F.layer_norm(inputs[0], (4,), inputs[1], inputs[2])
+        with ddp.no_grad():
+            inputs[change].add_(1)
+        with pytest.raises(VersionError, match=message):
+            ddp.autograd.grad(y.sum(), inputs, create_graph=True)
+    x = leaf(2.0)
+    (g,) = ddp.autograd.grad(x**3, x, create_graph=True)
+    with ddp.no_grad():
+        x.add_(1)
+    with pytest.raises(VersionError):
+        ddp.autograd.grad(g, x)
+
+
+def test_views_are_known_after_a_graph_of_gradients() -> None:
+    """What create_graph makes of saved memory is no base of views."""
+    x = leaf(1.0, 2.0)
+    y = x * 2
+    ddp.autograd.grad((y.reshape(2, 1) ** 2).sum(), x, create_graph=True)
+    (y**2).sum().backward(create_graph=True)
+    view = y.reshape(1, 2)
+    with pytest.raises(ddp.errors.InplaceError):
+        view.mul_(2)
+
+
+def test_targets_may_be_written_to_afterwards() -> None:
+    x, target = ddp.from_numpy(draw(2, 3)).requires_grad_(), ddp.tensor([0, 2])
+    loss = F.cross_entropy(x, target)
+    expected = ddp.autograd.grad(F.cross_entropy(x, target.clone()), x)[0]
+    target.zero_()
+    assert ddp.autograd.grad(loss, x, retain_graph=True)[0].equal(expected)
+    np.testing.assert_allclose(array(ddp.autograd.grad(loss, x, create_graph=True)[0]), array(expected), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [ddp.float16, ddp.bfloat16, ddp.float32])
+def test_other_dtypes_stay_what_they_are(dtype: Any) -> None:
+    x, w = (ddp.from_numpy(draw(*shape)).to(dtype).requires_grad_() for shape in ((4, 8), (5, 8)))
+    y = F.gelu(F.layer_norm(F.linear(x, w), (5,))).softmax(-1).square().sum()
+    (g,) = ddp.autograd.grad(y, x, create_graph=True)
+    (dw,) = ddp.autograd.grad(g.float().square().sum(), w)
+    wide = [each.detach().double().requires_grad_() for each in (x, w)]
+    y = F.gelu(F.layer_norm(F.linear(*wide), (5,))).softmax(-1).square().sum()
+    (expected,) = ddp.autograd.grad(y, wide[0], create_graph=True)
+    (expected,) = ddp.autograd.grad(expected.square().sum(), wide[1])
+    assert (g.dtype, dw.dtype) == (dtype, dtype)
+    close = {ddp.float16: 0.02, ddp.bfloat16: 0.1, ddp.float32: 1e-4}[dtype]
+    assert float((dw.double() - expected).abs().max()) <= close * float(expected.abs().max())
+
+
+class Cube(ddp.autograd.Function):
+    """Saves its input and its results; the second is x itself times a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, factor: float) -> Any:
+        cube, scaled = x**3, x * factor
+        ctx.save_for_backward(x, scaled)
+        ctx.factor = factor
+        return cube, scaled
+
+    @staticmethod
+    def backward(ctx: Any, g: Any, h: Any) -> Any:
+        x, scaled = ctx.saved_tensors
+        return g * 3 * x * scaled / ctx.factor + h * ctx.factor, None
+
+
+def test_functions_hooks_checkpoints_and_anomaly_mode() -> None:
+    x = leaf(1.0, 2.0)
+    assert ddp.autograd.gradgradcheck(lambda x: Cube.apply(x, 2.0), x)
+    y, seen = x**3, []
+    y.register_hook(lambda g: seen.append(g.requires_grad) or g * x)
+    y.retain_grad()
+    with ddp.autograd.detect_anomaly():
+        (g,) = ddp.autograd.grad((y**2).sum(), x, create_graph=True)
+    assert seen == [True]
+    assert y.grad.requires_grad
+    assert g.tolist() == [6.0, 6 * 2.0**6]  # 2*x^3 * x * 3*x^2
+    # The hook is called for the gradient that g leads to y, too.
+    assert ddp.autograd.grad(g.sum(), x)[0].tolist() == [36.0, 18 * 2.0**6 + 18 * 2.0**5]
+
+    def layer(x: Any) -> Any:
+        return F.layer_norm(F.gelu(x * x), (2,), x) * x.std()
+
+    weights = ddp.from_numpy(draw(2))
+    plain, kept = (
+        derivatives(ddp, fn, [leaf(1.0, 2.0)], 3)
+        for fn in (lambda t, x: layer(x) * weights, lambda t, x: ddp.autograd.checkpoint(layer, x) * weights)
+    )
+    assert_alike(kept, plain, "checkpoint", 1e-12, 1e-13)
+    z = leaf(0.0)
+    with ddp.autograd.detect_anomaly(), pytest.raises(ddp.errors.AnomalyError, match="sqrt"):
+        ddp.autograd.grad((z.sqrt() * 0).sum(), z, create_graph=True)
+
+
+def test_what_is_refused() -> None:
+    x = leaf(1.0)
+    with pytest.raises(ddp.errors.ArgumentError, match="is_grads_batched"):
+        ddp.autograd.grad(x * 2, x, is_grads_batched=True)
+    y = ddp.parallel.all_reduce(x * 2)
+    with pytest.raises(GraphError, match="all_reduce: its gradient has no derivative"):
+        ddp.autograd.grad(y.sum(), x, create_graph=True)
+    model = ddp.DataParallel(ddp.nn.Linear(1, 1).double())
+    with pytest.raises(GraphError, match=r"backward\(create_graph=True\): the parameter .* is under DataParallel"):
+        model(x.detach()).sum().backward(create_graph=True)
