@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved
+from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function
 
 # The adjoint of a transform is the other one, with the scale of the other side.
 _ADJOINT = {"fftn": "ifftn", "ifftn": "fftn", "rfftn": "ifftn", "irfftn": "rfftn"}
 _NORM = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-def _run(xp: Any, x: Array, kind: str, sizes: Any, axes: Any, norm: str) -> Array:
+@array_function
+def transformed(xp: Any, x: Array, kind: str, sizes: Any, axes: Any, norm: str) -> Array:
+    """A transform of numpy.fft."""
     z = x if kind == "rfftn" else xp.ascontiguousarray(x).view(f"c{2 * x.itemsize}")[..., 0]
     z = getattr(xp.fft, kind)(z, sizes, axes, norm)
     return z if kind == "irfftn" else xp.ascontiguousarray(z)[..., None].view(x.dtype)
@@ -19,16 +21,17 @@ def _run(xp: Any, x: Array, kind: str, sizes: Any, axes: Any, norm: str) -> Arra
 
 # z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut
 def _fft(xp: Any, x: Array, transform: Any) -> tuple[Array, Any]:
-    return _run(xp, x, *transform), (x.shape, *transform)
+    return transformed(xp, x, *transform), (x.shape, *transform)
 
 
 def _fft_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, kind, sizes, axes, norm = residual
-    z = _run(xp, g, _ADJOINT[kind], sizes, axes, _NORM[norm])
+    z = transformed(xp, g, _ADJOINT[kind], sizes, axes, _NORM[norm])
     if kind == "rfftn":
         z = z[..., 0]
     elif kind == "irfftn":  # which took each of these for two
-        z.swapaxes(axes[-1], 0)[1 : (g.shape[axes[-1]] + 1) // 2] *= 2
+        inner = slice(1, (g.shape[axes[-1]] + 1) // 2)
+        z[(*(slice(None),) * (axes[-1] % g.ndim), inner)] *= 2
     dx = xp.zeros(shape, g.dtype)
     dx[tuple(map(slice, z.shape))] = z[tuple(map(slice, shape))]
     return (dx,)
