@@ -31,7 +31,8 @@ def _fft_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
         z = z[..., 0]
     elif kind == "irfftn":  # which took each of these for two
         inner = slice(1, (g.shape[axes[-1]] + 1) // 2)
-        z[(*(slice(None),) * (axes[-1] % g.ndim), inner)] *= 2
+        index = (*(slice(None),) * (axes[-1] % g.ndim), inner)
+        z[index] *= 2
     dx = xp.zeros(shape, g.dtype)
     dx[tuple(map(slice, z.shape))] = z[tuple(map(slice, shape))]
     return (dx,)
