@@ -76,11 +76,11 @@ SIZES = {
     "ddp/parallel, ddp/tracing": Size(36_638, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
-    "rest of ddp": Size(17_588, 11_500, ("ddp",)),
+    "rest of ddp": Size(18_010, 11_500, ("ddp",)),
     "collectives": Size(71_324, 65_000, ("collectives",)),
     "launcher": Size(70_120, 64_000, ("launcher",)),
     "benchmarks": Size(36_217, 31_000, ("benchmarks",)),
-    "tests": Size(467_258, 385_000, ("tests",)),
+    "tests": Size(474_812, 385_000, ("tests",)),
 }
 FILES = {"ddp": (243, 230), "collectives": (55, 55), "launcher": (75, 75)}  # limit, goal
 
