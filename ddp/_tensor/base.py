@@ -255,7 +255,13 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     else:
         out, residual = _silent.copy().run(run.forward, xp, *arrays, **parameters)
     if type(out) is tuple:
-        return _several(op, run, where, inputs, out, residual, recorded, parameters)
+        results = tuple([wrap(each if isinstance(each, xp.ndarray) else xp.asarray(each), where) for each in out])
+        if recorded:
+            node = make_node(MultiOutputNode, op, run, xp, inputs, None, residual)
+            if op.derived:
+                keep_call(node, inputs, arrays, parameters)
+            record(node, results)
+        return results
     if not isinstance(out, xp.ndarray):
         out = xp.asarray(out)  # a 0-d result of NumPy is a scalar
     result = wrap(out, where)
@@ -264,7 +270,9 @@ def apply(op: Op, inputs: Sequence[Any], **parameters: Any) -> Any:
     if recorded and out.dtype.kind in FLOATS:  # integers and bool have no gradient
         if wide and run is op and not op.backward_supports_bfloat16:  # only the backward may have to compute
             run, residual = op.upcast, (residual, None)
-        node = make_node(Node, op, run, xp, inputs, result, residual, parameters)
+        node = make_node(Node, op, run, xp, inputs, result, residual)
+        if op.derived:
+            keep_call(node, inputs, arrays, parameters)
         result.edge = node
         for observer in state.observers:
             observer(node)
@@ -289,22 +297,14 @@ def to_common_device(name: str, inputs: Sequence[Any]) -> list[Any]:
 FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and no other tensor's
 
 
-def _several(
-    op: Op,
-    run: Any,
-    where: Device,
-    inputs: Sequence[Any],
-    outs: tuple[Array, ...],
-    residual: Any,
-    recorded: bool,
-    parameters: dict[str, Any],
-) -> tuple[Tensor, ...]:
-    """The results of an op that has several, each with a port of their joint node."""
-    xp = where.xp
-    results = tuple([wrap(out if isinstance(out, xp.ndarray) else xp.asarray(out), where) for out in outs])
-    if recorded:
-        record(make_node(MultiOutputNode, op, run, xp, inputs, None, residual, parameters), results)
-    return results
+def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: dict[str, Any]) -> None:
+    """Keeps what the forward can run again with, of an op whose residual changes with its inputs.
+
+    Unless backward reads none of them: then it would keep memory alive.
+    """
+    if node.versions:
+        versions = [(x.version, x.version.count, i) for i, x in enumerate(inputs) if isinstance(x, TensorBase)]
+        node.call = arrays, versions, parameters
 
 
 def record(node: Node, results: Sequence[TensorBase | None]) -> None:
@@ -324,19 +324,9 @@ def record(node: Node, results: Sequence[TensorBase | None]) -> None:
 
 
 def make_node(
-    kind: type[Node],
-    op: Any,
-    run: Any,
-    xp: Any,
-    inputs: Sequence[Any],
-    result: TensorBase | None,
-    residual: Any,
-    parameters: dict[str, Any] | None = None,
+    kind: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
-    """The node of an op that ran: its edges, and what its backward reads of the inputs and the result.
-
-    parameters: of an op of ours
-    """
+    """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
     edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in inputs])
     needs = tuple([edge is not None for edge in edges])
     saved: list[Any] = []
@@ -349,13 +339,6 @@ def make_node(
             x = x.array
         saved.append(x)
     node = kind(run, xp, edges, needs, tuple(saved), versions, residual)
-    if parameters is not None and op.derived and versions:  # nothing saved: what is kept would cost memory
-        arrays = [x.array if isinstance(x, TensorBase) else x for x in inputs]
-        node.call = (
-            arrays,
-            [(x.version, x.version.count, i) for i, x in enumerate(inputs) if isinstance(x, TensorBase)],
-            parameters,
-        )
     if result is not None and len(inputs) in plan:
         result.version.saved_by = weakref.ref(node)
     return node
@@ -403,10 +386,12 @@ def copy_if_needed(array: Array, *readers: Any) -> Array:
 
     An index, a class target or a plain array has no version that would tell of the write.
     """
-    if modes.state.enabled and any(isinstance(x, TensorBase) and x.edge is not None for x in readers):
-        with on(device_of(array)):  # CuPy copies to the current GPU
-            return array.copy()
-    return array
+    if not modes.state.enabled or not any(isinstance(x, TensorBase) and x.edge is not None for x in readers):
+        return array
+    if type(array) is np.ndarray:
+        return array.copy()
+    with on(device_of(array)):  # CuPy copies to the current GPU
+        return array.copy()
 
 
 def root_of(x: TensorBase) -> Node | Leaf:
