@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collectives.backends.nccl.library import NcclConfig as NcclConfig
     from collectives.communicator import Communicator as Communicator
     from collectives.engine.call import Work as Work
+    from collectives.engine.call import skip_frames as skip_frames
     from collectives.errors import ArgumentError as ArgumentError
     from collectives.errors import BackendError as BackendError
     from collectives.errors import CollectiveInterrupted as CollectiveInterrupted
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "backends.nccl.library": "NcclConfig",
     "communicator": "Communicator",
-    "engine.call": "Work",
+    "engine.call": "Work skip_frames",
     "errors": "ArgumentError BackendError CollectiveInterrupted CollectiveTimeout CollectivesError CommunicatorClosed "
     "DtypeError MismatchError NcclError PeerLeft WorldError",
     "flight.recorder": "mark_step",

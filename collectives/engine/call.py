@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import functools
 import hashlib
+import importlib.util
 import logging
 import math
 import os
@@ -34,9 +35,26 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
-_SKIPPED = (*_OURS, contextlib.__file__)  # `with model.join():` calls from its end, through there
+# Where calls are never said to be made. `with model.join():` calls from its end, through contextlib.
+_SKIPPED = (*_OURS, contextlib.__file__)
 # bytes; larger arrays are left to the helper thread, since to convert and copy them would hold the caller up.
 _SMALL = 1 << 16
+
+
+def skip_frames(*packages: str) -> None:
+    """Errors and reports name the line of the user that led to a call through these packages, not their own lines.
+
+    packages: names of packages or modules that call collectives for their users, as `import` takes them
+    Raises: ArgumentError if one of them is not installed.
+    """
+    global _SKIPPED
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ArgumentError(f"skip_frames takes packages that are installed; there is no {name!r}")
+        folders = spec.submodule_search_locations
+        places = (spec.origin,) if folders is None else tuple(os.path.join(folder, "") for folder in folders)
+        _SKIPPED = tuple(dict.fromkeys((*_SKIPPED, *places)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -267,6 +285,14 @@ class Work(Generic[T]):
     def done(self) -> bool:
         """True once `wait` would return, or raise, at once."""
         return self._call.done
+
+    def poll(self) -> bool:
+        """Carries on, in this thread, what can go on at once. Returns: `done()`"""
+        call = self._call
+        if not call.done:
+            assert call.queue is not None
+            call.queue.poll()
+        return call.done
 
     def wait(self, timeout: float | None = None) -> T:
         """The collective's result; may be called again.

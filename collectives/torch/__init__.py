@@ -1,0 +1,42 @@
+"""The backend "ddp" of torch.distributed: PyTorch's own training on these collectives.
+
+    import collectives.torch
+    torch.distributed.init_process_group("ddp")
+
+Under ddp-launch, mpiexec, srun and torchrun; from PyTorch 2.14 on without the import. Tensors of the CPU move through
+shared memory and MPI; GPUs keep NCCL: `init_process_group("cpu:ddp,cuda:nccl")`, from PyTorch 2.14 on.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+import torch.distributed as dist
+
+from collectives.engine.call import skip_frames
+from collectives.errors import BackendError
+from collectives.torch.process_group import create
+from collectives.torch.store import add_rendezvous, set_variables
+
+_OLDEST = "2.13"
+_TOO_NEW = "2.15"  # not tested
+
+
+def register() -> None:
+    """Importing this module registers the backend; PyTorch calls this when a script asks for "ddp" without that."""
+
+
+def _register() -> None:
+    version = torch.__version__
+    if version < torch.torch_version.TorchVersion(_OLDEST):
+        raise BackendError(f'the backend "ddp" needs PyTorch {_OLDEST} or later, this one is {version}')
+    if version >= torch.torch_version.TorchVersion(_TOO_NEW):
+        warnings.warn(f'the backend "ddp" is tested up to PyTorch 2.14, this one is {version}', stacklevel=3)
+    skip_frames("torch")
+    set_variables()
+    add_rendezvous()
+    dist.Backend.register_backend("ddp", create, extended_api=True, devices=["cpu"])
+
+
+_register()

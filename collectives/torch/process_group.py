@@ -1,0 +1,414 @@
+"""The process group: PyTorch's calls, in the words of a communicator.
+
+Up to PyTorch 2.13 a backend in Python is a `ProcessGroup`, which Python code calls directly, C++ code (DDP, functional
+collectives) through pybind11. From 2.14 it is a `Backend`, one for each kind of device, beneath PyTorch's own
+`ProcessGroup`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+from torch.distributed import ReduceOp
+
+import collectives
+from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
+from collectives.torch.store import join
+from collectives.torch.tensors import (
+    as_data,
+    as_numbers,
+    flat_input,
+    flat_output,
+    joined,
+    split_into,
+)
+from collectives.torch.work import TorchWork
+
+# A ReduceOp, and each of the numbers that one is made of, hashes as its number.
+_OPS = {hash(ReduceOp.SUM): "sum", hash(ReduceOp.AVG): "mean", hash(ReduceOp.PRODUCT): "prod"}
+_OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
+_OPS_OF_BOOL = {"sum": "max", "prod": "min"}
+_BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
+_PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
+_SMALL = 1 << 16  # bytes; the result of a call that is worth waiting for when its future is asked for
+_BARRIER_TAG = 2**31 - 1
+
+_DONE = TorchWork((), ())
+
+#: Whether backends in Python are a `Backend`.
+HAS_BACKENDS = torch.__version__ >= torch.torch_version.TorchVersion("2.14")
+Base: Any = Backend if HAS_BACKENDS else dist.ProcessGroup
+
+
+def create(options: Any, backend_options: Any = None) -> CollectivesGroup:
+    """The group that `init_process_group` and `new_group` ask for. Raises: WorldError as `join`."""
+    seconds = options.timeout.total_seconds()
+    members = list(options.global_ranks_in_group)
+    if members:
+        comm = collectives.init().create_group(members, timeout=seconds)
+    else:
+        comm = join(options.store, options.group_rank, options.group_size, seconds)
+    return CollectivesGroup(comm)
+
+
+class CollectivesGroup(Base):  # type: ignore[misc]  # one of two classes
+    """A group of ranks. Methods have the names and arguments by which PyTorch calls them."""
+
+    supports_coalescing = False
+    supports_splitting = False
+
+    def __init__(self, comm: collectives.Communicator) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._comm = comm
+        self._coalesced: list[TorchWork] | None = None  # between `_start_coalescing` and `_end_coalescing`
+        self._names = {"name": "undefined", "description": "undefined"}
+
+    def getBackendName(self) -> str:
+        return "ddp"
+
+    name = getBackendName
+
+    if not HAS_BACKENDS:
+        # PyTorch's own process groups keep these in their backends.
+        def setGroupName(self, name: str) -> None:
+            self._names["name"] = name
+
+        def getGroupName(self) -> str:
+            return self._names["name"]
+
+        def setGroupDesc(self, description: str) -> None:
+            self._names["description"] = description
+
+        def getGroupDesc(self) -> str:
+            return self._names["description"]
+
+        @property
+        def _device_types(self) -> list[torch.device]:
+            return [torch.device("cpu")]
+
+        def _get_backend(self, device: torch.device) -> Any:
+            return self if device.type == "cpu" else super()._get_backend(device)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._comm.timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        self._comm.close()
+
+    def abort(self) -> None:
+        """Ends calls under way, with an error, in the threads that wait for them."""
+        error = CommunicatorClosed(f"rank {self._comm.rank}: the process group was aborted")
+        self._comm.queue.break_off(error, lambda: None)
+        self._comm.close()
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The queue counts."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._comm.queue.started
+
+    # How calls run
+
+    def _run(
+        self,
+        call: Callable[..., Any],
+        opts: Any,
+        result: Sequence[Any],
+        after: Callable[..., object] | None = None,
+        nbytes: int = 0,
+    ) -> TorchWork:
+        """call: the collective but for its async_op; after: what has to be done with its value; nbytes: of the result"""
+        if not opts.asyncOp and self._coalesced is None:
+            value = call()
+            if after is not None:
+                after(value)
+            return _DONE
+        work = TorchWork([call(async_op=True)], result, after, nbytes <= _SMALL)
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any = None) -> TorchWork:
+        works, self._coalesced = self._coalesced, None
+        return _together(works or [], [])
+
+    # Reductions
+
+    def _reduce(
+        self, call: Callable[..., Any], x: Any, opts: Any, out: Any, result: Sequence[Any], part: Any = ..., **more: Any
+    ) -> TorchWork:
+        """call: a reduction of a communicator; out: an array or None; part: of the total, what this rank's out gets"""
+        number = hash(opts.reduceOp)
+        name = _OPS.get(number, "sum")
+        if x.dtype == np.bool_:
+            name = _OPS_OF_BOOL.get(name, name)
+        if number in _BITWISE:
+            combine = _BITWISE[number]
+
+            def after(rows: Any) -> None:
+                if out is not None:
+                    out[...] = combine.reduce(rows, axis=0)[part]
+
+            return self._run(partial(self._comm.all_gather, x[np.newaxis], lengths="equal"), opts, result, after)
+        if number == _PREMUL_SUM:
+            x = x * x.dtype.type(opts.reduceOp.factor)
+        elif number not in _OPS:
+            raise ArgumentError(f"no such reduction: {opts.reduceOp}")
+        return self._run(partial(call, x, name, out=out, **more), opts, result, None, x.nbytes)
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
+        tensor = _one(tensors)
+        if tensor.layout is not torch.strided:
+            return self._allreduce_sparse(tensor, tensors, opts)
+        x = as_numbers(tensor)
+        return self._reduce(self._comm.all_reduce, x, opts or dist.AllreduceOptions(), x, tensors)
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, tensors: Sequence[torch.Tensor], opts: Any) -> TorchWork:
+        if opts.reduceOp != ReduceOp.SUM:
+            raise ArgumentError("sparse tensors can be summed, and not reduced otherwise")
+        tensor = tensor.coalesce()
+        indices = as_numbers(tensor.indices()).T
+        works = [
+            self._run(partial(self._comm.all_gather, each), dist.AllgatherOptions(), [])
+            for each in (indices, as_numbers(tensor.values()))
+        ]
+
+        def after(*_: Any) -> None:
+            indices, values = (torch.from_numpy(call.wait()) for work in works for call in work.calls)
+            tensors[0].copy_(torch.sparse_coo_tensor(indices.T, values, tensor.shape).coalesce())
+
+        work = TorchWork([call for work in works for call in work.calls], tensors, after)
+        if not opts.asyncOp:
+            work.wait()
+        return work
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        return _together([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> TorchWork:
+        x = as_numbers(_one(tensors))
+        out = x if self._comm.rank == opts.rootRank else None
+        return self._reduce(partial(self._comm.reduce, root=opts.rootRank), x, opts, out, tensors)
+
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any = None
+    ) -> TorchWork:
+        parts = _one(inputs)
+        self._check_parts(parts, "inputs")
+        return self._reduce_scatter(_one(outputs), joined(parts), [part.numel() for part in parts], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> TorchWork:
+        size = self._comm.size
+        if output.numel() * size != x.numel():
+            raise ArgumentError(f"the input of reduce_scatter should hold {size} times what its output does")
+        return self._reduce_scatter(output, flat_input(x), [output.numel()] * size, opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _reduce_scatter(self, output: torch.Tensor, x: Any, lengths: Sequence[int], opts: Any) -> TorchWork:
+        first = sum(lengths[: self._comm.rank])
+        part = slice(first, first + lengths[self._comm.rank])
+        out = flat_output(output)
+        opts = opts or dist.ReduceScatterOptions()
+        return self._reduce(self._comm.reduce_scatter, x, opts, out, [output], part, lengths=lengths)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> TorchWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return _together([self.reduce_scatter_single(output, x, opts) for output, x in pairs], outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # Movements
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
+        opts = opts or dist.BroadcastOptions()
+        x = as_data(_one(tensors))
+        return self._run(partial(self._comm.broadcast, x, opts.rootRank), opts, tensors, None, x.nbytes)
+
+    def allgather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> TorchWork:
+        parts = _one(outputs)
+        self._check_parts(parts, "outputs")
+        x = flat_input(_one(inputs))
+        lengths = [as_data(part).size for part in parts]
+        call = partial(self._comm.all_gather, x, lengths=lengths)
+        return self._run(call, opts or dist.AllgatherOptions(), outputs, partial(split_into, parts), x.nbytes)
+
+    def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> TorchWork:
+        if output.numel() != self._comm.size * x.numel() or output.dtype != x.dtype:
+            raise ArgumentError(
+                f"the output of all_gather should hold {self._comm.size} times its input, in the same dtype; the input "
+                f"has {x.numel()} elements of {x.dtype}, the output {output.numel()} of {output.dtype}"
+            )
+        out = flat_output(output)
+        call = partial(self._comm.all_gather, flat_input(x), lengths="equal", out=out)
+        return self._run(call, opts or dist.AllgatherOptions(), [output], None, out.nbytes)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> TorchWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return _together([self.all_gather_single(output, x, opts) for output, x in pairs], outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> TorchWork:
+        """outputs: of each rank a list as long as inputs"""
+        by_input = [[row[index] for row in outputs] for index in range(len(inputs))]
+        pairs = zip(by_input, inputs, strict=True)
+        return _together([self.allgather([parts], [x], opts) for parts, x in pairs], outputs)
+
+    def gather(
+        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
+    ) -> TorchWork:
+        call = partial(self._comm.gather, flat_input(_one(inputs)), opts.rootRank, lengths="equal")
+        if self._comm.rank != opts.rootRank:
+            if outputs and outputs[0]:
+                raise ArgumentError("only the root of gather has outputs")
+            return self._run(call, opts, [])
+        parts = _one(outputs)
+        self._check_parts(parts, "outputs")
+        return self._run(call, opts, outputs, partial(split_into, parts))
+
+    def scatter(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> TorchWork:
+        out = flat_output(_one(outputs))
+        if self._comm.rank != opts.rootRank:
+            if inputs and inputs[0]:
+                raise ArgumentError("only the root of scatter has inputs")
+            return self._run(partial(self._comm.scatter, None, opts.rootRank, out=out), opts, outputs)
+        parts = _one(inputs)
+        self._check_parts(parts, "inputs")
+        lengths = [as_data(part).size for part in parts]
+        call = partial(self._comm.scatter, joined(parts), opts.rootRank, lengths=lengths, out=out)
+        return self._run(call, opts, outputs)
+
+    def alltoall(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
+    ) -> TorchWork:
+        self._check_parts(outputs, "outputs")
+        self._check_parts(inputs, "inputs")
+        sends = [as_data(each).size for each in inputs]
+        expected = [as_data(each).size for each in outputs]
+        call = partial(self._comm.all_to_all, joined(inputs), lengths=sends, out_lengths=expected)
+        return self._run(call, opts or dist.AllToAllOptions(), outputs, partial(split_into, outputs))
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        x: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> TorchWork:
+        sends = self._splits(x, input_splits, "input")
+        expected = self._splits(output, output_splits, "output")
+        flat = as_data(x)
+        out = flat_output(output).reshape(output.shape)
+        call = partial(self._comm.all_to_all, flat, lengths=sends, out_lengths=expected, out=out)
+        return self._run(call, opts or dist.AllToAllOptions(), [output], None, out.nbytes)
+
+    alltoall_base = all_to_all_single
+
+    def _splits(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> Any:
+        rows = tensor.shape[0]
+        size = self._comm.size
+        if not splits and rows % size == 0:
+            return [rows // size] * size
+        if len(splits) != size or sum(splits) != rows:
+            raise ArgumentError(
+                f"the {what} of all_to_all_single has {rows} rows: its splits should be {size} numbers that add up to "
+                f"them, or none if they divide evenly, are {list(splits)}"
+            )
+        return list(splits)
+
+    def _check_parts(self, parts: Sequence[torch.Tensor], what: str) -> None:
+        if len(parts) != self._comm.size:
+            raise ArgumentError(f"{what} should be {self._comm.size} tensors, one a rank, are {len(parts)}")
+
+    # Point to point
+
+    def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> TorchWork:
+        return TorchWork([self._comm.send(flat_input(_one(tensors)), dst, tag=tag, async_op=True)], tensors)
+
+    def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> TorchWork:
+        return TorchWork([self._comm.recv(src, tag=tag, out=flat_output(_one(tensors)), async_op=True)], tensors)
+
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> TorchWork:
+        call = self._comm.recv(None, tag=tag, out=flat_output(_one(tensors)), async_op=True)
+        work = TorchWork([call], tensors, lambda received: work.set_source(received[1]))
+        return work
+
+    # Barriers
+
+    def barrier(self, opts: Any = None) -> TorchWork:
+        return self._run(self._comm.barrier, opts or dist.BarrierOptions(), [])
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Rank 0 hears of every other rank in turn, names those that have not come, and lets the others go.
+
+        Raises: CollectiveTimeout on every rank if one has not come in time.
+        """
+        timeout = getattr(timeout, "timeout", timeout)  # a `Backend` is given options
+        comm = self._comm
+        seconds = comm.timeout if timeout is None else timeout.total_seconds()
+        end = time.monotonic() + seconds
+        token = np.zeros(1, np.uint8)
+        if comm.rank:
+            comm.send(token, 0, tag=_BARRIER_TAG)
+            try:
+                comm.recv(0, tag=_BARRIER_TAG, async_op=True).wait(seconds)
+            except CollectivesError as error:
+                raise CollectiveTimeout(
+                    f"rank {comm.rank} came to monitored_barrier, and rank 0 did not let it go: {error}"
+                ) from error
+            return
+        missing: list[int] = []
+        for rank in range(1, comm.size):
+            try:
+                comm.recv(rank, tag=_BARRIER_TAG, async_op=True).wait(max(1e-3, end - time.monotonic()))
+            except CollectivesError:
+                missing.append(rank)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            names = ", ".join(map(str, missing))
+            raise CollectiveTimeout(f"rank 0: ranks {names} did not come to monitored_barrier in {seconds:g} s")
+        for rank in range(1, comm.size):
+            comm.send(token, rank, tag=_BARRIER_TAG)
+
+
+def _one(each: Sequence[Any]) -> Any:
+    if len(each) != 1:
+        raise ArgumentError(f"each rank has one device, and one tensor here: got {len(each)}")
+    return each[0]
+
+
+def _together(works: Sequence[TorchWork], result: Sequence[Any]) -> TorchWork:
+    def after(*_: Any) -> None:
+        for work in works:
+            work.wait()
+
+    return TorchWork([call for work in works for call in work.calls], result, after)

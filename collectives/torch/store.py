@@ -1,0 +1,84 @@
+"""How PyTorch's ranks become those of a communicator, and how they meet where no MASTER_ADDR is set.
+
+MPI's engines, ddp-launch and torchrun have started a world, which PyTorch's must match. Processes that nothing but
+PyTorch's store connects (`torch.multiprocessing.spawn` with `file://`) meet at an address that they find in the store.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+import collectives
+from collectives.backends.mpi.rendezvous import SECRET, settings
+from collectives.errors import WorldError
+from collectives.world import promised
+
+
+def set_variables() -> None:
+    """Sets RANK, WORLD_SIZE and LOCAL_RANK where mpiexec, srun or ddp-launch started this rank: scripts read them."""
+    world = promised()
+    if world is None:
+        return
+    os.environ.setdefault("RANK", str(world.rank))
+    os.environ.setdefault("WORLD_SIZE", str(world.size))
+    if world.local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+
+
+def add_rendezvous() -> None:
+    """Lets `init_method="env://"`, the default, do without MASTER_ADDR where MPI connects the ranks."""
+    handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
+    from_variables = handlers["env"]
+
+    def from_mpi(url: str, timeout: timedelta, **more: Any) -> Iterator[tuple[Any, int, int]]:
+        if "MASTER_ADDR" in os.environ or promised() is None:
+            yield from from_variables(url, timeout=timeout, **more)
+            return
+        comm = collectives.init(timeout=timeout.total_seconds())
+        store = None
+        if comm.rank == 0:
+            host = "localhost" if comm.local_size == comm.size else socket.gethostname()
+            store = dist.TCPStore(host, 0, comm.size, True, timeout, wait_for_workers=False)
+        host, port = comm.broadcast_object(store and (store.host, store.port))
+        yield store or dist.TCPStore(host, port, comm.size, False, timeout), comm.rank, comm.size
+
+    handlers["env"] = from_mpi
+
+
+def join(store: Any, rank: int, size: int, timeout: float) -> collectives.Communicator:
+    """A communicator of PyTorch's default group. Raises: WorldError if it is not the world that was started."""
+    if promised() is None and size > 1:
+        world = _meet(store, rank, size, timeout)
+    else:
+        world = collectives.init(timeout=timeout)
+    if (world.rank, world.size) != (rank, size):
+        raise WorldError(
+            f"PyTorch was told that this is rank {rank} of {size}, but it was started as rank {world.rank} of "
+            f'{world.size}: leave rank and world_size out of init_process_group("ddp")'
+        )
+    return world.create_group(range(size), timeout=timeout)
+
+
+def _meet(store: Any, rank: int, size: int, timeout: float) -> collectives.Communicator:
+    """Has ranks meet by variables, as those of torchrun do, at an address that rank 0 leaves in the store."""
+    if rank == 0:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        base = store
+        while isinstance(base, dist.PrefixStore):
+            base = base.underlying_store
+        host = getattr(base, "host", "localhost")  # of a TCPStore, which rank 0 serves
+        store.set("collectives", f"{host} {port - 1} {secrets.token_hex(16)}")
+    host, port, secret = store.get("collectives").decode().split()
+    wanted = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": port, SECRET: secret}
+    with settings(wanted):
+        return collectives.init(timeout=timeout)
