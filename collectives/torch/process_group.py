@@ -1,8 +1,9 @@
 """The process group: PyTorch's calls, in the words of a communicator.
 
-Up to PyTorch 2.13 a backend in Python is a `ProcessGroup`, which Python code calls directly, C++ code (DDP, functional
-collectives) through pybind11. From 2.14 it is a `Backend`, one for each kind of device, beneath PyTorch's own
-`ProcessGroup`.
+A backend in Python is a `ProcessGroup`, which Python code calls directly, and C++ code (DDP, functional collectives)
+through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one kind of device beneath PyTorch's own process
+group, beside others for GPUs. That costs some 16 us a call, and PyTorch's wrapper of it neither says from which source
+a receive of any source came, nor whether a call is complete. So it is used where there is a GPU.
 """
 
 from __future__ import annotations
@@ -43,12 +44,8 @@ _BARRIER_TAG = 2**31 - 1
 
 _DONE = TorchWork((), ())
 
-#: Whether backends in Python are a `Backend`.
-HAS_BACKENDS = torch.__version__ >= torch.torch_version.TorchVersion("2.14")
-Base: Any = Backend if HAS_BACKENDS else dist.ProcessGroup
 
-
-def create(options: Any, backend_options: Any = None) -> CollectivesGroup:
+def create(options: Any, backend_options: Any = None) -> Any:
     """The group that `init_process_group` and `new_group` ask for. Raises: WorldError as `join`."""
     seconds = options.timeout.total_seconds()
     members = list(options.global_ranks_in_group)
@@ -56,46 +53,25 @@ def create(options: Any, backend_options: Any = None) -> CollectivesGroup:
         comm = collectives.init().create_group(members, timeout=seconds)
     else:
         comm = join(options.store, options.group_rank, options.group_size, seconds)
-    return CollectivesGroup(comm)
+    beside_others = torch.__version__ >= torch.torch_version.TorchVersion("2.14") and torch.accelerator.is_available()
+    return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm)
 
 
-class CollectivesGroup(Base):  # type: ignore[misc]  # one of two classes
-    """A group of ranks. Methods have the names and arguments by which PyTorch calls them."""
+class GroupCalls:
+    """The calls of a group of ranks, with the names and arguments by which PyTorch makes them."""
 
     supports_coalescing = False
     supports_splitting = False
 
     def __init__(self, comm: collectives.Communicator) -> None:
-        super().__init__(comm.rank, comm.size)
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of PyTorch's class
         self._comm = comm
         self._coalesced: list[TorchWork] | None = None  # between `_start_coalescing` and `_end_coalescing`
-        self._names = {"name": "undefined", "description": "undefined"}
 
     def getBackendName(self) -> str:
         return "ddp"
 
     name = getBackendName
-
-    if not HAS_BACKENDS:
-        # PyTorch's own process groups keep these in their backends.
-        def setGroupName(self, name: str) -> None:
-            self._names["name"] = name
-
-        def getGroupName(self) -> str:
-            return self._names["name"]
-
-        def setGroupDesc(self, description: str) -> None:
-            self._names["description"] = description
-
-        def getGroupDesc(self) -> str:
-            return self._names["description"]
-
-        @property
-        def _device_types(self) -> list[torch.device]:
-            return [torch.device("cpu")]
-
-        def _get_backend(self, device: torch.device) -> Any:
-            return self if device.type == "cpu" else super()._get_backend(device)
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._comm.timeout = timeout.total_seconds()
@@ -121,19 +97,19 @@ class CollectivesGroup(Base):  # type: ignore[misc]  # one of two classes
 
     def _run(
         self,
-        call: Callable[..., Any],
+        call: partial[Any],
         opts: Any,
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
         nbytes: int = 0,
     ) -> TorchWork:
-        """call: the collective but for its async_op; after: what has to be done with its value; nbytes: of the result"""
+        """call: all of the collective but async_op; after: what has to be done with its value; nbytes: of the result"""
         if not opts.asyncOp and self._coalesced is None:
-            value = call()
+            value = _recorded(call)()
             if after is not None:
                 after(value)
             return _DONE
-        work = TorchWork([call(async_op=True)], result, after, nbytes <= _SMALL)
+        work = TorchWork([_recorded(call)(async_op=True)], result, after, nbytes <= _SMALL)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -279,9 +255,7 @@ class CollectivesGroup(Base):  # type: ignore[misc]  # one of two classes
         pairs = zip(by_input, inputs, strict=True)
         return _together([self.allgather([parts], [x], opts) for parts, x in pairs], outputs)
 
-    def gather(
-        self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any
-    ) -> TorchWork:
+    def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> TorchWork:
         call = partial(self._comm.gather, flat_input(_one(inputs)), opts.rootRank, lengths="equal")
         if self._comm.rank != opts.rootRank:
             if outputs and outputs[0]:
@@ -305,9 +279,7 @@ class CollectivesGroup(Base):  # type: ignore[misc]  # one of two classes
         call = partial(self._comm.scatter, joined(parts), opts.rootRank, lengths=lengths, out=out)
         return self._run(call, opts, outputs)
 
-    def alltoall(
-        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
-    ) -> TorchWork:
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
         self._check_parts(outputs, "outputs")
         self._check_parts(inputs, "inputs")
         sends = [as_data(each).size for each in inputs]
@@ -351,20 +323,23 @@ class CollectivesGroup(Base):  # type: ignore[misc]  # one of two classes
     # Point to point
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> TorchWork:
-        return TorchWork([self._comm.send(flat_input(_one(tensors)), dst, tag=tag, async_op=True)], tensors)
+        call = partial(self._comm.send, flat_input(_one(tensors)), dst, tag=tag, async_op=True)
+        return TorchWork([_recorded(call)()], tensors)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> TorchWork:
-        return TorchWork([self._comm.recv(src, tag=tag, out=flat_output(_one(tensors)), async_op=True)], tensors)
+        return TorchWork([self._recv(tensors, src, tag)], tensors)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> TorchWork:
-        call = self._comm.recv(None, tag=tag, out=flat_output(_one(tensors)), async_op=True)
-        work = TorchWork([call], tensors, lambda received: work.set_source(received[1]))
+        work = TorchWork([self._recv(tensors, None, tag)], tensors, lambda received: work.set_source(received[1]))
         return work
+
+    def _recv(self, tensors: Sequence[torch.Tensor], src: int | None, tag: int) -> Any:
+        return _recorded(partial(self._comm.recv, src, tag=tag, out=flat_output(_one(tensors)), async_op=True))()
 
     # Barriers
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        return self._run(self._comm.barrier, opts or dist.BarrierOptions(), [])
+        return self._run(partial(self._comm.barrier), opts or dist.BarrierOptions(), [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Rank 0 hears of every other rank in turn, names those that have not come, and lets the others go.
@@ -400,10 +375,46 @@ class CollectivesGroup(Base):  # type: ignore[misc]  # one of two classes
             comm.send(token, rank, tag=_BARRIER_TAG)
 
 
+class CollectivesGroup(GroupCalls, dist.ProcessGroup):
+    """A process group. PyTorch's own ones keep their names in their backends."""
+
+    _name = _description = "undefined"
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self if device.type == "cpu" else super()._get_backend(device)
+
+
+class CollectivesBackend(GroupCalls, Backend):
+    """The backend for tensors of the CPU in a process group of PyTorch."""
+
+
 def _one(each: Sequence[Any]) -> Any:
     if len(each) != 1:
         raise ArgumentError(f"each rank has one device, and one tensor here: got {len(each)}")
     return each[0]
+
+
+def _recorded(call: partial[Any]) -> Callable[..., Any]:
+    """The call, which PyTorch's profiler sees if one is running."""
+    if not torch.autograd._profiler_enabled():
+        return call
+    return torch.profiler.record_function(f"ddp:{call.func.__name__}")(call)
 
 
 def _together(works: Sequence[TorchWork], result: Sequence[Any]) -> TorchWork:

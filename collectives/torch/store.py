@@ -55,10 +55,8 @@ def add_rendezvous() -> None:
 
 def join(store: Any, rank: int, size: int, timeout: float) -> collectives.Communicator:
     """A communicator of PyTorch's default group. Raises: WorldError if it is not the world that was started."""
-    if promised() is None and size > 1:
-        world = _meet(store, rank, size, timeout)
-    else:
-        world = collectives.init(timeout=timeout)
+    alone = promised() is None and size > 1
+    world = _meet(store, rank, size, timeout) if alone else collectives.init(timeout=timeout)
     if (world.rank, world.size) != (rank, size):
         raise WorldError(
             f"PyTorch was told that this is rank {rank} of {size}, but it was started as rank {world.rank} of "

@@ -104,10 +104,10 @@ class TorchWork(dist.Work):
         self.wait()
 
     def _poll(self) -> bool:
-        return all([call.poll() for call in self.calls])
+        return all(call.poll() for call in self.calls)
 
     def _is_done(self) -> bool:
-        return all([call.done() for call in self.calls])
+        return all(call.done() for call in self.calls)
 
     def _end(self) -> Exception | None:
         """Waits. Returns: what ended them"""
