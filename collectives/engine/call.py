@@ -286,14 +286,6 @@ class Work(Generic[T]):
         """True once `wait` would return, or raise, at once."""
         return self._call.done
 
-    def poll(self) -> bool:
-        """Carries on, in this thread, what can go on at once. Returns: `done()`"""
-        call = self._call
-        if not call.done:
-            assert call.queue is not None
-            call.queue.poll()
-        return call.done
-
     def wait(self, timeout: float | None = None) -> T:
         """The collective's result; may be called again.
 

@@ -145,10 +145,6 @@ class CallQueue:
             self._refuse_nested(call)
         return self._see_through(call, None if timeout is None else TimeLimit(timeout))
 
-    def poll(self) -> None:
-        """Takes the steps that can be taken now, if no other thread does."""
-        self._take(self._advance_all)
-
     def _see_through(self, call: CollectiveOp[Any], limit: TimeLimit | None) -> bool:
         thread = threading.get_ident()
         call.waited_for = True

@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    Backend,
+    BarrierOptions,
+    BroadcastOptions,
+    ReduceScatterOptions,
+)
 from torch.distributed import ReduceOp
 
 import collectives
@@ -39,7 +48,6 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
-_SMALL = 1 << 16  # bytes; the result of a call that is worth waiting for when its future is asked for
 _BARRIER_TAG = 2**31 - 1
 
 _DONE = TorchWork((), ())
@@ -101,15 +109,14 @@ class GroupCalls:
         opts: Any,
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
-        nbytes: int = 0,
     ) -> TorchWork:
-        """call: all of the collective but async_op; after: what has to be done with its value; nbytes: of the result"""
+        """call: all of the collective but async_op; after: what has to be done with its value"""
         if not opts.asyncOp and self._coalesced is None:
             value = _recorded(call)()
             if after is not None:
                 after(value)
             return _DONE
-        work = TorchWork([_recorded(call)(async_op=True)], result, after, nbytes <= _SMALL)
+        work = TorchWork([_recorded(call)(async_op=True)], result, after)
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
@@ -143,36 +150,35 @@ class GroupCalls:
             x = x * x.dtype.type(opts.reduceOp.factor)
         elif number not in _OPS:
             raise ArgumentError(f"no such reduction: {opts.reduceOp}")
-        return self._run(partial(call, x, name, out=out, **more), opts, result, None, x.nbytes)
+        return self._run(partial(call, x, name, out=out, **more), opts, result)
 
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
         tensor = _one(tensors)
         if tensor.layout is not torch.strided:
             return self._allreduce_sparse(tensor, tensors, opts)
         x = as_numbers(tensor)
-        return self._reduce(self._comm.all_reduce, x, opts or dist.AllreduceOptions(), x, tensors)
+        return self._reduce(self._comm.all_reduce, x, opts or AllreduceOptions(), x, tensors)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, tensors: Sequence[torch.Tensor], opts: Any) -> TorchWork:
         if opts.reduceOp != ReduceOp.SUM:
             raise ArgumentError("sparse tensors can be summed, and not reduced otherwise")
         tensor = tensor.coalesce()
-        indices = as_numbers(tensor.indices()).T
-        works = [
-            self._run(partial(self._comm.all_gather, each), dist.AllgatherOptions(), [])
-            for each in (indices, as_numbers(tensor.values()))
+        calls = [
+            self._comm.all_gather(part, async_op=True)
+            for part in (as_numbers(tensor.indices()).T, as_numbers(tensor.values()))
         ]
 
-        def after(*_: Any) -> None:
-            indices, values = (torch.from_numpy(call.wait()) for work in works for call in work.calls)
-            tensors[0].copy_(torch.sparse_coo_tensor(indices.T, values, tensor.shape).coalesce())
+        def after(indices: Any, values: Any) -> None:
+            places = torch.from_numpy(indices).T
+            tensors[0].copy_(torch.sparse_coo_tensor(places, torch.from_numpy(values), tensor.shape).coalesce())
 
-        work = TorchWork([call for work in works for call in work.calls], tensors, after)
+        work = TorchWork(calls, tensors, after)
         if not opts.asyncOp:
             work.wait()
         return work
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or dist.AllreduceCoalescedOptions()
+        opts = opts or AllreduceCoalescedOptions()
         return _together([self.allreduce([tensor], opts) for tensor in tensors], tensors)
 
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> TorchWork:
@@ -199,7 +205,7 @@ class GroupCalls:
         first = sum(lengths[: self._comm.rank])
         part = slice(first, first + lengths[self._comm.rank])
         out = flat_output(output)
-        opts = opts or dist.ReduceScatterOptions()
+        opts = opts or ReduceScatterOptions()
         return self._reduce(self._comm.reduce_scatter, x, opts, out, [output], part, lengths=lengths)
 
     def reduce_scatter_single_coalesced(
@@ -213,9 +219,9 @@ class GroupCalls:
     # Movements
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> TorchWork:
-        opts = opts or dist.BroadcastOptions()
+        opts = opts or BroadcastOptions()
         x = as_data(_one(tensors))
-        return self._run(partial(self._comm.broadcast, x, opts.rootRank), opts, tensors, None, x.nbytes)
+        return self._run(partial(self._comm.broadcast, x, opts.rootRank), opts, tensors)
 
     def allgather(
         self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -225,7 +231,7 @@ class GroupCalls:
         x = flat_input(_one(inputs))
         lengths = [as_data(part).size for part in parts]
         call = partial(self._comm.all_gather, x, lengths=lengths)
-        return self._run(call, opts or dist.AllgatherOptions(), outputs, partial(split_into, parts), x.nbytes)
+        return self._run(call, opts or AllgatherOptions(), outputs, partial(split_into, parts))
 
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> TorchWork:
         if output.numel() != self._comm.size * x.numel() or output.dtype != x.dtype:
@@ -235,7 +241,7 @@ class GroupCalls:
             )
         out = flat_output(output)
         call = partial(self._comm.all_gather, flat_input(x), lengths="equal", out=out)
-        return self._run(call, opts or dist.AllgatherOptions(), [output], None, out.nbytes)
+        return self._run(call, opts or AllgatherOptions(), [output])
 
     _allgather_base = all_gather_single
 
@@ -285,7 +291,7 @@ class GroupCalls:
         sends = [as_data(each).size for each in inputs]
         expected = [as_data(each).size for each in outputs]
         call = partial(self._comm.all_to_all, joined(inputs), lengths=sends, out_lengths=expected)
-        return self._run(call, opts or dist.AllToAllOptions(), outputs, partial(split_into, outputs))
+        return self._run(call, opts or AllToAllOptions(), outputs, partial(split_into, outputs))
 
     def all_to_all_single(
         self,
@@ -300,7 +306,7 @@ class GroupCalls:
         flat = as_data(x)
         out = flat_output(output).reshape(output.shape)
         call = partial(self._comm.all_to_all, flat, lengths=sends, out_lengths=expected, out=out)
-        return self._run(call, opts or dist.AllToAllOptions(), [output], None, out.nbytes)
+        return self._run(call, opts or AllToAllOptions(), [output])
 
     alltoall_base = all_to_all_single
 
@@ -339,7 +345,7 @@ class GroupCalls:
     # Barriers
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        return self._run(partial(self._comm.barrier), opts or dist.BarrierOptions(), [])
+        return self._run(partial(self._comm.barrier), opts or BarrierOptions(), [])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Rank 0 hears of every other rank in turn, names those that have not come, and lets the others go.

@@ -6,62 +6,17 @@ raises is an error there. So every future here is `started.then(...)` of another
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.autograd import graph
 from torch.futures import Future
 
 import collectives
-from collectives.engine.waiting import spin
-
-_THREADS = 64
-# s; how long a future waits for the callbacks of the one before it, which may wait for this one.
-_PATIENCE = 1.0
-
-
-class FutureThreads:
-    """The threads in which futures are completed.
-
-    What PyTorch hangs on a future may wait for other calls (PowerSGD does), so this must not happen in the thread that
-    carries calls out. Callbacks also start calls, which must be in the same order on every rank: so a future's
-    callbacks begin when those of the one before it have ended.
-    """
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-        self._pool = ThreadPoolExecutor(_THREADS, "collectives-futures")
-        self._lock = threading.Lock()
-        self._last = threading.Event()
-        self._last.set()
-
-    def are_current(self) -> bool:
-        """True in one of these threads."""
-        return hasattr(self._here, "completing")
-
-    def complete(self, future: Future[None]) -> None:
-        """Completes the future in one of these threads, after all futures for which this was called before."""
-        with self._lock:
-            before = self._last
-            self._last = mine = threading.Event()
-        try:
-            self._pool.submit(self._complete, future, before, mine)
-        except RuntimeError:  # the interpreter ends, and no thread can be started
-            self._complete(future, before, mine)
-
-    def _complete(self, future: Future[None], before: threading.Event, mine: threading.Event) -> None:
-        before.wait(_PATIENCE)
-        self._here.completing = True
-        try:
-            future.set_result(None)
-        finally:
-            mine.set()
-
-
-_threads = FutureThreads()
 
 
 class TorchWork(dist.Work):
@@ -69,7 +24,6 @@ class TorchWork(dist.Work):
 
     calls: in the order in which they were started; result: the tensors that hold what they bring
     after: called once with their results, in the first thread that waits for them
-    small: they take so little time that it is worth waiting for them when a future is asked for
     """
 
     def __init__(
@@ -77,13 +31,11 @@ class TorchWork(dist.Work):
         calls: Sequence[collectives.Work[Any]],
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
-        small: bool = False,
     ) -> None:
         super().__init__()
         self.calls = calls
         self._result = list(result)
         self._after = after
-        self._small = small
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
         self._source = -1
@@ -102,9 +54,6 @@ class TorchWork(dist.Work):
 
     def synchronize(self) -> None:
         self.wait()
-
-    def _poll(self) -> bool:
-        return all(call.poll() for call in self.calls)
 
     def _is_done(self) -> bool:
         return all(call.done() for call in self.calls)
@@ -142,23 +91,21 @@ class TorchWork(dist.Work):
     source_rank = _source_rank
 
     def get_future(self) -> Future[Any]:
-        """A future of the tensors that hold the result."""
+        """A future of the tensors that hold the result.
+
+        C++ code that asks during backward, as DDP does, goes on computing. Python code may hang on a future what starts
+        further calls (PowerSGD does), and their place in the order of calls must not depend on when this one ends: so
+        it gets a future that is complete, whose callbacks run at once.
+        """
         if self._future is None:
             started: Future[None] = Future()
-            if self._is_ready():
-                started.set_result(None)
+            if sys._getframe(1).f_code.co_filename == graph.__file__ and not self._is_done():
+                self.calls[-1].add_done_callback(lambda _: started.set_result(None))
             else:
-                self.calls[-1].add_done_callback(lambda _: _threads.complete(started))
+                self._end()
+                started.set_result(None)
             self._future = started.then(self._outcome)
         return self._future
-
-    def _is_ready(self) -> bool:
-        """True if the future need not be completed in another thread."""
-        if _threads.are_current():
-            # In a callback, which may be about to wait for this one: those threads must not wait for each other.
-            self._end()
-            return True
-        return self._poll() or (self._small and spin(self._poll))
 
     def _outcome(self, _: Future[None]) -> list[Any]:
         self.wait()

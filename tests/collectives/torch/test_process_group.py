@@ -1,396 +1,53 @@
-"""Every call of torch.distributed on the backend "ddp", and PyTorch's own wrappers over it, on two ranks."""
+"""Every call of torch.distributed, and PyTorch's own wrappers and tests, on the backend "ddp"."""
 
 from __future__ import annotations
 
-import functools
-import operator
-import warnings
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is the host of this backend")
+from tests.conftest import Run, has_mpich
 
-dist = torch.distributed
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-SUMS: dict[str, Callable[[Any, Any], Any]] = {
-    "SUM": operator.add,
-    "PRODUCT": operator.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-}
-BITS = {"BAND": operator.and_, "BOR": operator.or_, "BXOR": operator.xor}
-REDUCTIONS = [
-    *((op, dtype) for op in SUMS for dtype in (*FLOATS, *INTEGERS)),
-    *((op, dtype) for op in ("MIN", "MAX") for dtype in (torch.bool,)),
-    *((op, dtype) for op in BITS for dtype in INTEGERS),
-    ("AVG", torch.float32),
-    ("SUM", torch.complex64),
-]
+pytest.importorskip("torch", reason="PyTorch is the host of this backend")
+
+# Of PyTorch's own: of each kind one.
+SAMPLE = (
+    *("test_all_gather", "test_all_reduce_sum", "test_batch_isend_irecv_gloo", "test_broadcast_object_list"),
+    *("test_ddp_sink_noclone", "test_reduce_max", "test_send_recv_any_source", "test_sparse_all_reduce_sum"),
+)
+# What they want of gloo's own wording, and of its name in a log.
+WORDING = (
+    *("test_barrier_timeout_full_group", "test_ddp_logging_data_cpu", "test_monitored_barrier_gloo"),
+    *("test_monitored_barrier_gloo_rank_0_timeout", "test_monitored_barrier_gloo_subgroup"),
+)
 
 
+@pytest.mark.mpi
 def test_on_two_ranks(hold_over_mpi: Callable[..., None]) -> None:
-    hold_over_mpi([__file__], "TestRanks", 2)
+    hold_over_mpi([Path(__file__).parent / "on_ranks.py"], "TestRanks", 2)
 
 
-@pytest.fixture(scope="module")
-def size() -> Iterator[int]:
-    import collectives.torch  # noqa: F401
-
-    dist.init_process_group("ddp")
-    yield dist.get_world_size()
-    dist.destroy_process_group()
-
-
-def of_rank(rank: int, dtype: Any = torch.float32, shape: tuple[int, ...] = (3, 4)) -> Any:
-    """What that rank brings."""
-    generator = torch.Generator().manual_seed(rank)
-    return torch.randint(0, 2 if dtype is torch.bool else 5, shape, generator=generator).to(dtype)
+def run_pytorch_tests(run_job: Run, names: tuple[str, ...], timeout: float) -> None:
+    pytest.importorskip("expecttest", reason="PyTorch's tests need it")
+    command = [sys.executable, "-W", "ignore", "-m", "tests.collectives.torch.pytorch_tests", *names]
+    done = run_job(command, timeout=timeout)
+    failed = [line for line in done.stdout.splitlines() if '"outcome": "failed"' in line]
+    unexpected = [line for line in failed if not any(f'"{name}"' in line for name in WORDING)]
+    assert not unexpected, "\n".join(unexpected)
+    assert "'passed': " in done.stdout, done.stdout + done.stderr
 
 
-def reduced(op: str, parts: list[Any]) -> Any:
-    if op == "AVG":
-        return sum(parts) / len(parts)
-    if parts[0].dtype is torch.bool:
-        op = {"SUM": "BOR", "MAX": "BOR", "PRODUCT": "BAND", "MIN": "BAND"}[op]
-    return functools.reduce((SUMS | BITS)[op], parts)
+@pytest.mark.mpi
+@pytest.mark.skipif(not has_mpich(), reason="takes MPICH")
+def test_a_sample_of_pytorchs_own_tests(run_job: Run) -> None:
+    run_pytorch_tests(run_job, SAMPLE, 110)
 
 
-def all_parts(size: int, dtype: Any = torch.float32, shape: tuple[int, ...] = (3, 4)) -> list[Any]:
-    return [of_rank(rank, dtype, shape) for rank in range(size)]
-
-
-class TestRanks:
-    @pytest.mark.parametrize(("op", "dtype"), [*REDUCTIONS, ("SUM", torch.bool), ("PRODUCT", torch.bool)])
-    def test_reductions(self, size: int, op: str, dtype: Any) -> None:
-        rank, number = dist.get_rank(), getattr(dist.ReduceOp, op)
-        parts = all_parts(size, dtype)
-        total = reduced(op, parts)
-        x = of_rank(rank, dtype)
-        dist.all_reduce(x, number)
-        torch.testing.assert_close(x, total)
-        x = of_rank(rank, dtype)
-        dist.reduce(x, 1, number)
-        torch.testing.assert_close(x, total if rank == 1 else parts[rank])
-        y = torch.empty(4, dtype=dtype)
-        dist.reduce_scatter(y, list(of_rank(rank, dtype)[:size]), number)
-        torch.testing.assert_close(y, total[rank])
-        dist.reduce_scatter_single(y, of_rank(rank, dtype)[:size].clone(), number)
-        torch.testing.assert_close(y, total[rank])
-
-    def test_a_sum_of_multiples(self, size: int) -> None:
-        x = torch.ones(3)
-        try:
-            op = dist._make_nccl_premul_sum(2.5)
-        except AttributeError:
-            pytest.skip("this PyTorch has no PREMUL_SUM")
-        dist.all_reduce(x, op)
-        assert x.tolist() == [2.5 * size] * 3
-
-    @pytest.mark.parametrize(
-        "layout",
-        [
-            lambda x: x,
-            lambda x: x.T,
-            lambda x: x[:, ::2],
-            lambda x: x[1:, 1:],
-            lambda x: x.reshape(1, 3, 2, 2).to(memory_format=torch.channels_last),
-            lambda x: x[0, 0],
-            lambda x: x[:0],
-        ],
-    )
-    def test_tensors_of_any_layout(self, size: int, layout: Callable[[Any], Any]) -> None:
-        before = of_rank(dist.get_rank())
-        x = layout(before.clone())
-        dist.all_reduce(x)
-        torch.testing.assert_close(x, sum(map(layout, all_parts(size))))
-        x = layout(before.clone())
-        dist.broadcast(x, 1)
-        torch.testing.assert_close(x, layout(of_rank(1)))
-
-    @pytest.mark.parametrize("async_op", [False, True])
-    @pytest.mark.parametrize(
-        "dtype", [torch.float32, torch.bool, torch.bfloat16, torch.complex64, torch.uint16, torch.float8_e4m3fn]
-    )
-    def test_movements(self, size: int, dtype: Any, async_op: bool) -> None:
-        rank = dist.get_rank()
-        mine, parts = of_rank(rank, dtype), all_parts(size, dtype)
-
-        def done(work: Any) -> None:
-            if async_op:
-                work.wait()
-
-        def check(found: Any, expected: Any) -> None:
-            torch.testing.assert_close(found.float().reshape(-1), expected.float().reshape(-1))
-
-        outs = [torch.empty_like(mine) for _ in range(size)]
-        done(dist.all_gather(outs, mine, async_op=async_op))
-        check(torch.stack(outs), torch.stack(parts))
-        whole = torch.empty(size * 3, 4, dtype=dtype)
-        done(dist.all_gather_single(whole, mine, async_op=async_op))
-        check(whole, torch.cat(parts))
-        outs = [torch.empty_like(mine) for _ in range(size)]
-        done(dist.gather(mine, outs if rank == 1 else None, 1, async_op=async_op))
-        if rank == 1:
-            check(torch.stack(outs), torch.stack(parts))
-        y = torch.empty_like(mine)
-        done(dist.scatter(y, parts if rank == 1 else None, 1, async_op=async_op))
-        check(y, parts[rank])
-        rows = [torch.empty_like(mine) for _ in range(size)]
-        done(
-            dist.all_to_all(
-                rows, [part + 0 * rank if dtype is torch.float32 else part for part in parts], async_op=async_op
-            )
-        )
-        check(torch.stack(rows), torch.stack([parts[rank]] * size))
-        y = torch.empty(size * (rank + 1), 4, dtype=dtype)
-        x = torch.cat([of_rank(rank, dtype, (each + 1, 4)) for each in range(size)])
-        splits = [each + 1 for each in range(size)]
-        done(dist.all_to_all_single(y, x, [rank + 1] * size, splits, async_op=async_op))
-        check(y, torch.cat([of_rank(each, dtype, (rank + 1, 4)) for each in range(size)]))
-
-    def test_coalesced_forms(self, size: int) -> None:
-        rank = dist.get_rank()
-        parts, group = all_parts(size), dist.group.WORLD
-        xs = [of_rank(rank), of_rank(rank).double()]
-        with dist._coalescing_manager(group):
-            for x in xs:
-                dist.all_reduce(x)
-        wholes = [torch.empty(size * 3, 4) for _ in range(2)]
-        with dist._coalescing_manager(group, async_ops=True) as manager:
-            for whole in wholes:
-                dist.all_gather_single(whole, of_rank(rank))
-        manager.wait()
-        ys = [torch.empty(4) for _ in range(2)]
-        with dist._coalescing_manager(group, torch.device("cpu")):
-            for y in ys:
-                dist.reduce_scatter_single(y, of_rank(rank)[:size].clone())
-        for x, whole, y in zip(xs, wholes, ys, strict=True):
-            torch.testing.assert_close(x, sum(parts).to(x.dtype))
-            torch.testing.assert_close(whole, torch.cat(parts))
-            torch.testing.assert_close(y, sum(parts)[rank])
-
-    def test_sparse_tensors(self, size: int) -> None:
-        dense = torch.diag(torch.arange(4.0) + dist.get_rank())
-        x = dense.to_sparse()
-        dist.all_reduce(x)
-        expected = sum(torch.diag(torch.arange(4.0) + rank) for rank in range(size))
-        torch.testing.assert_close(x.to_dense(), expected)
-
-    def test_functional_collectives_compiled(self, size: int) -> None:
-        import torch.distributed._functional_collectives as functional
-
-        rank, group = dist.get_rank(), dist.group.WORLD
-
-        def step(x: Any) -> Any:
-            total = functional.all_reduce(x, "sum", group)
-            rows = functional.all_to_all_single(x[:size].contiguous(), None, None, group)
-            own = functional.reduce_scatter_single(x[:size].contiguous(), "sum", 0, group)
-            return total + 0, functional.all_gather_single(x, 0, group) + 0, rows + 0, own + 0
-
-        parts = all_parts(size)
-        expected = (
-            sum(parts),
-            torch.cat(parts),
-            torch.stack([part[rank] for part in parts]),
-            sum(parts)[rank : rank + 1],
-        )
-        for run in (step, torch.compile(step, backend="eager")):
-            torch.testing.assert_close(run(of_rank(rank)), expected)
-
-    def test_point_to_point(self, size: int) -> None:
-        rank = dist.get_rank()
-        if rank == 0:
-            dist.send(torch.arange(6.0), 1, tag=7)
-            dist.isend(torch.ones(1 << 16), 1).wait()
-        elif rank == 1:
-            x = torch.empty(6)
-            assert dist.recv(x, tag=7) == 0
-            assert x.tolist() == list(range(6))
-            y = torch.empty(1 << 16)
-            dist.irecv(y, 0).wait()
-            assert y.sum() == 1 << 16
-        following, before = (rank + 1) % size, (rank - 1) % size
-        x = torch.empty(5)
-        sends = dist.P2POp(dist.isend, torch.full((5,), float(rank)), following)
-        for work in dist.batch_isend_irecv([sends, dist.P2POp(dist.irecv, x, before)]):
-            work.wait()
-        assert x.tolist() == [before] * 5
-
-    def test_objects(self, size: int) -> None:
-        found = [None] * size
-        dist.all_gather_object(found, {"rank": dist.get_rank()})
-        assert found == [{"rank": rank} for rank in range(size)]
-        box: list[Any] = [None] if dist.get_rank() else ["hello"]
-        dist.broadcast_object_list(box, 0)
-        assert box == ["hello"]
-
-    def test_groups_are_made_by_their_members_alone(self, size: int) -> None:
-        rank = dist.get_rank()
-        mine = dist.new_group([rank], use_local_synchronization=True)
-        x = torch.ones(2)
-        dist.all_reduce(x, group=mine)
-        assert x.tolist() == [1, 1]
-        dist.destroy_process_group(mine)
-        mesh = dist.init_device_mesh("cpu", (1, size), mesh_dim_names=("outer", "inner"))
-        dist.all_reduce(x, group=mesh["inner"].get_group())
-        assert x.tolist() == [size, size]
-
-    def test_monitored_barrier(self, size: int) -> None:
-        from datetime import timedelta
-
-        group = dist.group.WORLD
-        group.monitored_barrier(timedelta(seconds=60))
-        if dist.get_rank() == 0:
-            with pytest.raises(RuntimeError, match="ranks 1 did not come to monitored_barrier in 0.1 s"):
-                group.monitored_barrier(timedelta(seconds=0.1))
-        dist.barrier()
-
-    def test_what_cannot_be_meant_is_refused(self, size: int) -> None:
-        rank = dist.get_rank()
-        refusals: list[tuple[str, Callable[[], object]]] = [
-            ("twice", lambda: dist.init_process_group("ddp")),
-            ("moves tensors of the CPU", lambda: dist.all_reduce(torch.empty(3, device="meta"))),
-            (
-                "can be moved between ranks, but not reduced",
-                lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e5m2)),
-            ),
-            ("should hold 2 times its input", lambda: dist.all_gather_single(torch.empty(3), torch.empty(2))),
-            ("should be a contiguous tensor", lambda: dist.all_gather_single(torch.empty(4, 4)[:, :2], torch.empty(4))),
-            (
-                "outputs should be 2 tensors, one a rank, are 1",
-                lambda: dist.all_gather([torch.empty(2)], torch.empty(2)),
-            ),
-            (
-                "its splits should be 2 numbers",
-                lambda: dist.all_to_all_single(torch.empty(4), torch.empty(4), [1, 1], [2, 2]),
-            ),
-        ]
-        for sentence, call in refusals:
-            with pytest.raises((RuntimeError, ValueError), match=sentence):
-                call()
-        x = torch.zeros(3 if rank == 0 else 4)
-        with pytest.raises(RuntimeError, match=r"(?s)float32 \(3,\)  test_process_group.py:\d+\n.*float32 \(4,\)"):
-            dist.all_reduce(x)
-        dist.barrier()
-
-
-class TestRanksTrain:
-    """PyTorch's own wrappers: the same numbers as one process on the whole batch."""
-
-    def train(self, wrap: Callable[[Any], Any], size: int, optimizer: Any = None) -> Any:
-        """Parameters after three steps on this rank's half of each batch."""
-        torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
-        model = wrap(net)
-        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9))
-        steps = make(model.parameters())
-        rank = dist.get_rank() if wrap is not ALONE else slice(None)
-        for number in range(3):
-            x = torch.randn(size, 6, 8, generator=torch.Generator().manual_seed(number))[rank].reshape(-1, 8)
-            steps.zero_grad()
-            model(x).square().mean().backward()
-            steps.step()
-        return model
-
-    def parameters(self, model: Any) -> list[Any]:
-        return [getattr(p, "full_tensor", lambda p=p: p)().detach().reshape(-1) for p in model.parameters()]
-
-    def check(self, model: Any, size: int) -> None:
-        alone = self.parameters(self.train(ALONE, size))
-        torch.testing.assert_close(torch.cat(self.parameters(model)), torch.cat(alone))
-
-    @pytest.mark.parametrize("hook", [None, "allreduce", "fp32_then", "powerSGD"])
-    def test_distributed_data_parallel(self, size: int, hook: str | None) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-        def wrap(net: Any) -> Any:
-            model = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=0.0003)
-            if hook == "allreduce":
-                model.register_comm_hook(None, default_hooks.allreduce_hook)
-            elif hook == "fp32_then":
-                waits = lambda _, bucket: mean_and_wait(bucket, size)  # noqa: E731
-                model.register_comm_hook(None, waits)
-            elif hook == "powerSGD":
-                state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=16, start_powerSGD_iter=2)
-                model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-            return model
-
-        model = self.train(wrap, size)
-        if hook == "powerSGD":  # an approximation: the same on all ranks
-            mine = torch.cat(self.parameters(model))
-            theirs = mine.clone()
-            dist.broadcast(theirs, 0)
-            torch.testing.assert_close(mine, theirs)
-        else:
-            self.check(model, size)
-
-    def test_fully_sharded(self, size: int) -> None:
-        from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-
-        mesh = dist.init_device_mesh("cpu", (size,))
-        self.check(self.train(lambda net: fully_shard(net, mesh=mesh), size), size)
-        model = self.train(lambda net: FullyShardedDataParallel(net, use_orig_params=True), size)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with FullyShardedDataParallel.summon_full_params(model):
-                self.check(model, size)
-
-    def test_zero_redundancy_optimizer(self, size: int) -> None:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        def zero(parameters: Any) -> Any:
-            return ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1, momentum=0.9)
-
-        self.check(self.train(torch.nn.parallel.DistributedDataParallel, size, zero), size)
-
-    def test_a_distributed_checkpoint(self, size: int, tmp_path: Path) -> None:
-        from torch.distributed import checkpoint
-        from torch.distributed.tensor import DTensor, Shard
-
-        folder = [str(tmp_path)]
-        dist.broadcast_object_list(folder, 0)
-        mesh = dist.init_device_mesh("cpu", (size,))
-        local = torch.full((2, 3), float(dist.get_rank()))
-        saved = {"w": DTensor.from_local(local, mesh, [Shard(0)])}
-        checkpoint.save(saved, checkpoint_id=folder[0])
-        found = {"w": DTensor.from_local(torch.zeros(2, 3), mesh, [Shard(0)])}
-        checkpoint.load(found, checkpoint_id=folder[0])
-        torch.testing.assert_close(found["w"].to_local(), local)
-
-    def test_a_pipeline(self, size: int) -> None:
-        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-        rank = dist.get_rank()
-        torch.manual_seed(rank)
-        layer = torch.nn.Linear(4, 4)
-        stage = PipelineStage(layer, rank, size, torch.device("cpu"))
-        schedule = ScheduleGPipe(stage, 2, loss_fn=torch.nn.functional.mse_loss)
-        x = torch.randn(4, 4, generator=torch.Generator().manual_seed(5))
-        found = schedule.step(x) if rank == 0 else schedule.step(target=torch.zeros(4, 4))
-        if rank == size - 1:
-            for each in range(size):
-                torch.manual_seed(each)
-                x = torch.nn.Linear(4, 4)(x)
-            torch.testing.assert_close(found, x)
-        assert layer.weight.grad.abs().sum() > 0
-
-
-def ALONE(net: Any) -> Any:
-    """No wrapper: one process on the whole batch."""
-    return net
-
-
-def mean_and_wait(bucket: Any, size: int) -> Any:
-    """A hook whose callback waits for another call, through its future."""
-    whole = bucket.buffer().div_(size)
-    first = dist.all_reduce(whole, async_op=True).get_future()
-
-    def then(future: Any) -> Any:
-        extra = dist.all_reduce(torch.zeros(1), async_op=True).get_future()
-        return future.value()[0] + extra.wait()[0]
-
-    return first.then(then)
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not has_mpich(), reason="takes MPICH")
+def test_pytorchs_own_tests(run_job: Run) -> None:
+    run_pytorch_tests(run_job, (), 1700)

@@ -1,0 +1,139 @@
+"""How ranks of PyTorch start, and what happens when one of them fails: each a job of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.conftest import Run, has_mpich
+
+pytest.importorskip("torch", reason="PyTorch is the host of this backend")
+pytestmark = pytest.mark.mpi
+
+SUM = """
+import os, sys
+import torch, torch.distributed as dist
+import collectives.torch
+def run(**more):
+    dist.init_process_group("ddp", **more)
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.tolist() == [2, 2, 2]
+    dist.destroy_process_group()
+"""
+FROM_VARIABLES = f"""{SUM}
+rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+run()
+run()  # again, after it was destroyed
+assert (rank, local, os.environ["WORLD_SIZE"]) == (collectives.init().rank,) * 2 + ("2",)
+print("done")
+"""
+SPAWNED = f"""{SUM}
+def spawned(rank, path):
+    run(init_method="file://" + path, rank=rank, world_size=2)
+    print("done", flush=True)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(spawned, (sys.argv[1],), 2)
+"""
+
+
+def check(done: CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("done") == 2
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        ["-m", "launcher", "-n", "2"],
+        pytest.param(
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+            marks=pytest.mark.skipif(not has_mpich(), reason="takes MPICH"),
+        ),
+    ],
+    ids=["ddp-launch", "torchrun"],
+)
+def test_started_by(start: list[str], run_job: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FROM_VARIABLES)
+    check(run_job([sys.executable, *start, str(script)], timeout=100))
+
+
+def test_started_by_mpiexec(run_script: Callable[..., CompletedProcess[str]]) -> None:
+    check(run_script(FROM_VARIABLES))
+
+
+@pytest.mark.skipif(not has_mpich(), reason="takes MPICH")
+def test_spawned_by_pytorch(run_job: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNED)
+    check(run_job([sys.executable, str(script), str(tmp_path / "store")], timeout=100))
+
+
+def test_another_world_than_that_which_was_started(run_script: Callable[..., CompletedProcess[str]]) -> None:
+    store = "dist.TCPStore('localhost', 0, 1, True, wait_for_workers=False)"
+    done = run_script(f"{SUM}\nrun(store={store}, rank=0, world_size=3)")
+    assert done.returncode != 0
+    assert "PyTorch was told that this is rank 0 of 3, but it was started as rank 1 of 2" in done.stderr
+
+
+FAILING = """
+import os, signal, time
+import torch, torch.distributed as dist
+import collectives.torch
+from datetime import timedelta
+dist.init_process_group("ddp", timeout=timedelta(seconds={timeout}))
+rank = dist.get_rank()
+dist.barrier()
+start = time.monotonic()
+try:
+    {fault}
+    dist.all_reduce(torch.ones(3))
+except RuntimeError as error:
+    print("rank", rank, "after", int(time.monotonic() - start), "s:", error, flush=True)
+    time.sleep(1)
+    os._exit(1)
+"""
+FAULTS = {
+    # fault: what each rank that lives says
+    "if rank: dist.all_reduce(torch.ones(3), dist.ReduceOp.MAX)": [
+        "1     all_reduce #1  max   float32 (3,)  script.py:11",
+        "0     all_reduce #1  sum   float32 (3,)  script.py:12",
+    ],
+    "if rank: dist.all_reduce(torch.ones(3, dtype=torch.int32))": ["1     all_reduce #1  sum   int32 (3,)    script.py:11"],
+    "if rank: dist.all_reduce(torch.ones(4))": ["1     all_reduce #1  sum   float32 (4,)  script.py:11"],
+    "if rank: dist.broadcast(torch.ones(3), 0)": ["broadcast #1   root 0  float32 (3,)  script.py:11"],
+    "if rank: time.sleep(30)": ["Rank 1 has not arrived", "script.py:11"],
+    "if rank: os.kill(os.getpid(), signal.SIGKILL)": [],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(fault: str, run_script: Callable[..., CompletedProcess[str]]) -> None:
+    timeout = 2 if "sleep" in fault else 60
+    done = run_script(FAILING.format(fault=fault, timeout=timeout))
+    assert done.returncode != 0
+    for sentence in FAULTS[fault]:
+        assert sentence in done.stdout, done.stdout + done.stderr
+    assert f"after {timeout if timeout == 2 else 0} s" in done.stdout or not FAULTS[fault]
+
+
+def test_a_killed_rank_is_named_by_the_launcher(run_job: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FAILING.format(fault="if rank: os.kill(os.getpid(), signal.SIGKILL)", timeout=60))
+    done = run_job([sys.executable, "-m", "launcher", "-n", "2", str(script)], timeout=60)
+    assert done.returncode != 0
+    assert "rank 1" in done.stderr
+    assert "SIGKILL" in done.stderr
+
+
+def test_calls_are_named_by_the_users_lines() -> None:
+    from collectives.engine.call import skip_frames
+    from collectives.errors import ArgumentError
+
+    with pytest.raises(ArgumentError, match="there is no 'no_such_package'"):
+        skip_frames("no_such_package")
