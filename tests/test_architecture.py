@@ -163,6 +163,7 @@ FLOORS = {
         ("communicator",),
         ("heartbeat",),
         ("start",),
+        ("torch",),
     ),
     "ddp": (
         ("errors", "_aliases", "_files", "_heap", "_layout", "_version", "_warnings"),
@@ -481,7 +482,7 @@ HEAVY = {
     "cudnn": ("ddp._cuda",),
     "pynccl": ("collectives.backends.nccl.library",),
     "tqdm": ("collectives.progress_bar",),
-    "torch": ("launcher.bench.implementations",),
+    "torch": ("collectives.torch", "launcher.bench.implementations"),
     "prometheus_client": ("launcher.console.metrics_server",),
     "matplotlib": ("ddp.tracing.step_picture", "launcher.bench.report"),
 }

@@ -284,7 +284,10 @@ class Work(Generic[T]):
 
     def done(self) -> bool:
         """True once `wait` would return, or raise, at once."""
-        return self._call.done
+        call = self._call
+        if not call.done and call.queue is not None:
+            call.queue.help()
+        return call.done
 
     def wait(self, timeout: float | None = None) -> T:
         """The collective's result; may be called again.
@@ -312,6 +315,7 @@ class Work(Generic[T]):
         if not callable(fn):
             raise ArgumentError(f"a done callback should be a function of one argument, is {fn!r}")
         self._call.add_done_callback(lambda: fn(self))
+        self.done()
 
     def times(self) -> tuple[int, int, int] | None:
         """When it was asked for, started and complete on this rank: nanoseconds of `time.monotonic_ns()`, 0: not yet.

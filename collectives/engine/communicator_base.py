@@ -111,10 +111,10 @@ class CommunicatorBase:
         call.steps = steps(call)
         return call
 
-    def _run(self, call: CollectiveOp[Any], async_op: bool, ordered: bool = True) -> Any:
-        """Carries a call out, or starts it. ordered: after all collectives that were submitted before it"""
+    def _run(self, call: CollectiveOp[Any], async_op: bool, ordered: bool = True, awaited: bool = True) -> Any:
+        """Carries a call out, or starts it. ordered: after all collectives before it; awaited: as in `submit`"""
         if async_op:
-            self.queue.submit(call, ordered)
+            self.queue.submit(call, ordered, awaited)
             return Work(call)
         return self.queue.run(call, ordered)
 

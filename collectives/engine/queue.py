@@ -118,18 +118,25 @@ class CallQueue:
             raise copy_error(call.error)
         return call.result  # type: ignore[return-value]  # a finished call without an error has its result
 
-    def submit(self, call: CollectiveOp[Any], ordered: bool = True) -> None:
-        """Starts `call`, which goes on in the threads that wait for a call, or in the helper thread."""
+    def submit(self, call: CollectiveOp[Any], ordered: bool = True, awaited: bool = True) -> None:
+        """Starts `call`, which goes on in the threads that wait for a call, or in the helper thread.
+
+        awaited: False if no other rank waits for it, and the helper thread has time until it is asked for: see `help`
+        """
         self._enter(call, ordered)
         if not ordered:
             self._take(self._start_unordered)
         elif call.plan.small and not callable(call.scale):  # that function may take its time
             self._take(self._start, call)
-        if not call.done:
-            if self._helper is None:
-                self._start_helper()
-            elif self._asleep and not self._waiting:  # else it looks soon: to be woken takes as long as a small call
-                self._wake.set()
+        if awaited and not call.done:
+            self.help()
+
+    def help(self) -> None:
+        """Has the helper thread see to the calls that no thread waits for."""
+        if self._helper is None:
+            self._start_helper()
+        elif self._asleep and not self._waiting:  # else it looks soon: to be woken takes as long as a small call
+            self._wake.set()
 
     def note(self, call: CollectiveOp[Any]) -> None:
         """Enters a call that is on a device already, outside the collectives' order."""

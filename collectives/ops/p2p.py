@@ -23,7 +23,16 @@ from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase, whole
 from collectives.engine.registry import CommunicatorRegistry
 from collectives.reduction import Array
-from collectives.transport import EAGER_TAG, RENDEZVOUS_TAG, ExitNotice, Steps, Test, Transport, left_before
+from collectives.transport import (
+    EAGER_LIMIT,
+    EAGER_TAG,
+    RENDEZVOUS_TAG,
+    ExitNotice,
+    Steps,
+    Test,
+    Transport,
+    left_before,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -192,7 +201,9 @@ class PointToPoint(CommunicatorBase):
         call = self._described(self._plan(_plan_message, ("", "recv", src, tag, dtype, shape)), steps)
         call.peers = self._others if src is None else (src,)
         call.gone = partial(self._p2p.never_sent, src)
-        result = self._run(call, async_op, ordered=False)
+        # What fits into an eager message has been sent already.
+        awaited = target is None or target.nbytes > EAGER_LIMIT // 2
+        result = self._run(call, async_op, ordered=False, awaited=awaited)
         if device is None:
             return result
         return device.receive_work(call, out) if async_op else device.to_device(result, out)

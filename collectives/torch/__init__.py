@@ -23,20 +23,23 @@ _OLDEST = "2.13"
 _TOO_NEW = "2.15"  # not tested
 
 
-def register() -> None:
-    """Importing this module registers the backend; PyTorch calls this when a script asks for "ddp" without that."""
-
-
-def _register() -> None:
-    version = torch.__version__
-    if version < torch.torch_version.TorchVersion(_OLDEST):
+def check_version(version: str) -> None:
+    """Raises: BackendError if this PyTorch is too old. One that is newer than what is tested is a warning."""
+    found = torch.torch_version.TorchVersion(version)
+    if found < _OLDEST:
         raise BackendError(f'the backend "ddp" needs PyTorch {_OLDEST} or later, this one is {version}')
-    if version >= torch.torch_version.TorchVersion(_TOO_NEW):
-        warnings.warn(f'the backend "ddp" is tested up to PyTorch 2.14, this one is {version}', stacklevel=3)
-    skip_frames("torch")
-    set_variables()
-    add_rendezvous()
-    dist.Backend.register_backend("ddp", create, extended_api=True, devices=["cpu"])
+    if found >= _TOO_NEW:
+        warnings.warn(
+            f'the backend "ddp" is tested with PyTorch before {_TOO_NEW}, this one is {version}', stacklevel=2
+        )
 
 
-_register()
+def register() -> None:
+    """PyTorch calls this if a script asks for "ddp" without an import; to import this module is what registers it."""
+
+
+check_version(torch.__version__)
+skip_frames("torch")
+set_variables()
+add_rendezvous()
+dist.Backend.register_backend("ddp", create, extended_api=True, devices=["cpu"])

@@ -240,7 +240,10 @@ class GroupCalls:
                 f"has {x.numel()} elements of {x.dtype}, the output {output.numel()} of {output.dtype}"
             )
         out = flat_output(output)
-        call = partial(self._comm.all_gather, flat_input(x), lengths="equal", out=out)
+        part = flat_input(x)
+        if np.may_share_memory(part, out):  # FSDP2's does, and to gather into another array would copy all of it
+            part = part.copy()
+        call = partial(self._comm.all_gather, part, lengths="equal", out=out)
         return self._run(call, opts or AllgatherOptions(), [output])
 
     _allgather_base = all_gather_single
@@ -381,7 +384,7 @@ class GroupCalls:
             comm.send(token, rank, tag=_BARRIER_TAG)
 
 
-class CollectivesGroup(GroupCalls, dist.ProcessGroup):
+class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # Any to mypy
     """A process group. PyTorch's own ones keep their names in their backends."""
 
     _name = _description = "undefined"

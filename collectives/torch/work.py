@@ -19,7 +19,7 @@ from torch.futures import Future
 import collectives
 
 
-class TorchWork(dist.Work):
+class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
     """Calls of collectives that PyTorch sees as one.
 
     calls: in the order in which they were started; result: the tensors that hold what they bring

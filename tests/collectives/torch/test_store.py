@@ -104,7 +104,9 @@ FAULTS = {
         "1     all_reduce #1  max   float32 (3,)  script.py:11",
         "0     all_reduce #1  sum   float32 (3,)  script.py:12",
     ],
-    "if rank: dist.all_reduce(torch.ones(3, dtype=torch.int32))": ["1     all_reduce #1  sum   int32 (3,)    script.py:11"],
+    "if rank: dist.all_reduce(torch.ones(3, dtype=torch.int32))": [
+        "1     all_reduce #1  sum   int32 (3,)    script.py:11"
+    ],
     "if rank: dist.all_reduce(torch.ones(4))": ["1     all_reduce #1  sum   float32 (4,)  script.py:11"],
     "if rank: dist.broadcast(torch.ones(3), 0)": ["broadcast #1   root 0  float32 (3,)  script.py:11"],
     "if rank: time.sleep(30)": ["Rank 1 has not arrived", "script.py:11"],
@@ -131,7 +133,19 @@ def test_a_killed_rank_is_named_by_the_launcher(run_job: Run, tmp_path: Path) ->
     assert "SIGKILL" in done.stderr
 
 
-def test_calls_are_named_by_the_users_lines() -> None:
+def test_what_a_version_of_pytorch_means() -> None:
+    from collectives.errors import BackendError
+    from collectives.torch import check_version
+
+    with pytest.raises(BackendError, match=r'"ddp" needs PyTorch 2.13 or later, this one is 2.12.1'):
+        check_version("2.12.1")
+    check_version("2.13.0+cpu")
+    check_version("2.14.1")
+    with pytest.warns(UserWarning, match="tested with PyTorch before 2.15, this one is 2.15.0"):
+        check_version("2.15.0")
+
+
+def test_packages_whose_frames_are_skipped_are_installed() -> None:
     from collectives.engine.call import skip_frames
     from collectives.errors import ArgumentError
 
