@@ -87,3 +87,13 @@ def test_without_a_gpu_it_says_so(run_job: Run, name: str) -> None:
     assert done.returncode == 1
     assert "--device cuda: no CUDA GPU here, or no CuPy" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("name", "args"), [("torch_ddp.py", ()), ("torch_fsdp.py", ("--checkpoint",))])
+def test_pytorch_on_our_backend(run_job: Run, name: str, args: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the example is PyTorch's")
+    out = run_example(run_job, TWO, name, *args, *([str(tmp_path)] if args else []))
+    losses = [float(each) for each in re.findall(r"loss ([\d.]+)", out)]
+    assert losses[-1] < losses[0] / 3, out
+    assert not args or (tmp_path / ".metadata").exists()
