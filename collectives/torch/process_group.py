@@ -31,6 +31,7 @@ from torch.distributed import ReduceOp
 
 import collectives
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
+from collectives.time_limit import TimeLimit
 from collectives.torch.store import join
 from collectives.torch.tensors import (
     as_data,
@@ -48,6 +49,7 @@ _OPS |= {hash(ReduceOp.MIN): "min", hash(ReduceOp.MAX): "max"}
 _OPS_OF_BOOL = {"sum": "max", "prod": "min"}
 _BITWISE = {hash(ReduceOp.BAND): np.bitwise_and, hash(ReduceOp.BOR): np.bitwise_or, hash(ReduceOp.BXOR): np.bitwise_xor}
 _PREMUL_SUM = hash(ReduceOp.PREMUL_SUM)
+_GRACE = 1.0  # s; for calls under way when a group is destroyed
 _BARRIER_TAG = 2**31 - 1
 
 _DONE = TorchWork((), ())
@@ -87,13 +89,18 @@ class GroupCalls:
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        self._comm.close()
+        self._close(_GRACE)
 
     def abort(self) -> None:
-        """Ends calls under way, with an error, in the threads that wait for them."""
-        error = CommunicatorClosed(f"rank {self._comm.rank}: the process group was aborted")
-        self._comm.queue.break_off(error, lambda: None)
+        self._close(0.0)
+
+    def _close(self, grace: float) -> None:
+        """Calls that are not complete within so many seconds raise in the threads that wait for them."""
         self._comm.close()
+        queue = self._comm.queue
+        if not queue.drain(TimeLimit(grace)):
+            error = CommunicatorClosed(f"rank {self._comm.rank}: the process group was destroyed while this call ran")
+            queue.break_off(error, lambda: None)
 
     def _set_sequence_number_for_group(self) -> None:
         """The queue counts."""
@@ -333,13 +340,16 @@ class GroupCalls:
 
     def send(self, tensors: Sequence[torch.Tensor], dst: int, tag: int) -> TorchWork:
         call = partial(self._comm.send, flat_input(_one(tensors)), dst, tag=tag, async_op=True)
-        return TorchWork([_recorded(call)()], tensors)
+        return TorchWork([_recorded(call)()], tensors, in_order=False)
 
     def recv(self, tensors: Sequence[torch.Tensor], src: int, tag: int) -> TorchWork:
-        return TorchWork([self._recv(tensors, src, tag)], tensors)
+        return TorchWork([self._recv(tensors, src, tag)], tensors, in_order=False)
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int) -> TorchWork:
-        work = TorchWork([self._recv(tensors, None, tag)], tensors, lambda received: work.set_source(received[1]))
+        def after(received: tuple[Any, int]) -> None:
+            work.set_source(received[1])
+
+        work = TorchWork([self._recv(tensors, None, tag)], tensors, after, in_order=False)
         return work
 
     def _recv(self, tensors: Sequence[torch.Tensor], src: int | None, tag: int) -> Any:

@@ -24,6 +24,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
 
     calls: in the order in which they were started; result: the tensors that hold what they bring
     after: called once with their results, in the first thread that waits for them
+    in_order: False for sends and receives, which have no place in the order of calls
     """
 
     def __init__(
@@ -31,11 +32,13 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         calls: Sequence[collectives.Work[Any]],
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
+        in_order: bool = True,
     ) -> None:
         super().__init__()
         self.calls = calls
         self._result = list(result)
         self._after = after
+        self._in_order = in_order
         self._lock = threading.Lock()
         self._future: Future[Any] | None = None
         self._source = -1
@@ -99,7 +102,8 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
         """
         if self._future is None:
             started: Future[None] = Future()
-            if sys._getframe(1).f_code.co_filename == graph.__file__ and not self._is_done():
+            later = not self._in_order or sys._getframe(1).f_code.co_filename == graph.__file__
+            if later and not self._is_done():
                 self.calls[-1].add_done_callback(lambda _: started.set_result(None))
             else:
                 self._end()

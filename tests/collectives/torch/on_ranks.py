@@ -212,6 +212,51 @@ class TestRanks:
             work.wait()
         assert x.tolist() == [before] * 5
 
+    def test_futures(self, size: int) -> None:
+        rank = dist.get_rank()
+        x = of_rank(rank)
+        future = dist.all_reduce(x, async_op=True).get_future()
+        doubled = future.then(lambda done: 2 * done.value()[0])
+        torch.testing.assert_close(doubled.wait(), 2 * sum(all_parts(size)))
+        if rank == 1:
+            y = torch.empty(3)
+            received = dist.irecv(y, 0).get_future()  # of what is sent only later
+            dist.send(torch.ones(1), 0)
+            assert received.wait()[0].tolist() == [7, 7, 7]
+        elif rank == 0:
+            dist.recv(torch.empty(1), 1)
+            dist.send(torch.full((3,), 7.0), 1)
+        work = dist.all_reduce(torch.ones(2 + rank), async_op=True)
+        with pytest.raises(RuntimeError, match="different calls"):
+            work.get_future().wait()
+        assert isinstance(work.exception(), RuntimeError)
+        assert work.is_completed()
+        assert not work.is_success()
+
+    def test_a_wait_may_have_a_limit_of_its_own(self, size: int) -> None:
+        from datetime import timedelta
+
+        x = torch.ones(3)
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(x, async_op=True)
+            with pytest.raises(RuntimeError, match=r"was not complete after waiting 0\.2 s; it goes on"):
+                work.wait(timedelta(seconds=0.2))
+            dist.send(torch.ones(1), 1)
+            work.wait()
+        elif dist.get_rank() == 1:
+            dist.recv(torch.empty(1), 0)
+            dist.all_reduce(x)
+        assert x.tolist() == [size] * 3
+
+    def test_what_runs_when_a_group_is_destroyed_ends(self, size: int) -> None:
+        group = dist.new_group()
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+            dist.destroy_process_group(group)
+            with pytest.raises(RuntimeError, match="the process group was destroyed while this call ran"):
+                work.wait()
+        dist.barrier()
+
     def test_objects(self, size: int) -> None:
         found = [None] * size
         dist.all_gather_object(found, {"rank": dist.get_rank()})
