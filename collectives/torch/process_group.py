@@ -29,8 +29,9 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed import ReduceOp
 
-import collectives
+from collectives.communicator import Communicator
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
+from collectives.start import init
 from collectives.time_limit import TimeLimit
 from collectives.torch.store import join
 from collectives.torch.tensors import (
@@ -60,7 +61,7 @@ def create(options: Any, backend_options: Any = None) -> Any:
     seconds = options.timeout.total_seconds()
     members = list(options.global_ranks_in_group)
     if members:
-        comm = collectives.init().create_group(members, timeout=seconds)
+        comm = init().create_group(members, timeout=seconds)
     else:
         comm = join(options.store, options.group_rank, options.group_size, seconds)
     beside_others = torch.__version__ >= torch.torch_version.TorchVersion("2.14") and torch.accelerator.is_available()
@@ -73,7 +74,7 @@ class GroupCalls:
     supports_coalescing = False
     supports_splitting = False
 
-    def __init__(self, comm: collectives.Communicator) -> None:
+    def __init__(self, comm: Communicator) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of PyTorch's class
         self._comm = comm
         self._coalesced: list[TorchWork] | None = None  # between `_start_coalescing` and `_end_coalescing`

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-import collectives
 from collectives.backends.mpi.rendezvous import SECRET, settings
+from collectives.communicator import Communicator
 from collectives.errors import WorldError
+from collectives.start import init
 from collectives.world import promised
 
 
@@ -42,7 +43,7 @@ def add_rendezvous() -> None:
         if "MASTER_ADDR" in os.environ or promised() is None:
             yield from from_variables(url, timeout=timeout, **more)
             return
-        comm = collectives.init(timeout=timeout.total_seconds())
+        comm = init(timeout=timeout.total_seconds())
         store = None
         if comm.rank == 0:
             host = "localhost" if comm.local_size == comm.size else socket.gethostname()
@@ -53,10 +54,10 @@ def add_rendezvous() -> None:
     handlers["env"] = from_mpi
 
 
-def join(store: Any, rank: int, size: int, timeout: float) -> collectives.Communicator:
+def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
     """A communicator of PyTorch's default group. Raises: WorldError if it is not the world that was started."""
     alone = promised() is None and size > 1
-    world = _meet(store, rank, size, timeout) if alone else collectives.init(timeout=timeout)
+    world = _meet(store, rank, size, timeout) if alone else init(timeout=timeout)
     if (world.rank, world.size) != (rank, size):
         raise WorldError(
             f"PyTorch was told that this is rank {rank} of {size}, but it was started as rank {world.rank} of "
@@ -65,7 +66,7 @@ def join(store: Any, rank: int, size: int, timeout: float) -> collectives.Commun
     return world.create_group(range(size), timeout=timeout)
 
 
-def _meet(store: Any, rank: int, size: int, timeout: float) -> collectives.Communicator:
+def _meet(store: Any, rank: int, size: int, timeout: float) -> Communicator:
     """Has ranks meet by variables, as those of torchrun do, at an address that rank 0 leaves in the store."""
     if rank == 0:
         with socket.socket() as probe:
@@ -79,4 +80,4 @@ def _meet(store: Any, rank: int, size: int, timeout: float) -> collectives.Commu
     host, port, secret = store.get("collectives").decode().split()
     wanted = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": port, SECRET: secret}
     with settings(wanted):
-        return collectives.init(timeout=timeout)
+        return init(timeout=timeout)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.autograd import graph
 from torch.futures import Future
 
-import collectives
+from collectives.engine.call import Work
 
 
 class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
@@ -29,7 +29,7 @@ class TorchWork(dist.Work):  # type: ignore[misc]  # Any to mypy
 
     def __init__(
         self,
-        calls: Sequence[collectives.Work[Any]],
+        calls: Sequence[Work[Any]],
         result: Sequence[Any],
         after: Callable[..., object] | None = None,
         in_order: bool = True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -93,6 +94,21 @@ class PairsContract:
             called = []
             send.add_done_callback(called.append)
             assert called == [send]
+
+        run(check)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_a_receive_that_nobody_waits_for_ends_once_it_is_asked_for(self, run: Run, size: int) -> None:
+        def check(comm: Communicator) -> None:
+            before, after = neighbours(comm)
+            out = np.zeros(size)
+            receive = comm.recv(before, out=out, async_op=True)
+            send = comm.send(np.full(size, 5.0), after, async_op=True)
+            limit = time.monotonic() + 20
+            while not (receive.done() and send.done()):
+                assert time.monotonic() < limit
+                time.sleep(1e-3)
+            assert_array_equal(out, np.full(size, 5.0))
 
         run(check)
 
