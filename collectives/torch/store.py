@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
 
@@ -49,7 +50,9 @@ def add_rendezvous() -> None:
             host = "localhost" if comm.local_size == comm.size else socket.gethostname()
             store = dist.TCPStore(host, 0, comm.size, True, timeout, wait_for_workers=False)
         host, port = comm.broadcast_object(store and (store.host, store.port))
-        yield store or dist.TCPStore(host, port, comm.size, False, timeout), comm.rank, comm.size
+        store = store or dist.TCPStore(host, port, comm.size, False, timeout)
+        asked = dict(parse_qsl(urlsplit(url).query))  # of init_process_group
+        yield store, int(asked.get("rank", comm.rank)), int(asked.get("world_size", comm.size))
 
     handlers["env"] = from_mpi
 
