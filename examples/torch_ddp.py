@@ -30,7 +30,7 @@ def main() -> None:
     dist.init_process_group(arguments.backend)
     torch.manual_seed(0)
     x = torch.randn(2048, 20)
-    data = TensorDataset(x, (x @ torch.randn(20, 1)).sin())
+    data = TensorDataset(x, (x @ torch.randn(20, 1)).tanh())
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     sampler = DistributedSampler(data)

@@ -95,5 +95,5 @@ def test_pytorch_on_our_backend(run_job: Run, name: str, args: tuple[str, ...], 
     pytest.importorskip("torch", reason="the example is PyTorch's")
     out = run_example(run_job, TWO, name, *args, *([str(tmp_path)] if args else []))
     losses = [float(each) for each in re.findall(r"loss ([\d.]+)", out)]
-    assert losses[-1] < losses[0] / 3, out
+    assert losses[-1] < losses[0] / 2, out
     assert not args or (tmp_path / ".metadata").exists()
