@@ -276,6 +276,12 @@ class TestRanks:
         dist.all_reduce(x, group=mesh["inner"].get_group())
         assert x.tolist() == [size, size]
 
+    def test_the_profiler_sees_calls(self, size: int) -> None:
+        with torch.profiler.profile() as profile:
+            dist.all_reduce(torch.ones(3))
+            dist.barrier()
+        assert {"ddp:all_reduce", "ddp:barrier"} <= {event.name for event in profile.events()}
+
     def test_monitored_barrier(self, size: int) -> None:
         from datetime import timedelta
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Run, has_mpich
 
-pytest.importorskip("torch", reason="PyTorch is the host of this backend")
+torch = pytest.importorskip("torch", reason="PyTorch is the host of this backend")
 pytestmark = pytest.mark.mpi
 
 SUM = """
@@ -78,6 +78,27 @@ def test_another_world_than_that_which_was_started(run_script: Callable[..., Com
     done = run_script(f"{SUM}\nrun(rank=0, world_size=3)")
     assert done.returncode != 0
     assert "PyTorch was told that this is rank 0 of 3, but it was started as rank 1 of 2" in done.stderr
+
+
+BESIDE = """
+import torch, torch.distributed as dist
+import collectives.torch
+torch.accelerator.is_available = lambda: True
+dist.init_process_group("cpu:ddp,cuda:gloo")
+backends = [dist.group.WORLD._get_backend(torch.device(device)).name() for device in ("cpu", "cuda")]
+assert backends == ["ddp", "gloo"], backends
+x = torch.ones(3)
+dist.all_reduce(x)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+model(x).sum().backward()
+assert dist.all_reduce(x, async_op=True).get_future().wait()[0].tolist() == [4, 4, 4]
+print("done")
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="PyTorch 2.13 keeps one backend")
+def test_beside_another_backend(run_script: Callable[..., CompletedProcess[str]]) -> None:
+    check(run_script(BESIDE))
 
 
 FAILING = """
