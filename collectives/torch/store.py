@@ -59,8 +59,8 @@ def add_rendezvous() -> None:
 
 def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
     """A communicator of PyTorch's default group. Raises: WorldError if it is not the world that was started."""
-    alone = promised() is None and size > 1
-    world = _meet(store, rank, size, timeout) if alone else init(timeout=timeout)
+    by_store = promised() is None and size > 1
+    world = _meet(store, rank, size, timeout) if by_store else init(timeout=timeout)
     if (world.rank, world.size) != (rank, size):
         raise WorldError(
             f"PyTorch was told that this is rank {rank} of {size}, but it was started as rank {world.rank} of "
@@ -82,5 +82,9 @@ def _meet(store: Any, rank: int, size: int, timeout: float) -> Communicator:
         store.set("collectives", f"{host} {port - 1} {secrets.token_hex(16)}")
     host, port, secret = store.get("collectives").decode().split()
     wanted = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": host, "MASTER_PORT": port, SECRET: secret}
-    with settings(wanted):
-        return init(timeout=timeout)
+    before = {name: os.environ.pop(name) for name in wanted if name in os.environ}
+    try:
+        with settings(wanted):
+            return init(timeout=timeout)
+    finally:
+        os.environ.update(before)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import Run, has_mpich
 
-torch = pytest.importorskip("torch", reason="PyTorch is the host of this backend")
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.mpi
 
 SUM = """
@@ -96,7 +96,7 @@ print("done")
 """
 
 
-@pytest.mark.skipif(torch.__version__ < "2.14", reason="PyTorch 2.13 keeps one backend")
+@pytest.mark.skipif(torch.__version__ < "2.14", reason="torch 2.13 keeps one backend")
 def test_beside_another_backend(run_script: Callable[..., CompletedProcess[str]]) -> None:
     check(run_script(BESIDE))
 
