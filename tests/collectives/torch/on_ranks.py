@@ -382,11 +382,23 @@ class TestRanksTrain:
     def test_fully_sharded(self, size: int) -> None:
         from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-        mesh = dist.init_device_mesh("cpu", (size,))
-        self.check(self.train(lambda net: fully_shard(net, mesh=mesh), size), size)
+        for shape, names in (((size,), ("shard",)), ((1, size), ("replicate", "shard"))):
+            mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=names)
+            self.check(self.train(functools.partial(fully_shard, mesh=mesh), size), size)
         model = self.train(lambda net: FullyShardedDataParallel(net, device_id=torch.device("cpu")), size)
         with FullyShardedDataParallel.summon_full_params(model):
             self.check(model, size)
+
+    def test_tensor_parallel(self, size: int) -> None:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+        x = torch.randn(3, 8)
+        expected = net(x).detach()
+        mesh = dist.init_device_mesh("cpu", (size,))
+        parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        torch.testing.assert_close(net(x).detach(), expected)
 
     def test_zero_redundancy_optimizer(self, size: int) -> None:
         from torch.distributed.optim import ZeroRedundancyOptimizer
