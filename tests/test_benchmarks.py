@@ -62,6 +62,19 @@ def test_goals_are_those_of_their_row() -> None:
 
 
 @pytest.mark.mpi
+def test_pytorchs_calls_are_timed_on_both_backends(run_job: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "torch.json"
+    command = [sys.executable, "-m", "benchmarks.torch_backend", "--rounds", "1", "--json", str(file)]
+    done = run_job([*command, "--only", "barrier,ddp-mlp"], timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert list(found["us"]) == ["barrier", "ddp-mlp"]
+    assert all(sorted(us) == ["ddp", "gloo"] for us in found["us"].values())
+    assert [goal["what"] for goal in found["goals"]] == ["barrier: us", "ddp-mlp: ours / gloo"]
+
+
+@pytest.mark.mpi
 def test_rows_of_ddp_bench_are_read() -> None:
     found = collectives.bench("all_reduce", 64, ["-n", "2", "--empty", "--iters", "2"])
     both = [f"{name}{place}" for name in ("ours", "comm.empty", "raw") for place in ("", ", out")]
