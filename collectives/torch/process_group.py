@@ -3,7 +3,7 @@
 A backend in Python is a `ProcessGroup`, which Python code calls directly, and C++ code (DDP, functional collectives)
 through pybind11. From PyTorch 2.14 on it can also be a `Backend` for one kind of device beneath PyTorch's own process
 group, beside others for GPUs. That costs some 16 us a call, and PyTorch's wrapper of it neither says from which source
-a receive of any source came, nor whether a call is complete. So it is used where there is a GPU.
+a receive of any source came, nor whether a call is complete. So it is used where others are asked for.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def create(options: Any, backend_options: Any = None) -> Any:
         comm = init().create_group(members, timeout=seconds)
     else:
         comm = join(options.store, options.group_rank, options.group_size, seconds)
-    beside_others = torch.__version__ >= torch.torch_version.TorchVersion("2.14") and torch.accelerator.is_available()
+    # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
+    group = getattr(options, "process_group", None)
+    beside_others = group is not None and group.name() != "custom"
     return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm)
 
 

@@ -83,7 +83,6 @@ def test_another_world_than_that_which_was_started(run_script: Callable[..., Com
 BESIDE = """
 import torch, torch.distributed as dist
 import collectives.torch
-torch.accelerator.is_available = lambda: True
 dist.init_process_group("cpu:ddp,cuda:gloo")
 backends = [dist.group.WORLD._get_backend(torch.device(device)).name() for device in ("cpu", "cuda")]
 assert backends == ["ddp", "gloo"], backends
