@@ -9,6 +9,7 @@ import ctypes
 import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from collectives.native import load
 
@@ -22,10 +23,24 @@ def _set_thread_pool(kernels: ctypes.CDLL) -> None:
     if products is None:
         return
     blas = ctypes.CDLL(products.__file__)  # and what it is linked with
+    count_threads = _thread_count_of(blas)
+    if count_threads is not None and hasattr(blas, "gotoblas_pthread"):
+        set_thread_pool(blas.gotoblas_pthread, count_threads)
+
+
+def _thread_count_of(blas: ctypes.CDLL) -> Any:
+    """The function of OpenBLAS that says on how many threads it runs; None of another library."""
     for name in [f"{prefix}openblas_get_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")]:
-        if hasattr(blas, name) and hasattr(blas, "gotoblas_pthread"):
-            set_thread_pool(blas.gotoblas_pthread, getattr(blas, name))
-            return
+        if hasattr(blas, name):
+            return getattr(blas, name)
+    return None
+
+
+def blas_threads() -> int | None:
+    """On how many threads NumPy's products run; None where that is not known."""
+    products = sys.modules.get("numpy._core._multiarray_umath")
+    count = None if products is None else _thread_count_of(ctypes.CDLL(products.__file__))
+    return None if count is None else int(count())
 
 
 def install() -> None:

@@ -153,6 +153,9 @@ class Restorer:
             restore_random(self._random[0])
         else:
             derive_random(self._random, self._rank, self.step)
+        for model in self._training.parallel:
+            if model.micro_batches is not None:
+                model.micro_batches.seed_draws()
 
     def loader_state(self) -> Any:
         """What the loader said, None if there was none."""
@@ -173,7 +176,7 @@ class Restorer:
     def _load_plans(self) -> None:
         plans, parallel = self._saved.state["parallel"], self._training.parallel
         for number, model in enumerate(parallel):
-            if not self._same_size:
+            if not self._same_size and model.micro_batches is None:
                 if model.buffer_sync is not None:
                     model.buffers_at = -1  # ranks may have others' now
             elif len(plans) == len(parallel):

@@ -14,8 +14,9 @@ from ddp._device import CPU, BaseGenerator, generator
 from ddp.data import device_prefetcher
 from ddp.data.collate import default_collate, default_convert
 from ddp.data.datasets import IterableDataset
+from ddp.data.distributed_sampler import DistributedSampler
 from ddp.data.fetching import FetchConfig, mix_seed
-from ddp.data.passes import Batches, IndexBatches, LocalPool, State, StreamBatches, check_streams
+from ddp.data.passes import OF_BATCH, Batches, IndexBatches, LocalPool, State, StreamBatches, check_streams
 from ddp.data.samplers import (
     BatchSampler,
     RandomSampler,
@@ -172,10 +173,14 @@ class DataLoader:
     def state_dict(self) -> State:
         """The position after the batches that were handed out, whatever workers have fetched ahead, as JSON values.
 
-        epoch: passes completed; batches: handed out in the pass under way; seed: what random numbers of batches come
+        epoch: passes completed; batches: handed out in the pass under way, with micro_batches by all ranks together in
+        whole steps; seed: what random numbers of batches come
         from; sampler: the state of sampler or batch_sampler, None if it has none; streams: of an IterableDataset
         """
-        state: State = {"epoch": self.epoch, "batches": self._batches, "seed": self._seed}
+        batches = self._batches
+        if (steps := self._steps()) is not None:
+            batches = steps.batches_of(batches, all_ranks=True)
+        state: State = {"epoch": self.epoch, "batches": batches, "seed": self._seed}
         if self._stream:
             return {**state, "streams": self._streams}
         order, inner = self._order, None
@@ -208,7 +213,18 @@ class DataLoader:
         elif inner is not None:
             order.load_state_dict(inner)
         self.epoch, self._batches, self._seed = state["epoch"], state["batches"], state.get("seed")
+        if (steps := self._steps()) is not None:
+            self._batches = steps.batches_of(self._batches, all_ranks=False)
         self._loaded, self._current, self._began = True, None, None
+
+    def _sampler_of_rank(self) -> Any:
+        """The sampler that knows this rank, where there is one."""
+        return self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
+
+    def _steps(self) -> DistributedSampler | None:
+        """The sampler, if it gives this rank its share of each step's micro-batches."""
+        holder = self._sampler_of_rank()
+        return holder if isinstance(holder, DistributedSampler) and holder.share is not None else None
 
     def _complete(self, source: Batches) -> None:
         """Counts a pass that came to its end."""
@@ -232,11 +248,18 @@ class DataLoader:
 
     def _start_pass(self) -> Batches:
         """The batches of a pass that begins where a loaded state says."""
+        steps = self._steps()
         if self._seed is None:
-            self._seed = int(generator(CPU, self.generator).integers(2**63))
+            # With micro_batches ranks share it, and a generator of a thread is where its rank's share begins.
+            self._seed = steps.seed if steps else int(generator(CPU, self.generator).integers(2**63))
         # Ranks that were seeded alike draw for different batches: their position in the world tells these apart.
-        holder = self.sampler if hasattr(self.sampler, "rank") else getattr(self.batch_sampler, "sampler", None)
-        seed = functools.partial(mix_seed, self._seed, self.epoch, int(getattr(holder, "rank", 0)))
+        holder = self._sampler_of_rank()
+        position = 0 if steps else int(getattr(holder, "rank", 0))
+        mixed = functools.partial(mix_seed, self._seed, self.epoch, position)
+
+        def seed(of: int, number: int) -> int:
+            return mixed(of, steps.number_of(number) if steps and of == OF_BATCH else number)
+
         config = FetchConfig(
             self.dataset, self.collate_fn, self.worker_init_fn, self._stream, self._size, self.drop_last
         )

@@ -3,12 +3,16 @@
 The order, also one that a sampler draws, follows from (seed, epoch) alone, and the ranks take turns in it: rank r of W
 takes every W-th sample from `cursor + r` on. So what all ranks read in one step is a contiguous stretch of the order
 whatever W is, and another number of ranks goes on with exactly the next sample.
+
+With `micro_batches=V` the V micro-batches of a step take turns in the order instead, and each rank reads a contiguous
+share of them: what a micro-batch holds does not depend on the number of ranks.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,7 @@ import collectives
 from ddp.data.fetching import mix_seed, restored_generators, seed_everything
 from ddp.data.samplers import IndexSampler, Order, State, check_count, is_count
 from ddp.errors import ArgumentError
+from ddp.parallel.micro_batches import share
 
 _TAILS = ("pad", "drop", "exact")
 
@@ -48,17 +53,21 @@ class DistributedSampler(IndexSampler):
     the same number by repeating samples from the beginning of the order; "drop" leaves the last ones out; "exact" does
     neither, so that ranks' counts differ by one at most. The DataLoader then hands a rank that has run out an empty
     batch, and `model.backward(loss_sum, weight=len(batch))` is the exact mean. None: "drop" if drop_last, else "pad"
+    micro_batches: how many a step has, on all ranks together; see `DataParallel`. A DataLoader's batch is one of them,
+    and tail speaks of them, not of ranks. None: one a rank
 
     Every `iter` is one epoch, and the next one has an order of its own: `set_epoch` is not needed. An epoch that is
     left early is begun again by the next `iter`, unless a state is loaded first. In a DataLoader the epoch is over when
     its last batch was handed out, whatever was read ahead.
 
     The position is `epoch` and a cursor: how many samples of the epoch's order all ranks together have read. A state
-    that was saved at one number of ranks may be loaded at any other.
+    that was saved at one number of ranks may be loaded at any other. With micro_batches it is that of whole steps: one
+    of which this rank has read a part is read again.
 
     `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks.
 
-    Raises: ArgumentError if num_replicas is not a count of at least 1 or rank not one below it, for a seed below 0, a
+    Raises: ArgumentError if num_replicas is not a count of at least 1 or rank not one below it, if there are fewer
+    micro_batches than ranks, for a seed below 0, a
     tail that is none of these, a dataset or sampler that has no length, or a sampler that draws another number.
     """
 
@@ -73,6 +82,7 @@ class DistributedSampler(IndexSampler):
         *,
         comm: collectives.Communicator | None = None,
         tail: str | None = None,
+        micro_batches: int | None = None,
     ) -> None:
         super().__init__()
         if tail is None:
@@ -94,26 +104,82 @@ class DistributedSampler(IndexSampler):
         if seed < 0:
             raise ArgumentError(f"seed should be a number of at least 0, is {seed}")
         self.shuffle, self.seed, self.tail = bool(shuffle) and not self._from_sampler, int(seed), tail
-        self._stride = self.num_replicas
+        if micro_batches is not None and not is_count(micro_batches, 1):
+            raise ArgumentError(f"micro_batches should be a number above 0, is {micro_batches!r}")
+        self.micro_batches = micro_batches
+        self.share = None if micro_batches is None else share(micro_batches, self.rank, self.num_replicas)
+        self._stride = micro_batches or self.num_replicas  # which take turns in the order
         self.epoch = 0
         self._counted = False  # the end of a pass has set `epoch`, and not `set_epoch`
 
     @property
     def num_samples(self) -> int:
-        """The most samples that a rank reads in a whole epoch; all ranks as many, unless tail is "exact"."""
-        return count(len(self.dataset), 0, self.num_replicas, self.tail)
+        """The most samples that a rank reads in a whole epoch; all ranks as many, unless tail is "exact".
+
+        With micro_batches: that a rank reads for each of its micro-batches.
+        """
+        return self.most_after({"cursor": 0})
 
     @property
     def total_size(self) -> int:
         """Samples of all ranks in a whole epoch."""
-        return len(self.dataset) if self.tail == "exact" else self.num_samples * self.num_replicas
+        return len(self.dataset) if self.tail == "exact" else self.num_samples * self._stride
 
     def __len__(self) -> int:
-        return count(len(self.dataset), self.rank, self.num_replicas, self.tail)
+        turns = [self.rank] if self.share is None else self.share
+        return sum(count(len(self.dataset), turn, self._stride, self.tail) for turn in turns)
 
     def most_after(self, state: State) -> int:
-        """The most samples that a rank has left after `state` in its epoch: with tail="exact" others may have fewer."""
-        return count(len(self.dataset) - state["cursor"], 0, self.num_replicas, self.tail)
+        """The most samples that a rank has left after `state` in its epoch: with tail="exact" others may have fewer.
+
+        With micro_batches: for each of its micro-batches.
+        """
+        return count(len(self.dataset) - state["cursor"], 0, self._stride, self.tail)
+
+    def __iter__(self) -> Iterator[int]:
+        return super().__iter__() if self.share is None else itertools.chain.from_iterable(self.lists(1, False))
+
+    def lists(self, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
+        """The indices of this rank's micro-batches, of so many samples each, one step after the other.
+
+        drop_last: leave out a step in which none has as many samples, and have shorter ones empty
+        """
+        assert self.share is not None
+        return self._lists(self._begin(), self.share, batch_size, drop_last)
+
+    def _lists(self, began: State, share: range, batch_size: int, drop_last: bool) -> Iterator[list[int]]:
+        order, cursor = self._order(began), began["cursor"]
+        while self.most_after({"cursor": cursor}) >= (batch_size if drop_last else 1):
+            for turn in share:
+                left = count(len(order) - cursor, turn, self._stride, self.tail)
+                rows = 0 if drop_last and left < batch_size else min(left, batch_size)
+                if turn == share[-1] and self._began is began:
+                    self._cursor = min(cursor + batch_size * self._stride, self._span())
+                yield order[(cursor + turn + self._stride * np.arange(rows)) % len(order)].tolist()
+            cursor += batch_size * self._stride
+        if self._began is began:
+            self._cursor = None
+            self._end(began)
+
+    def batches_of(self, batches: int, all_ranks: bool) -> int:
+        """Of batches that this rank was handed those of whole steps, as all ranks together count them; or back.
+
+        all_ranks: the given number is that of this rank, and that of all is wanted
+        """
+        if self.share is None:
+            return batches
+        own, total = len(self.share), self._stride
+        return batches // own * total if all_ranks else batches // total * own
+
+    def state_after(self, state: State, count: int) -> State:
+        """The position `count` indices after `state` in the same pass: of whole steps, if there are micro_batches."""
+        return super().state_after(state, count if self.share is None else count // len(self.share))
+
+    def number_of(self, batch: int) -> int:
+        """Which of all ranks' micro-batches in the epoch this rank's batch of that number is."""
+        assert self.share is not None
+        step, turn = divmod(batch, len(self.share))
+        return step * self._stride + self.share[turn]
 
     def set_epoch(self, epoch: int) -> None:
         """The next `iter` is this epoch; where a state of the same epoch was loaded, it goes on in the middle of it.
@@ -146,20 +212,24 @@ class DistributedSampler(IndexSampler):
         self.epoch = epoch
 
     def _fixed(self) -> State:
-        return {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
+        fixed = {"seed": self.seed, "length": len(self.dataset), "shuffle": self.shuffle}
+        return fixed if self.micro_batches is None else {**fixed, "micro_batches": self.micro_batches}
 
     def _next(self, draw: bool) -> State:
         return {"epoch": self.epoch, "cursor": 0, **self._fixed()}
 
     def _indices(self, began: State) -> tuple[Order]:
-        length, cursor = len(self.dataset), began["cursor"]
-        if self._from_sampler:
-            order = draw(self.dataset, self.seed, began["epoch"])
-        else:
-            order = epoch_order(length, self.seed, began["epoch"]) if self.shuffle else np.arange(length)
+        length, cursor, order = len(self.dataset), began["cursor"], self._order(began)
         mine = count(length - cursor, self.rank, self.num_replicas, self.tail)
         places = cursor + self.rank + self.num_replicas * np.arange(mine)
         return (order[places % length] if length else order,)  # past the end: from the beginning, to pad
+
+    def _order(self, began: State) -> Order:
+        """The order of all ranks in the epoch of a pass."""
+        length = len(self.dataset)
+        if self._from_sampler:
+            return draw(self.dataset, self.seed, began["epoch"])
+        return epoch_order(length, self.seed, began["epoch"]) if self.shuffle else np.arange(length)
 
     def _span(self) -> int:
         return len(self.dataset)

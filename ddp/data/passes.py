@@ -16,9 +16,9 @@ from ddp.data.fetching import BatchMaker, FetchConfig, FetchResult, StartPass, r
 from ddp.errors import StateDictError
 
 State = dict[str, Any]  # of JSON values
-Seed = Callable[[int, int], int]  # (_OF_BATCH or _OF_WORKER, number) -> seed
+Seed = Callable[[int, int], int]  # (OF_BATCH or OF_WORKER, number) -> seed
 
-_OF_BATCH, _OF_WORKER = 0, 1
+OF_BATCH, OF_WORKER = 0, 1
 
 
 class Batches(Iterator[tuple[Any, Any]]):
@@ -33,7 +33,7 @@ class Batches(Iterator[tuple[Any, Any]]):
 
     def __init__(self, pool: Any, seed: Seed, ahead: int) -> None:
         self._pool, self._seed = pool, seed
-        pool.start_pass([StartPass(seed(_OF_WORKER, worker), *self._start(worker)) for worker in range(len(pool))])
+        pool.start_pass([StartPass(seed(OF_WORKER, worker), *self._start(worker)) for worker in range(len(pool))])
         self._requested: deque[int] = deque()  # workers of what is to come, in order
         for worker in [*self.turns] * ahead:
             self._request(worker)
@@ -55,7 +55,7 @@ class Batches(Iterator[tuple[Any, Any]]):
         if task is not None:
             number, indices = task
             self._requested.append(worker)
-            self._pool.request(worker, number, self._seed(_OF_BATCH, number), indices)
+            self._pool.request(worker, number, self._seed(OF_BATCH, number), indices)
 
     def __next__(self) -> tuple[Any, Any]:
         while True:
@@ -138,7 +138,7 @@ class StreamBatches(Batches):
             return None, ()
         state, count = self.position["states"][worker], len(self._tasks)
         skipped = range(worker, worker + count * self.position["handed"][worker], count) if state is None else ()
-        return state, [self._seed(_OF_BATCH, number) for number in skipped]
+        return state, [self._seed(OF_BATCH, number) for number in skipped]
 
     def _next_task(self, worker: int) -> tuple[int, Any] | None:
         return (next(self._tasks[worker]), None) if worker in self.turns else None

@@ -73,10 +73,15 @@ class IndexSampler(Sampler[int]):
         self._chunk: Iterator[int] = iter(())  # indices before that, of which some have been yielded
 
     def __iter__(self) -> Iterator[int]:
-        self._began, self._loaded = self._loaded or self._next(draw=True), None
-        self._cursor, self._chunk = self._began["cursor"], iter(())
+        self._begin()
         # A generator around each index would double what a pass over them costs.
         return itertools.chain.from_iterable(self._chunks(self._began))
+
+    def _begin(self) -> State:
+        """Begins a pass. Returns where."""
+        self._began, self._loaded = self._loaded or self._next(draw=True), None
+        self._cursor, self._chunk = self._began["cursor"], iter(())
+        return self._began
 
     def _chunks(self, began: State) -> Iterator[Iterator[int]]:
         """The indices of a pass, as Python integers, and where it is; an abandoned pass counts no more."""
@@ -324,7 +329,8 @@ class BatchSampler(Sampler[list[int]]):
     it is that before the next.
 
     All ranks make as many lists: one that has run out of samples, where a DistributedSampler's tail is "exact", makes
-    empty ones. `len()` counts them.
+    empty ones. `len()` counts them. Where the DistributedSampler has micro_batches, each list is one, and this rank's
+    lists of a step follow each other.
 
     Raises: ArgumentError if batch_size is not a number above 0.
     """
@@ -336,14 +342,20 @@ class BatchSampler(Sampler[list[int]]):
         self.batch_size = int(batch_size)
         self.drop_last = bool(drop_last)
         self._shared = hasattr(sampler, "most_after")  # a DistributedSampler: ranks make as many lists
+        self._share = len(getattr(sampler, "share", None) or ()) or 1  # lists of this rank in a step
 
     def __len__(self) -> int:
+        if getattr(self.sampler, "share", None) is not None:
+            return self._share * self._lists(self.sampler.most_after({"cursor": 0}))
         return self._lists(self.sampler.num_samples if self._shared else len(self.sampler))
 
     def _lists(self, indices: int) -> int:
         return indices // self.batch_size if self.drop_last else -(-indices // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
+        if getattr(self.sampler, "share", None) is not None:
+            lists: Iterator[list[int]] = self.sampler.lists(self.batch_size, self.drop_last)
+            return lists
         indices = iter(self.sampler)  # which draws what its pass needs
         return self._batches(
             indices, self._lists(self.sampler.most_after(self.sampler.state_dict())) if self._shared else 0
@@ -369,7 +381,8 @@ class BatchSampler(Sampler[list[int]]):
 
     def state_after(self, state: State, count: int) -> State:
         """The position `count` lists after `state` in the same pass."""
-        return {"sampler": self.sampler.state_after(state["sampler"], count * self.batch_size)}
+        indices = count // self._share * self._share * self.batch_size  # of whole steps
+        return {"sampler": self.sampler.state_after(state["sampler"], indices)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next `iter` goes on at this position. Raises: StateDictError for one of another sampler."""

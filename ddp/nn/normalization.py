@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from ddp._engine import no_grad
@@ -111,6 +113,28 @@ def batch_norm(
     return apply(normalization.batch_norm, (input, weight, bias), eps=eps, tell=tell)
 
 
+#: (running_mean, means, biased variances, the number of values of each) of updates that were not made.
+RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
+
+
+class DeferredStatistics(threading.local):
+    """Where this thread's updates of running statistics are recorded instead of made; records: None: they are made."""
+
+    records: RecordedStatistics | None = None
+
+    @contextlib.contextmanager
+    def into(self, records: RecordedStatistics) -> Iterator[None]:
+        """Inside, updates are recorded there, and whoever asked for that makes them."""
+        before, self.records = self.records, records
+        try:
+            yield
+        finally:
+            self.records = before
+
+
+deferred = DeferredStatistics()
+
+
 def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:
     """The function that moves running statistics, called with means, biased variances and the number of values of each.
 
@@ -118,6 +142,8 @@ def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None
     """
     if running_mean is None and running_var is None:
         return None
+    if (records := deferred.records) is not None:
+        return lambda mean, var, count: records.append((running_mean, mean, var, count))
 
     @no_grad()
     def move(mean: Any, var: Any, count: int) -> None:
@@ -337,13 +363,13 @@ class BatchNorm(_ChannelNorm):
     def forward(self, input: Tensor) -> Tensor:
         """input: (N, C, ...), normalised by its own statistics in training or where none are kept."""
         self._check(input)
-        momentum = self._count_batch() if self.training else 0.0
+        momentum = self.count_batch() if self.training else 0.0
         own = self.training or self.running_mean is None
         keep = not own or (self.training and self.track_running_stats)
         mean, var = (self.running_mean, self.running_var) if keep else (None, None)
         return batch_norm(input, mean, var, self.weight, self.bias, own, momentum, self.eps)
 
-    def _count_batch(self) -> float:
+    def count_batch(self) -> float:
         """Counts one more batch; how far running statistics move towards its own."""
         momentum = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:

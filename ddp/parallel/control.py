@@ -10,6 +10,7 @@ the same step would wait for each other for ever; after a synchronized backward 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,14 +49,16 @@ class PendingRequests:
 class ControlMessage:
     """The message of one model; one is in flight at a time.
 
-    array: (7 + parameters + size * (2 + width),) float64: the weight, whether one was given, whether this rank is out
-    of data (joined), its weight then, its requests, a used bit for each parameter; then a row for each rank: a
-    checksum, how many backwards it skipped, and `width` timestamps of the last step
+    array: (7 + parameters + micro_batches + size * (2 + width),) float64: the weight, whether one was given, whether
+    this rank is out of data (joined), its weight then, its requests, a used bit for each parameter, the weight of each
+    micro-batch; then a row for each rank: a checksum, how many backwards it skipped, and `width` timestamps of the last
+    step
     """
 
-    def __init__(self, comm: Communicator, parameters: int, width: int) -> None:
+    def __init__(self, comm: Communicator, parameters: int, width: int, micro_batches: int = 0) -> None:
         self._comm = comm
-        self._rows = _USED + parameters
+        self._bits = _USED + parameters
+        self._rows = self._bits + micro_batches
         self.array: Array = np.zeros(self._rows + comm.size * (_OWN + width))
         self._table = self.array[self._rows :].reshape(comm.size, _OWN + width)
         self._work: Work[Any] | None = None
@@ -70,6 +73,7 @@ class ControlMessage:
         joined: bool = False,
         requests: Sequence[bool] = (False,) * REQUEST_KINDS,
         skipped: int = 0,
+        micro_batches: tuple[range, Sequence[float | None]] | None = None,
     ) -> None:
         """Launches the message with this rank's part.
 
@@ -77,9 +81,10 @@ class ControlMessage:
         checksum: of the parameters, a whole number below 2^53; timestamps: (width,) of the last step
         joined: this rank is out of data; its weight counts if the other ranks give none
         skipped: backwards that this rank skipped since the last message
+        micro_batches: this rank's, and their weights; the weight is theirs then
         """
         array = self.array
-        array[self._rows :] = 0
+        array[self._bits :] = 0
         counted = 1.0 if weight is None else weight
         array[_WEIGHT], array[_JOINED_WEIGHT] = (0.0, counted) if joined else (counted, 0.0)
         array[_WEIGHTED] = weight is not None and not joined
@@ -87,7 +92,10 @@ class ControlMessage:
         self._part = "is out of data, inside join" if joined else called
         array[_JOINED] = joined
         array[_REQUESTS:_USED] = requests
-        array[_USED : self._rows] = used
+        array[_USED : self._bits] = used
+        if micro_batches is not None:
+            own, weights = micro_batches
+            array[self._bits + own.start : self._bits + own.stop] = [1.0 if each is None else each for each in weights]
         row = self._table[self._comm.rank]
         row[:_OWN] = checksum, NOT_COUNTED if joined else skipped
         if timestamps is not None:
@@ -97,12 +105,12 @@ class ControlMessage:
 
     def agreement(self) -> Array:
         """(4 + parameters,) what must stay the same for a captured step to be right: weights and used bits."""
-        return np.concatenate([self.array[:_REQUESTS], self.array[_USED : self._rows] > 0])
+        return np.concatenate([self.array[:_REQUESTS], self.array[_USED : self._bits] > 0])
 
     def clone(self) -> ControlMessage:
         """An empty message of the same form."""
         size = self._comm.size
-        return ControlMessage(self._comm, self._rows - _USED, (len(self.array) - self._rows) // size - _OWN)
+        return ControlMessage(self._comm, self._bits - _USED, (len(self.array) - self._rows) // size - _OWN)
 
     def done(self) -> bool:
         """True if it has arrived on this rank."""
@@ -121,6 +129,8 @@ class ControlMessage:
     def scale(self) -> float:
         """The factor that makes of the sum of gradients their mean; 0 where no rank had any weight."""
         total = float(self.array[_WEIGHT])
+        if self._rows > self._bits:
+            total = math.fsum(self.array[self._bits : self._rows])  # exact, and so the same on any number of ranks
         if self.weighted_ranks() == 0:
             total += float(self.array[_JOINED_WEIGHT])
         return 1.0 / total if total != 0.0 else 0.0
@@ -144,7 +154,7 @@ class ControlMessage:
 
     def used(self) -> list[bool]:
         """Whether any rank used each parameter."""
-        flags: list[bool] = (self.array[_USED : self._rows] > 0).tolist()
+        flags: list[bool] = (self.array[_USED : self._bits] > 0).tolist()
         return flags
 
     def checksums(self) -> Array:

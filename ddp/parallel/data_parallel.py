@@ -27,6 +27,7 @@ from ddp.parallel.comm_hooks.hook_exchange import HookExchange, hook_settings
 from ddp.parallel.control import PendingRequests
 from ddp.parallel.error_context import error_context
 from ddp.parallel.gradient_state import backward_weight
+from ddp.parallel.micro_batches import MicroBatches, machine
 from ddp.parallel.planner import Planner
 from ddp.parallel.reducer import Reducer
 from ddp.parallel.stats import Stats
@@ -45,6 +46,8 @@ class DataParallel(Module):
     plan: buckets to keep, `model.plan` of an earlier run, or its state(). On 3 ranks or more it decides the last bits
     check_every: after so many steps ranks compare their parameters, 0: never; check_finite: infinity and NaN in a
     gradient are an error that names the rank; it costs a pass over the gradients and a small call
+    micro_batches: how many micro-batches a step has, on all ranks together, so that the number of ranks changes no bit;
+    None: one a rank. See below
     ignored: PyTorch's device_ids, find_unused_parameters and static_graph, which change nothing
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
@@ -55,8 +58,23 @@ class DataParallel(Module):
     wrapper. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
     cell runs twice, replaces the first wrapper: gradients are cleared, and using the first raises.
 
-    Raises: ArgumentError for buckets of no size; ParallelError if the ranks' modules differ, there is no parameter that
-    requires grad, or a parameter belongs to a wrapper of another module.
+    With `micro_batches=V` each forward and backward is of one micro-batch of a `DistributedSampler(dataset,
+    micro_batches=V)`, and this rank's last one in a step leaves the mean over all V; before it `accumulating` is True:
+
+        for x, t in loader:
+            F.cross_entropy(model(x), t).backward()
+            if not model.accumulating:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    On any number of ranks from 1 to V, with as many BLAS threads and the same kind of CPU, the weights are the same to
+    the last bit. This thread's random numbers are seeded anew for each micro-batch, from rank 0's seed. The order of
+    sums is in `ddp.parallel.micro_batches`. A communication hook, ZeroOptimizer, SyncBatchNorm, `join` and a CUDA graph
+    raise ParallelError, and so does a forward that changes a buffer other than BatchNorm's.
+
+    Raises: ArgumentError for buckets of no size, and for fewer micro-batches than ranks; ParallelError if the
+    ranks' modules differ, there is no parameter that requires grad, or a parameter belongs to a wrapper of another
+    module.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 
@@ -77,6 +95,7 @@ class DataParallel(Module):
         plan: Plan | Mapping[str, Any] | None = None,
         check_every: int = 100,
         check_finite: bool = False,
+        micro_batches: int | None = None,
         **ignored: Any,
     ) -> None:
         super().__init__()
@@ -87,6 +106,14 @@ class DataParallel(Module):
         finite = arguments.switch("check_finite", check_finite)
         pinned = plan if plan is None or isinstance(plan, Plan) else Plan.from_state(plan)
         settings = hook_settings(comm_hook)
+        if micro_batches is not None:
+            micro_batches = arguments.whole("micro_batches", micro_batches)
+            settings |= {"micro_batches": micro_batches, **machine()}
+            if comm_hook is not None:
+                raise ParallelError(
+                    "micro_batches: what a communication hook rounds or keeps depends on the number of ranks: leave "
+                    "out comm_hook, gradients are added in one order without it"
+                )
         arguments.warn_of(ignored, stacklevel=3)
         if isinstance(module, DataParallel):
             module = module.module
@@ -114,6 +141,7 @@ class DataParallel(Module):
             raise ParallelError("the parameters of this module are on several devices: a rank has one")
         self.comm = comm.duplicate(f"DataParallel of {type(module).__name__}")
         broadcast_values(self.comm, [tensor for _, tensor in tensors])
+        micro = None if micro_batches is None else self._micro_batches(micro_batches)
         names, params = [name for name, _ in trainable], [p for _, p in trainable]
         kinds, nbytes, xp = [p.dtype for p in params], [p.array.nbytes for p in params], params[0].device.xp
         trained = [p.requires_grad for p in params]
@@ -133,11 +161,14 @@ class DataParallel(Module):
                 "was replaced: its module was wrapped again. Use the newer DataParallel, also for ZeroOptimizer"
             )
             module.zero_grad()
-        self.reducer = Reducer(self, names, params, self.comm, planner, check_every=every, check_finite=finite)
+        self.micro_batches = micro
+        self.reducer = Reducer(
+            self, names, params, self.comm, planner, check_every=every, check_finite=finite, micro_batches=micro
+        )
         if self._hooked is not None:
             self.reducer.set_exchange(self._hooked)
         self._parameters_check = ParameterCheck(module)
-        self.buffer_sync = BufferSync(self.comm, module) if buffers else None
+        self.buffer_sync = BufferSync(self.comm, module) if buffers and micro is None else None
         self.buffers_at = 0  # how many synchronized backwards had ended when ranks last had the same buffers
         self.reducer.before.append(self._before_backward)
         self.joining: join.JoinContext | None = None  # inside `join`
@@ -154,16 +185,20 @@ class DataParallel(Module):
         `plan.state()` alone pins a plan for a new run; this is for going on with one.
         """
         self.check_open()
-        return {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
+        state = {**self.reducer.planner.state(), "buffers_due": self._buffers_due()}
+        return state if self.micro_batches is None else {**state, "micro_batches": self.micro_batches.state()}
 
     def load_plan_state(self, state: Mapping[str, Any]) -> None:
         """Reduces as the model that this state is of would have gone on to: the same sums, to the last bit. Collective.
 
         Between steps: gradients that are there move along, as with every plan.
 
-        Raises: ParallelError, on every rank that was given it, if the plan is none of these parameters.
+        Raises: ParallelError, on every rank that was given it, if the plan is none of these parameters, or the state is
+        of another number of micro-batches.
         """
         self.check_open()
+        if self.micro_batches is not None:
+            self.micro_batches.load_state(state.get("micro_batches"))
         try:
             self.reducer.load_plan_state(state)
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -195,7 +230,10 @@ class DataParallel(Module):
             if self._buffers_due() and self.training and modes.state.enabled:
                 self._sync_buffers(self._announce(join.FORWARD))
             self.buffer_sync.take()
-        result = self.module(*args, **kwargs)
+        if self.micro_batches is not None and self.training and modes.state.enabled and not self.reducer.running:
+            result = self.micro_batches.forward(lambda: self.module(*args, **kwargs))
+        else:
+            result = self.module(*args, **kwargs)
         self.reducer.forward = (begun, monotonic_ns())
         if self.training and self.reducer.sync and not self.reducer.running and self.comm.size > 1:
             self.reducer.skipped.add_forward(result)
@@ -263,6 +301,11 @@ class DataParallel(Module):
         if not enable or self.comm.size == 1:
             yield
             return
+        if self.micro_batches is not None:
+            raise ParallelError(
+                "join: a step has the same micro-batches whatever the number of ranks: give DistributedSampler "
+                'tail="exact", and the last ones are shorter'
+            )
         if not self.reducer.exchange.joinable:
             raise ParallelError("join: a ZeroOptimizer's steps are collective: give all ranks equal numbers of batches")
         weight = 1.0 if divide_by_initial_world_size else 0.0
@@ -286,8 +329,9 @@ class DataParallel(Module):
 
     @property
     def accumulating(self) -> bool:
-        """Whether there are gradients of `no_sync()` that a later backward is to reduce."""
-        return self.reducer.gradients.accumulating
+        """Whether a later backward is to reduce gradients of `no_sync()`, or of this step's earlier micro-batches."""
+        pending = self.micro_batches is not None and self.micro_batches.pending
+        return pending or self.reducer.gradients.accumulating
 
     def share_requests(self, requests: PendingRequests) -> None:
         """Has the control messages carry these requests to stop or save; several models may share one object."""
@@ -335,6 +379,13 @@ class DataParallel(Module):
                 raise ParallelError("a module cannot be wrapped again inside its backward or its wrapper's join()")
             found = owner
         return found
+
+    def _micro_batches(self, count: int) -> MicroBatches:
+        try:
+            return MicroBatches(self.comm, self.module, count)
+        except DdpError:  # on every rank alike
+            self.comm.close()
+            raise
 
     def _before_backward(self) -> None:
         """Before a synchronized backward launches anything."""

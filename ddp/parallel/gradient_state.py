@@ -115,12 +115,16 @@ class GradientState:
         """
         weight = getattr(_current, "weight", None)
         self.weights = self.weights.add(weight, reaches=reaches, empty=not self.any())
-        mean = next((at for at, reduced in enumerate(self._reduced) if reduced and at not in self.excluded), None)
+        mean = self.first_mean()
         if weight is not None and mean is not None:
             raise ParallelError(
                 f"backward with a weight would add to {names[mean]}.grad, which is already a mean over ranks: call "
                 "zero_grad() before it, or accumulate inside no_sync()"
             )
+
+    def first_mean(self) -> int | None:
+        """The first parameter whose gradient is a mean over ranks already, and would be added to."""
+        return next((at for at, reduced in enumerate(self._reduced) if reduced and at not in self.excluded), None)
 
     def end(self, index: int, by_any: bool) -> None:
         """The backward has ended. by_any: some rank had a gradient of this parameter, and its mean is there now."""

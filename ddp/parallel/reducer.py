@@ -36,6 +36,7 @@ from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import AllReduce, Exchange, SingleRank
 from ddp.parallel.gradient_state import GradientState, WeightSum
 from ddp.parallel.graph_replay import GraphReplays
+from ddp.parallel.micro_batches import MicroBatches, TreeExchange
 from ddp.parallel.planner import ArrivalTimer, Planner
 from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
@@ -51,6 +52,7 @@ class Reducer:
     owner: the DataParallel; names, tensors: the parameters, in the model's order
     comm: a communicator that is used for nothing else; planner: with the plan to begin with
     check_every, check_finite: see DataParallel
+    micro_batches: where this rank is in those of a step, if ranks have such
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Reducer:
         *,
         check_every: int,
         check_finite: bool,
+        micro_batches: MicroBatches | None = None,
     ) -> None:
         self.owner = owner
         self.turn = next(_turns)
@@ -72,6 +75,11 @@ class Reducer:
         self.leaves = [tensor.leaf for tensor in tensors]
         self.comm = comm
         self.exchange: Exchange = SingleRank(comm) if comm.size == 1 else AllReduce(comm)
+        self.micro_batches = micro_batches
+        self._tree: TreeExchange | None = None
+        if micro_batches is not None:
+            self._tree = TreeExchange(comm, names, tensors[0].device, micro_batches.count)
+            self.exchange = self._tree
         self.before: list[Callable[[], None]] = []  # called before a synchronized backward launches anything
         node_and_job = np.array([[comm.node, secrets.randbits(62)]])
         nodes, jobs = comm.all_gather(node_and_job, lengths="equal").T.tolist()
@@ -82,7 +90,8 @@ class Reducer:
         self.running = False  # a backward of this model runs now
         self.in_flight = False  # something was launched, and not all has been concluded from it
         self.gradients = GradientState(self.leaves, tensors)
-        self.control = ControlMessage(comm, len(names), self.timeline.width)
+        count = 0 if micro_batches is None else micro_batches.count
+        self.control = ControlMessage(comm, len(names), self.timeline.width, count)
         self.used: Sequence[bool] = ()  # by this rank, in the last synchronized backward
         self._consistency = ConsistencyCheck(comm, names, tensors, check_every)
         self._finite = FiniteCheck(comm) if check_finite else None
@@ -93,6 +102,7 @@ class Reducer:
         self._index = {leaf: index for index, leaf in enumerate(self.leaves)}
         self._snapshot: tuple[WeightSum, list[bool]] | None = None  # of `gradients`, before the backward that runs now
         self._reached = False  # the last backward reached a leaf
+        self._reducing = False  # the backward that runs reduces: not inside no_sync(), nor of an earlier micro-batch
         self._broken: BaseException | None = None
         self._missing: list[int] = []  # for each bucket: how many of its gradients are not complete yet
         self._launched = 0
@@ -130,15 +140,18 @@ class Reducer:
         reached = {self._index[leaf] for leaf in leaves}
         self.gradients.begin(reached)
         self.gradients.add_weight(bool(reached), self.names)
-        if self.sync:
+        self._reducing = self.sync
+        used = {index for index in range(len(self.leaves)) if index in reached or self.gradients.has(index)}
+        if self.micro_batches is not None:
+            used = self._begin_micro_batch(self.micro_batches, used)
+        if self._reducing:
             for each in self.before:
                 each()
-            used = [index in reached or self.gradients.has(index) for index in range(len(self.leaves))]
-            self._start(reached, used, self.gradients.weights.weight)
+            self._start(reached, [index in used for index in range(len(self.leaves))], self.gradients.weights.weight)
 
     def ready(self, leaf: Leaf) -> None:
         """The leaf's gradient is complete in its grad_buffer."""
-        if not self.sync:
+        if not self._reducing:
             return
         index = self._index[leaf]
         self._timer.ready(index)
@@ -153,7 +166,11 @@ class Reducer:
 
     def end(self) -> None:
         """Waits for the buckets; afterwards every grad_buffer holds the mean, or is empty where no rank used it."""
-        if not self.sync:
+        if self.micro_batches is not None:
+            self.micro_batches.end_backward()
+        if not self._reducing:
+            if self.sync:
+                self._keep_micro_batch()
             self.running = False
             self._replays.end(None)
             return
@@ -171,6 +188,8 @@ class Reducer:
             raise
         used = self.control.used()
         self._finish_gradients(used)
+        if self.micro_batches is not None:
+            self.micro_batches.complete()
         if not self._replays.end(weight):
             self.count_step()
             plan = self.planner.after_backward(self._timer, used)
@@ -184,9 +203,12 @@ class Reducer:
         Else, or with no other rank, it does not count, and the backwards before it still do.
         """
         # What is only captured has not begun.
-        if self.in_flight and self._broken is None and self.comm.size > 1 and capturing.now is None:
+        alone = self.comm.size == 1 and self._tree is None  # which has added earlier micro-batches to the buckets
+        if self.in_flight and self._broken is None and not alone and capturing.now is None:
             self._broken = error
         self.in_flight = False
+        if self.micro_batches is not None:
+            self.micro_batches.end_backward()
         if self._snapshot is not None:
             self.gradients.restore(self._snapshot)
             self._snapshot = None
@@ -221,6 +243,8 @@ class Reducer:
         """Continues with the buckets and the planning of a `planner.state()`. Collective."""
         before = self.planner.plan
         plan = self.planner.restore(state)
+        if self._tree is not None:
+            self._tree.discard()
         if plan.buckets != before.buckets:
             self._set_plan(plan)
 
@@ -264,26 +288,71 @@ class Reducer:
         checksum = NO_CHECKSUM if capturing.now is not None else self._consistency.checksum(self.steps)
         self._missing = self._assignment.missing(reached)
         self._launched, self._full_at = 0, [self._started] * len(self._missing)
-        if self._finite is not None:
+        if self._finite is not None and self._tree is None:
             self._finite.bad = None
         self.in_flight = True
         timestamps = self.timeline.timestamps()
-        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, self.skipped.count)
+        micro = None if self.micro_batches is None else (self.micro_batches.own, self.micro_batches.weights)
+        self.control.send(weight, used, checksum, timestamps, joined, self.requests.mine, self.skipped.count, micro)
         self.exchange.begin(self.control)
         self._launch_full()
 
     def _launch_full(self) -> None:
         """Launches the next buckets in the plan's order, as far as they are full."""
-        buckets = self.buckets
         while self._launched < len(self._missing) and self._missing[self._launched] == 0:
-            for gradient in buckets.members[self._launched]:
-                index = self._assignment.parameters[gradient]
-                if not self.gradients.has(index):
-                    buckets.memory.views[gradient][...] = 0  # nothing from this rank; others may have something
-                elif self._finite is not None:
-                    self._finite.look(self.names[index], buckets.memory.views[gradient])
+            self._fill(self._launched)
             self.exchange.launch(self._launched)
             self._launched += 1
+
+    def _fill(self, bucket: int) -> None:
+        """Puts zeros where a bucket got no gradient from this rank; others may have something."""
+        buckets = self.buckets
+        for gradient in buckets.members[bucket]:
+            index = self._assignment.parameters[gradient]
+            if not self.gradients.has(index):
+                buckets.memory.views[gradient][...] = 0
+            elif self._finite is not None:
+                self._finite.look(self.names[index], buckets.memory.views[gradient])
+
+    def _begin_micro_batch(self, micro_batches: MicroBatches, used: set[int]) -> set[int]:
+        """A backward begins that may complete a micro-batch. Returns what this rank's micro-batches have used so far.
+
+        Raises: ParallelError for gradients of the step before, and for what has no bucket.
+        """
+        if capturing.now is not None:
+            raise ParallelError("micro_batches: a CUDA graph would replay one micro-batch's draws: run without a graph")
+        mean, loose = self.gradients.first_mean(), used.intersection(self._assignment.unassigned())
+        for index in [*([] if mean is None else [mean]), *loose]:
+            why = (
+                "has no place in the tree, as it was frozen when the model was wrapped: wrap the model again"
+                if index in loose
+                else "holds the last step's gradient: call zero_grad() after each optimizer.step(). To accumulate "
+                "more, give more micro_batches, or split one inside no_sync()"
+            )
+            raise ParallelError(f"micro_batches: {self.names[index]} {why}")
+        for leaf in self.leaves:
+            if leaf.grad_buffer.zeroed:  # a zero and no gradient differ in a sign
+                leaf.grad_buffer.clear()
+        micro_batches.begin_backward()
+        if self._finite is not None and not micro_batches.pending:
+            self._finite.bad = None
+        if self.sync:
+            micro_batches.advance(used, self.gradients.weights.weight)
+            self._reducing = micro_batches.last
+        return micro_batches.used
+
+    def _keep_micro_batch(self) -> None:
+        """A micro-batch that is not this rank's last one is complete: its gradients go into the tree's sums."""
+        assert self._tree is not None
+        assert self.micro_batches is not None
+        for bucket in range(len(self.buckets.members)):
+            self._fill(bucket)
+        self._tree.keep(self.micro_batches.number)
+        for index, leaf in enumerate(self.leaves):
+            if self.gradients.has(index):
+                leaf.grad_buffer.clear()
+        self.gradients.weights, self._snapshot = WeightSum(), None
+        self.micro_batches.complete()
 
     def _wait(self) -> None:
         """Waits for the control message and all buckets. Raises: the error of the first that failed, by name."""

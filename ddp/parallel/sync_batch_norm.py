@@ -99,7 +99,7 @@ class SyncBatchNorm(BatchNorm):
 
     def _keep(self, mean: Array, var: Array, count: int) -> None:
         """Moves the running statistics."""
-        momentum = self._count_batch()
+        momentum = self.count_batch()
         if self.track_running_stats:
             update = running_stats_update(self.running_mean, self.running_var, momentum)
             if update is not None:

@@ -55,6 +55,11 @@ class ZeroOptimizer(Optimizer):
         if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
             raise DtypeError(f"ZeroOptimizer: expected a class of optimizers, got {optimizer_class!r}")
         reducer = model.reducer
+        if model.micro_batches is not None:
+            raise ParallelError(
+                "ZeroOptimizer: with micro_batches gradients are added in one order on all ranks, its sums are not: "
+                "use the optimizer itself"
+            )
         if not isinstance(reducer.exchange, AllReduce | SingleRank):
             has = "ZeroOptimizer" if isinstance(reducer.exchange, ShardedExchange) else "communication hook"
             raise ParallelError(
