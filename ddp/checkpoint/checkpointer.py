@@ -260,7 +260,11 @@ class Checkpointer:
     @property
     def _reached(self) -> int:
         """The step that the state is of. In the loop's body the loader counts the batch of this step already."""
-        return self.step + self._in_step
+        return self.step + (self._in_step and not self._in_micro_batches())
+
+    def _in_micro_batches(self) -> bool:
+        """Whether this rank has micro-batches of the same step left."""
+        return any(model.micro_batches is not None and model.micro_batches.pending for model in self._training.parallel)
 
     def _write(self, background: bool = False) -> None:
         """Saves: now, in this thread, from where everything lies, or a copy of it in the background."""
@@ -332,9 +336,11 @@ class Checkpointer:
                         yield batch
                     finally:  # also where the loop is left: the loader has handed this batch out
                         self._in_step = False
-                        self.step += 1
-                    collectives.mark_step(self.step)
-                    self._step_done()
+                        ended = not self._in_micro_batches()
+                        self.step += ended
+                    if ended:
+                        collectives.mark_step(self.step)
+                        self._step_done()
                 training.began = None
                 if loader.epoch <= before:
                     raise ArgumentError(

@@ -27,6 +27,7 @@ from ddp.data.samplers import (
     is_count,
 )
 from ddp.errors import ArgumentError, StateDictError
+from ddp.parallel.micro_batches import seed_draws
 
 if TYPE_CHECKING:
     from ddp.data.shared_memory import Payload
@@ -342,6 +343,8 @@ class _Pass(Iterator[Any]):
         if loader._current is source:
             loader._batches += 1
             loader._streams = position
+            if loader._steps() is not None:
+                seed_draws()
         process_recorder().add("samples", 1 if loader._size is None else count_samples(batch))
         return batch
 

@@ -6,7 +6,7 @@ V % n ranks have one more than the others. What depends on a rank elsewhere depe
 The order of sums. Gradients are added in one binary tree over the micro-batches 0 to V - 1: those of 2k and 2k + 1
 first, then blocks of two, of four and so on; where V is no power of two, a block without a neighbour goes up as it is.
 A rank adds up its own blocks as micro-batches come, so that no more than log2(V) sums, rounded up, are kept beside the
-gradient:
+gradient (where V is above 48 and the shares begin badly, one or two more):
 
     V = 8 on 3 ranks    rank 0: 0 1 2          rank 1: 3 4 5          rank 2: 6 7
     what they bring     (0 + 1), 2             3, (4 + 5)             (6 + 7)
@@ -27,7 +27,9 @@ all of them, in the micro-batches' order.
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -188,6 +190,25 @@ class TreeExchange(HookExchange):
         return self._xp.add(left, right, out=right)
 
 
+class _Latest(threading.local):
+    """The progress that was made last in this thread."""
+
+    progress: Callable[[], MicroBatches | None] | None = None
+
+
+_latest = _Latest()
+
+
+def seed_draws() -> None:
+    """Seeds this thread's random numbers for the next micro-batch of the model that was wrapped last in it, if any.
+
+    A DataLoader calls it as it hands out a micro-batch, so that draws since the last one change nothing in it.
+    """
+    progress = None if _latest.progress is None else _latest.progress()
+    if progress is not None:
+        progress.seed_draws()
+
+
 class MicroBatches:
     """Where this rank is in the micro-batches of a step, and what of them is still to be exchanged.
 
@@ -206,6 +227,7 @@ class MicroBatches:
         self.seed = int(comm.broadcast_object(_device.initial_seed(), root=0))
         self._comm, self._module = comm, module
         self._drawn = False  # the forward of this micro-batch has begun
+        _latest.progress = weakref.ref(self)
         self._records: RecordedStatistics = []
         self._outer: RecordedStatistics | None = None
         for name, each in module.named_modules():
@@ -257,12 +279,15 @@ class MicroBatches:
         before = self._buffers()
         with deferred.into(self._records):
             result = run()
-        for name, seen in self._buffers().items():
-            if before.get(name) != seen:
-                raise ParallelError(
-                    f"micro_batches: forward has changed the buffer {name}, and each rank would change its own: of "
-                    "buffers only the running statistics of BatchNorm are updated in the micro-batches' order"
-                )
+        changed = [name for name, seen in self._buffers().items() if before.get(name) != seen]
+        known = {id(norm.running_mean) for norm in self._norms()}
+        if not all(id(record[0]) in known for record in self._records):
+            changed.append("of running statistics")
+        if changed:
+            raise ParallelError(
+                f"micro_batches: forward has changed the buffer {changed[0]}, and each rank would change its own: of "
+                "buffers only the running statistics of BatchNorm are updated in the micro-batches' order"
+            )
         return result
 
     def advance(self, used: set[int], weight: float | None) -> None:
@@ -270,12 +295,12 @@ class MicroBatches:
 
         Raises: ParallelError if some have weights, and others not.
         """
+        del self.weights[self.number - self.own.start :]  # of a backward that failed
         if self.weights and (weight is None) != (self.weights[-1] is None):
             raise ParallelError(
                 "micro-batches with and without a weight cannot be added up: use model.backward(loss, weight=...) for "
                 "all of them, or for none"
             )
-        del self.weights[self.number - self.own.start :]  # of a backward that failed
         self.weights.append(weight)
         self.used |= used
 
@@ -329,12 +354,15 @@ class MicroBatches:
                     seen[f"{prefix}.{name}" if prefix else name] = id(tensor), tensor.version.count
         return seen
 
+    def _norms(self) -> list[BatchNorm]:
+        """The layers that keep running statistics, in the model's order."""
+        norms = [each for each in self._module.modules() if isinstance(each, BatchNorm)]
+        return [each for each in norms if each.running_mean is not None]
+
     def _move_statistics(self) -> None:
         """Moves running statistics by all ranks' micro-batches, in their order. Collective if there are any."""
-        norms = [each for each in self._module.modules() if isinstance(each, BatchNorm)]
-        norms = [each for each in norms if each.running_mean is not None]
+        norms = self._norms()
         if not norms:
-            assert not self._records
             return
         records = self._records
         numbers = {id(each.running_mean): number for number, each in enumerate(norms)}

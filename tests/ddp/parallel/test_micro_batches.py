@@ -1,0 +1,400 @@
+"""The number of ranks changes no bit: one tree of sums, and everything else by step and micro-batch."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import ddp
+from collectives import Communicator
+from ddp import nn
+from ddp.checkpoint import Checkpointer
+from ddp.data import DataLoader, Dataset, DistributedSampler
+from ddp.errors import ArgumentError, DdpError
+from ddp.nn import functional as F
+from ddp.parallel import DataParallel, SyncBatchNorm, ZeroOptimizer, comm_hooks, micro_batches
+from ddp.parallel.micro_batches import Block, blocks, share, tree_sum
+from tests.ddp.parallel.ranks import gradients, on_ranks
+
+SIZES = (1, 2, 3, 4)
+CLASSES = 10
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(1, "0"), (3, "((0+1)+2)"), (6, "(((0+1)+(2+3))+(4+5))"), (7, "(((0+1)+(2+3))+((4+5)+6))")],
+)
+def test_the_tree(count: int, expected: str) -> None:
+    for size in range(1, count + 1):
+        shares = [share(count, rank, size) for rank in range(size)]
+        assert [number for each in shares for number in each] == list(range(count))
+        parts = []
+        for each in shares:
+            for start, length in blocks(each):
+                leaves = [Block(number, 1, str(number)) for number in range(start, start + length)]
+                parts.append(Block(start, length, tree_sum(leaves, lambda a, b: f"({a}+{b})")))
+        assert tree_sum(parts, lambda a, b: f"({a}+{b})") == expected
+
+
+def test_as_many_sums_are_kept_as_the_tree_is_deep() -> None:
+    for count in range(1, 49):
+        for size in range(1, count + 1):
+            for each in (share(count, rank, size) for rank in range(size)):
+                kept = max(len(blocks(range(each.start, stop))) for stop in range(each.start, each.stop))
+                assert kept <= math.ceil(math.log2(count)), (count, each)
+    with pytest.raises(ArgumentError, match="micro_batches=2 on 3 ranks"):
+        share(2, 0, 3)
+
+
+class MLP(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(144, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, CLASSES))
+
+
+class CNN(nn.Sequential):
+    def __init__(self) -> None:
+        layers = [
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3),
+            nn.BatchNorm2d(4, momentum=None),
+        ]
+        super().__init__(*layers, nn.Flatten(), nn.Linear(4 * 8 * 8, CLASSES))
+
+
+class GPT(nn.Module):
+    """Each image is a sentence of 144 / 9 words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        words = x.reshape(x.shape[0], 16, 9).sum(2).abs().clamp(0, 49).long()
+        return self.head(self.layers(self.embedding(words))).mean(1)
+
+
+class Augmented(Dataset[Any]):
+    """Images with noise that is drawn when they are read."""
+
+    def __len__(self) -> int:
+        return 44
+
+    def __getitem__(self, index: int) -> Any:
+        rng = np.random.default_rng(index)
+        image = ddp.from_numpy(rng.normal(size=(1, 12, 12)).astype(np.float32))
+        return image + 0.1 * ddp.randn(1, 12, 12), int(rng.integers(CLASSES))
+
+
+def digest(*nets: nn.Module) -> str:
+    tensors = [x.detach().numpy() for net in nets for x in net.state_dict().values()]
+    return hashlib.sha256(b"".join(x.tobytes() for x in tensors)).hexdigest()
+
+
+def train(
+    comm: Communicator,
+    make: Callable[[], nn.Module] = MLP,
+    count: int = 6,
+    amp: bool = False,
+    weighted: bool = False,
+    clip: float = 0.5,
+    make_optimizer: Callable[[Any], Any] = lambda model: ddp.optim.AdamW(model.parameters(), lr=1e-2),
+    **options: Any,
+) -> tuple[str, list[float]]:
+    """Two epochs of 3 steps, the last of which has fewer samples. Returns a hash of the model, and losses by step."""
+    ddp.manual_seed(comm.rank)  # what other ranks draw must not matter
+    net = make()
+    dataset = Augmented()
+    model = DataParallel(net, comm, micro_batches=count, **options)
+    sampler = DistributedSampler(dataset, comm=comm, micro_batches=count, tail="exact" if weighted else "pad")
+    loader = DataLoader(dataset, batch_size=3, sampler=sampler)
+    optimizer = make_optimizer(model)
+    scaler = ddp.amp.GradScaler("cpu", init_scale=2.0**127, enabled=amp)
+    losses: list[float] = []
+    mine: list[float] = []
+    for _ in range(2):
+        for x, t in loader:
+            x = x + 0.1 * ddp.randn(x.shape)
+            with ddp.autocast("cpu", dtype=ddp.bfloat16, enabled=amp):
+                y = model(x).float()
+            if weighted:
+                loss = F.cross_entropy(y, t, reduction="sum") / 3
+                model.backward(loss, weight=len(t) / 3)
+            else:
+                loss = F.cross_entropy(y, t)
+                scaler.scale(32 * loss).backward()  # the first of which overflow under autocast
+            mine.append(loss.item())
+            if model.accumulating:
+                continue
+            losses.append(comm.all_gather(np.array(mine)).mean().item())
+            mine.clear()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            net.eval()
+            model(ddp.randn(2, 1, 12, 12))  # an evaluation draws, and changes nothing
+            ddp.rand(comm.rank)
+            net.train()
+    assert scaler.get_scale() < 2.0**127 or not amp
+    return digest(net), losses
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "MLP": {},
+    "MLP of small buckets": {"bucket_cap_mb": 1e-3},
+    "CNN": {"make": CNN, "count": 5},
+    "weights": {"count": 4, "weighted": True},
+    "GPT": {"make": GPT},
+    "GPT under autocast": {"make": GPT, "count": 4, "amp": True},
+}
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_bits_are_the_same_on_any_number_of_ranks(options: dict[str, Any]) -> None:
+    found = {repr(result) for size in SIZES for result in on_ranks(partial(train, **options), size)}
+    assert len(found) == 1
+
+
+def test_the_layout_of_buckets_does_not_matter() -> None:
+    [one], [two] = (on_ranks(partial(train, **CASES[name]), 1) for name in ("MLP", "MLP of small buckets"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("left_out", "options"),
+    [
+        ((micro_batches.MicroBatches, "seed_draws", lambda self, of_forward=False: None), {}),
+        ((micro_batches, "tree_sum", lambda parts, add: add_in_order(parts, add)), {"count": 4}),
+        ((DistributedSampler, "number_of", lambda self, batch: batch), {}),
+        ((micro_batches.MicroBatches, "_move_statistics", lambda self: move_alone(self)), {"make": CNN}),
+    ],
+    ids=["draws", "order of sums", "augmentation", "running statistics"],
+)
+def test_each_part_is_needed(left_out: Any, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*left_out)
+    assert len({repr(on_ranks(partial(train, **options), size)[0]) for size in SIZES}) > 1
+
+
+def add_in_order(parts: list[Block], add: Any) -> Any:
+    total = parts[0].total
+    for part in parts[1:]:
+        total = add(total, part.total)
+    return total
+
+
+def move_alone(progress: Any) -> None:
+    """What each rank's own micro-batches would have done to its running statistics."""
+    for mean_of, mean, _, _ in progress._records:
+        mean_of.copy_(0.9 * mean_of + 0.1 * ddp.from_numpy(mean.reshape(-1)))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_gradient_is_that_of_the_whole_batch(size: int) -> None:
+    x, t = np.random.default_rng(0).normal(size=(8, 5)), np.random.default_rng(1).integers(0, 3, 8)
+
+    def net() -> nn.Module:
+        ddp.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+    def rank(comm: Communicator) -> Any:
+        model = DataParallel(net(), comm, micro_batches=4)
+        for number in share(4, comm.rank, size):
+            rows = slice(2 * number, 2 * number + 2)
+            with model.no_sync():  # a micro-batch in two parts
+                (F.cross_entropy(model(ddp.from_numpy(x[rows][:1])), ddp.from_numpy(t[rows][:1])) / 2).backward()
+            assert model.accumulating
+            (F.cross_entropy(model(ddp.from_numpy(x[rows][1:])), ddp.from_numpy(t[rows][1:])) / 2).backward()
+        assert not model.accumulating
+        return gradients(model.module)
+
+    whole = net()
+    F.cross_entropy(whole(ddp.from_numpy(x)), ddp.from_numpy(t)).backward()
+    for got in on_ranks(rank, size):
+        for name, expected in gradients(whole).items():
+            assert_allclose(got[name], expected, rtol=0, atol=1e-14)
+
+
+def test_running_statistics_are_those_of_the_micro_batches_in_their_order() -> None:
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32)
+
+    def rank(comm: Communicator) -> Any:
+        net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None))
+        model = DataParallel(net, comm, micro_batches=5)
+        for number in share(5, comm.rank, comm.size):
+            model(ddp.from_numpy(x[number])).square().sum().backward()
+        return {name: value.numpy().copy() for name, value in net.state_dict().items()}
+
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3, momentum=None))
+    for part in x:
+        net(torch.from_numpy(part))
+    for got in on_ranks(rank, 3):
+        for name, expected in net.state_dict().items():
+            assert_allclose(got[name], expected.numpy(), rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.register_buffer("seen", ddp.zeros(1))
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        self.seen += 1
+        return self.linear(x)
+
+
+def thaw(model: Any) -> None:
+    model.module[0].weight.requires_grad_(True)
+    model(ddp.ones(2, 2)).sum().backward()
+
+
+def frozen() -> nn.Module:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    net[0].weight.requires_grad_(False)
+    return net
+
+
+def step(model: Any, times: int = 2) -> None:
+    for _ in range(times):
+        model(ddp.ones(2, 2)).sum().backward()
+
+
+def mixed(model: Any) -> None:
+    model(ddp.ones(2, 2)).sum().backward()
+    model.backward(model(ddp.ones(2, 2)).sum(), weight=2)
+
+
+def joined(model: Any) -> None:
+    with model.join():
+        pass
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Callable[[Any], Any], str]] = {
+    "hook": (frozen, {"comm_hook": comm_hooks.TopK(0.1)}, step, "leave out comm_hook"),
+    "SyncBatchNorm": (lambda: nn.Sequential(SyncBatchNorm(2)), {}, step, "0 is a SyncBatchNorm"),
+    "16 bits": (lambda: nn.Linear(2, 1, dtype=ddp.bfloat16), {}, step, "weight is bfloat16.*under autocast"),
+    "ranks": (frozen, {"micro_batches": 1}, step, "micro_batches=1 on 2 ranks"),
+    "a number": (frozen, {"micro_batches": 2.5}, step, "micro_batches is a whole number"),
+    "buffer": (Counting, {}, step, "forward has changed the buffer seen"),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 2)), nn.InstanceNorm1d(1, affine=True, track_running_stats=True)),
+        {},
+        step,
+        "running statistics of BatchNorm",
+    ),
+    "frozen": (frozen, {}, thaw, "0.weight has no place in the tree"),
+    "a second step": (frozen, {"micro_batches": 4}, lambda model: step(model, 3), r"call zero_grad\(\) after each"),
+    "weights": (frozen, {"micro_batches": 4}, mixed, "with and without a weight"),
+    "join": (frozen, {}, joined, 'join: .*tail="exact"'),
+    "ZeRO": (frozen, {}, lambda model: ZeroOptimizer(model, ddp.optim.SGD, lr=1), "use the optimizer itself"),
+    "state": (
+        frozen,
+        {},
+        lambda model: model.load_plan_state({**model.plan_state(), "micro_batches": {"count": 3}}),
+        "state is of micro_batches=3, this model has 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_exact_is_refused(case: Any) -> None:
+    make, options, use, message = case
+
+    def rank(comm: Communicator) -> None:
+        with pytest.raises(DdpError, match=message):
+            use(DataParallel(make(), comm, **{"micro_batches": 2, **options}))
+
+    on_ranks(rank, 2)
+
+
+def test_a_micro_batch_that_failed_is_made_again() -> None:
+    def gradient(fails: bool) -> Any:
+        net = nn.Linear(2, 1)
+        nn.init.ones_(net.weight)
+        model = DataParallel(net, collectives.init(), micro_batches=3)
+        for number in range(3):
+            if fails and number == 1:
+                y = model(ddp.ones(2, 2))
+                y.register_hook(lambda g: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    model.backward(y.sum(), weight=2)
+            model.backward(model(ddp.full((2, 2), float(number))).sum(), weight=number + 1)
+        return net.weight.grad.numpy()
+
+    assert_array_equal(gradient(True), gradient(False))
+    assert_array_equal(gradient(False), [[1.0, 1.0]])  # 2 * (0 + 1 + 2) / (1 + 2 + 3)
+
+
+def test_a_run_goes_on_at_other_numbers_of_ranks_with_the_same_bits(tmp_path: Path) -> None:
+    def run(folder: Path, ends: list[tuple[int, int | None]]) -> str:
+        for size, end in ends:
+            [found, *_] = on_ranks(lambda comm, end=end: go(comm, folder, end), size)
+        return str(found)
+
+    def go(comm: Communicator, folder: Path, end: int | None) -> str:
+        ddp.manual_seed(3)
+        net = CNN()
+        net.append(nn.Dropout(0.2))
+        model = DataParallel(net, comm, micro_batches=5)
+        optimizer = ddp.optim.AdamW(net.parameters(), lr=1e-2)
+        dataset = Augmented()
+        loader = DataLoader(dataset, batch_size=2, sampler=DistributedSampler(dataset, comm=comm, micro_batches=5))
+        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, every=1) as checkpointer:
+            for x, t in checkpointer.resume(loader, epochs=2):
+                F.cross_entropy(model(x + ddp.randn(x.shape)), t).backward()
+                if model.accumulating:
+                    continue
+                optimizer.step()
+                optimizer.zero_grad()
+                if checkpointer.step == end:
+                    break
+        assert end is not None or checkpointer.step == 10
+        return digest(net)
+
+    whole = run(tmp_path / "whole", [(1, None)])
+    assert run(tmp_path / "parts", [(3, 1), (2, 3), (1, 5), (4, 7), (2, None)]) == whole
+
+
+def test_a_machine_that_computes_otherwise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = DataParallel(nn.Linear(2, 1), collectives.init(), micro_batches=2)
+    state = model.plan_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.load_plan_state(state)
+    state["micro_batches"]["machine"] = {"BLAS threads": 64, "kernels": "kernels-armv8.so"}
+    with pytest.warns(
+        UserWarning, match=r"saved with BLAS threads 64, here .*; kernels kernels-armv8.so, here .*OPENBLAS"
+    ):
+        model.load_plan_state(state)
+
+
+@pytest.mark.mpi
+def test_ranks_that_are_processes(run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str]) -> None:
+    [expected] = on_ranks(lambda comm: train(comm, CNN), 1)
+    done = run_job([*mpiexec, "-n", "3", sys.executable, __file__], timeout=60)
+    assert done.stdout.split() == [expected[0]], done.stderr
+
+
+if __name__ == "__main__":
+    found, _ = train(collectives.init(), CNN)
+    if collectives.init().rank == 0:
+        print(found)
