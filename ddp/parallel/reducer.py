@@ -76,10 +76,10 @@ class Reducer:
         self.comm = comm
         self.exchange: Exchange = SingleRank(comm) if comm.size == 1 else AllReduce(comm)
         self.micro_batches = micro_batches
-        self._tree: TreeExchange | None = None
+        self.tree: TreeExchange | None = None
         if micro_batches is not None:
-            self._tree = TreeExchange(comm, names, tensors[0].device, micro_batches.count)
-            self.exchange = self._tree
+            self.tree = TreeExchange(comm, names, tensors[0].device, micro_batches.count)
+            self.exchange = self.tree
         self.before: list[Callable[[], None]] = []  # called before a synchronized backward launches anything
         node_and_job = np.array([[comm.node, secrets.randbits(62)]])
         nodes, jobs = comm.all_gather(node_and_job, lengths="equal").T.tolist()
@@ -203,7 +203,7 @@ class Reducer:
         Else, or with no other rank, it does not count, and the backwards before it still do.
         """
         # What is only captured has not begun.
-        alone = self.comm.size == 1 and self._tree is None  # which has added earlier micro-batches to the buckets
+        alone = self.comm.size == 1 and self.tree is None  # which has added earlier micro-batches to the buckets
         if self.in_flight and self._broken is None and not alone and capturing.now is None:
             self._broken = error
         self.in_flight = False
@@ -243,8 +243,8 @@ class Reducer:
         """Continues with the buckets and the planning of a `planner.state()`. Collective."""
         before = self.planner.plan
         plan = self.planner.restore(state)
-        if self._tree is not None:
-            self._tree.discard()
+        if self.tree is not None:
+            self.tree.discard()
         if plan.buckets != before.buckets:
             self._set_plan(plan)
 
@@ -288,7 +288,7 @@ class Reducer:
         checksum = NO_CHECKSUM if capturing.now is not None else self._consistency.checksum(self.steps)
         self._missing = self._assignment.missing(reached)
         self._launched, self._full_at = 0, [self._started] * len(self._missing)
-        if self._finite is not None and self._tree is None:
+        if self._finite is not None and self.tree is None:
             self._finite.bad = None
         self.in_flight = True
         timestamps = self.timeline.timestamps()
@@ -343,11 +343,11 @@ class Reducer:
 
     def _keep_micro_batch(self) -> None:
         """A micro-batch that is not this rank's last one is complete: its gradients go into the tree's sums."""
-        assert self._tree is not None
+        assert self.tree is not None
         assert self.micro_batches is not None
         for bucket in range(len(self.buckets.members)):
             self._fill(bucket)
-        self._tree.keep(self.micro_batches.number)
+        self.tree.keep(self.micro_batches.number)
         for index, leaf in enumerate(self.leaves):
             if self.gradients.has(index):
                 leaf.grad_buffer.clear()

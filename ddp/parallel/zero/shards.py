@@ -32,8 +32,9 @@ from ddp.errors import StateDictError
 from ddp.optim import Optimizer
 from ddp.optim.optimizer import Group, copy_state
 from ddp.parallel.buckets import Buckets
+from ddp.parallel.control import ControlMessage
 from ddp.parallel.error_context import error_context
-from ddp.parallel.exchange import Exchange
+from ddp.parallel.exchange import Exchange, Times
 
 Array = Any
 Entry = dict[str, Any]  # the state of one parameter, or of a piece of it
@@ -168,6 +169,10 @@ class Shard:
         """The whole mean gradient of each parameter, by number. Collective."""
         whole = comm.all_gather(self.grad, lengths=self.lengths)
         return {number: _view(whole, place) for number, place in self.places.items()}
+
+    def take_grad(self, bucket: Array) -> None:
+        """The bucket holds the mean gradients of all ranges: this rank's are copied from it."""
+        self.grad[...] = bucket[self._range]
 
     def gradients(self) -> list[Array]:
         """The mean gradients of this rank's range that are there, flat: in one array if all are."""
@@ -380,6 +385,41 @@ class ShardedExchange(Exchange):
             return found
 
         self.put_pieces(find)
+
+
+class WholeGradientExchange(ShardedExchange):
+    """With micro_batches: a tree adds whole gradients on every rank, and each rank's optimizer updates its part.
+
+    So memory of optimizer state is shared out, and an all-reduce costs what it does without.
+
+    tree: the model's own exchange; others: see ShardedExchange
+    """
+
+    def __init__(self, tree: Exchange, *others: Any) -> None:
+        self._tree = tree
+        super().__init__(*others)
+
+    def set_buckets(self, buckets: Buckets) -> None:
+        super().set_buckets(buckets)
+        self._tree.set_buckets(buckets)
+
+    def begin(self, control: ControlMessage) -> None:
+        self._tree.begin(control)
+
+    def launch(self, index: int) -> None:
+        self._tree.launch(index)
+
+    def poll(self) -> None:
+        self._tree.poll()
+
+    def finish(self) -> None:
+        self._tree.finish()
+        for shard, buffer in zip(self.shards, self._buckets.memory.buffers, strict=True):
+            shard.take_grad(buffer)
+        self._withhold()
+
+    def times(self) -> list[Times | None]:
+        return self._tree.times()
 
 
 def join_state(pieces: Iterable[StatePiece], params: Sequence[Tensor]) -> dict[int, Entry]:

@@ -21,13 +21,15 @@ from ddp.optim import Optimizer
 from ddp.optim.optimizer import Closure, Group, Params
 from ddp.parallel.data_parallel import DataParallel
 from ddp.parallel.exchange import AllReduce, SingleRank
-from ddp.parallel.zero.shards import ShardedExchange
+from ddp.parallel.micro_batches import TreeExchange
+from ddp.parallel.zero.shards import ShardedExchange, WholeGradientExchange
 
 
 class ZeroOptimizer(Optimizer):
     """An optimizer whose state is sharded over the ranks of a DataParallel: ZeRO, stage 1.
 
-    model: its gradients are reduce-scattered from now on, each rank gets the mean of its own part
+    model: its gradients are reduce-scattered from now on, each rank gets the mean of its own part; with micro_batches
+    each rank still gets all of them
     optimizer_class: any of `ddp.optim`, or one of your own whose update treats each element alone, and which keeps what
     it remembers in `self.state[p]`: it is given flat pieces of parameters
     params: the model's parameters, each that requires grad once, or groups of them; None: all
@@ -55,12 +57,7 @@ class ZeroOptimizer(Optimizer):
         if not (isinstance(optimizer_class, type) and issubclass(optimizer_class, Optimizer)):
             raise DtypeError(f"ZeroOptimizer: expected a class of optimizers, got {optimizer_class!r}")
         reducer = model.reducer
-        if model.micro_batches is not None:
-            raise ParallelError(
-                "ZeroOptimizer: with micro_batches gradients are added in one order on all ranks, its sums are not: "
-                "use the optimizer itself"
-            )
-        if not isinstance(reducer.exchange, AllReduce | SingleRank):
+        if not isinstance(reducer.exchange, AllReduce | SingleRank | TreeExchange):
             has = "ZeroOptimizer" if isinstance(reducer.exchange, ShardedExchange) else "communication hook"
             raise ParallelError(
                 f"ZeroOptimizer: this model has a {has}, and its gradients are reduced in one way: call model.close() "
@@ -72,7 +69,9 @@ class ZeroOptimizer(Optimizer):
         super().__init__([_with_names(group) for group in whole.param_groups], whole.defaults)
         self._sealed = True
         self._model, self._comm, self._kind = model, reducer.comm, optimizer_class
-        self._shards = ShardedExchange(self._comm, optimizer_class, defaults, self.param_groups, named)
+        shared = self._comm, optimizer_class, defaults, self.param_groups, named
+        tree = reducer.tree
+        self._shards = ShardedExchange(*shared) if tree is None else WholeGradientExchange(tree, *shared)
         self._where = self._shards.params[0].device
         self._check_params(named)
         self._step_supports_amp_scaling = getattr(optimizer_class, "_step_supports_amp_scaling", False)
@@ -194,11 +193,15 @@ class ZeroOptimizer(Optimizer):
 
     def _clip(self, max_norm: float, p: float, error_if_nonfinite: bool) -> Tensor:
         parts, xp = self._shards.gradients(), self._where.xp
-        mine = gradients.total_norm(xp, parts, p, root=False) if parts else xp.zeros(())
-        # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
-        everyones = self._comm.all_gather(mine.astype(np.float64).reshape(1), lengths="equal")
-        whole = everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
-        wide = [each.array.dtype for each in self._shards.params if each.leaf.grad_buffer.full]
+        full: list[Any] = [each.leaf.grad_buffer.array for each in self._shards.params if each.leaf.grad_buffer.full]
+        if self._model.micro_batches is not None:  # where they lie whole on every rank
+            whole = gradients.total_norm(xp, full, p) if full else xp.zeros(())
+        else:
+            mine = gradients.total_norm(xp, parts, p, root=False) if parts else xp.zeros(())
+            # Gathered, and combined by each rank for itself: MPI's maximum may lose a nan.
+            everyones = self._comm.all_gather(mine.astype(np.float64).reshape(1), lengths="equal")
+            whole = everyones.max() if p == math.inf else everyones.sum() ** (1 / p)
+        wide = [each.dtype for each in full]
         total = xp.asarray(whole, np.float64 if np.dtype(np.float64) in wide else np.float32)
         if error_if_nonfinite and not xp.isfinite(total):
             raise ArgumentError(

@@ -18,6 +18,7 @@ import collectives
 import ddp
 from ddp.data import (
     BatchSampler,
+    DataLoader,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -260,3 +261,68 @@ def test_ranks_are_those_of_the_communicator() -> None:
 
     parts = collectives.run_threads(indices, size=3)
     assert Counter(itertools.chain(*parts)) == Counter(range(10))
+
+
+def micro_batch_steps(size: int, tail: str, drop_last: bool, length: int = 23, count: int = 4) -> list[list[list[int]]]:
+    """By step: the lists of all ranks' micro-batches, of 2 samples each."""
+    steps: list[list[list[int]]] = []
+    for rank in range(size):
+        sampler = DistributedSampler(range(length), size, rank, shuffle=False, micro_batches=count, tail=tail)
+        batches = BatchSampler(sampler, 2, drop_last)
+        lists = list(batches)
+        assert len(lists) == len(batches)
+        if not drop_last:
+            assert sum(map(len, lists)) == len(sampler)
+        assert sampler.share is not None
+        steps = steps or [[] for _ in range(len(lists) // len(sampler.share))]
+        for number, each in enumerate(lists):
+            steps[number // len(sampler.share)].append(each)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("tail", "drop_last", "last"),
+    [
+        ("pad", False, [[16, 20], [17, 21], [18, 22], [19, 0]]),
+        ("exact", False, [[16, 20], [17, 21], [18, 22], [19]]),
+        ("exact", True, [[16, 20], [17, 21], [18, 22], []]),
+        ("drop", False, [[16], [17], [18], [19]]),
+        ("drop", True, [[8, 12], [9, 13], [10, 14], [11, 15]]),
+    ],
+)
+def test_micro_batches_are_the_same_on_any_number_of_ranks(tail: str, drop_last: bool, last: list[list[int]]) -> None:
+    steps = [micro_batch_steps(size, tail, drop_last) for size in (1, 2, 3, 4)]
+    assert steps[0][0] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert steps[0][-1] == last
+    assert all(each == steps[0] for each in steps)
+
+
+def test_a_position_in_micro_batches_is_that_of_whole_steps_and_of_any_number_of_ranks() -> None:
+    def loader(size: int, rank: int = 0, count: int = 4) -> DataLoader:
+        return DataLoader(range(50), 2, sampler=DistributedSampler(range(50), size, rank, micro_batches=count))
+
+    whole = [batch.tolist() for batch in loader(1)]
+    half = loader(3)  # of whose micro-batches rank 0 has two
+    position = iter(half)
+    for number in range(5):
+        state = half.state_dict()
+        assert (state["batches"], state["sampler"]["sampler"]["cursor"]) == (number // 2 * 4, number // 2 * 8)
+        next(position)
+    for size in (1, 2, 4):
+        rest = []
+        for rank in range(size):
+            other = loader(size, rank)
+            other.load_state_dict(half.state_dict())
+            rest.append([batch.tolist() for batch in other])
+        share = 4 // size
+        joined = [each for step in range(5) for part in rest for each in part[step * share : (step + 1) * share]]
+        assert joined == whole[8:]
+    with pytest.raises(StateDictError, match="micro_batches 4, this sampler 8"):
+        loader(1, count=8).load_state_dict(half.state_dict())
+
+
+def test_there_are_as_many_micro_batches_as_ranks() -> None:
+    with pytest.raises(ArgumentError, match="micro_batches=2 on 3 ranks"):
+        DistributedSampler(range(9), 3, 0, micro_batches=2)
+    with pytest.raises(ArgumentError, match="micro_batches should be a number above 0"):
+        DistributedSampler(range(9), 1, 0, micro_batches=0)
