@@ -117,7 +117,7 @@ def batch_norm(
 RecordedStatistics = list[tuple[Tensor | None, Any, Any, int]]
 
 
-class DeferredStatistics(threading.local):
+class _DeferredStatistics(threading.local):
     """Where this thread's updates of running statistics are recorded instead of made; records: None: they are made."""
 
     records: RecordedStatistics | None = None
@@ -132,7 +132,7 @@ class DeferredStatistics(threading.local):
             self.records = before
 
 
-deferred = DeferredStatistics()
+deferred = _DeferredStatistics()
 
 
 def running_stats_update(running_mean: Tensor | None, running_var: Tensor | None, momentum: float) -> Any:

@@ -65,36 +65,36 @@ def share(micro_batches: int, rank: int, size: int) -> range:
     return range(first, first + each + (rank < more))
 
 
-class Block(NamedTuple):
+class Subtree(NamedTuple):
     """The sum of the micro-batches `start` to `start + length - 1`, a subtree of the tree."""
 
     start: int
     length: int
     total: Any
 
-    def joins(self, following: Block) -> bool:
+    def joins(self, following: Subtree) -> bool:
         """Whether the tree adds these two to each other."""
         return self.length == following.length and self.start % (2 * self.length) == 0
 
-    def add(self, following: Block, add: Callable[[Any, Any], Any]) -> Block:
+    def add(self, following: Subtree, add: Callable[[Any, Any], Any]) -> Subtree:
         """The sum of both."""
-        return Block(self.start, self.length + following.length, add(self.total, following.total))
+        return Subtree(self.start, self.length + following.length, add(self.total, following.total))
 
 
 def blocks(micro_batches: range) -> list[tuple[int, int]]:
     """(start, length) of the subtrees that a share consists of. `blocks(range(3, 8)) == [(3, 1), (4, 4)]`"""
-    stack: list[Block] = []
+    stack: list[Subtree] = []
     for number in micro_batches:
-        last = Block(number, 1, None)
+        last = Subtree(number, 1, None)
         while stack and stack[-1].joins(last):
             last = stack.pop().add(last, lambda a, b: None)
         stack.append(last)
     return [(block.start, block.length) for block in stack]
 
 
-def tree_sum(parts: Sequence[Block], add: Callable[[Any, Any], Any]) -> Any:
+def tree_sum(parts: Sequence[Subtree], add: Callable[[Any, Any], Any]) -> Any:
     """The sum of blocks that together are all micro-batches, in the tree's order. add: of a block and the following"""
-    stack: list[Block] = []
+    stack: list[Subtree] = []
     for part in parts:
         last = part
         while stack and stack[-1].joins(last):
@@ -119,7 +119,7 @@ class TreeExchange(HookExchange):
         self._xp = where.xp
         self._blocks = [blocks(share(count, rank, comm.size)) for rank in range(comm.size)]
         self._last = share(count, comm.rank, comm.size)[-1]
-        self._kept: list[list[Block]] = []  # by bucket: partial sums of this rank, in order
+        self._kept: list[list[Subtree]] = []  # by bucket: partial sums of this rank, in order
         self._free: list[list[Array]] = []  # by bucket: memory for these
 
     def set_buckets(self, buckets: Buckets) -> None:
@@ -127,10 +127,10 @@ class TreeExchange(HookExchange):
         assert not any(self._kept), "the plan changes between steps"
         self._kept, self._free = [[] for _ in buckets.members], [[] for _ in buckets.members]
 
-    def add(self, bucket: int, number: int) -> Block:
+    def add(self, bucket: int, number: int) -> Subtree:
         """Adds the kept sums to the micro-batch in the bucket, as far as the tree does; their memory is free then."""
         buffer, kept = self._buckets.memory.buffers[bucket], self._kept[bucket]
-        block = Block(number, 1, buffer)
+        block = Subtree(number, 1, buffer)
         while kept and kept[-1].joins(block):
             self._free[bucket].append(kept[-1].total)
             block = kept.pop().add(block, self._add)
@@ -182,7 +182,7 @@ class TreeExchange(HookExchange):
             received = yield comm.all_to_all(sent, lengths=table, async_op=True)
             parts = received.reshape(sum(counts), lengths[comm.rank])
             numbers = itertools.chain.from_iterable(self._blocks)
-            total = tree_sum([Block(*number, part) for number, part in zip(numbers, parts, strict=True)], self._add)
+            total = tree_sum([Subtree(*number, part) for number, part in zip(numbers, parts, strict=True)], self._add)
             self._xp.multiply(total, bucket.scale, out=total)
             yield comm.all_gather(total, lengths=lengths, out=buffer, async_op=True)
 

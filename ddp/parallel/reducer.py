@@ -282,6 +282,7 @@ class Reducer:
     def _start(self, reached: set[int], used: Sequence[bool], weight: float | None, joined: bool = False) -> None:
         """Sends the control message, and launches the buckets that get no gradient in this backward."""
         self.used = used
+        self._reducing = True
         self._started = monotonic_ns()
         self._timer.begin()
         self._assignment.exclude(self.gradients.excluded)

@@ -25,7 +25,7 @@ from ddp.data import DataLoader, Dataset, DistributedSampler
 from ddp.errors import ArgumentError, DdpError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, SyncBatchNorm, ZeroOptimizer, comm_hooks, micro_batches
-from ddp.parallel.micro_batches import Block, blocks, share, tree_sum
+from ddp.parallel.micro_batches import Subtree, blocks, share, tree_sum
 from tests.ddp.parallel.ranks import gradients, on_ranks
 
 SIZES = (1, 2, 3, 4)
@@ -43,8 +43,8 @@ def test_the_tree(count: int, expected: str) -> None:
         parts = []
         for each in shares:
             for start, length in blocks(each):
-                leaves = [Block(number, 1, str(number)) for number in range(start, start + length)]
-                parts.append(Block(start, length, tree_sum(leaves, lambda a, b: f"({a}+{b})")))
+                leaves = [Subtree(number, 1, str(number)) for number in range(start, start + length)]
+                parts.append(Subtree(start, length, tree_sum(leaves, lambda a, b: f"({a}+{b})")))
         assert tree_sum(parts, lambda a, b: f"({a}+{b})") == expected
 
 
@@ -205,7 +205,7 @@ def test_each_part_is_needed(left_out: Any, options: Any, monkeypatch: pytest.Mo
     assert len({repr(on_ranks(partial(train, **options), size)[0]) for size in SIZES}) > 1
 
 
-def add_in_order(parts: list[Block], add: Any) -> Any:
+def add_in_order(parts: list[Subtree], add: Any) -> Any:
     total = parts[0].total
     for part in parts[1:]:
         total = add(total, part.total)
