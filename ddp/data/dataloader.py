@@ -27,7 +27,7 @@ from ddp.data.samplers import (
     is_count,
 )
 from ddp.errors import ArgumentError, StateDictError
-from ddp.parallel.micro_batches import seed_draws
+from ddp.parallel.micro_batches import begin_micro_batch
 
 if TYPE_CHECKING:
     from ddp.data.shared_memory import Payload
@@ -321,6 +321,7 @@ class _Pass(Iterator[Any]):
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
         self._source: Batches | None = None
+        self._first = True  # nothing was handed out
         self._source = source = loader._start_pass()
         self._batches = device_prefetcher.prefetch_to_device(source, loader.pin_memory, loader.pin_memory_device)
 
@@ -344,7 +345,8 @@ class _Pass(Iterator[Any]):
             loader._batches += 1
             loader._streams = position
             if loader._steps() is not None:
-                seed_draws()
+                begin_micro_batch(first=self._first)
+            self._first = False
         process_recorder().add("samples", 1 if loader._size is None else count_samples(batch))
         return batch
 

@@ -199,14 +199,23 @@ class _Latest(threading.local):
 _latest = _Latest()
 
 
-def seed_draws() -> None:
+def begin_micro_batch(first: bool) -> None:
     """Seeds this thread's random numbers for the next micro-batch of the model that was wrapped last in it, if any.
 
     A DataLoader calls it as it hands out a micro-batch, so that draws since the last one change nothing in it.
+    first: it is the first one of a step
+
+    Raises: ParallelError where the model is in the middle of a step then.
     """
     progress = None if _latest.progress is None else _latest.progress()
-    if progress is not None:
-        progress.seed_draws()
+    if progress is None:
+        return
+    if first and progress.pending:
+        raise ParallelError(
+            f"a pass begins while the model is before micro-batch {progress.number} of its step: leave a loop over "
+            "micro-batches only where model.accumulating is False"
+        )
+    progress.seed_draws()
 
 
 class MicroBatches:

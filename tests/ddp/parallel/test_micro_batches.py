@@ -385,6 +385,18 @@ def test_a_run_goes_on_at_other_numbers_of_ranks_with_the_same_bits(tmp_path: Pa
     assert run(tmp_path / "parts", [(3, 1), (2, 3), (1, 5), (4, 7), (2, None)]) == whole
 
 
+def test_a_loop_is_left_between_steps() -> None:
+    dataset = Augmented()
+    comm = collectives.init()
+    model = DataParallel(MLP(), comm, micro_batches=2)
+    loader = DataLoader(dataset, batch_size=2, sampler=DistributedSampler(dataset, comm=comm, micro_batches=2))
+    for x, t in loader:
+        F.cross_entropy(model(x), t).backward()
+        break
+    with pytest.raises(DdpError, match="before micro-batch 1 of its step"):
+        next(iter(loader))
+
+
 def test_a_machine_that_computes_otherwise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = DataParallel(nn.Linear(2, 1), collectives.init(), micro_batches=2)
     state = model.plan_state()
