@@ -174,9 +174,9 @@ class DataLoader:
     def state_dict(self) -> State:
         """The position after the batches that were handed out, whatever workers have fetched ahead, as JSON values.
 
-        epoch: passes completed; batches: handed out in the pass under way, with micro_batches by all ranks together in
-        whole steps; seed: what random numbers of batches come
-        from; sampler: the state of sampler or batch_sampler, None if it has none; streams: of an IterableDataset
+        epoch: passes completed; batches: handed out in the pass under way (with micro_batches in whole steps, to all
+        ranks together); seed: what random numbers of batches come from; sampler: the state of sampler or batch_sampler,
+        None if it has none; streams: of an IterableDataset
         """
         batches = self._batches
         if (steps := self._steps()) is not None:

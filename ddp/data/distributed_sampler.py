@@ -67,8 +67,8 @@ class DistributedSampler(IndexSampler):
     `len()` is this rank's number of samples in a whole epoch, and `num_samples` the largest of all ranks.
 
     Raises: ArgumentError if num_replicas is not a count of at least 1 or rank not one below it, if there are fewer
-    micro_batches than ranks, for a seed below 0, a
-    tail that is none of these, a dataset or sampler that has no length, or a sampler that draws another number.
+    micro_batches than ranks, for a seed below 0, a tail that is none of these, a dataset or sampler that has no length,
+    or a sampler that draws another number.
     """
 
     def __init__(

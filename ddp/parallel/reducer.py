@@ -334,6 +334,7 @@ class Reducer:
         for leaf in self.leaves:
             if leaf.grad_buffer.zeroed:  # a zero and no gradient differ in a sign
                 leaf.grad_buffer.clear()
+        self._assignment.exclude(self.gradients.excluded)
         micro_batches.begin_backward()
         if self._finite is not None and not micro_batches.pending:
             self._finite.bad = None

@@ -20,6 +20,7 @@ import collectives
 import ddp
 from collectives import Communicator
 from ddp import nn
+from ddp.autograd import checkpoint
 from ddp.checkpoint import Checkpointer
 from ddp.data import DataLoader, Dataset, DistributedSampler
 from ddp.errors import ArgumentError, DdpError
@@ -56,6 +57,18 @@ def test_as_many_sums_are_kept_as_the_tree_is_deep() -> None:
                 assert kept <= math.ceil(math.log2(count)), (count, each)
     with pytest.raises(ArgumentError, match="micro_batches=2 on 3 ranks"):
         share(2, 0, 3)
+
+
+class Recomputed(nn.Module):
+    """Backward runs a part with dropout and batch norm once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Flatten(), nn.Linear(144, 16), nn.BatchNorm1d(16), nn.Dropout(0.2))
+        self.head = nn.Linear(16, CLASSES)
+
+    def forward(self, x: ddp.Tensor) -> ddp.Tensor:
+        return self.head(checkpoint(self.part, x))
 
 
 class MLP(nn.Sequential):
@@ -113,7 +126,7 @@ def train(
     count: int = 6,
     amp: bool = False,
     weighted: bool = False,
-    clip: float = 0.5,
+    workers: int = 0,
     make_optimizer: Callable[[Any], Any] = lambda model: ddp.optim.AdamW(model.parameters(), lr=1e-2),
     **options: Any,
 ) -> tuple[str, list[float]]:
@@ -123,7 +136,7 @@ def train(
     dataset = Augmented()
     model = DataParallel(net, comm, micro_batches=count, **options)
     sampler = DistributedSampler(dataset, comm=comm, micro_batches=count, tail="exact" if weighted else "pad")
-    loader = DataLoader(dataset, batch_size=3, sampler=sampler)
+    loader = DataLoader(dataset, batch_size=3, sampler=sampler, num_workers=workers)
     optimizer = make_optimizer(model)
     scaler = ddp.amp.GradScaler("cpu", init_scale=2.0**127, enabled=amp)
     losses: list[float] = []
@@ -146,9 +159,9 @@ def train(
             mine.clear()
             scaler.unscale_(optimizer)
             if isinstance(optimizer, ZeroOptimizer):
-                optimizer.clip_grad_norm_(clip)
+                optimizer.clip_grad_norm_(0.5)
             else:
-                nn.utils.clip_grad_norm_(net.parameters(), clip)
+                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -165,6 +178,7 @@ CASES: dict[str, dict[str, Any]] = {
     "MLP of small buckets": {"bucket_cap_mb": 1e-3},
     "CNN": {"make": CNN, "count": 5},
     "weights": {"count": 4, "weighted": True},
+    "recomputed": {"make": Recomputed},
     "GPT": {"make": GPT},
     "GPT under autocast": {"make": GPT, "count": 4, "amp": True},
 }
@@ -183,6 +197,22 @@ def test_optimizer_state_in_shards_gives_the_same_bits() -> None:
     [whole] = on_ranks(train, 1)
     for size in SIZES:
         assert on_ranks(partial(train, make_optimizer=sharded), size) == [whole] * size
+
+
+def test_worker_processes_draw_what_this_one_would() -> None:
+    [whole] = on_ranks(train, 1)
+    assert on_ranks(partial(train, workers=1), 2) == [whole] * 2
+
+
+def test_a_gradient_that_was_left_on_a_frozen_parameter_stays() -> None:
+    model = DataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), collectives.init(), micro_batches=2)
+    first, second = model.module
+    step(model)
+    left = first.weight.grad.numpy().copy()
+    first.requires_grad_(False)
+    second.zero_grad()
+    step(model)
+    assert_array_equal(first.weight.grad.numpy(), left)
 
 
 def test_the_layout_of_buckets_does_not_matter() -> None:
