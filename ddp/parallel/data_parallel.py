@@ -69,12 +69,11 @@ class DataParallel(Module):
 
     On any number of ranks from 1 to V, with as many BLAS threads and the same kind of CPU, the weights are the same to
     the last bit. This thread's random numbers are seeded anew for each micro-batch, from rank 0's seed. The order of
-    sums is in `ddp.parallel.micro_batches`. A communication hook, SyncBatchNorm, `join` and a CUDA graph
-    raise ParallelError, and so does a forward that changes a buffer other than BatchNorm's.
+    sums is in `ddp.parallel.micro_batches`. A communication hook, SyncBatchNorm, parameters of 16 bits, `join` and a
+    CUDA graph raise ParallelError, and so does a forward that changes a buffer other than BatchNorm's.
 
-    Raises: ArgumentError for buckets of no size, and for fewer micro-batches than ranks; ParallelError if the
-    ranks' modules differ, there is no parameter that requires grad, or a parameter belongs to a wrapper of another
-    module.
+    Raises: ArgumentError for buckets of no size, and for fewer micro-batches than ranks; ParallelError if the ranks'
+    modules differ, there is no parameter that requires grad, or a parameter belongs to a wrapper of another module.
     Source: Li et al. 2020, arXiv:2006.15704.
     """
 

@@ -238,6 +238,7 @@ class MicroBatches:
         self._drawn = False  # the forward of this micro-batch has begun
         _latest.progress = weakref.ref(self)
         self._records: RecordedStatistics = []
+        self._recorded = 0  # of earlier micro-batches
         self._outer: RecordedStatistics | None = None
         for name, each in module.named_modules():
             if isinstance(each, SyncBatchNorm):
@@ -268,9 +269,16 @@ class MicroBatches:
         self._outer, deferred.records = deferred.records, self._records
 
     def end_backward(self) -> None:
-        """That backward has ended, or failed."""
+        """That backward has ended."""
         if deferred.records is self._records:
             deferred.records = self._outer
+
+    def begin_again(self) -> None:
+        """That backward has failed: the micro-batch may be computed again, with the same draws."""
+        self.end_backward()
+        self._uncount(self._records[self._recorded :])
+        del self._records[self._recorded :]
+        self.seed_draws()
 
     def seed_draws(self, of_forward: bool = False) -> None:
         """Seeds this thread's random numbers for the next micro-batch.
@@ -321,6 +329,7 @@ class MicroBatches:
             self._begin_step()
         else:
             self.number += 1
+        self._recorded = len(self._records)
         self.seed_draws()
 
     def state(self) -> dict[str, Any]:
@@ -353,6 +362,7 @@ class MicroBatches:
     def _begin_step(self) -> None:
         self.number, self.used, self.weights = self.own[0], set(), []
         self._records.clear()
+        self._recorded = 0
 
     def _buffers(self) -> dict[str, tuple[int, int]]:
         """What tells whether a buffer has changed, of all but those of batch norm."""
@@ -368,6 +378,11 @@ class MicroBatches:
         norms = [each for each in self._module.modules() if isinstance(each, BatchNorm)]
         return [each for each in norms if each.running_mean is not None]
 
+    def _uncount(self, records: RecordedStatistics) -> None:
+        """Takes these out of the layers' own counts."""
+        for norm in self._norms():
+            norm.num_batches_tracked.sub_(sum(record[0] is norm.running_mean for record in records))
+
     def _move_statistics(self) -> None:
         """Moves running statistics by all ranks' micro-batches, in their order. Collective if there are any."""
         norms = self._norms()
@@ -382,9 +397,7 @@ class MicroBatches:
         mine = np.concatenate([np.zeros(0), *rows])
         with error_context("the statistics of batch norm, at the end of a step"):
             everyones = self._comm.all_gather(mine)
-        for norm in norms:
-            ours = sum(record[0] is norm.running_mean for record in records)
-            norm.num_batches_tracked.sub_(ours)  # they are counted below, in order
+        self._uncount(records)  # they are counted below, in order
         for number, count, mean, var in _parsed(everyones, norms):
             norm = norms[number]
             xp = norm.running_mean.device.xp

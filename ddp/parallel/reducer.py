@@ -208,7 +208,7 @@ class Reducer:
             self._broken = error
         self.in_flight = False
         if self.micro_batches is not None:
-            self.micro_batches.end_backward()
+            self.micro_batches.begin_again()
         if self._snapshot is not None:
             self.gradients.restore(self._snapshot)
             self._snapshot = None
