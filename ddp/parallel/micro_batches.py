@@ -406,7 +406,7 @@ class MicroBatches:
 
 
 def _parsed(rows: np.ndarray[Any, Any], norms: Sequence[BatchNorm]) -> Iterator[tuple[int, int, Array, Array]]:
-    """(number of the layer, values a channel, means, variances) of each record, in the dtype they were computed in."""
+    """(number of the layer, values a channel, means, variances) of each record, in float32 at least."""
     at = 0
     while at < len(rows):
         number, count = int(rows[at]), int(rows[at + 1])
