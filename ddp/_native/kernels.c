@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define LANES 32
@@ -142,6 +143,8 @@ static inline void clip(size n, size stride, size offset, size *start, size *sto
     while (*start < *stop && (*stop - 1) * stride + offset >= n)
         --*stop;
 }
+
+#include "convolution.c"
 
 /* One pass of a formula: registers, or scalar i as -1 - i; b is not read by functions of one operand. */
 typedef struct {

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.native import address, astype
+from ddp._native import convolution as native_convolution
 from ddp._native import library
+from ddp._native.convolution import describe_window
 from ddp.ops import (
     activation,
     attention,
@@ -329,18 +331,12 @@ def _add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
 # --- windows over images
 
 
-def _describe_window(window: convolution.Window, turned: bool = False) -> Any:
-    """`window` of kernels.c. turned: with the axes in the other order"""
-    pairs = window.image, window.kernel, window.stride, window.padding, window.dilation, window.out
-    return (ctypes.c_int64 * 12)(*[n for pair in pairs for n in (pair[::-1] if turned else pair)])
-
-
 def _unfold(xp: Any, x: Array, window: convolution.Window, lines: slice) -> Array:
     if not is_plain(x):
         return convolution.unfold.__wrapped__(xp, x, window, lines)
     shape = x.shape[1], window.elements, len(x), lines.stop - lines.start, window.out[1]
     columns, at = np.empty(shape, x.dtype), (len(x), x.shape[1], lines.start, lines.stop)
-    IM2COL[x.dtype.char](_describe_window(window), *at, False, address(x), address(columns))
+    IM2COL[x.dtype.char](describe_window(window), *at, False, address(x), address(columns))
     return columns
 
 
@@ -349,7 +345,7 @@ def _fold_into(xp: Any, columns: Array, window: convolution.Window, lines: slice
         convolution.fold_into.__wrapped__(xp, columns, window, lines, x)
         return
     at = len(x), x.shape[1], lines.start, lines.stop
-    IM2COL[x.dtype.char](_describe_window(window), *at, True, address(x), address(columns))
+    IM2COL[x.dtype.char](describe_window(window), *at, True, address(x), address(columns))
 
 
 def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array]:
@@ -360,7 +356,7 @@ def _maxima(xp: Any, x: Array, window: convolution.Window) -> tuple[Array, Array
     at = np.empty(top.shape, np.int32)
     # An image one element wide is the same memory as one element high, whose loops are long.
     turned = window.image[1] == window.kernel[1] == window.out[1] == 1 and not window.padding[1]
-    description = _describe_window(window, turned)
+    description = describe_window(window, turned)
     MAX_POOL[x.dtype.char](description, len(x) * x.shape[1], address(x), address(top), address(at))
     return top, at
 
@@ -559,6 +555,8 @@ _attach_softmax(softmax_ops.softmax, False)
 _attach_softmax(softmax_ops.log_softmax, True)
 losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)
 indexing.add_rows_into.attach_native_form(_add_rows_into)
+convolution.correlate.attach_native_form(native_convolution.correlate)
+convolution.adjoint.attach_native_form(native_convolution.adjoint)
 convolution.unfold.attach_native_form(_unfold)
 convolution.fold_into.attach_native_form(_fold_into)
 pooling.maxima.attach_native_form(_maxima)

@@ -1,0 +1,684 @@
+/* Convolution of float images: with few channels or strides directly, with many by Winograd's minimal filtering.
+ *
+ * A part of kernels.c, and the only one for float alone. x: (n, groups*channels, H, W), w: (groups*filters, channels, KH,
+ * KW), out: (n, groups*filters, OH, OW), as the window says; each sum runs in one order on any number of threads. What is
+ * exported returns whether there was memory for it.
+ */
+#define LINE 8 /* floats of a vector here, whatever the width of a register */
+typedef float line __attribute__((vector_size(4 * LINE), aligned(4), may_alias));
+#define LINE_AT(p) (*(line *)(p))
+#define EVERY(s) ((line){(s), (s), (s), (s), (s), (s), (s), (s)}) /* 0 + s would be an addition */
+#define MOST_ROWS 6                                              /* of two vectors that fit into 16 registers as sums */
+#define MOST_STRIDE 4
+#ifdef __clang__
+#define SHUFFLE __builtin_shufflevector
+#else
+typedef int32_t order __attribute__((vector_size(4 * LINE)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
+#endif
+#define CACHED (1 << 17) /* bytes of images that a thread works on at a time: they stay in L2 */
+
+static inline size least(size a, size b)
+{
+    return a < b ? a : b;
+}
+
+static inline size ratio_up(size a, size b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Where panel i begins, if k rows are cut into as few panels of at most MOST_ROWS as can be, of nearly equal sizes. */
+static inline size panel_start(size k, size i)
+{
+    const size panels = ratio_up(k, MOST_ROWS), q = k / panels, rest = k % panels;
+    return i * q + least(i, rest);
+}
+
+static inline void put_line(float *out, line z, size n)
+{
+    if (n >= LINE)
+        LINE_AT(out) = z;
+    else
+        memcpy(out, &z, n * sizeof(float));
+}
+
+/* --- directly ------------------------------------------------------------------------------------------------------ */
+
+/* How the taps of a window, the elements of its kernel, walk over images: x for out, or, back, out for the gradient of x.
+ *
+ * A position p of residue r writes at p*spread + r, and its taps read at p*step + offset, `low` to `high`. Bands of `lines`
+ * positions are copied with zeros around them; a row is in `step` parts, so that what positions read of it adjoins. */
+typedef struct {
+    size n, groups, sources, results; /* channels of a group that are read and written */
+    size source[2], result[2], step[2], spread[2], low[2], high[2];
+    size lines, bands, rows, part, width, plane, taps;
+} walk;
+
+/* Whether the tap is one of the residue's, and where it reads. */
+static inline int tap_offset(const window *s, int back, int axis, size residue, size tap, size *offset)
+{
+    const size at = tap * s->dilation[axis] - s->padding[axis];
+    *offset = back ? (residue - at) / s->stride[axis] : at;
+    return !back || (residue - at) % s->stride[axis] == 0;
+}
+
+static walk plan_walk(const window *s, size n, size groups, size channels, size filters, int back)
+{
+    walk g = {.n = n, .groups = groups, .sources = back ? filters : channels, .results = back ? channels : filters};
+    for (int axis = 0; axis < 2; axis++) {
+        g.source[axis] = back ? s->out[axis] : s->image[axis];
+        g.result[axis] = back ? s->image[axis] : s->out[axis];
+        g.step[axis] = back ? 1 : s->stride[axis];
+        g.spread[axis] = back ? s->stride[axis] : 1;
+        g.low[axis] = PTRDIFF_MAX;
+        g.high[axis] = PTRDIFF_MIN;
+        for (size residue = 0, offset; residue < g.spread[axis]; residue++)
+            for (size tap = 0; tap < s->kernel[axis]; tap++)
+                if (tap_offset(s, back, axis, residue, tap, &offset)) {
+                    g.low[axis] = offset < g.low[axis] ? offset : g.low[axis];
+                    g.high[axis] = offset > g.high[axis] ? offset : g.high[axis];
+                }
+    }
+    const size lines = ratio_up(g.result[0], g.spread[0]), across = ratio_up(ratio_up(g.result[1], g.spread[1]), LINE) * LINE;
+    const size reach = g.high[0] - g.low[0] + 1;
+    g.part = across + (g.high[1] - g.low[1]) / g.step[1] + 1;
+    g.width = g.part * g.step[1];
+    const size rows = CACHED / (size)sizeof(float) / (g.width * g.sources); /* that fit */
+    g.lines = rows > reach + 4 * g.step[0] ? (rows - reach) / g.step[0] + 1 : 4;
+    g.bands = ratio_up(lines, g.lines);
+    g.lines = ratio_up(lines, g.bands);
+    g.rows = (g.lines - 1) * g.step[0] + reach;
+    g.plane = g.rows * g.width;
+    g.taps = s->kernel[0] * s->kernel[1];
+    return g;
+}
+
+/* Copies what the positions from `first` on read of one image. */
+static void copy_band(const walk *g, size first, const float *x, float *to)
+{
+    const size step = g->step[1];
+    for (size row = 0, y = first * g->step[0] + g->low[0]; row < g->rows; row++, y++, to += g->width) {
+        memset(to, 0, g->width * sizeof(float));
+        for (size part = 0; part < step && y >= 0 && y < g->source[0]; part++) {
+            size start = 0, stop = g->part;
+            clip(g->source[1], step, part + g->low[1], &start, &stop);
+            const float *from = x + y * g->source[1] + part + g->low[1];
+            float *own = to + part * g->part;
+            if (step == 1)
+                memcpy(own + start, from + start, (stop - start) * sizeof(float));
+            else if (step == 2)
+                for (size q = start; q < stop; q++) own[q] = from[2 * q];
+            else
+                for (size q = start; q < stop; q++) own[q] = from[step * q];
+        }
+    }
+}
+
+/* Where in a copied band a tap reads. */
+static inline size offset_in_band(const walk *g, size down, size right)
+{
+    right -= g->low[1];
+    return (down - g->low[0]) * g->width + right % g->step[1] * g->part + right / g->step[1];
+}
+
+/* sums[k][p] = b[k] + sum over t of w[t][k]*at[p][offsets[t]] */
+INLINE void sum_taps(const int filters, const int vectors, size count, const float *const *at, const int32_t *offsets,
+                     const float *w, const float *b, line *out)
+{
+    line sums[12];
+#pragma GCC unroll 8
+    for (int k = 0; k < filters; k++)
+#pragma GCC unroll 8
+        for (int p = 0; p < vectors; p++)
+            sums[k * vectors + p] = EVERY(b ? b[k] : 0);
+    for (size t = 0; t < count; t++, w += filters) {
+#pragma GCC unroll 8
+        for (int p = 0; p < vectors; p++) {
+            const line x = LINE_AT(at[p] + offsets[t]);
+#pragma GCC unroll 8
+            for (int k = 0; k < filters; k++)
+                sums[k * vectors + p] += w[k] * x;
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < filters * vectors; i++)
+        out[i] = sums[i];
+}
+
+/* The same for `filters` of them, a panel; as many positions at a time as there are registers for. */
+static void sum_taps_of_panel(size filters, size count, const float *const *at, const int32_t *offsets, const float *w,
+                              const float *b, line *out)
+{
+    switch (filters) {
+    case 1: sum_taps(1, 8, count, at, offsets, w, b, out); break;
+    case 2: sum_taps(2, 4, count, at, offsets, w, b, out); break;
+    case 3: sum_taps(3, 4, count, at, offsets, w, b, out); break;
+    case 4: sum_taps(4, 2, count, at, offsets, w, b, out); break;
+    case 5: sum_taps(5, 2, count, at, offsets, w, b, out); break;
+    default: sum_taps(6, 2, count, at, offsets, w, b, out);
+    }
+}
+
+/* The results of one residue from a copied band. count, offsets, w: of its taps; out: of the first result */
+static void run_band(const walk *g, size residue, size first, size count, const float *planes, const int32_t *offsets,
+                     const float *w, const float *b, float *out)
+{
+    const size down = residue / g->spread[1], right = residue % g->spread[1], apart = g->spread[1];
+    const size stop = ratio_up(g->result[0] - down, g->spread[0]), columns = ratio_up(g->result[1] - right, apart);
+    const size lines_wide = ratio_up(columns, LINE), all = (least(stop, first + g->lines) - first) * lines_wide;
+    for (size k = 0, panel = 0; k < g->results; panel++) {
+        const size filters = panel_start(g->results, panel + 1) - k, vectors = filters == 1 ? 8 : filters < 4 ? 4 : 2;
+        for (size start = 0; start < all; start += vectors) {
+            const float *at[8];
+            float *to[8];
+            line sums[12];
+            for (size p = 0; p < vectors; p++) {
+                const size i = least(start + p, all - 1), y = i / lines_wide, q = i % lines_wide * LINE;
+                at[p] = planes + y * g->step[0] * g->width + q;
+                to[p] = out + k * g->result[0] * g->result[1] + ((first + y) * g->spread[0] + down) * g->result[1] + q * apart;
+            }
+            sum_taps_of_panel(filters, count, at, offsets, w + k * count, b ? b + k : NULL, sums);
+            for (size f = 0; f < filters; f++)
+                for (size p = 0; p < vectors; p++) {
+                    const size n = columns - (start + p) % lines_wide * LINE;
+                    float *own = to[p] + f * g->result[0] * g->result[1] + right;
+                    if (apart == 1 && start + p < all)
+                        put_line(own, sums[f * vectors + p], n);
+                    else if (start + p < all)
+                        for (size j = 0; j < least(n, LINE); j++) own[j * apart] = sums[f * vectors + p][j];
+                }
+        }
+        k += filters;
+    }
+}
+
+/* out = w over x + b, or, back, the gradient of x for x of the shape of out. b: (groups*filters,) or NULL */
+int convolve_f32(const window *s, size n, size groups, size channels, size filters, int back, const float *x,
+                 const float *w, const float *b, float *out)
+{
+    const walk g = plan_walk(s, n, groups, channels, filters, back);
+    const size whole = channels * filters * g.taps, residues = g.spread[0] * g.spread[1];
+    const size scratch = g.sources * g.plane + 2 * LINE, apart = back ? g.taps : channels * g.taps;
+    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}; /* of the taps of each residue */
+    float *packed = malloc((groups * whole + count_threads() * scratch) * sizeof(float)), *bands = packed + groups * whole;
+    int32_t *offsets = malloc(2 * g.sources * g.taps * sizeof(int32_t)), *seen = offsets + g.sources * g.taps;
+    if (packed && offsets) {
+        for (size residue = 0, taps = 0; residue < residues; starts[++residue] = taps)
+            for (size c = 0; c < g.sources; c++)
+                for (size tap = 0, down, right; tap < g.taps; tap++)
+                    if (tap_offset(s, back, 0, residue / g.spread[1], tap / s->kernel[1], &down)
+                        && tap_offset(s, back, 1, residue % g.spread[1], tap % s->kernel[1], &right)) {
+                        offsets[taps] = (int32_t)(c * g.plane + offset_in_band(&g, down, right));
+                        seen[taps++] = (int32_t)(c * g.taps * (back ? channels : 1) + tap);
+                    }
+        float *to = packed;
+        for (size group = 0; group < groups; group++)
+            for (size residue = 0; residue < residues; residue++)
+                for (size k = 0, panel = 0, stop; k < g.results; k = stop) {
+                    stop = panel_start(g.results, ++panel);
+                    for (size t = starts[residue]; t < starts[residue + 1]; t++)
+                        for (size i = k; i < stop; i++) *to++ = w[group * whole + seen[t] + i * apart];
+                }
+        PARALLEL(n * groups * whole * g.result[0] * g.result[1] / (g.spread[0] * g.spread[1]))
+        for (size unit = 0; unit < n * groups * g.bands; unit++) {
+            const size image = unit / g.bands, group = image % groups, first = unit % g.bands * g.lines;
+            float *planes = bands + omp_get_thread_num() * scratch;
+            for (size c = 0; c < g.sources; c++)
+                copy_band(&g, first, x + (image * g.sources + c) * g.source[0] * g.source[1], planes + c * g.plane);
+            for (size residue = 0; residue < residues; residue++)
+                run_band(&g, residue, first, starts[residue + 1] - starts[residue], planes, offsets + starts[residue],
+                         packed + group * whole + g.results * starts[residue], b ? b + group * filters : NULL,
+                         out + image * g.results * g.result[0] * g.result[1]);
+        }
+    }
+    free(offsets);
+    free(packed);
+    return packed && offsets;
+}
+
+/* What a block of images is, copied for the gradient of filters: of x bands, of g `lines` rows of `columns`. */
+typedef struct {
+    size images, lines, columns, x_plane, x_row, g_plane, x_image, g_image;
+} block;
+
+/* dw[k][t] += sum over images and positions of g[k]*x[offsets[t]] */
+INLINE void correlate_taps(const int filters, const int taps, const block *s, const float *g, const float *x,
+                           const int32_t *offsets, float *dw, size dw_row)
+{
+    line sums[12];
+#pragma GCC unroll 12
+    for (int i = 0; i < filters * taps; i++)
+        sums[i] = EVERY(0);
+    for (size image = 0; image < s->images; image++, g += s->g_image, x += s->x_image)
+        for (size y = 0; y < s->lines; y++)
+            for (size q = 0; q < s->columns; q += LINE) {
+                line seen[12];
+#pragma GCC unroll 12
+                for (int t = 0; t < taps; t++)
+                    seen[t] = LINE_AT(x + y * s->x_row + q + offsets[t]);
+#pragma GCC unroll 4
+                for (int k = 0; k < filters; k++) {
+                    const line z = LINE_AT(g + k * s->g_plane + y * s->columns + q);
+#pragma GCC unroll 12
+                    for (int t = 0; t < taps; t++)
+                        sums[k * taps + t] += z * seen[t];
+                }
+            }
+#pragma GCC unroll 4
+    for (int k = 0; k < filters; k++)
+#pragma GCC unroll 12
+        for (int t = 0; t < taps; t++) {
+            const line z = sums[k * taps + t];
+            dw[k * dw_row + t] += ((z[0] + z[4]) + (z[2] + z[6])) + ((z[1] + z[5]) + (z[3] + z[7]));
+        }
+}
+
+/* dw of a filter or four and one channel */
+static void correlate_filters(size filters, size taps, const block *s, const float *g, const float *x,
+                              const int32_t *offsets, float *dw, size dw_row)
+{
+    size t = 0;
+    if (filters == 1)
+        for (; t + 9 <= taps; t += 9)
+            correlate_taps(1, 9, s, g, x, offsets + t, dw + t, dw_row);
+    for (; t + 3 <= taps; t += 3)
+        if (filters == 4)
+            correlate_taps(4, 3, s, g, x, offsets + t, dw + t, dw_row);
+        else
+            correlate_taps(1, 3, s, g, x, offsets + t, dw + t, dw_row);
+    for (; t < taps; t++)
+        if (filters == 4)
+            correlate_taps(4, 1, s, g, x, offsets + t, dw + t, dw_row);
+        else
+            correlate_taps(1, 1, s, g, x, offsets + t, dw + t, dw_row);
+}
+
+/* dw of out = w over x for g of the shape of out */
+int convolve_filters_f32(const window *s, size n, size groups, size channels, size filters, const float *x,
+                         const float *g, float *dw)
+{
+    const walk walk = plan_walk(s, n, groups, channels, filters, 0);
+    const size oh = s->out[0], ow = s->out[1], columns = ratio_up(ow, LINE) * LINE, taps = walk.taps;
+    block b = {.columns = columns, .x_plane = walk.plane, .x_row = walk.step[0] * walk.width};
+    b.g_plane = walk.lines * columns;
+    b.x_image = groups * channels * b.x_plane;
+    b.g_image = groups * filters * b.g_plane;
+    const size most = 8 * CACHED / (size)sizeof(float) / (b.x_image + b.g_image), images = most < 1 ? 1 : least(n, most);
+    float *x_bands = malloc((images * (b.x_image + b.g_image) + 2 * LINE) * sizeof(float));
+    float *g_bands = x_bands + images * b.x_image + 2 * LINE;
+    int32_t *offsets = malloc(taps * sizeof(int32_t));
+    if (x_bands && offsets) {
+        memset(dw, 0, groups * filters * channels * taps * sizeof(float));
+        for (size tap = 0; tap < taps; tap++) {
+            const size down = tap / s->kernel[1] * s->dilation[0] - s->padding[0];
+            offsets[tap] = (int32_t)offset_in_band(&walk, down, tap % s->kernel[1] * s->dilation[1] - s->padding[1]);
+        }
+        for (size unit = 0; unit < ratio_up(n, images) * walk.bands; unit++) {
+            const size start = unit / walk.bands * images, first = unit % walk.bands * walk.lines;
+            b.images = least(images, n - start);
+            b.lines = least(walk.lines, oh - first);
+            PARALLEL(b.images * b.x_image)
+            for (size plane = 0; plane < b.images * groups * channels; plane++)
+                copy_band(&walk, first, x + (start * groups * channels + plane) * s->image[0] * s->image[1],
+                          x_bands + plane * b.x_plane);
+            PARALLEL(b.images * b.g_image)
+            for (size row = 0; row < b.images * groups * filters * b.lines; row++) {
+                const size plane = row / b.lines, y = row % b.lines;
+                float *to = g_bands + plane * b.g_plane + y * columns;
+                memcpy(to, g + ((start * groups * filters + plane) * oh + first + y) * ow, ow * sizeof(float));
+                memset(to + ow, 0, (columns - ow) * sizeof(float));
+            }
+            const size fours = ratio_up(filters, 4);
+            PARALLEL(b.images * b.g_image * channels * taps)
+            for (size i = 0; i < groups * fours * channels; i++) {
+                const size c = i % channels, k = i / channels % fours * 4, group = i / channels / fours;
+                const float *own_g = g_bands + (group * filters + k) * b.g_plane;
+                const float *own_x = x_bands + (group * channels + c) * b.x_plane;
+                float *own = dw + ((group * filters + k) * channels + c) * taps;
+                if (k + 4 <= filters)
+                    correlate_filters(4, taps, &b, own_g, own_x, offsets, own, channels * taps);
+                else
+                    for (size f = 0; f < filters - k; f++)
+                        correlate_filters(1, taps, &b, own_g + f * b.g_plane, own_x, offsets, own + f * channels * taps, 0);
+            }
+        }
+    }
+    free(offsets);
+    free(x_bands);
+    return x_bands && offsets;
+}
+
+/* --- Winograd's F(2x2, 3x3) ----------------------------------------------------------------------------------------- */
+
+/* Lavin and Gray 2015, arXiv:1509.09308: two by two results of a 3x3 window are 16 products of what is made of the 4x4 that
+ * they read and of the filter, summed over channels, where 36 are needed otherwise. Vectors are of channels. Infinities
+ * and nan reach all four results of a tile. */
+
+#define TILE_COLUMNS 32 /* tiles of a row that are transformed at a time */
+#define PRODUCTS 16
+#define BLOCK_BYTES (1 << 19) /* of tiles that are worked on at a time; of one size on any number of threads */
+#define WIDE (2 * LINE)
+
+typedef struct {
+    size n, sources, results, source[2], result[2], padding[2], tiles[2]; /* tiles: along H, W of a result */
+    size source_row, result_row; /* floats of all channels of a tile: an odd number of pairs of vectors, for the cache */
+    size rows;                   /* of tiles in a block */
+} tiling;
+
+static tiling plan_tiles(const window *s, size n, size channels, size filters, int back)
+{
+    tiling g = {.n = n, .sources = back ? filters : channels, .results = back ? channels : filters};
+    for (int axis = 0; axis < 2; axis++) {
+        g.source[axis] = back ? s->out[axis] : s->image[axis];
+        g.result[axis] = back ? s->image[axis] : s->out[axis];
+        g.padding[axis] = back ? 2 - s->padding[axis] : s->padding[axis];
+        g.tiles[axis] = ratio_up(g.result[axis], 2);
+    }
+    g.source_row = (ratio_up(g.sources, WIDE) | 1) * WIDE;
+    g.result_row = (ratio_up(g.results, WIDE) | 1) * WIDE;
+    const size tiles = BLOCK_BYTES / (PRODUCTS * (size)sizeof(float) * (g.source_row + g.result_row));
+    g.rows = least(n * g.tiles[0], ratio_up(tiles < 64 ? 64 : tiles, g.tiles[1]));
+    return g;
+}
+
+/* Transposes eight vectors. */
+INLINE void transpose_lines(line *r)
+{
+    line a[LINE], b[LINE];
+#pragma GCC unroll 8
+    for (int i = 0; i < LINE; i += 2) {
+        a[i] = SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        a[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; i++) {
+        const int at = i / 2 * 4 + i % 2, to = i / 2 * 4 + i % 2 * 2;
+        b[to] = SHUFFLE(a[at], a[at + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+        b[to + 1] = SHUFFLE(a[at], a[at + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < 4; j++) {
+        r[j] = SHUFFLE(b[j], b[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        r[j + 4] = SHUFFLE(b[j], b[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+/* Reads rows from y on and columns from `left` on of up to eight planes, zeros around them, as to[row][column][plane]. */
+static void load_planes(const float *x, size planes, const size *image, size y, size left, size rows, size columns, float *to)
+{
+    const size h = image[0], w = image[1], start = left < 0 ? -left : 0, stop = least(columns, w - left);
+    memset(to, 0, rows * columns * LINE * sizeof(float));
+    for (size row = 0; row < rows; row++, y++, to += columns * LINE)
+        for (size q = start; q < stop && y >= 0 && y < h; q += LINE) {
+            line lines[LINE];
+            const size n = least(LINE, stop - q);
+#pragma GCC unroll 8
+            for (size c = 0; c < LINE; c++) {
+                lines[c] = EVERY(0);
+                if (c < planes && n == LINE)
+                    lines[c] = LINE_AT(x + (c * h + y) * w + left + q);
+                else if (c < planes)
+                    memcpy(&lines[c], x + (c * h + y) * w + left + q, n * sizeof(float));
+            }
+            transpose_lines(lines);
+            for (size i = 0; i < n; i++) LINE_AT(to + (q + i) * LINE) = lines[i];
+        }
+}
+
+/* to[p] = B^T d B of up to 32 tiles of 4x4 of eight planes; the products lie `apart`. to: (tiles, row) */
+static void transform_images(const float *x, size planes, const size *image, size y, size left, size tiles, float *to,
+                             size row, size apart)
+{
+    float seen[4 * (2 * TILE_COLUMNS + 2) * LINE];
+    const size columns = 2 * tiles + 2;
+    load_planes(x, planes, image, y, left, 4, columns, seen);
+    for (size tile = 0; tile < tiles; tile++, to += row) {
+        line d[4][4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const float *at = seen + (2 * tile + j) * LINE;
+            const line a = LINE_AT(at), b = LINE_AT(at + columns * LINE), c = LINE_AT(at + 2 * columns * LINE);
+            d[0][j] = a - c, d[1][j] = b + c, d[2][j] = c - b, d[3][j] = b - LINE_AT(at + 3 * columns * LINE);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            float *own = to + 4 * i * apart;
+            LINE_AT(own) = d[i][0] - d[i][2];
+            LINE_AT(own + apart) = d[i][1] + d[i][2];
+            LINE_AT(own + 2 * apart) = d[i][2] - d[i][1];
+            LINE_AT(own + 3 * apart) = d[i][1] - d[i][3];
+        }
+    }
+}
+
+/* to[p] = A g A^T of up to 32 tiles of 2x2 */
+static void transform_gradients(const float *g, size planes, const size *image, size y, size left, size tiles, float *to,
+                                size row, size apart)
+{
+    float seen[2 * 2 * TILE_COLUMNS * LINE];
+    load_planes(g, planes, image, y, left, 2, 2 * tiles, seen);
+    for (size tile = 0; tile < tiles; tile++, to += row) {
+        line d[4][2];
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            const line a = LINE_AT(seen + (2 * tile + j) * LINE), b = LINE_AT(seen + (2 * tiles + 2 * tile + j) * LINE);
+            d[0][j] = a, d[1][j] = a + b, d[2][j] = a - b, d[3][j] = -b;
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            float *own = to + 4 * i * apart;
+            LINE_AT(own) = d[i][0];
+            LINE_AT(own + apart) = d[i][0] + d[i][1];
+            LINE_AT(own + 2 * apart) = d[i][0] - d[i][1];
+            LINE_AT(own + 3 * apart) = -d[i][1];
+        }
+    }
+}
+
+/* Transforms the rows of tiles from `first` on of all images, by one of the two above. */
+static void transform_block(const tiling *t, int gradients, size first, size rows, const float *x, float *to, size apart)
+{
+    const size channels = gradients ? t->results : t->sources, row = gradients ? t->result_row : t->source_row;
+    const size *image = gradients ? t->result : t->source, across = t->tiles[1];
+    PARALLEL(PRODUCTS * rows * across * channels)
+    for (size i = 0; i < ratio_up(channels, WIDE) * 2 * rows; i++) {
+        const size c = i / rows * LINE, tile_row = first + i % rows, y = tile_row % t->tiles[0] * 2;
+        const size planes = channels - c; /* perhaps none */
+        const float *from = x + (tile_row / t->tiles[0] * channels + least(c, channels)) * image[0] * image[1];
+        for (size q = 0; q < across; q += TILE_COLUMNS) {
+            const size tiles = least(TILE_COLUMNS, across - q);
+            float *own = to + (i % rows * across + q) * row + c;
+            if (gradients)
+                transform_gradients(from, planes, image, y, 2 * q, tiles, own, row, apart);
+            else
+                transform_images(from, planes, image, y - t->padding[0], 2 * q - t->padding[1], tiles, own, row, apart);
+        }
+    }
+}
+
+/* (PRODUCTS, pairs of vectors of results, sources, WIDE) = G w G^T. w: (results, sources, 3, 3), or, back, turned by half
+ * and (sources, results, 3, 3) */
+static void transform_filters(const tiling *t, int back, const float *w, float *to)
+{
+    const size pairs = ratio_up(t->results, WIDE), apart = pairs * t->sources * WIDE;
+    const size from_k = back ? 9 : 9 * t->sources, from_c = back ? 9 * t->results : 9;
+    PARALLEL(apart * PRODUCTS)
+    for (size k = 0; k < pairs * WIDE; k += LINE)
+        for (size c = 0; c < t->sources; c++) {
+            line f[9], d[4][3];
+            for (size e = 0; e < 9; e++)
+                for (size j = 0; j < LINE; j++)
+                    f[e][j] = k + j < t->results ? w[(k + j) * from_k + c * from_c + (back ? 8 - e : e)] : 0;
+#pragma GCC unroll 3
+            for (int j = 0; j < 3; j++) {
+                const line even = 0.5f * (f[j] + f[6 + j]), odd = 0.5f * f[3 + j];
+                d[0][j] = f[j], d[1][j] = even + odd, d[2][j] = even - odd, d[3][j] = f[6 + j];
+            }
+            float *own = to + (k / WIDE * t->sources + c) * WIDE + k % WIDE;
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++, own += 4 * apart) {
+                const line even = 0.5f * (d[i][0] + d[i][2]), odd = 0.5f * d[i][1];
+                LINE_AT(own) = d[i][0];
+                LINE_AT(own + apart) = even + odd;
+                LINE_AT(own + 2 * apart) = even - odd;
+                LINE_AT(own + 3 * apart) = d[i][2];
+            }
+        }
+}
+
+/* out = A^T m A + b for up to 32 tiles of a row, eight results at most. m: (tiles, row) */
+static void transform_results(const tiling *t, const float *m, size row, size apart, size tiles, const float *b, size results,
+                              size y, size left, float *out)
+{
+    float made[2 * 2 * TILE_COLUMNS * LINE];
+    const size h = t->result[0], w = t->result[1];
+    line bias = EVERY(0);
+    for (size k = 0; b && k < results; k++) bias[k] = b[k];
+    for (size tile = 0; tile < tiles; tile++, m += row) {
+        line d[2][4];
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const float *at = m + j * apart;
+            const line middle = LINE_AT(at + 4 * apart), last = LINE_AT(at + 8 * apart);
+            d[0][j] = LINE_AT(at) + middle + last, d[1][j] = middle - last - LINE_AT(at + 12 * apart);
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            float *own = made + (i * 2 * TILE_COLUMNS + 2 * tile) * LINE;
+            LINE_AT(own) = d[i][0] + d[i][1] + d[i][2] + bias;
+            LINE_AT(own + LINE) = d[i][1] - d[i][2] - d[i][3] + bias;
+        }
+    }
+    const size columns = least(2 * tiles, w - left);
+    for (size i = 0; i < 2 && y + i < h; i++)
+        for (size q = 0; q < columns; q += LINE) {
+            line lines[LINE];
+            for (int j = 0; j < LINE; j++) lines[j] = LINE_AT(made + (i * 2 * TILE_COLUMNS + q + j) * LINE);
+            transpose_lines(lines);
+            for (size k = 0; k < least(results, LINE); k++)
+                put_line(out + (k * h + y + i) * w + left + q, lines[k], columns - q);
+        }
+}
+
+/* c = a @ b, or c += a @ b, for a few rows and WIDE columns. a: (rows, depth) at any strides */
+INLINE void multiply_rows(const int rows, size depth, const float *a, size a_row, size a_column, const float *b, size b_row,
+                          float *c, size c_row, int add)
+{
+    line left[MOST_ROWS], right[MOST_ROWS];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+        left[r] = right[r] = EVERY(0);
+    for (size t = 0; t < depth; t++, a += a_column, b += b_row) {
+        const line p = LINE_AT(b), q = LINE_AT(b + LINE);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            left[r] += a[r * a_row] * p;
+            right[r] += a[r * a_row] * q;
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++, c += c_row) {
+        if (add)
+            left[r] += LINE_AT(c), right[r] += LINE_AT(c + LINE);
+        LINE_AT(c) = left[r], LINE_AT(c + LINE) = right[r];
+    }
+}
+
+/* The same for any number of rows. */
+static void multiply(size rows, size depth, const float *a, size a_row, size a_column, const float *b, size b_row, float *c,
+                     size c_row, int add)
+{
+    for (size r = 0, panel = 0, stop; r < rows; r = stop) {
+        stop = panel_start(rows, ++panel);
+        const float *own = a + r * a_row;
+        float *to = c + r * c_row;
+        switch (stop - r) {
+        case 1: multiply_rows(1, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
+        case 2: multiply_rows(2, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
+        case 3: multiply_rows(3, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
+        case 4: multiply_rows(4, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
+        case 5: multiply_rows(5, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
+        default: multiply_rows(6, depth, own, a_row, a_column, b, b_row, to, c_row, add);
+        }
+    }
+}
+
+/* As convolve_f32, of a 3x3 window at stride 1 and one group, padded by at most two. */
+int winograd_f32(const window *s, size n, size channels, size filters, int back, const float *x, const float *w,
+                 const float *b, float *out)
+{
+    const tiling t = plan_tiles(s, n, channels, filters, back);
+    const size across = t.tiles[1], pairs = ratio_up(t.results, WIDE), filter_size = pairs * t.sources * WIDE;
+    const size x_size = t.rows * across * t.source_row + WIDE, m_size = t.rows * across * t.result_row + WIDE;
+    float *u = malloc(PRODUCTS * (filter_size + x_size + m_size) * sizeof(float));
+    float *v = u + PRODUCTS * filter_size, *m = v + PRODUCTS * x_size;
+    if (u)
+        transform_filters(&t, back, w, u);
+    for (size first = 0; u && first < n * t.tiles[0]; first += t.rows) {
+        const size rows = least(t.rows, n * t.tiles[0] - first), work = PRODUCTS * rows * across;
+        transform_block(&t, 0, first, rows, x, v, x_size);
+        PARALLEL(work * filter_size)
+        for (size i = 0; i < PRODUCTS * pairs; i++) {
+            const size p = i / pairs, k = i % pairs * WIDE;
+            multiply(rows * across, t.sources, v + p * x_size, t.source_row, 1, u + p * filter_size + k * t.sources, WIDE,
+                     m + p * m_size + k, t.result_row, 0);
+        }
+        PARALLEL(work * t.results)
+        for (size i = 0; i < ratio_up(t.results, LINE) * rows; i++) {
+            const size k = i / rows * LINE, row = first + i % rows, image = row / t.tiles[0];
+            for (size q = 0; q < across; q += TILE_COLUMNS)
+                transform_results(&t, m + (i % rows * across + q) * t.result_row + k, t.result_row, m_size,
+                                  least(TILE_COLUMNS, across - q), b ? b + k : NULL, least(t.results - k, LINE),
+                                  row % t.tiles[0] * 2, 2 * q,
+                                  out + (image * t.results + k) * t.result[0] * t.result[1]);
+        }
+    }
+    free(u);
+    return u != NULL;
+}
+
+/* The gradient of its filters: G^T (sum over tiles of transformed g * transformed x) G */
+int winograd_filters_f32(const window *s, size n, size channels, size filters, const float *x, const float *g, float *dw)
+{
+    const tiling t = plan_tiles(s, n, channels, filters, 0);
+    const size across = t.tiles[1], pairs = ratio_up(channels, WIDE), sum_size = filters * t.source_row + WIDE;
+    const size x_size = t.rows * across * t.source_row + WIDE, g_size = t.rows * across * t.result_row + WIDE;
+    float *sums = malloc(PRODUCTS * (sum_size + x_size + g_size) * sizeof(float));
+    float *v = sums + PRODUCTS * sum_size, *z = v + PRODUCTS * x_size;
+    for (size first = 0; sums && first < n * t.tiles[0]; first += t.rows) {
+        const size rows = least(t.rows, n * t.tiles[0] - first);
+        transform_block(&t, 0, first, rows, x, v, x_size);
+        transform_block(&t, 1, first, rows, g, z, g_size);
+        PARALLEL(PRODUCTS * rows * across * filters * channels)
+        for (size i = 0; i < PRODUCTS * pairs; i++) {
+            const size p = i / pairs, c = i % pairs * WIDE;
+            multiply(filters, rows * across, z + p * g_size, 1, t.result_row, v + p * x_size + c, t.source_row,
+                     sums + p * sum_size + c, t.source_row, first > 0);
+        }
+    }
+    PARALLEL(sums ? PRODUCTS * filters * channels : 0)
+    for (size i = 0; i < filters * ratio_up(channels, LINE); i++) {
+        const size k = i / ratio_up(channels, LINE), c = i % ratio_up(channels, LINE) * LINE;
+        const float *from = sums + k * t.source_row + c;
+        line d[3][4], e[9];
+        if (!sums)
+            continue;
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const line even = 0.5f * (LINE_AT(from + (4 + j) * sum_size) + LINE_AT(from + (8 + j) * sum_size));
+            d[0][j] = LINE_AT(from + j * sum_size) + even;
+            d[1][j] = 0.5f * (LINE_AT(from + (4 + j) * sum_size) - LINE_AT(from + (8 + j) * sum_size));
+            d[2][j] = even + LINE_AT(from + (12 + j) * sum_size);
+        }
+#pragma GCC unroll 3
+        for (int j = 0; j < 3; j++) {
+            const line even = 0.5f * (d[j][1] + d[j][2]);
+            e[3 * j] = d[j][0] + even, e[3 * j + 1] = 0.5f * (d[j][1] - d[j][2]), e[3 * j + 2] = even + d[j][3];
+        }
+        for (size j = 0; j < least(LINE, channels - c); j++)
+            for (int tap = 0; tap < 9; tap++) dw[((k * channels + c + j) * 9) + tap] = e[tap][j];
+    }
+    free(sums);
+    return sums != NULL;
+}
