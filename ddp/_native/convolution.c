@@ -40,7 +40,7 @@ static inline void put_line(float *out, line z, size n)
     if (n >= LINE)
         LINE_AT(out) = z;
     else
-        memcpy(out, &z, n * sizeof(float));
+        for (size i = 0; i < n; i++) out[i] = z[i];
 }
 
 /* --- directly ------------------------------------------------------------------------------------------------------ */
@@ -98,19 +98,21 @@ static walk plan_walk(const window *s, size n, size groups, size channels, size 
 static void copy_band(const walk *g, size first, const float *x, float *to)
 {
     const size step = g->step[1];
-    for (size row = 0, y = first * g->step[0] + g->low[0]; row < g->rows; row++, y++, to += g->width) {
-        memset(to, 0, g->width * sizeof(float));
-        for (size part = 0; part < step && y >= 0 && y < g->source[0]; part++) {
-            size start = 0, stop = g->part;
-            clip(g->source[1], step, part + g->low[1], &start, &stop);
+    for (size part = 0; part < step; part++, to += g->part) {
+        size start = 0, stop = g->part;
+        clip(g->source[1], step, part + g->low[1], &start, &stop);
+        for (size row = 0, y = first * g->step[0] + g->low[0]; row < g->rows; row++, y++) {
             const float *from = x + y * g->source[1] + part + g->low[1];
-            float *own = to + part * g->part;
+            float *own = to + row * g->width;
+            const size last = y >= 0 && y < g->source[0] ? stop : 0, edge = last ? start : 0;
+            for (size q = 0; q < edge; q++) own[q] = 0;
             if (step == 1)
-                memcpy(own + start, from + start, (stop - start) * sizeof(float));
+                memcpy(own + edge, from + edge, (last - edge) * sizeof(float));
             else if (step == 2)
-                for (size q = start; q < stop; q++) own[q] = from[2 * q];
+                for (size q = edge; q < last; q++) own[q] = from[2 * q];
             else
-                for (size q = start; q < stop; q++) own[q] = from[step * q];
+                for (size q = edge; q < last; q++) own[q] = from[step * q];
+            for (size q = last; q < g->part; q++) own[q] = 0;
         }
     }
 }
@@ -122,74 +124,78 @@ static inline size offset_in_band(const walk *g, size down, size right)
     return (down - g->low[0]) * g->width + right % g->step[1] * g->part + right / g->step[1];
 }
 
-/* sums[k][p] = b[k] + sum over t of w[t][k]*at[p][offsets[t]] */
-INLINE void sum_taps(const int filters, const int vectors, size count, const float *const *at, const int32_t *offsets,
-                     const float *w, const float *b, line *out)
+/* A vector of positions: where it reads in a copied band, where it writes from the line of the first on, and how many. */
+typedef struct {
+    int32_t read, write, n;
+} spot;
+
+/* Lists those of a residue; returns how many a line has. */
+static size list_spots(const walk *g, size residue, spot *spots)
 {
-    line sums[12];
-#pragma GCC unroll 8
-    for (int k = 0; k < filters; k++)
+    const size down = residue / g->spread[1], right = residue % g->spread[1];
+    const size columns = ratio_up(g->result[1] - right, g->spread[1]), each = ratio_up(columns, LINE);
+    for (size i = 0; i < g->lines * each; i++) {
+        const size y = i / each, q = i % each * LINE;
+        spots[i].read = (int32_t)(y * g->step[0] * g->width + q);
+        spots[i].write = (int32_t)((y * g->spread[0] + down) * g->result[1] + q * g->spread[1] + right);
+        spots[i].n = (int32_t)least(columns - q, LINE);
+    }
+    return each;
+}
+
+/* out[k][p] = b[k] + sum over t of w[t][k]*band[p][offsets[t]] for a panel of filters, a few of the `all` spots at a time */
+INLINE void sum_taps(const int filters, const int vectors, const walk *g, size count, const float *band, const int32_t *offsets,
+                     const float *w, const float *b, const spot *spots, size all, float *out)
+{
+    for (size start = 0; start < all; start += vectors, spots += vectors) {
+        line sums[12], made[12];
+        const float *at[8], *weights = w;
 #pragma GCC unroll 8
         for (int p = 0; p < vectors; p++)
-            sums[k * vectors + p] = EVERY(b ? b[k] : 0);
-    for (size t = 0; t < count; t++, w += filters) {
-#pragma GCC unroll 8
-        for (int p = 0; p < vectors; p++) {
-            const line x = LINE_AT(at[p] + offsets[t]);
-#pragma GCC unroll 8
-            for (int k = 0; k < filters; k++)
-                sums[k * vectors + p] += w[k] * x;
-        }
-    }
+            at[p] = band + spots[least(p, all - 1 - start)].read;
 #pragma GCC unroll 12
-    for (int i = 0; i < filters * vectors; i++)
-        out[i] = sums[i];
-}
-
-/* The same for `filters` of them, a panel; as many positions at a time as there are registers for. */
-static void sum_taps_of_panel(size filters, size count, const float *const *at, const int32_t *offsets, const float *w,
-                              const float *b, line *out)
-{
-    switch (filters) {
-    case 1: sum_taps(1, 8, count, at, offsets, w, b, out); break;
-    case 2: sum_taps(2, 4, count, at, offsets, w, b, out); break;
-    case 3: sum_taps(3, 4, count, at, offsets, w, b, out); break;
-    case 4: sum_taps(4, 2, count, at, offsets, w, b, out); break;
-    case 5: sum_taps(5, 2, count, at, offsets, w, b, out); break;
-    default: sum_taps(6, 2, count, at, offsets, w, b, out);
+        for (int i = 0; i < filters * vectors; i++)
+            sums[i] = EVERY(b ? b[i / vectors] : 0);
+        for (size t = 0; t < count; t++, weights += filters)
+#pragma GCC unroll 8
+            for (int p = 0; p < vectors; p++) {
+                const line x = LINE_AT(at[p] + offsets[t]);
+#pragma GCC unroll 8
+                for (int k = 0; k < filters; k++)
+                    sums[k * vectors + p] += weights[k] * x;
+            }
+#pragma GCC unroll 12
+        for (int i = 0; i < filters * vectors; i++)
+            made[i] = sums[i];
+        for (size i = 0; i < filters * vectors; i++) {
+            const size p = i % vectors;
+            float *to = out + i / vectors * g->result[0] * g->result[1] + spots[p].write;
+            if (start + p < all && g->spread[1] == 1)
+                put_line(to, made[i], spots[p].n);
+            else if (start + p < all)
+                for (size j = 0; j < spots[p].n; j++) to[j * g->spread[1]] = made[i][j];
+        }
     }
 }
 
-/* The results of one residue from a copied band. count, offsets, w: of its taps; out: of the first result */
-static void run_band(const walk *g, size residue, size first, size count, const float *planes, const int32_t *offsets,
-                     const float *w, const float *b, float *out)
+/* The results of one residue from a copied band: all filters, in panels. count: taps; out: of the band's first line */
+static void run_band(const walk *g, size count, const float *band, const int32_t *offsets, const float *w, const float *b,
+                     const spot *spots, size all, float *out)
 {
-    const size down = residue / g->spread[1], right = residue % g->spread[1], apart = g->spread[1];
-    const size stop = ratio_up(g->result[0] - down, g->spread[0]), columns = ratio_up(g->result[1] - right, apart);
-    const size lines_wide = ratio_up(columns, LINE), all = (least(stop, first + g->lines) - first) * lines_wide;
-    for (size k = 0, panel = 0; k < g->results; panel++) {
-        const size filters = panel_start(g->results, panel + 1) - k, vectors = filters == 1 ? 8 : filters < 4 ? 4 : 2;
-        for (size start = 0; start < all; start += vectors) {
-            const float *at[8];
-            float *to[8];
-            line sums[12];
-            for (size p = 0; p < vectors; p++) {
-                const size i = least(start + p, all - 1), y = i / lines_wide, q = i % lines_wide * LINE;
-                at[p] = planes + y * g->step[0] * g->width + q;
-                to[p] = out + k * g->result[0] * g->result[1] + ((first + y) * g->spread[0] + down) * g->result[1] + q * apart;
-            }
-            sum_taps_of_panel(filters, count, at, offsets, w + k * count, b ? b + k : NULL, sums);
-            for (size f = 0; f < filters; f++)
-                for (size p = 0; p < vectors; p++) {
-                    const size n = columns - (start + p) % lines_wide * LINE;
-                    float *own = to[p] + f * g->result[0] * g->result[1] + right;
-                    if (apart == 1 && start + p < all)
-                        put_line(own, sums[f * vectors + p], n);
-                    else if (start + p < all)
-                        for (size j = 0; j < least(n, LINE); j++) own[j * apart] = sums[f * vectors + p][j];
-                }
+#define RUN(filters, vectors) sum_taps(filters, vectors, g, count, band, offsets, w, b, spots, all, out)
+    for (size k = 0, panel = 0, filters; k < g->results; k += filters) {
+        filters = panel_start(g->results, ++panel) - k;
+        switch (filters) {
+        case 1: RUN(1, 8); break;
+        case 2: RUN(2, 4); break;
+        case 3: RUN(3, 4); break;
+        case 4: RUN(4, 2); break;
+        case 5: RUN(5, 2); break;
+        default: RUN(6, 2);
         }
-        k += filters;
+        w += filters * count;
+        b = b ? b + filters : NULL;
+        out += filters * g->result[0] * g->result[1];
     }
 }
 
@@ -199,12 +205,15 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
 {
     const walk g = plan_walk(s, n, groups, channels, filters, back);
     const size whole = channels * filters * g.taps, residues = g.spread[0] * g.spread[1];
-    const size scratch = g.sources * g.plane + 2 * LINE, apart = back ? g.taps : channels * g.taps;
-    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}; /* of the taps of each residue */
-    float *packed = malloc((groups * whole + count_threads() * scratch) * sizeof(float)), *bands = packed + groups * whole;
+    const size band_size = g.sources * g.plane + 2 * LINE, apart = back ? g.taps : channels * g.taps;
+    const size most_spots = g.lines * ratio_up(g.part, LINE), plane = g.result[0] * g.result[1];
+    size starts[MOST_STRIDE * MOST_STRIDE + 1] = {0}, in_line[MOST_STRIDE * MOST_STRIDE]; /* taps and spots of residues */
+    float *packed = malloc((groups * whole + count_threads() * band_size) * sizeof(float)), *bands = packed + groups * whole;
     int32_t *offsets = malloc(2 * g.sources * g.taps * sizeof(int32_t)), *seen = offsets + g.sources * g.taps;
-    if (packed && offsets) {
-        for (size residue = 0, taps = 0; residue < residues; starts[++residue] = taps)
+    spot *spots = malloc(residues * most_spots * sizeof(spot));
+    if (packed && offsets && spots) {
+        for (size residue = 0, taps = 0; residue < residues; starts[++residue] = taps) {
+            in_line[residue] = list_spots(&g, residue, spots + residue * most_spots);
             for (size c = 0; c < g.sources; c++)
                 for (size tap = 0, down, right; tap < g.taps; tap++)
                     if (tap_offset(s, back, 0, residue / g.spread[1], tap / s->kernel[1], &down)
@@ -212,6 +221,7 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
                         offsets[taps] = (int32_t)(c * g.plane + offset_in_band(&g, down, right));
                         seen[taps++] = (int32_t)(c * g.taps * (back ? channels : 1) + tap);
                     }
+        }
         float *to = packed;
         for (size group = 0; group < groups; group++)
             for (size residue = 0; residue < residues; residue++)
@@ -220,21 +230,25 @@ int convolve_f32(const window *s, size n, size groups, size channels, size filte
                     for (size t = starts[residue]; t < starts[residue + 1]; t++)
                         for (size i = k; i < stop; i++) *to++ = w[group * whole + seen[t] + i * apart];
                 }
-        PARALLEL(n * groups * whole * g.result[0] * g.result[1] / (g.spread[0] * g.spread[1]))
+        PARALLEL(n * groups * whole * plane / residues)
         for (size unit = 0; unit < n * groups * g.bands; unit++) {
             const size image = unit / g.bands, group = image % groups, first = unit % g.bands * g.lines;
-            float *planes = bands + omp_get_thread_num() * scratch;
+            float *band = bands + omp_get_thread_num() * band_size;
             for (size c = 0; c < g.sources; c++)
-                copy_band(&g, first, x + (image * g.sources + c) * g.source[0] * g.source[1], planes + c * g.plane);
-            for (size residue = 0; residue < residues; residue++)
-                run_band(&g, residue, first, starts[residue + 1] - starts[residue], planes, offsets + starts[residue],
+                copy_band(&g, first, x + (image * g.sources + c) * g.source[0] * g.source[1], band + c * g.plane);
+            for (size residue = 0; residue < residues; residue++) {
+                const size lines = ratio_up(g.result[0] - residue / g.spread[1], g.spread[0]) - first;
+                run_band(&g, starts[residue + 1] - starts[residue], band, offsets + starts[residue],
                          packed + group * whole + g.results * starts[residue], b ? b + group * filters : NULL,
-                         out + image * g.results * g.result[0] * g.result[1]);
+                         spots + residue * most_spots, least(lines, g.lines) * in_line[residue],
+                         out + image * g.results * plane + first * g.spread[0] * g.result[1]);
+            }
         }
     }
+    free(spots);
     free(offsets);
     free(packed);
-    return packed && offsets;
+    return packed && offsets && spots;
 }
 
 /* What a block of images is, copied for the gradient of filters: of x bands, of g `lines` rows of `columns`. */
@@ -504,8 +518,9 @@ static void transform_filters(const tiling *t, int back, const float *w, float *
     const size pairs = ratio_up(t->results, WIDE), apart = pairs * t->sources * WIDE;
     const size from_k = back ? 9 : 9 * t->sources, from_c = back ? 9 * t->results : 9;
     PARALLEL(apart * PRODUCTS)
-    for (size k = 0; k < pairs * WIDE; k += LINE)
-        for (size c = 0; c < t->sources; c++) {
+    for (size i = 0; i < 2 * pairs; i++)
+        for (size j = 0; j < t->sources; j++) {
+            const size at = i * t->sources + j, k = (back ? at % (2 * pairs) : i) * LINE, c = back ? at / (2 * pairs) : j;
             line f[9], d[4][3];
             for (size e = 0; e < 9; e++)
                 for (size j = 0; j < LINE; j++)

@@ -1,6 +1,6 @@
-"""Convolution of float32 on the CPU by the kernels of `convolution.c`, or by a product an image where the kernel is 1x1.
+"""Convolution of float32 on the CPU, by the kernels of `convolution.c` or as products of whole images.
 
-What they do not take, or take no faster, goes to the formulas. `benchmarks/zoo.py` measures models of them.
+What none of them takes, or takes no faster, goes to the formulas: `benchmarks/zoo.py` measures models of all of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from ddp.ops import convolution
 from ddp.ops.convolution import Shape, Window
 from ddp.ops.op import Array
 
-_MOST_STRIDE = 4  # of convolution.c
-_MIN_CHANNELS = 16  # from which on Winograd's products are worth their transforms
-_MIN_POSITIONS = 64  # from which on a product an image is no slower than one of several images
+MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
+MIN_CHANNELS = 16  # Winograd's transforms take longer than the products that they save below
+MAX_FILTERS = 1024  # (filters times channels) above which a product of columns gives their gradient faster
+MIN_POSITIONS = 64  # of an image, below which a product of several images is faster than one for each
 assert library is not None
 _N, _P, _FLAG = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int
 
@@ -29,10 +30,10 @@ def _kernel(name: str, *arguments: Any) -> Any:
     return function
 
 
-_CONVOLVE = _kernel("convolve", *[_N] * 4, _FLAG, *[_P] * 4)
-_CONVOLVE_FILTERS = _kernel("convolve_filters", *[_N] * 4, *[_P] * 3)
-_WINOGRAD = _kernel("winograd", *[_N] * 3, _FLAG, *[_P] * 4)
-_WINOGRAD_FILTERS = _kernel("winograd_filters", *[_N] * 3, *[_P] * 3)
+CONVOLVE = _kernel("convolve", *[_N] * 4, _FLAG, *[_P] * 4)
+CONVOLVE_FILTERS = _kernel("convolve_filters", *[_N] * 4, *[_P] * 3)
+WINOGRAD = _kernel("winograd", *[_N] * 3, _FLAG, *[_P] * 4)
+WINOGRAD_FILTERS = _kernel("winograd_filters", *[_N] * 3, *[_P] * 3)
 
 
 def describe_window(window: Window, turned: bool = False) -> Any:
@@ -41,66 +42,78 @@ def describe_window(window: Window, turned: bool = False) -> Any:
     return (ctypes.c_int64 * 12)(*[n for pair in pairs for n in (pair[::-1] if turned else pair)])
 
 
-def _is_winograd(shape: Shape) -> bool:
+def way(shape: Shape) -> str:
+    """How such a convolution is computed: "winograd", "direct", "product" or "columns"."""
     window = shape.window
-    return (
-        shape.groups == 1
-        and min(shape.channels, shape.filters) >= _MIN_CHANNELS
-        and tuple(window.kernel) == (3, 3)
-        and tuple(window.stride) == tuple(window.dilation) == (1, 1)
-        and max(window.padding) <= 2
-    )
-
-
-def _is_direct(shape: Shape) -> bool:
-    return max(shape.window.stride) <= _MOST_STRIDE and not shape.window.is_identity
+    if window.elements == 1:
+        positions = window.out[0] * window.out[1]
+        return "product" if window.is_identity and shape.groups == 1 and positions >= MIN_POSITIONS else "columns"
+    is_3x3 = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1) and max(window.padding) <= 2
+    if is_3x3 and shape.groups == 1 and min(shape.channels, shape.filters) >= MIN_CHANNELS:
+        return "winograd"
+    return "direct" if max(window.stride) <= MAX_STRIDE else "columns"
 
 
 def _takes(*arrays: Array | None) -> bool:
     return all(x is None or (type(x) is np.ndarray and x.dtype.char == "f" and x.size) for x in arrays)
 
 
-def _plain(x: Array | None) -> Array | None:
-    return None if x is None else np.require(x, requirements=["C", "A"])
+def _addresses(*arrays: Array | None) -> tuple[list[Any], list[int | None]]:
+    """The arrays in one piece each, and where they begin."""
+    plain = [None if x is None else np.require(x, requirements=["C", "A"]) for x in arrays]
+    return plain, [address(x) for x in plain]
 
 
-def _run(shape: Shape, back: bool, x: Array, w: Array, b: Array | None, out: Array) -> bool:
-    """Writes to out the convolution of x, or, back, its adjoint; False if no kernel takes it."""
+def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> Array | None:
+    """The convolution of x, or, back, the gradient for x of the shape of its result; None if the formula is for it."""
     n, groups, channels, filters, window = shape
-    arrays = [_plain(each) for each in (x, w, b)]
-    where = *map(address, arrays), address(out)
-    if _is_winograd(shape):
-        return bool(_WINOGRAD(describe_window(window), n, channels, filters, back, *where))
-    return _is_direct(shape) and bool(_CONVOLVE(describe_window(window), n, groups, channels, filters, back, *where))
+    chosen = way(shape)
+    if chosen == "columns" or not _takes(x, w, b):
+        return None
+    out = np.empty((n, groups * (channels if back else filters), *(window.image if back else window.out)), np.float32)
+    if chosen == "product":
+        kernel = w.reshape(filters, channels)
+        np.matmul(kernel.T if back else kernel, x.reshape(n, x.shape[1], -1), out.reshape(n, out.shape[1], -1))
+        if b is not None:
+            out += b[:, None, None]
+        return out
+    kept, where = _addresses(x, w, b)
+    if chosen == "winograd":
+        done = WINOGRAD(describe_window(window), n, channels, filters, back, *where, address(out))
+    else:
+        done = CONVOLVE(describe_window(window), n, groups, channels, filters, back, *where, address(out))
+    return out if done else None
+
+
+def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
+    """The gradient of the filters; None if the formula is for it."""
+    n, groups, channels, filters, window = shape
+    chosen = way(shape)
+    many = chosen == "direct" and channels * filters > MAX_FILTERS
+    if chosen == "columns" or many or not _takes(g, x):
+        return None
+    dw = np.zeros((groups * filters, channels, *window.kernel), np.float32)
+    if chosen == "product":
+        for z, image in zip(g.reshape(n, filters, -1), x.reshape(n, channels, -1), strict=True):
+            dw += (z @ image.T)[:, :, None, None]
+        return dw
+    kept, where = _addresses(x, g)
+    if chosen == "winograd":
+        done = WINOGRAD_FILTERS(describe_window(window), n, channels, filters, *where, address(dw))
+    else:
+        done = CONVOLVE_FILTERS(describe_window(window), n, groups, channels, filters, *where, address(dw))
+    return dw if done else None
 
 
 def correlate(xp: Any, x: Array, w: Array, b: Array | None, shape: Shape) -> Array:
-    if _takes(x, w, b):
-        out = np.empty((len(x), shape.groups * shape.filters, *shape.window.out), np.float32)
-        if _run(shape, False, x, w, b, out):
-            return out
-    return convolution.correlate.__wrapped__(xp, x, w, b, shape)
+    out = _convolve(shape, False, x, w, b)
+    return convolution.correlate.__wrapped__(xp, x, w, b, shape) if out is None else out
 
 
 def adjoint(xp: Any, g: Array, w: Array | None, x: Array | None, shape: Shape) -> tuple[Array | None, Array | None]:
-    dx: Any = None
-    dw: Any = None
-    if _takes(g, w, x):
-        n, groups, channels, filters, window = shape
-        if w is not None:
-            dx = np.empty((n, groups * channels, *window.image), np.float32)
-            if not _run(shape, True, g, w, None, dx):
-                dx = None
-        if x is not None:
-            dw = np.empty((groups * filters, channels, *window.kernel), np.float32)
-            arrays = [_plain(each) for each in (x, g)]
-            where = *map(address, arrays), address(dw)
-            if _is_winograd(shape):
-                done = _WINOGRAD_FILTERS(describe_window(window), n, channels, filters, *where)
-            else:
-                done = _is_direct(shape) and _CONVOLVE_FILTERS(describe_window(window), n, groups, channels, filters, *where)
-            if not done:
-                dw = None
-    w, x = (None if dx is not None else w), (None if dw is not None else x)
-    rest = convolution.adjoint.__wrapped__(xp, g, w, x, shape)
-    return rest[0] if dx is None else dx, rest[1] if dw is None else dw
+    dx = None if w is None else _convolve(shape, True, g, w, None)
+    dw = None if x is None else _filter_gradient(shape, g, x)
+    if (dx is None and w is not None) or (dw is None and x is not None):
+        rest = convolution.adjoint.__wrapped__(xp, g, w if dx is None else None, x if dw is None else None, shape)
+        dx, dw = rest[0] if dx is None else dx, rest[1] if dw is None else dw
+    return dx, dw
