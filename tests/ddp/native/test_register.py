@@ -428,7 +428,7 @@ def test_under_address_and_undefined_behaviour_sanitizers(tmp_path: Path) -> Non
     copy_sources(tmp_path)
     done = build(tmp_path, CC="gcc", CFLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all")
     assert [*tmp_path.rglob("*.so")], done.stderr
-    here = "tests/ddp/native/test_register.py"
+    here = "tests/ddp/native"
     # Its own copy of the package: the sanitizers abort the process at the first fault, and print where it is.
     options = ["-q", "-s", "-p", "no:cacheprovider", "-k", "not sanitizers and not installs and not builds"]
     done = subprocess.run(

@@ -1,0 +1,192 @@
+"""Convolution by kernels gives the numbers of the formula in float64, in every way, at odd sizes and on any threads."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import ddp
+from collectives.native import builds
+from ddp import _native
+from ddp.backends import native as available
+from ddp.ops import convolution
+from ddp.ops.convolution import Shape, Window
+
+pytestmark = pytest.mark.skipif(not available.is_available(), reason=available.why_not())
+if available.is_available():
+    from ddp._native import convolution as native
+
+KERNELS = ("CONVOLVE", "CONVOLVE_FILTERS", "WINOGRAD", "WINOGRAD_FILTERS")
+ONE, TWO = (1, 1), (2, 2)
+
+CASES: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
+    # way, (n, groups, channels, filters), (image, kernel, stride, padding, dilation)
+    ("winograd", (3, 1, 16, 16), ((8, 8), (3, 3), ONE, ONE, ONE)),
+    ("winograd", (2, 1, 17, 41), ((7, 13), (3, 3), ONE, (0, 2), ONE)),
+    ("winograd", (1, 1, 35, 16), ((1, 2), (3, 3), ONE, TWO, ONE)),
+    ("winograd", (2, 1, 16, 24), ((5, 151), (3, 3), ONE, ONE, ONE)),
+    ("winograd", (33, 1, 70, 80), ((6, 5), (3, 3), ONE, ONE, ONE)),
+    ("direct", (2, 1, 3, 7), ((9, 11), (3, 3), ONE, ONE, ONE)),
+    ("direct", (2, 1, 1, 10), ((13, 26), (7, 7), TWO, (3, 3), ONE)),
+    ("direct", (2, 1, 6, 5), ((8, 17), (4, 4), TWO, ONE, ONE)),
+    ("direct", (2, 1, 4, 3), ((12, 9), (2, 5), (4, 3), (1, 4), (2, 1))),
+    ("direct", (1, 1, 2, 2), ((5, 6), (3, 2), (1, 2), (5, 7), (1, 3))),
+    ("direct", (1, 1, 20, 4), ((300, 70), (5, 5), ONE, TWO, ONE)),  # several bands of an image
+    ("direct", (2, 1, 40, 50), ((6, 9), (3, 3), TWO, ONE, ONE)),  # the gradient of so many filters by the formula
+    ("direct", (2, 3, 5, 4), ((7, 8), (3, 3), ONE, ONE, ONE)),
+    ("direct", (3, 7, 1, 1), ((4, 4), (3, 3), ONE, ONE, ONE)),
+    ("direct", (2, 19, 1, 1), ((15, 33), (5, 5), TWO, TWO, ONE)),
+    ("direct", (2, 4, 1, 1), ((9, 10), (7, 7), ONE, (3, 3), (2, 1))),
+    ("direct", (2, 4, 1, 3), ((9, 10), (3, 3), ONE, ONE, ONE)),
+    ("product", (3, 1, 5, 9), ((8, 9), ONE, ONE, (0, 0), ONE)),
+    ("columns", (3, 1, 5, 9), ((3, 4), ONE, ONE, (0, 0), ONE)),
+    ("columns", (2, 2, 5, 9), ((8, 9), ONE, TWO, (0, 0), ONE)),
+    ("columns", (2, 1, 3, 4), ((10, 15), (5, 5), (5, 5), (0, 0), ONE)),
+]
+
+
+def arrays_of(sizes: tuple[int, ...], geometry: tuple[Any, ...]) -> tuple[Shape, list[Any]]:
+    """The shape, and x, w, b and g in float32."""
+    n, groups, channels, filters = sizes
+    window = Window(*geometry)
+    rng = np.random.default_rng(0)
+    shapes = (
+        (n, groups * channels, *window.image),
+        (groups * filters, channels, *window.kernel),
+        (groups * filters,),
+        (n, groups * filters, *window.out),
+    )
+    return Shape(*sizes, window), [rng.standard_normal(each).astype("float32") for each in shapes]
+
+
+def results(shape: Shape, x: Any, w: Any, b: Any, g: Any) -> list[Any]:
+    return [
+        convolution.correlate(np, x, w, b, shape),
+        convolution.correlate(np, x, w, None, shape),
+        *convolution.adjoint(np, g, w, x, shape),
+    ]
+
+
+def check(shape: Shape, x: Any, w: Any, b: Any, g: Any) -> None:
+    expected = results(shape, *[each.astype("float64") for each in (x, w, b, g)])
+    for got, right in zip(results(shape, x, w, b, g), expected, strict=True):
+        assert got.dtype == np.float32
+        assert got.flags.c_contiguous
+        np.testing.assert_allclose(got, right, rtol=0, atol=3e-6 * max(1.0, np.abs(right).max()))
+
+
+@pytest.mark.parametrize(("way", "sizes", "geometry"), CASES, ids=str)
+def test_numbers(way: str, sizes: tuple[int, ...], geometry: tuple[Any, ...]) -> None:
+    shape, (x, w, b, g) = arrays_of(sizes, geometry)
+    assert native.way(shape) == way
+    check(shape, x, w, b, g)
+    gaps = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), np.float32)[..., ::2]
+    gaps[...] = x
+    check(shape, gaps, np.asfortranarray(w), b, np.asfortranarray(g))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_each_kernel_is_what_computes(monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """One that writes nothing is found out: no formula computes beside it."""
+
+    def idle(*arguments: Any) -> int:
+        return 1
+
+    way = "winograd" if kernel.startswith("WINOGRAD") else "direct"
+    _, sizes, geometry = next(case for case in CASES if case[0] == way)
+    shape, arrays = arrays_of(sizes, geometry)
+    check(shape, *arrays)
+    monkeypatch.setattr(native, kernel, idle)
+    with pytest.raises(AssertionError):
+        check(shape, *arrays)
+
+
+def test_the_formula_computes_where_a_kernel_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel in KERNELS:
+        monkeypatch.setattr(native, kernel, lambda *arguments: 0)
+    for _, sizes, geometry in CASES[:2]:
+        shape, arrays = arrays_of(sizes, geometry)
+        check(shape, *arrays)
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_padding_modes(mode: str, channels: int) -> None:
+    layer = ddp.nn.Conv2d(channels, 16, 3, padding=(1, 2), padding_mode=mode)
+    wide = ddp.nn.Conv2d(channels, 16, 3, padding=(1, 2), padding_mode=mode).double()
+    wide.load_state_dict({name: each.double() for name, each in layer.state_dict().items()})
+    values = np.random.default_rng(0).standard_normal((2, channels, 7, 9)).astype("float32")
+    grads = []
+    for each, dtype in ((layer, "float32"), (wide, "float64")):
+        x = ddp.from_numpy(values.astype(dtype)).requires_grad_()
+        (each(x) ** 2).sum().backward()
+        grads.append([x.grad, each.weight.grad, each.bias.grad])
+    for got, right in zip(*grads, strict=True):
+        right = right.numpy()
+        np.testing.assert_allclose(got.numpy(), right, rtol=0, atol=3e-6 * np.abs(right).max())
+
+
+def test_transposed_images_may_be_larger_than_what_their_positions_see() -> None:
+    for stride, kernel in ((2, 3), (3, 2), (1, 3)):
+        out = tuple((n - kernel) // stride + 1 for n in (16, 19))
+        window = Window((16, 19), (kernel, kernel), (stride, stride), (0, 0), (1, 1), (out[0] - 1, out[1]))
+        rng = np.random.default_rng(0)
+        shape = Shape(2, 1, 16, 17, window)
+        sizes = (2, 16, 16, 19), (17, 16, kernel, kernel), (17,), (2, 17, *window.out)
+        check(shape, *[rng.standard_normal(each).astype("float32") for each in sizes])
+
+
+def test_infinities_stay_within_the_tiles_that_read_them() -> None:
+    shape, (x, w, b, _) = arrays_of((1, 1, 16, 16), ((12, 12), (3, 3), ONE, ONE, ONE))
+    x[0, 3, 5, 5] = np.inf
+    with np.errstate(invalid="ignore"):
+        z = convolution.correlate(np, x, w, b, shape)
+    far = np.ones((12, 12), bool)
+    far[4:8, 4:8] = False  # the tiles of two by two that hold a result that reads it
+    assert np.isfinite(z[..., far]).all()
+    assert not np.isfinite(z[..., 4:7, 4:7]).any()
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    found = []
+    for count in (1, 2, 3):
+        with threadpool_limits(count, user_api="blas"):
+            if _native.library.count_threads() != count:
+                pytest.skip("NumPy's products come from another library than OpenBLAS")
+            found.append([each for _, sizes, geometry in LARGE for each in results_of(sizes, geometry)])
+    for others in found[1:]:
+        for got, right in zip(others, found[0], strict=True):
+            np.testing.assert_array_equal(got, right)
+
+
+def test_all_builds_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = [ctypes.CDLL(str(path)) for path in builds(Path(_native.__file__).parent, "kernels")]
+    if len(libraries) < 2:
+        pytest.skip("this CPU runs one build alone")
+    found = []
+    for library in libraries:
+        for name in KERNELS:
+            function = getattr(library, f"{name.lower()}_f32")
+            function.argtypes = getattr(native, name).argtypes
+            monkeypatch.setattr(native, name, function)
+        found.append([each for _, sizes, geometry in LARGE for each in results_of(sizes, geometry)])
+    for got, right in zip(found[1], found[0], strict=True):
+        np.testing.assert_array_equal(got, right)
+
+
+# Long enough to be shared among threads, and of no round size.
+LARGE: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
+    ("winograd", (5, 1, 37, 41), ((19, 23), (3, 3), ONE, ONE, ONE)),
+    ("direct", (5, 1, 5, 31), ((41, 37), (3, 3), TWO, ONE, ONE)),
+    ("direct", (3, 13, 1, 1), ((41, 37), (5, 5), ONE, TWO, ONE)),
+]
+
+
+def results_of(sizes: tuple[int, ...], geometry: tuple[Any, ...]) -> list[Any]:
+    shape, (x, w, b, g) = arrays_of(sizes, geometry)
+    return results(shape, x, w, b, g)
