@@ -96,3 +96,186 @@ def resnet18(t: Any, *, width: int = 64, classes: int = 1000, small_images: bool
             return self.fc(t.flatten(self.avgpool(x), 1))
 
     return ResNet()
+
+
+# MobileNetV2's stages: how much wider a block is within, its channels, how many blocks, the stride of the first.
+MOBILE_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+
+
+def mobilenet_v2(t: Any, *, classes: int) -> Any:
+    """MobileNetV2 for (N, 3, 32, 32), its first two strides 1. Source: Sandler et al. 2018, arXiv:1801.04381."""
+    nn = t.nn
+
+    def convolution(inputs: int, channels: int, kernel: int, stride: int = 1, groups: int = 1) -> list[Any]:
+        conv = nn.Conv2d(inputs, channels, kernel, stride, kernel // 2, groups=groups, bias=False)
+        return [conv, nn.BatchNorm2d(channels)]
+
+    class Block(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self, inputs: int, channels: int, stride: int, wider: int) -> None:
+            super().__init__()
+            within = inputs * wider
+            widen = [*convolution(inputs, within, 1), nn.ReLU6()] if wider > 1 else []
+            depthwise = [*convolution(within, within, 3, stride, within), nn.ReLU6()]
+            self.layers = nn.Sequential(*widen, *depthwise, *convolution(within, channels, 1))
+            self.is_residual = stride == 1 and inputs == channels
+
+        def forward(self, x: Any) -> Any:
+            return x + self.layers(x) if self.is_residual else self.layers(x)
+
+    layers = [*convolution(3, 32, 3), nn.ReLU6()]
+    inputs = 32
+    for wider, channels, count, first in MOBILE_STAGES:
+        for i in range(count):
+            layers.append(Block(inputs, channels, 1 if i else first, wider))
+            inputs = channels
+    layers += [*convolution(inputs, 1280, 1), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(1280, classes))
+
+
+def unet(t: Any, *, widths: tuple[int, ...]) -> Any:
+    """A U-Net of residual blocks with GroupNorm and SiLU: (N, 3, H, W) to the same.
+
+    Source: Ho, Jain and Abbeel 2020, arXiv:2006.11239, without attention and time.
+    """
+    nn = t.nn
+
+    class Block(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self, inputs: int, channels: int) -> None:
+            super().__init__()
+            self.norm1, self.conv1 = nn.GroupNorm(8, inputs), nn.Conv2d(inputs, channels, 3, padding=1)
+            self.norm2, self.conv2 = nn.GroupNorm(8, channels), nn.Conv2d(channels, channels, 3, padding=1)
+            self.shortcut = nn.Identity() if inputs == channels else nn.Conv2d(inputs, channels, 1)
+            self.silu = nn.SiLU()
+
+        def forward(self, x: Any) -> Any:
+            y = self.conv1(self.silu(self.norm1(x)))
+            return self.shortcut(x) + self.conv2(self.silu(self.norm2(y)))
+
+    class UNet(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, widths[0], 3, padding=1)
+            pairs = list(zip(widths, widths[1:], strict=False))
+            self.down = nn.ModuleList([Block(a, a) for a, _ in pairs])
+            self.smaller = nn.ModuleList([nn.Conv2d(a, b, 3, 2, 1) for a, b in pairs])
+            self.middle = Block(widths[-1], widths[-1])
+            self.larger = nn.ModuleList(
+                [nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(b, a, 3, padding=1)) for a, b in reversed(pairs)]
+            )
+            self.up = nn.ModuleList([Block(2 * a, a) for a, _ in reversed(pairs)])
+            self.last = nn.Sequential(nn.GroupNorm(8, widths[0]), nn.SiLU(), nn.Conv2d(widths[0], 3, 3, padding=1))
+
+        def forward(self, x: Any) -> Any:
+            x = self.first(x)
+            passed = []
+            for block, smaller in zip(self.down, self.smaller, strict=True):
+                x = block(x)
+                passed.append(x)
+                x = smaller(x)
+            x = self.middle(x)
+            for block, larger in zip(self.up, self.larger, strict=True):
+                x = block(t.cat([larger(x), passed.pop()], 1))
+            return self.last(x)
+
+    return UNet()
+
+
+def vit(t: Any, *, width: int, heads: int, layers: int, classes: int, patch: int = 4) -> Any:
+    """A vision transformer for (N, 3, 32, 32), by the mean of its tokens. Source: Dosovitskiy et al. 2020."""
+    nn = t.nn
+
+    class ViT(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, width, patch, patch)
+            self.positions = nn.Parameter(t.zeros(1, (32 // patch) ** 2, width))
+            settings = {"dropout": 0.0, "activation": "gelu", "batch_first": True, "norm_first": True}
+            layer = nn.TransformerEncoderLayer(width, heads, 4 * width, **settings)
+            self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+        def forward(self, x: Any) -> Any:
+            x = self.patches(x).flatten(2).transpose(1, 2) + self.positions
+            return self.head(self.norm(self.encoder(x)).mean(1))
+
+    return ViT()
+
+
+def lstm(t: Any, *, vocabulary: int, width: int, layers: int) -> Any:
+    """A language model: (N, T) tokens to (N, T, vocabulary) logits."""
+    nn = t.nn
+
+    class LanguageModel(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(vocabulary, width)
+            self.lstm = nn.LSTM(width, width, layers, batch_first=True)
+            self.head = nn.Linear(width, vocabulary)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.lstm(self.tokens(x))[0])
+
+    return LanguageModel()
+
+
+def gru_tagger(t: Any, *, vocabulary: int, width: int, tags: int) -> Any:
+    """A tagger that reads in both directions: (N, T) tokens to (N, T, tags) logits."""
+    nn = t.nn
+
+    class Tagger(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(vocabulary, width)
+            self.gru = nn.GRU(width, width, batch_first=True, bidirectional=True)
+            self.head = nn.Linear(2 * width, tags)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.gru(self.tokens(x))[0])
+
+    return Tagger()
+
+
+def encoder_decoder(t: Any, *, vocabulary: int, width: int, heads: int, layers: int) -> Any:
+    """A transformer that translates: (N, S) and (N, T) tokens to (N, T, vocabulary) logits."""
+    nn = t.nn
+
+    class Translator(nn.Module):  # type: ignore[misc]  # either library's
+        def __init__(self) -> None:
+            super().__init__()
+            self.source, self.target = nn.Embedding(vocabulary, width), nn.Embedding(vocabulary, width)
+            sizes = width, heads, layers, layers, 4 * width
+            self.transformer = nn.Transformer(*sizes, dropout=0.0, batch_first=True)
+            self.head = nn.Linear(width, vocabulary)
+
+        def forward(self, source: Any, target: Any) -> Any:
+            mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+            seen = self.transformer(self.source(source), self.target(target), tgt_mask=mask, tgt_is_causal=True)
+            return self.head(seen)
+
+    return Translator()
+
+
+def dcgan(t: Any, *, noise: int, width: int) -> tuple[Any, Any]:
+    """A generator, (N, noise, 1, 1) to (N, 3, 32, 32), and a discriminator, to (N,). Source: Radford et al. 2015."""
+    nn = t.nn
+    generator = nn.Sequential(
+        *(nn.ConvTranspose2d(noise, 4 * width, 4, 1, 0, bias=False), nn.BatchNorm2d(4 * width), nn.ReLU()),
+        *(nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()),
+        *(nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()),
+        *(nn.ConvTranspose2d(width, 3, 4, 2, 1, bias=False), nn.Tanh()),
+    )
+    discriminator = nn.Sequential(
+        *(nn.Conv2d(3, width, 4, 2, 1, bias=False), nn.LeakyReLU(0.2)),
+        *(nn.Conv2d(width, 2 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.LeakyReLU(0.2)),
+        *(nn.Conv2d(2 * width, 4 * width, 4, 2, 1, bias=False), nn.BatchNorm2d(4 * width), nn.LeakyReLU(0.2)),
+        *(nn.Conv2d(4 * width, 1, 4, 1, 0, bias=False), nn.Flatten(0)),
+    )
+    return generator, discriminator

@@ -124,19 +124,26 @@ class Worker:
     """Trains with one library, on request."""
 
     def __init__(self, key: str, name: str) -> None:
-        self._key, self._t = key, importlib.import_module(name)
+        self.key, self.t = key, importlib.import_module(name)
+        self._losses: list[float] = []
+
+    def make_step(self) -> Step:
+        return train(self.t, STEPS[self.key][2](self.t))
 
     def first(self) -> int:
         """Makes five steps; the KiB that they took at most over what the process had after its imports."""
-        t = self._t
+        t = self.t
         t.nn.Linear, t.optim.SGD  # noqa: B018  # ddp imports these when they are first used
         x = t.ones(2, 2)
         float((x @ x).sum())  # the first product sets up the library's threads and buffers
         before = resident("VmRSS")
-        self._step = train(t, STEPS[self._key][2](t))
-        for _ in range(5):
-            self._step()
+        self._step = self.make_step()
+        self._losses = [self._step() for _ in range(5)]
         return resident("VmHWM") - before
+
+    def losses(self) -> list[float]:
+        """Those of the first steps."""
+        return self._losses
 
     def steps(self, repeats: int) -> float:
         """Seconds of one of so many steps."""
@@ -144,25 +151,41 @@ class Worker:
         return harness.seconds(self._step, repeats)
 
 
-def start(key: str, library: str) -> WorkerPool:
-    """A process of its own for one library."""
-    code = "import sys; from benchmarks import train_step, worker_pool as pool; "
-    code += f"pool.serve(sys.argv[1], train_step.Worker({key!r}, {library!r}))"
+def start(key: str, library: str, module: str = "train_step") -> WorkerPool:
+    """A process of its own for one library. module: whose `Worker` runs in it"""
+    code = f"import sys; from benchmarks import {module}, worker_pool as pool; "
+    code += f"pool.serve(sys.argv[1], {module}.Worker({key!r}, {library!r}))"
     count = str(len(os.sched_getaffinity(0)))
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), count)
     return WorkerPool(lambda path: [[sys.executable, "-c", code, path]], name=library, **threads)
 
 
+def take_turns(pools: dict[str, WorkerPool], rounds: int) -> dict[str, Any]:
+    """The times of both in seconds, a round each in turn, and the median of the rounds' ratios."""
+    taken = max(pool.ask("steps", repeats=3)[0] for pool in pools.values())
+    repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
+    calls = {name: lambda pool=pool: pool.ask("steps", repeats=repeats)[0] for name, pool in pools.items()}
+    times = harness.take_turns(calls, rounds, warmup=0)
+    return {"seconds": times, "ratio": harness.over(times["ddp"], times["torch"])}
+
+
 def compare(key: str, rounds: int) -> dict[str, Any]:
-    """The times of both in seconds, a round each in turn, the median of the rounds' ratios, and the peaks in KiB."""
+    """The times of both in turns, and their peaks in KiB."""
     with contextlib.ExitStack() as stack:
         pools = {name: stack.enter_context(start(key, name)) for name in LIBRARIES}
         peaks = {name: pool.ask("first")[0] for name, pool in pools.items()}
-        taken = max(pool.ask("steps", repeats=3)[0] for pool in pools.values())
-        repeats = max(1, int(0.05 / taken))  # a round takes long enough for the clock
-        calls = {name: lambda pool=pool: pool.ask("steps", repeats=repeats)[0] for name, pool in pools.items()}
-        times = harness.take_turns(calls, rounds, warmup=0)
-    return {"seconds": times, "ratio": harness.over(times["ddp"], times["torch"]), "peak_kib": peaks}
+        return {**take_turns(pools, rounds), "peak_kib": peaks}
+
+
+HEAD = f"{'step':<58} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}"
+
+
+def describe(label: str, goal: float, found: dict[str, Any]) -> str:
+    """The line of the table for what `compare` found."""
+    ours, theirs = (1000 * each for each in harness.medians(found["seconds"]).values())
+    peak, other = (each / 1024 for each in found["peak_kib"].values())
+    times = f"{ours:6.2f} ms {theirs:6.2f} ms {found['ratio']:6.2f} {goal:5.2f}"
+    return f"{label:<58} {times}  {peak:5.1f} MiB {other:5.1f} MiB {peak / other:6.2f}"
 
 
 def main() -> None:
@@ -170,16 +193,13 @@ def main() -> None:
     parser.add_argument("--cores", default="0", help="the cores to run on, a thread each: 0,1 (default: 0)")
     args = parser.parse_args()
     os.sched_setaffinity(0, map(int, args.cores.split(",")))
-    print(f"{'step':<54} {'ours':>9} {'torch':>9} {'ratio':>6} {'goal':>5}  {'peak':>9} {'torch':>9} {'ratio':>6}")
+    print(HEAD)
     rows = {}
     for key in args.only:
         label, goal, _ = STEPS[key]
         found = compare(key, args.rounds)
-        ours, theirs = (1000 * each for each in harness.medians(found["seconds"]).values())
-        peak, other = (each / 1024 for each in found["peak_kib"].values())
         rows[key] = {"label": label, "goal": goal, **found}
-        times = f"{ours:6.2f} ms {theirs:6.2f} ms {found['ratio']:6.2f} {goal:5.2f}"
-        print(f"{label:<54} {times}  {peak:5.1f} MiB {other:5.1f} MiB {peak / other:6.2f}", flush=True)
+        print(describe(label, goal, found), flush=True)
     harness.write(args.json, "train_step", rows=rows)
 
 

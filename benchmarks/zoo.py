@@ -1,0 +1,171 @@
+"""One training step of the models that people train against PyTorch's, on one core and on all: time and peak memory.
+
+    python -m benchmarks.zoo [--rounds 9] [--only resnet18,unet] [--cores 0 0,1] [--json FILE]
+
+Each model is written once, for `ddp` and `torch` alike, and starts from the same weights in both; where the losses of
+the first steps differ, there are no times. Processes and rounds are those of `benchmarks.train_step`, which has GPT-2
+and the small GPT. Needs PyTorch (`pip install '.[bench]'`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import harness, models, train_step
+from benchmarks.gpu.tasks import weights
+from benchmarks.train_step import Step, adamw, floats, integers
+
+LOSSES_AGREE = 1e-3  # relative: five steps in float32
+
+
+def load_weights(t: Any, model: Any) -> Any:
+    values = weights(model)
+    with t.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(t.from_numpy(values[name]))
+    return model
+
+
+def step_of(model: Any, optimizer: Any, loss_of: Callable[[], Any]) -> Step:
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    return step
+
+
+def classify(t: Any, model: Any, batch: int) -> Step:
+    """Images of 32x32 in ten classes."""
+    load_weights(t, model)
+    x, y = floats(t, batch, 3, 32, 32), integers(t, 10, batch)
+    return step_of(model, adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x), y))
+
+
+def unet(t: Any) -> Step:
+    """Noise of images of 32x32 is told from them, as in a diffusion model."""
+    model = load_weights(t, models.unet(t, widths=(32, 64, 128)))
+    x, y = floats(t, 16, 3, 32, 32), floats(t, 16, 3, 32, 32, seed=1)
+    return step_of(model, adamw(t, model), lambda: t.nn.functional.mse_loss(model(x), y))
+
+
+def label(t: Any, model: Any, vocabulary: int, labels: int, batch: int, length: int) -> Step:
+    """A label for each token."""
+    load_weights(t, model)
+    x, y = integers(t, vocabulary, batch, length), integers(t, labels, batch * length, seed=1)
+    return step_of(model, adamw(t, model), lambda: t.nn.functional.cross_entropy(model(x).reshape(-1, labels), y))
+
+
+def translate(t: Any) -> Step:
+    model = load_weights(t, models.encoder_decoder(t, vocabulary=1000, width=256, heads=4, layers=2))
+    source, target = integers(t, 1000, 16, 48), integers(t, 1000, 16, 40, seed=1)
+    y = integers(t, 1000, 16 * 40, seed=2)
+    return step_of(
+        model, adamw(t, model), lambda: t.nn.functional.cross_entropy(model(source, target).reshape(-1, 1000), y)
+    )
+
+
+def dcgan(t: Any) -> Step:
+    """A step of the discriminator and one of the generator; the sum of their losses."""
+    generator, discriminator = (load_weights(t, model) for model in models.dcgan(t, noise=64, width=32))
+    fit_generator, fit_discriminator = (
+        t.optim.Adam(model.parameters(), lr=2e-4, betas=(0.5, 0.999)) for model in (generator, discriminator)
+    )
+    noise, real = floats(t, 32, 64, 1, 1), floats(t, 32, 3, 32, 32, seed=1)
+    ones, zeros = t.ones(32), t.zeros(32)
+    loss_of = t.nn.functional.binary_cross_entropy_with_logits
+
+    def step() -> float:
+        fit_discriminator.zero_grad()
+        fake = generator(noise)
+        loss = loss_of(discriminator(real), ones) + loss_of(discriminator(fake.detach()), zeros)
+        loss.backward()
+        fit_discriminator.step()
+        fit_generator.zero_grad()
+        fooled = loss_of(discriminator(fake), ones)
+        fooled.backward()
+        fit_generator.step()
+        return float(loss.detach()) + float(fooled.detach())
+
+    return step
+
+
+STEPS: dict[str, tuple[str, float, Callable[[Any], Step]]] = {
+    "resnet18": (
+        "ResNet-18, 32x32, batch 16",
+        0.78,
+        lambda t: classify(t, models.resnet18(t, classes=10, small_images=True), 16),
+    ),
+    "mobilenet": ("MobileNetV2, 32x32, batch 32", 0.8, lambda t: classify(t, models.mobilenet_v2(t, classes=10), 32)),
+    "unet": ("U-Net 32-64-128, GroupNorm, 32x32, batch 16", 0.7, unet),
+    "vit": (
+        "ViT 6 layers, d=192, 3 heads, patches of 4, batch 16",
+        0.8,
+        lambda t: classify(t, models.vit(t, width=192, heads=3, layers=6, classes=10), 16),
+    ),
+    "lstm": (
+        "LSTM language model, 2 layers of 256, T=64, batch 16",
+        0.9,
+        lambda t: label(t, models.lstm(t, vocabulary=2000, width=256, layers=2), 2000, 2000, 16, 64),
+    ),
+    "gru": (
+        "GRU tagger, both directions of 128, T=40, batch 32",
+        0.9,
+        lambda t: label(t, models.gru_tagger(t, vocabulary=2000, width=128, tags=17), 2000, 17, 32, 40),
+    ),
+    "translate": ("Transformer, 2 and 2 layers, d=256, T=48 and 40, batch 16", 0.85, translate),
+    "dcgan": ("DCGAN, 32x32, both networks, batch 32", 0.8, dcgan),
+}
+
+
+class Worker(train_step.Worker):
+    """Trains a model of the zoo with one library, on request."""
+
+    def make_step(self) -> Step:
+        return STEPS[self.key][2](self.t)
+
+
+def disagreement(losses: dict[str, list[float]]) -> float:
+    """The largest relative difference of the losses of the first steps."""
+    ours, theirs = losses.values()
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def compare(key: str, rounds: int) -> dict[str, Any]:
+    """As `train_step.compare`, after the losses. Raises: SystemExit if they differ"""
+    with contextlib.ExitStack() as stack:
+        pools = {name: stack.enter_context(train_step.start(key, name, "zoo")) for name in train_step.LIBRARIES}
+        peaks = {name: pool.ask("first")[0] for name, pool in pools.items()}
+        losses = {name: pool.ask("losses")[0] for name, pool in pools.items()}
+        if not disagreement(losses) <= LOSSES_AGREE:
+            sys.exit(f"{key}: the losses of the first steps differ, so that times mean nothing: {losses}")
+        return {**train_step.take_turns(pools, rounds), "losses": losses, "peak_kib": peaks}
+
+
+def main() -> None:
+    parser = harness.parser(__doc__, rounds=9, only=STEPS)
+    every = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    text = f"lists of cores to run on, a thread each, one after the other (default: 0 {every})"
+    parser.add_argument("--cores", nargs="+", default=["0", every], help=text)
+    args = parser.parse_args()
+    rows: dict[str, dict[str, Any]] = {}
+    for cores in dict.fromkeys(args.cores):
+        os.sched_setaffinity(0, map(int, cores.split(",")))
+        print(f"cores {cores}")
+        print(train_step.HEAD)
+        for key in args.only:
+            what, goal, _ = STEPS[key]
+            found = compare(key, args.rounds)
+            rows.setdefault(cores, {})[key] = {"label": what, "goal": goal, **found}
+            print(train_step.describe(what, goal, found), flush=True)
+    harness.write(args.json, "zoo", rows=rows)
+
+
+if __name__ == "__main__":
+    main()
