@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 
@@ -163,7 +164,7 @@ def unet(t: Any, *, widths: tuple[int, ...]) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Conv2d(3, widths[0], 3, padding=1)
-            pairs = list(zip(widths, widths[1:], strict=False))
+            pairs = list(itertools.pairwise(widths))
             self.down = nn.ModuleList([Block(a, a) for a, _ in pairs])
             self.smaller = nn.ModuleList([nn.Conv2d(a, b, 3, 2, 1) for a, b in pairs])
             self.middle = Block(widths[-1], widths[-1])

@@ -20,6 +20,7 @@ MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
 MIN_CHANNELS = 16  # Winograd's transforms take longer than the products that they save below
 MAX_FILTERS = 1024  # (filters times channels) above which a product of columns gives their gradient faster
 MIN_POSITIONS = 64  # of an image, below which a product of several images is faster than one for each
+MIN_WIDTH = 8  # of a result, below which a product of columns is faster than `convolve`
 assert library is not None
 _N, _P, _FLAG = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int
 
@@ -51,17 +52,18 @@ def way(shape: Shape) -> str:
     is_3x3 = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1) and max(window.padding) <= 2
     if is_3x3 and shape.groups == 1 and min(shape.channels, shape.filters) >= MIN_CHANNELS:
         return "winograd"
-    return "direct" if max(window.stride) <= MAX_STRIDE else "columns"
+    # Vectors are of positions along W: in short rows of many channels they are mostly empty.
+    is_long = shape.groups > 1 or window.out[1] >= MIN_WIDTH
+    return "direct" if is_long and max(window.stride) <= MAX_STRIDE else "columns"
 
 
 def _takes(*arrays: Array | None) -> bool:
     return all(x is None or (type(x) is np.ndarray and x.dtype.char == "f" and x.size) for x in arrays)
 
 
-def _addresses(*arrays: Array | None) -> tuple[list[Any], list[int | None]]:
-    """The arrays in one piece each, and where they begin."""
-    plain = [None if x is None else np.require(x, requirements=["C", "A"]) for x in arrays]
-    return plain, [address(x) for x in plain]
+def _plain(*arrays: Array | None) -> list[Array | None]:
+    """The arrays, each in one piece."""
+    return [None if x is None else np.require(x, requirements=["C", "A"]) for x in arrays]
 
 
 def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> Array | None:
@@ -77,11 +79,12 @@ def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> 
         if b is not None:
             out += b[:, None, None]
         return out
-    kept, where = _addresses(x, w, b)
+    arrays = _plain(x, w, b)
+    where = [*map(address, arrays), address(out)]
     if chosen == "winograd":
-        done = WINOGRAD(describe_window(window), n, channels, filters, back, *where, address(out))
+        done = WINOGRAD(describe_window(window), n, channels, filters, back, *where)
     else:
-        done = CONVOLVE(describe_window(window), n, groups, channels, filters, back, *where, address(out))
+        done = CONVOLVE(describe_window(window), n, groups, channels, filters, back, *where)
     return out if done else None
 
 
@@ -97,11 +100,12 @@ def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
         for z, image in zip(g.reshape(n, filters, -1), x.reshape(n, channels, -1), strict=True):
             dw += (z @ image.T)[:, :, None, None]
         return dw
-    kept, where = _addresses(x, g)
+    arrays = _plain(x, g)
+    where = [*map(address, arrays), address(dw)]
     if chosen == "winograd":
-        done = WINOGRAD_FILTERS(describe_window(window), n, channels, filters, *where, address(dw))
+        done = WINOGRAD_FILTERS(describe_window(window), n, channels, filters, *where)
     else:
-        done = CONVOLVE_FILTERS(describe_window(window), n, groups, channels, filters, *where, address(dw))
+        done = CONVOLVE_FILTERS(describe_window(window), n, groups, channels, filters, *where)
     return dw if done else None
 
 

@@ -34,16 +34,17 @@ CASES: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
     ("direct", (2, 1, 3, 7), ((9, 11), (3, 3), ONE, ONE, ONE)),
     ("direct", (2, 1, 1, 10), ((13, 26), (7, 7), TWO, (3, 3), ONE)),
     ("direct", (2, 1, 6, 5), ((8, 17), (4, 4), TWO, ONE, ONE)),
-    ("direct", (2, 1, 4, 3), ((12, 9), (2, 5), (4, 3), (1, 4), (2, 1))),
+    ("direct", (2, 1, 4, 3), ((12, 29), (2, 5), (4, 3), (1, 4), (2, 1))),
     ("direct", (1, 1, 2, 2), ((5, 6), (3, 2), (1, 2), (5, 7), (1, 3))),
     ("direct", (1, 1, 20, 4), ((300, 70), (5, 5), ONE, TWO, ONE)),  # several bands of an image
-    ("direct", (2, 1, 40, 50), ((6, 9), (3, 3), TWO, ONE, ONE)),  # the gradient of so many filters by the formula
+    ("direct", (2, 1, 40, 50), ((6, 17), (3, 3), TWO, ONE, ONE)),  # the gradient of so many filters by the formula
     ("direct", (2, 3, 5, 4), ((7, 8), (3, 3), ONE, ONE, ONE)),
     ("direct", (3, 7, 1, 1), ((4, 4), (3, 3), ONE, ONE, ONE)),
     ("direct", (2, 19, 1, 1), ((15, 33), (5, 5), TWO, TWO, ONE)),
     ("direct", (2, 4, 1, 1), ((9, 10), (7, 7), ONE, (3, 3), (2, 1))),
     ("direct", (2, 4, 1, 3), ((9, 10), (3, 3), ONE, ONE, ONE)),
     ("product", (3, 1, 5, 9), ((8, 9), ONE, ONE, (0, 0), ONE)),
+    ("columns", (2, 1, 9, 20), ((8, 8), (3, 3), TWO, ONE, ONE)),
     ("columns", (3, 1, 5, 9), ((3, 4), ONE, ONE, (0, 0), ONE)),
     ("columns", (2, 2, 5, 9), ((8, 9), ONE, TWO, (0, 0), ONE)),
     ("columns", (2, 1, 3, 4), ((10, 15), (5, 5), (5, 5), (0, 0), ONE)),
