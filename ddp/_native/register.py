@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.native import address, astype
-from ddp._native import convolution as native_convolution
-from ddp._native import library
-from ddp._native.convolution import describe_window
+from ddp._native import cpu_convolution, library
+from ddp._native.cpu_convolution import describe_window
 from ddp.ops import (
     activation,
     attention,
@@ -555,8 +554,8 @@ _attach_softmax(softmax_ops.softmax, False)
 _attach_softmax(softmax_ops.log_softmax, True)
 losses.cross_entropy.attach_native_form(_cross_entropy, _cross_entropy_backward)
 indexing.add_rows_into.attach_native_form(_add_rows_into)
-convolution.correlate.attach_native_form(native_convolution.correlate)
-convolution.adjoint.attach_native_form(native_convolution.adjoint)
+convolution.correlate.attach_native_form(cpu_convolution.correlate)
+convolution.adjoint.attach_native_form(cpu_convolution.adjoint)
 convolution.unfold.attach_native_form(_unfold)
 convolution.fold_into.attach_native_form(_fold_into)
 pooling.maxima.attach_native_form(_maxima)

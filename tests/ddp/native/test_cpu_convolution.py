@@ -19,7 +19,7 @@ from ddp.ops.convolution import Shape, Window
 
 pytestmark = pytest.mark.skipif(not available.is_available(), reason=available.why_not())
 if available.is_available():
-    from ddp._native import convolution as native
+    from ddp._native import cpu_convolution as native
 
 KERNELS = ("CONVOLVE", "CONVOLVE_FILTERS", "WINOGRAD", "WINOGRAD_FILTERS")
 ONE, TWO = (1, 1), (2, 2)
