@@ -1,4 +1,4 @@
-/* Convolution of float images: with few channels or strides directly, with many by Winograd's minimal filtering.
+/* Convolution of float images and its gradients: directly, or with many channels by Winograd's minimal filtering.
  *
  * A part of kernels.c, and the only one for float alone. x: (n, groups*channels, H, W), w: (groups*filters, channels, KH,
  * KW), out: (n, groups*filters, OH, OW), as the window says; each sum runs in one order on any number of threads. What is
@@ -8,7 +8,7 @@
 typedef float line __attribute__((vector_size(4 * LINE), aligned(4), may_alias));
 #define LINE_AT(p) (*(line *)(p))
 #define EVERY(s) ((line){(s), (s), (s), (s), (s), (s), (s), (s)}) /* 0 + s would be an addition */
-#define MOST_ROWS 6                                              /* of two vectors that fit into 16 registers as sums */
+#define MOST_ROWS 6 /* of two vectors that fit into 16 registers as sums */
 #define MOST_STRIDE 4
 #ifdef __clang__
 #define SHUFFLE __builtin_shufflevector
@@ -312,10 +312,10 @@ static void correlate_filters(size filters, size taps, const block *s, const flo
 int convolve_filters_f32(const window *s, size n, size groups, size channels, size filters, const float *x,
                          const float *g, float *dw)
 {
-    const walk walk = plan_walk(s, n, groups, channels, filters, 0);
-    const size oh = s->out[0], ow = s->out[1], columns = ratio_up(ow, LINE) * LINE, taps = walk.taps;
-    block b = {.columns = columns, .x_plane = walk.plane, .x_row = walk.step[0] * walk.width};
-    b.g_plane = walk.lines * columns;
+    const walk plan = plan_walk(s, n, groups, channels, filters, 0);
+    const size oh = s->out[0], ow = s->out[1], columns = ratio_up(ow, LINE) * LINE, taps = plan.taps;
+    block b = {.columns = columns, .x_plane = plan.plane, .x_row = plan.step[0] * plan.width};
+    b.g_plane = plan.lines * columns;
     b.x_image = groups * channels * b.x_plane;
     b.g_image = groups * filters * b.g_plane;
     const size most = 8 * CACHED / (size)sizeof(float) / (b.x_image + b.g_image), images = most < 1 ? 1 : least(n, most);
@@ -326,15 +326,15 @@ int convolve_filters_f32(const window *s, size n, size groups, size channels, si
         memset(dw, 0, groups * filters * channels * taps * sizeof(float));
         for (size tap = 0; tap < taps; tap++) {
             const size down = tap / s->kernel[1] * s->dilation[0] - s->padding[0];
-            offsets[tap] = (int32_t)offset_in_band(&walk, down, tap % s->kernel[1] * s->dilation[1] - s->padding[1]);
+            offsets[tap] = (int32_t)offset_in_band(&plan, down, tap % s->kernel[1] * s->dilation[1] - s->padding[1]);
         }
-        for (size unit = 0; unit < ratio_up(n, images) * walk.bands; unit++) {
-            const size start = unit / walk.bands * images, first = unit % walk.bands * walk.lines;
+        for (size unit = 0; unit < ratio_up(n, images) * plan.bands; unit++) {
+            const size start = unit / plan.bands * images, first = unit % plan.bands * plan.lines;
             b.images = least(images, n - start);
-            b.lines = least(walk.lines, oh - first);
+            b.lines = least(plan.lines, oh - first);
             PARALLEL(b.images * b.x_image)
             for (size plane = 0; plane < b.images * groups * channels; plane++)
-                copy_band(&walk, first, x + (start * groups * channels + plane) * s->image[0] * s->image[1],
+                copy_band(&plan, first, x + (start * groups * channels + plane) * s->image[0] * s->image[1],
                           x_bands + plane * b.x_plane);
             PARALLEL(b.images * b.g_image)
             for (size row = 0; row < b.images * groups * filters * b.lines; row++) {
