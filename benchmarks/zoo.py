@@ -19,7 +19,7 @@ from benchmarks import harness, models, train_step
 from benchmarks.gpu.tasks import weights
 from benchmarks.train_step import Step, adamw, floats, integers
 
-LOSSES_AGREE = 1e-3  # relative: five steps in float32
+LOSSES_AGREE = 1e-2  # relative: in five steps of AdamW differences of rounding grow
 
 
 def load_weights(t: Any, model: Any) -> Any:
