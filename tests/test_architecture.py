@@ -129,7 +129,8 @@ def table() -> str:
 def test_the_kernels_are_short() -> None:
     lines = [len(path.read_text().splitlines()) for path in (ROOT / "ddp/_native").glob("*.c")]
     assert max(lines) <= 700
-    assert sum(lines) <= 925  # of which 110 for statistics of norms: they neither over- nor underflow nor cancel
+    # Of which 699 for convolution, and 110 for statistics of norms: they neither over- nor underflow nor cancel.
+    assert sum(lines) <= 1_615
 
 
 def test_every_folder_keeps_within_its_limit() -> None:

@@ -132,6 +132,31 @@ def test_padding_modes(mode: str, channels: int) -> None:
         np.testing.assert_allclose(got.numpy(), right, rtol=0, atol=3e-6 * np.abs(right).max())
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("channels", "kernel", "groups"), [(16, 3, 1), (4, 3, 1), (4, 3, 4), (4, 1, 1)])
+def test_gradients_of_gradients_are_by_kernels(
+    monkeypatch: pytest.MonkeyPatch, channels: int, kernel: int, groups: int, transposed: bool
+) -> None:
+    convolve = ddp.nn.functional.conv_transpose2d if transposed else ddp.nn.functional.conv2d
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.standard_normal(each) for each in ((2, channels, 9, 8), (channels, channels // groups, kernel, kernel))
+    ]
+
+    def gradients(dtype: str) -> list[Any]:
+        x, w = (ddp.from_numpy(each.astype(dtype)).requires_grad_() for each in arrays)
+        z = convolve(x, w, padding=kernel // 2, groups=groups)
+        first = ddp.autograd.grad((z**2).sum(), (x, w), create_graph=True)
+        second = ddp.autograd.grad(sum((each**2).sum() for each in first), (x, w))
+        return [each.detach().numpy() for each in (*first, *second)]
+
+    expected = gradients("float64")
+    for function in (convolution.correlate, convolution.adjoint):
+        monkeypatch.setattr(function, "__wrapped__", None)  # no formula computes beside the kernels
+    for got, right in zip(gradients("float32"), expected, strict=True):
+        np.testing.assert_allclose(got, right, rtol=0, atol=3e-6 * np.abs(right).max())
+
+
 def test_transposed_images_may_be_larger_than_what_their_positions_see() -> None:
     for stride, kernel in ((2, 3), (3, 2), (1, 3)):
         out = tuple((n - kernel) // stride + 1 for n in (16, 19))
