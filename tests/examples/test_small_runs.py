@@ -46,14 +46,21 @@ def test_an_example_learns(
 
 
 @starts
-def test_dcgan_digits(run_job: Run, start: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("dcgan_digits.py", "--epochs 2 --width 16", "epoch 2: discriminator"),
+        ("wgan_gp.py", "--steps 60", r"[5-8] of 8 spots"),
+    ],
+)
+def test_an_example_draws(run_job: Run, start: list[str], name: str, args: str, message: str, tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
-    picture = tmp_path / "samples.png"
-    out = run_example(run_job, start, "dcgan_digits.py", "--epochs", "2", "--width", "16", "--out", str(picture))
-    assert "epoch 2: discriminator" in out
+    picture = tmp_path / "picture.png"
+    out = run_example(run_job, start, name, *args.split(), "--out", str(picture))
+    assert re.search(message, out)
     with image.open(picture) as opened:
         assert opened.size == (480, 480)
-        low, high = opened.getextrema()
+        low, high = opened.convert("L").getextrema()
     assert low < 100 < high  # not one grey
 
 
