@@ -117,17 +117,17 @@ static inline float gelu_slope_f32(float x)
     return 0.5f + x * (p / q);
 }
 
-/* z = x*c, c = P(normal variable <= x);  out = z, or g*z' where g is not NULL */
+/* P(normal variable <= x) */
+static inline float normal_cdf_f32(float x)
+{
+    const float beyond = exp_f32(-0.5f * (x * x)) * tail_f32(x < 0 ? -x : x);
+    return x < 0 ? beyond : 1 - beyond;
+}
+
+/* z = x*P(normal variable <= x);  out = z, or g*z' where g is not NULL */
 void gelu_f32(size n, const float *restrict x, const float *restrict g, float *restrict out)
 {
-    if (g) {
-        PARALLEL_SIMD(n, out[i] = g[i] * gelu_slope_f32(x[i]);)
-    } else {
-        PARALLEL_SIMD(n, {
-            const float beyond = exp_f32(-0.5f * (x[i] * x[i])) * tail_f32(x[i] < 0 ? -x[i] : x[i]);
-            out[i] = x[i] * (x[i] < 0 ? beyond : 1 - beyond);
-        })
-    }
+    CURVE(, x[i] * normal_cdf_f32(x[i]), gelu_slope_f32(x[i]))
 }
 
 /* A window that slides over images; every pair is along H, along W. out: how many positions it takes */

@@ -60,5 +60,9 @@ def test_agrees_with_the_cpu(case: Case, dtype: Any, by_cudnn: bool, gpu: Any, m
         return
     rounding = TOLERANCES[dtype]
     assert_agree(results(case, dtype, "cuda"), expected, rounding, rounding)
-    if fake is not None and case.op.startswith(("conv1d", "conv2d", "conv_transpose")) and "below dilation" not in case.label:
+    if (
+        fake is not None
+        and case.op.startswith(("conv1d", "conv2d", "conv_transpose"))
+        and "below dilation" not in case.label
+    ):
         assert fake.ran or any(0 in each.shape for each in case.inputs)
