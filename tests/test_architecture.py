@@ -66,9 +66,9 @@ class Size(NamedTuple):
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_655, 10_500, ("ddp/_engine", "ddp/autograd")),
     "ddp/_tensor": Size(57_196, 47_000, ("ddp/_tensor",)),
-    "ddp/ops": Size(50_006, 46_000, ("ddp/ops",)),
+    "ddp/ops": Size(50_046, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(8_301, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
-    "ddp/_cuda, ddp/cuda": Size(39_865, 36_000, ("ddp/_cuda", "ddp/cuda")),
+    "ddp/_cuda, ddp/cuda": Size(39_873, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_498, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_459, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_625, 20_500, ("ddp/data",)),
@@ -82,7 +82,7 @@ SIZES = {
     "benchmarks": Size(41_055, 31_000, ("benchmarks",)),
     "tests": Size(489_767, 385_000, ("tests",)),
 }
-FILES = {"ddp": (245, 230), "collectives": (60, 60), "launcher": (75, 75)}  # limit, goal
+FILES = {"ddp": (246, 230), "collectives": (60, 60), "launcher": (75, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:

@@ -21,7 +21,7 @@ from benchmarks.gpu.first import NOTHING_CAN_RUN, WARNING
 from benchmarks.gpu.tasks import TASKS
 from benchmarks.gpu.worker import Library, Worker, first_losses, train
 from ddp.nn import functional as F
-from ddp.ops.op import BFLOAT16
+from ddp.ops.arrays import BFLOAT16
 from launcher.doctor import checkup, findings, gpu, mpi
 
 CUPY = 14  # the oldest that is supported

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp._device import capturing
+from ddp.ops.arrays import BFLOAT16, Array
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
-from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Op, Saved
+from ddp.ops.op import Gradients, Needs, Op, Saved
 
 _AT_ONCE = 8  # arrays, at most, that CuPy copies one by one
 Pair = tuple[Callable[..., tuple[Array, Any]], Callable[..., Gradients]]

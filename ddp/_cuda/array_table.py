@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ddp._device import capturing
-from ddp.ops.op import Array
+from ddp.ops.arrays import Array
 
 Together = tuple[Array | None, Array, Sequence[Array | None]]  # a parameter, its gradient, its states
 

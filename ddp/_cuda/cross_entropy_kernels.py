@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._cuda.raw_kernel import KernelSource, wide
-from ddp.ops.op import Array, Gradients, Needs, Saved
+from ddp.ops.arrays import Array
+from ddp.ops.op import Gradients, Needs, Saved
 
 # A block takes a row. loss = w[t] * (1 - s) * (log Z - x[t]) + s/n * (sum(w) * log Z - sum(w * x)), s: the smoothing
 # dx = g * (w[t] * (1 - s) * (p - 1[t]) + s/n * (sum(w) * p - w)), p = exp(x - top) / sum

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from ddp._cuda import cudnn_graph
 from ddp._cuda.cudnn_graph import GraphBuilder, TensorSpec, tensor_spec
 from ddp._engine import modes
+from ddp.ops.arrays import BFLOAT16, Array
 from ddp.ops.attention import attention as reference
 from ddp.ops.memory_formats import dense_strides, empty_in_order, order_of
-from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Saved
+from ddp.ops.op import Gradients, Needs, Saved
 
 Q, K, V, OUT, STATS, SEED, OFFSET, DO, DQ, DK, DV = range(1, 12)  # the numbers of the tensors
 _ONE = TensorSpec((1, 1, 1, 1), (1, 1, 1, 1), "int64")

@@ -12,9 +12,10 @@ from typing import Any
 from ddp._cuda import cudnn_graph
 from ddp._cuda.array_table import address
 from ddp._cuda.cudnn_graph import GraphBuilder, TensorSpec
+from ddp.ops.arrays import Array, total, upcast
 from ddp.ops.convolution import Pair, Shape, Window, adjoint, correlate
 from ddp.ops.memory_formats import as_format, dense_strides, empty_image, prefers_channels_last
-from ddp.ops.op import Array, Gradients, Needs, Saved, total, upcast
+from ddp.ops.op import Gradients, Needs, Saved
 
 DTYPES = ("float16", "bfloat16", "float32")  # float64 is nowhere fast, and im2col takes it as well
 ALIGNED = 16  # bytes: what the plans of cuDNN's front end are made for

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddp._cuda import cuda_errors
 from ddp._cuda.raw_kernel import KernelSource, flat
-from ddp.ops.op import Array
+from ddp.ops.arrays import Array
 
 _WORDS = 4  # which alarm (0: none), the number, what it was compared with
 _LATE = (

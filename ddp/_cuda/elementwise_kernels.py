@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ddp._cuda.raw_kernel import PHILOX, KernelSource, wide
+from ddp.ops.arrays import Array
 from ddp.ops.attention import dropout_seed
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
-from ddp.ops.op import Array, Gradients, Needs, Saved
+from ddp.ops.op import Gradients, Needs, Saved
 
 # The error function, its complement and its inverse by the functions that CUDA has. CuPy 14 computes those of float16
 # in float64, and to import them takes a second.

@@ -15,7 +15,8 @@ import numpy as np
 from ddp._cuda.raw_kernel import REAL, KernelSource
 from ddp._engine.leaves import AccumulateInto
 from ddp.ops import indexing
-from ddp.ops.op import Array, Gradients, Needs, Saved
+from ddp.ops.arrays import Array
+from ddp.ops.op import Gradients, Needs, Saved
 
 # Blocks have the rows whose last bits are theirs. room: how many lookups a block sorts at once; a sum of more than
 # these is rounded in between, and goes on from there.

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddp._cuda import array_table
 from ddp._cuda.raw_kernel import FLOATING, KernelSource, wide
-from ddp.ops.op import Array
+from ddp.ops.arrays import Array
 from ddp.ops.shape import concatenate
 
 _BLOCKS = 1024  # of a norm

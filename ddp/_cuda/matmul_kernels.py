@@ -18,7 +18,8 @@ from ddp._cuda.raw_kernel import FLOATING, KernelSource, flat
 from ddp._engine.leaves import AccumulateInto
 from ddp.errors import DtypeError
 from ddp.ops.activation import gelu
-from ddp.ops.op import BFLOAT16, Array, Gradients, Needs, Saved, total, where_or_zero
+from ddp.ops.arrays import BFLOAT16, Array, total, where_or_zero
+from ddp.ops.op import Gradients, Needs, Saved
 
 # One thread an element of the result: for integers, of which there are few, and right before it is fast.
 PRODUCT = KernelSource(

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ddp._cuda.raw_kernel import PARAMETERS, KernelSource, either, slope, wide
+from ddp.ops.arrays import Array, as_rows
 from ddp.ops.normalization import kind_of
-from ddp.ops.op import Array, Gradients, Needs, Saved, as_rows
+from ddp.ops.op import Gradients, Needs, Saved
 
 # x_hat = (x - m) * r;  y = x_hat * w + b.  The variance is that of x - m, in a second pass: sums of squares would lose
 # digits where the mean is far from zero.

@@ -15,7 +15,7 @@ from typing import Any
 from ddp._cuda import array_table
 from ddp._cuda.array_table import ArrayTable
 from ddp._cuda.raw_kernel import FLOATING, KernelSource
-from ddp.ops.op import Array
+from ddp.ops.arrays import Array
 
 SETTINGS = 8  # of a group, at most
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddp._engine.leaves import AccumulateInto
-from ddp.ops.op import BFLOAT16, Array
+from ddp.ops.arrays import BFLOAT16, Array
 
 THREADS = 256  # of a block
 BLOCKS = 1 << 16  # at most; every kernel strides over what is beyond them

@@ -20,6 +20,7 @@ from ddp._cuda import (
 )
 from ddp.ops import (
     activation,
+    arrays,
     attention,
     convolution,
     elementwise,
@@ -27,7 +28,6 @@ from ddp.ops import (
     indexing,
     losses,
     normalization,
-    op,
     pooling,
     products,
     reduction,
@@ -77,7 +77,7 @@ for each in (
     each.attach_device_form(each.forward, each.backward)
 
 # Array functions.
-op.sum_of_squares.attach_device_form(array_forms.sum_of_squares)
+arrays.sum_of_squares.attach_device_form(array_forms.sum_of_squares)
 products.product.attach_device_form(matmul_kernels.product)
 products.column_sums.attach_device_form(matmul_kernels.column_sums)
 products.ones.attach_device_form(lambda xp, n, dtype: xp.ones(n, dtype))

@@ -13,8 +13,8 @@ import numpy as np
 from collectives.native import address
 from ddp._native import library
 from ddp.ops import convolution
+from ddp.ops.arrays import Array
 from ddp.ops.convolution import Shape, Window
-from ddp.ops.op import Array
 
 MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
 MIN_CHANNELS = 16  # Winograd's transforms take longer than the products that they save below

@@ -18,6 +18,7 @@ from ddp._native import cpu_convolution, library
 from ddp._native.cpu_convolution import describe_window
 from ddp.ops import (
     activation,
+    arrays,
     attention,
     convolution,
     indexing,
@@ -29,9 +30,9 @@ from ddp.ops import (
     special,
     update,
 )
-from ddp.ops import op as ops
+from ddp.ops.arrays import Array, as_rows
 from ddp.ops.normalization import ChannelGroups
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_rows
+from ddp.ops.op import Gradients, Needs, Op, Saved
 
 _TAGS = {"f": "f32", "d": "f64"}
 _Kernel = Callable[..., None]
@@ -95,7 +96,7 @@ def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
     return _elementwise(SIGMOID, x), None
 
 
-def _attach_error_function(function: ops.ArrayFunction[[Array], Array], kernel: dict[str, _Kernel]) -> None:
+def _attach_error_function(function: arrays.ArrayFunction[[Array], Array], kernel: dict[str, _Kernel]) -> None:
     def form(xp: Any, x: Array) -> Array:
         return _elementwise(kernel, x) if is_plain(x) else function.__wrapped__(xp, x)
 
@@ -537,7 +538,7 @@ IM2COL, MAX_POOL = kernels("im2col", P, N, N, N, N, FLAG, P, P), kernels("max_po
 MAX_POOL_BACKWARD = kernels("max_pool_backward", N, N, N, P, P, P)
 RUN_PROGRAM = kernels("run_program", N, P, P, N, N, P, P)
 
-ops.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
+arrays.astype.attach_native_form(lambda xp, x, dtype: astype(x, dtype))
 activation.sigmoid.attach_native_form(_sigmoid)
 _attach_curve(activation.gelu, lambda tanh: GELU_TANH if tanh else GELU)
 _attach_curve(activation.silu, lambda: SILU)

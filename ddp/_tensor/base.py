@@ -19,7 +19,8 @@ from ddp._device import device as Device
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, Versions, modes, output_nodes, stream_sync
 from ddp._engine.anomaly import user_line
 from ddp.errors import DeviceError, DtypeError, GraphError, InplaceError, ParallelError, ShapeError
-from ddp.ops.op import BFLOAT16, Op
+from ddp.ops.arrays import BFLOAT16
+from ddp.ops.op import Op
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor as Tensor

@@ -19,7 +19,7 @@ from ddp._engine.anomaly import check_gradients
 from ddp._tensor.base import FLOATS, Tensor, TensorBase, apply, restore_tensors, root_of, seed_of, wrap
 from ddp._tensor.recording import FULL, RecordingArray, as_operand, record, recording_numpy
 from ddp.errors import GraphError, VersionError
-from ddp.ops import attention, convolution, elementwise, fft, indexing, op, products, reduction, shape, special
+from ddp.ops import arrays, attention, convolution, elementwise, fft, indexing, products, reduction, shape, special
 from ddp.ops.op import OPS, Op, Upcast
 
 Array = Any  # an array, a recording one, or None
@@ -75,7 +75,7 @@ def _zeros_but(xp: Any, g: Array, sizes: tuple[int, ...], view: Callable[[Any, A
     return record(indexing.setitem, zeros, g, steps=((where,),)).reshape(sizes)
 
 
-op.where_or_zero.attach_recording_form(_where_or_zero)
+arrays.where_or_zero.attach_recording_form(_where_or_zero)
 fft.transformed.attach_recording_form(lambda xp, x, *transform: record(fft.fft, x, transform=transform))
 shape.zeros_but.attach_recording_form(_zeros_but)
 shape.diagonal_of.attach_recording_form(

@@ -15,7 +15,8 @@ from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, guarded_
 from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops.op import BFLOAT16, Op, upcast
+from ddp.ops.arrays import BFLOAT16, upcast
+from ddp.ops.op import Op
 
 Other = Any  # a tensor, a Python number, or an array
 

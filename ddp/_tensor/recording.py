@@ -19,7 +19,8 @@ from ddp._tensor.base import FLOATS, Tensor, TensorBase, apply, wrap
 from ddp._tensor.elementwise import select_where
 from ddp._tensor.operands import number_as_tensor
 from ddp.ops import elementwise, indexing, products, reduction, shape
-from ddp.ops.op import OPS, Op, RecordingModule
+from ddp.ops.arrays import RecordingModule
+from ddp.ops.op import OPS, Op
 
 OfTensors = Callable[..., Tensor]
 FULL = slice(None)

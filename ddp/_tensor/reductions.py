@@ -16,7 +16,7 @@ from ddp._tensor.operands import as_method, convert, floating
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import elementwise, reduction, softmax_ops
 from ddp.ops import indexing as ops
-from ddp.ops.op import upcast
+from ddp.ops.arrays import upcast
 
 __all__ = ["isin", "searchsorted"]
 

@@ -15,7 +15,7 @@ from ddp.nn import init
 from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.ops import indexing
-from ddp.ops.op import upcast
+from ddp.ops.arrays import upcast
 
 if TYPE_CHECKING:
     from typing_extensions import Self

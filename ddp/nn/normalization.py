@@ -19,7 +19,7 @@ from ddp.nn.module import Layer
 from ddp.nn.parameter import Parameter
 from ddp.nn.validation import affine_dtype, check_channels
 from ddp.ops import normalization
-from ddp.ops.op import upcast
+from ddp.ops.arrays import upcast
 
 _EPSILON = {"float64": 2.0**-52}  # the step above 1; half types are normalised in float32
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, fold, unary_op, where_or_zero
+from ddp.ops.arrays import Array, as_float32, fold, where_or_zero
+from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.special import compute_erfc
 
 # Smooth activations: a curve gives the value and what computes the derivative, which shares intermediate results with

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, compute_dtype, fold
+from ddp.ops.arrays import Array, array_function, compute_dtype, fold
+from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import product
 
 At = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice of heads last

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, compute_dtype, total
+from ddp.ops.arrays import Array, array_function, compute_dtype, total
+from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import product
 
 Pair = tuple[int, int]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ddp.ops.arrays import Array, as_float32
 from ddp.ops.indexing import add_flat, positions
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32
+from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
 def _arrive(xp: Any, before: Array, skip: Any) -> tuple[Array, Array]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from ddp._device import device, device_of, place
 from ddp.ops import memory_formats
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, astype, fold, shape_of, unary_op, where_or_zero
+from ddp.ops.arrays import Array, astype, fold, shape_of, where_or_zero
+from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
 # Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function
+from ddp.ops.arrays import Array, array_function
+from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # The adjoint of a transform is the other one, with the scale of the other side.
 _ADJOINT = {"fftn": "ifftn", "ifftn": "fftn", "rfftn": "ifftn", "irfftn": "rfftn"}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops.op import Array, array_function
+from ddp.ops.arrays import Array, array_function
 
 
 @array_function

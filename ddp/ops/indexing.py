@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, shape_of, where_or_zero
+from ddp.ops.arrays import Array, array_function, fold, shape_of, where_or_zero
+from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # Indexing: what was read gets its gradient back where it was read, added up where it was read twice.
 

@@ -6,17 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.op import (
-    Array,
-    Gradients,
-    Needs,
-    Op,
-    Saved,
-    as_float32,
-    compute_dtype,
-    sum_of_squares,
-    total,
-)
+from ddp.ops.arrays import Array, as_float32, compute_dtype, sum_of_squares, total
+from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.softmax_ops import exponentials
 
 # Losses of classification. Cross entropy keeps no probabilities: backward makes them again from the logits, which

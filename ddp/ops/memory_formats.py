@@ -10,7 +10,7 @@ import enum
 import math
 from typing import Any
 
-from ddp.ops.op import Array
+from ddp.ops.arrays import Array
 
 
 class memory_format(enum.Enum):

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, as_float32, as_rows
+from ddp.ops.arrays import Array, array_function, as_float32, as_rows
+from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.reduction import moments, standardize
 
 # Normalisation over rows: layer_norm, rms_norm, normalize. Backward reads the input and two numbers a row, not the

@@ -7,19 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddp.ops.arrays import Array, array_function, as_float32, compute_dtype, total, where_or_zero
 from ddp.ops.convolution import Pair, Window
-from ddp.ops.op import (
-    Array,
-    Gradients,
-    Needs,
-    Op,
-    Saved,
-    array_function,
-    as_float32,
-    compute_dtype,
-    total,
-    where_or_zero,
-)
+from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.shape import along, split_slices
 
 # Pooling as running maxima and sums over what each kernel element sees: a pass for each, and no unfolded copy.

@@ -10,20 +10,8 @@ from typing import Any
 import numpy as np
 
 from ddp.ops.activation import gelu
-from ddp.ops.op import (
-    Array,
-    Gradients,
-    Needs,
-    Op,
-    Saved,
-    array_function,
-    astype,
-    compute_dtype,
-    fold,
-    total,
-    unary_op,
-    where_or_zero,
-)
+from ddp.ops.arrays import Array, array_function, astype, compute_dtype, fold, total, where_or_zero
+from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.shape import zeros_but
 
 # Matrix products, and the linear layer with its bias in one pair.

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, compute_dtype
+from ddp.ops.arrays import Array, as_float32, compute_dtype
+from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import column_sums, product
 
 

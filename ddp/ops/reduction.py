@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ddp.ops.indexing import add_flat, positions
-from ddp.ops.op import (
+from ddp.ops.arrays import (
     Array,
-    Gradients,
-    Needs,
-    Op,
-    Saved,
     array_function,
     as_float32,
     compute_dtype,
@@ -21,6 +16,8 @@ from ddp.ops.op import (
     upcast,
     where_or_zero,
 )
+from ddp.ops.indexing import add_flat, positions
+from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.shape import along
 
 # Reductions over axes: `dims` are non-negative axes, all of them for a full reduction.

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ddp.ops.arrays import Array, array_function, fold, total, where_or_zero
 from ddp.ops.indexing import add_flat, wide
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, total, where_or_zero
+from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # Shapes: results that are views of their input where the memory allows it.
 

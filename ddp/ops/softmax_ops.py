@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, as_float32, total, unreduce
+from ddp.ops.arrays import Array, as_float32, total, unreduce
+from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
 def exponentials(xp: Any, x: Array, dim: int) -> tuple[Array, Array, Array]:

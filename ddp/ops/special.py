@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp.ops.op import Array, Gradients, Needs, Op, Saved, array_function, fold, shape_of, unary_op, where_or_zero
+from ddp.ops.arrays import Array, array_function, fold, shape_of, where_or_zero
+from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
 # The error function and its kin, which NumPy lacks: the standard library's, element by element, where there are no
 # native kernels. On a GPU they are CUDA's own.

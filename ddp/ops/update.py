@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp.ops.op import Array, array_function
+from ddp.ops.arrays import Array, array_function
 
 TILE = 1 << 15  # elements that the array formulas take at once, so that what one pass wrote is in cache for the next
 

@@ -22,8 +22,8 @@ from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, running_stats_update
 from ddp.nn.validation import check_channels
+from ddp.ops.arrays import BFLOAT16
 from ddp.ops.normalization import ChannelGroups, batch_norm
-from ddp.ops.op import BFLOAT16
 from ddp.parallel.collectives import Array, CollectiveCall
 
 _NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # of a rank: its grad mode, and whether its input requires grad

@@ -11,7 +11,7 @@ import pytest
 import ddp
 from ddp.errors import ArgumentError
 from ddp.nn import utils
-from ddp.ops.op import BFLOAT16
+from ddp.ops.arrays import BFLOAT16
 from tests.gpu import on_both
 
 SHAPES = [(6, 5), (7,), (), (0, 3), (40, 3), (2, 2, 3)]

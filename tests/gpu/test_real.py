@@ -20,7 +20,7 @@ from ddp._cuda import cublaslt, gemm, ipc, matmul_kernels
 from ddp._cuda import stream_order as lanes
 from ddp.errors import OutOfMemoryError
 from ddp.nn import functional as F
-from ddp.ops.op import BFLOAT16
+from ddp.ops.arrays import BFLOAT16
 from tests.ddp.multiprocessing import gpu_children
 from tests.gpu.test_gemm import DTYPES, close, numbers
 from tests.gpu.test_streams import gradients

@@ -10,7 +10,7 @@ import pytest
 
 import ddp
 from ddp._layout import FlatBuckets, lay_out
-from ddp.ops.op import BFLOAT16
+from ddp.ops.arrays import BFLOAT16
 from tests.gpu import on_both
 from tests.gpu.installing import Real
 

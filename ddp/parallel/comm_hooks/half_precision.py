@@ -27,7 +27,7 @@ import numpy as np
 
 from collectives import Work
 from ddp._device import device_of
-from ddp.ops.op import astype
+from ddp.ops.arrays import astype
 from ddp.parallel.comm_hooks.error_feedback import working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
