@@ -422,7 +422,7 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
         return self if device.type == "cpu" else super()._get_backend(device)
 
 
-class CollectivesBackend(GroupCalls, Backend):
+class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-ignore]  # Any to mypy
     """The backend for tensors of the CPU in a process group of PyTorch."""
 
 
