@@ -1,11 +1,12 @@
-"""Pipes and queues that carry file descriptors with a message, so that what is under way belongs to the kernel alone.
+"""Pipes and queues whose messages carry file descriptors: while a message is under way, only the kernel holds them.
 
-PyTorch's sender keeps a descriptor open until the receiver has fetched it, so it has to outlive what it sends, and
-leaks what is never fetched. Here a descriptor travels in the socket with the message: the sender may forget the tensor,
-or end, as soon as the message is written, and whatever is never read goes with the last end of the socket. The queues
-are the standard library's: locks, the feeder thread and the counting stay what they are.
+PyTorch's sender keeps a descriptor open until the receiver has fetched it: it has to live until then, and leaks what
+nobody fetches. Here a descriptor travels in the socket with the message. The sender may drop the tensor, or end, as
+soon as the message is written, and the kernel closes what was never read together with the last end of the socket.
+The queues are the standard library's, with its locks, feeder thread and counters.
 
-Source: unix(7), SCM_RIGHTS."""
+Source: unix(7), SCM_RIGHTS.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,14 @@ from typing import Any
 from ddp.errors import SharingError
 from ddp.multiprocessing.pickling import PackedObject, SentFd, pack
 
-_HEADER = struct.Struct("!IQ")  # descriptors, bytes
-_MOST = 253  # descriptors a sendmsg; the kernel's SCM_MAX_FD
-_ROOM = socket.CMSG_LEN(4 * _MOST)  # bytes
-_PAUSE = 1e-3  # seconds, between two looks whether the kernel takes more descriptors
+# What precedes each message: the number of its descriptors, and its length in bytes.
+_HEADER = struct.Struct("!IQ")
+# The most descriptors that one sendmsg may carry: the kernel's SCM_MAX_FD.
+_MAX_FDS = 253
+# The bytes of ancillary data that so many descriptors take.
+_ANCILLARY = socket.CMSG_LEN(4 * _MAX_FDS)
+# Seconds to wait before descriptors are sent again that the kernel refused.
+_RETRY_INTERVAL = 1e-3
 
 
 class SharingConnection(Connection):
@@ -48,18 +53,19 @@ class SharingConnection(Connection):
         return self.take().open()
 
     def send_packed(self, packed: PackedObject) -> None:
-        """Sends what `pack` has made."""
+        """Sends an object that was packed by `pack`."""
         self.post(packed.data, [each.fileno() for each in packed.fd_owners])
 
     def post(self, data: Any, fds: list[int]) -> None:
-        """Sends bytes, and with them the descriptors. Raises: OSError if this end is closed, or cannot send."""
+        """Sends bytes together with descriptors. Raises: OSError if this end is closed or receives only."""
         self._check_closed()  # type: ignore[attr-defined]  # as the standard library's own send does
         self._check_writable()  # type: ignore[attr-defined]
-        ahead = _HEADER.pack(len(fds), len(data))
-        while len(fds) > _MOST:
-            self._send_all([ahead], fds[:_MOST])
-            ahead, fds = b"+", fds[_MOST:]  # descriptors need a byte to travel with
-        self._send_all([ahead, data], fds)
+        prefix = _HEADER.pack(len(fds), len(data))
+        while len(fds) > _MAX_FDS:
+            self._send_all([prefix], fds[:_MAX_FDS])
+            fds = fds[_MAX_FDS:]
+            prefix = b"+"  # descriptors need a byte to travel with
+        self._send_all([prefix, data], fds)
 
     def _send_all(self, parts: list[Any], fds: list[int]) -> None:
         sent = 0
@@ -67,21 +73,21 @@ class SharingConnection(Connection):
             try:
                 sent = socket.send_fds(self._socket, parts, fds)
             except OSError as error:
-                # As many as this user may have open are under way: go on when some have been received.
+                # This user may have no more descriptors under way: wait until some have been received.
                 if error.errno != errno.ETOOMANYREFS:
                     raise
-                time.sleep(_PAUSE)
-        if sent < sum(map(len, parts)):  # a signal came in between
+                time.sleep(_RETRY_INTERVAL)
+        if sent < sum(map(len, parts)):  # a signal interrupted the call
             self._socket.sendall(b"".join(parts)[sent:])
 
     def take(self) -> PackedObject:
-        """The next message, still packed: to be opened once locks have been released. Raises: EOFError, OSError."""
+        """The next message, still packed: the caller opens it after releasing its locks. Raises: EOFError, OSError."""
         self._check_closed()  # type: ignore[attr-defined]
         self._check_readable()  # type: ignore[attr-defined]
         fds: list[int] = []
         try:
             count, length = _HEADER.unpack(self._receive(_HEADER.size, fds))
-            for _ in range(_MOST, count, _MOST):
+            for _ in range(_MAX_FDS, count, _MAX_FDS):
                 self._receive(1, fds)
             data = bytearray(length)
             rest = memoryview(data)
@@ -101,19 +107,21 @@ class SharingConnection(Connection):
             raise
 
     def _receive(self, size: int, fds: list[int]) -> bytes:
-        """That many bytes, and the descriptors with them."""
-        got = b""
-        while len(got) < size:
+        """`size` bytes; the descriptors that came with them are appended to `fds`."""
+        received = b""
+        while len(received) < size:
             # Not `socket.recv_fds`, which ignores its flags.
-            data, ancillary, _, _ = self._socket.recvmsg(size - len(got), _ROOM, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = self._socket.recvmsg(
+                size - len(received), _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+            )
             for _, _, packed in ancillary:
                 fds += memoryview(packed).cast("i")
             if not data:
-                raise EOFError if not got and not fds else OSError("got end of file during message")
-            got += data
-        return got
+                raise EOFError if not received and not fds else OSError("got end of file during message")
+            received += data
+        return received
 
-    # What the standard library's methods for bytes stand on:
+    # The standard library's send_bytes, recv_bytes and close call these.
 
     def _send_bytes(self, buf: Any) -> None:
         self.post(buf, [])
@@ -141,7 +149,7 @@ reduction.register(SharingConnection, _reduce)
 
 
 class _DeferredPickle:
-    """An object on its way to the feeder thread, which packs it: its pickle is the number of the packed object."""
+    """An object for the feeder thread. To pickle it packs the object, and gives the number of what was packed."""
 
     __slots__ = ("_obj", "_queue")
 
@@ -155,8 +163,8 @@ class _DeferredPickle:
 class Queue(multiprocessing.queues.Queue):  # type: ignore[type-arg]  # no subscript before Python 3.12
     """A queue for several processes, as the standard library's; tensors go by handle and are shared from then on.
 
-    Made by `ddp.multiprocessing.Queue(maxsize=0)`. What the standard library pickles and sends as bytes, and receives
-    and unpickles, are numbers of packed objects here.
+    Made by `ddp.multiprocessing.Queue(maxsize=0)`. The standard library's code pickles, sends, receives and unpickles
+    an object; here that object is the number of a packed one.
     """
 
     _reader: Any
@@ -224,8 +232,8 @@ class SimpleQueue(multiprocessing.queues.SimpleQueue):  # type: ignore[type-arg]
             self._writer.send_packed(packed)
 
 
-def _replace_pipe(made: Any) -> None:
-    """Puts a channel in the place of the pipe that the standard library made."""
-    made._reader.close()
-    made._writer.close()
-    made._reader, made._writer = make_pipe(duplex=False)
+def _replace_pipe(queue: Any) -> None:
+    """Replaces the pipe that the standard library gave a queue by one of ours."""
+    queue._reader.close()
+    queue._writer.close()
+    queue._reader, queue._writer = make_pipe(duplex=False)

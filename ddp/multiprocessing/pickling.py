@@ -1,8 +1,9 @@
 """Pickling for another process: bytes, and with them the file descriptors of what is not copied.
 
-Tensors become handles here: which block, where in it, what shape and strides. Two pickles make use of that: the one of
-our own connections, where descriptors travel with the message, and the standard ForkingPickler, which packs a process's
-arguments; pickle.dumps and copy.deepcopy know nothing of it."""
+A tensor is pickled as a handle: its block of shared memory, the offset in it, shape and strides. Two picklers do so:
+that of our own connections, where descriptors travel with the message, and the standard ForkingPickler for the
+arguments of a process that is started. pickle.dumps and copy.deepcopy copy the contents as ever.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ from ddp._device import CPU, device_of
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.storage import as_subclass, check_leaf, for_each_class, move_to_shared_memory
 
-_SMALL = 1 << 16  # bytes
+# Tensors of up to so many bytes share a block.
+_SMALL = 1 << 16
 
-# The blocks that tensors of this process lie in, so that what comes twice is mapped once, and what comes home is found.
-_known: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
+# This process's blocks by token: one that is received twice is mapped once, and one that comes back is found.
+_blocks: weakref.WeakValueDictionary[str, Block] = weakref.WeakValueDictionary()
 
 
 class PackedObject:
-    """A packed object. fd_owners: what stands behind its descriptors, each with a `fileno()`; received, the numbers."""
+    """A pickled object with its descriptors.
+
+    fd_owners: before it is sent the objects that own them, each with a `fileno()`; after it the descriptors' numbers
+    """
 
     __slots__ = ("data", "fd_owners")
 
@@ -39,7 +44,7 @@ class PackedObject:
         self.data, self.fd_owners = data, fd_owners
 
     def open(self) -> Any:
-        """The object of a message that was received; to be called once. Descriptors that it left over are closed."""
+        """Unpickles a message that was received, once. Closes the descriptors that no object took over."""
         outer, _unpacking.fds = _unpacking.fds, self.fd_owners
         try:
             return pickle.loads(self.data)
@@ -48,7 +53,7 @@ class PackedObject:
             self.close()
 
     def close(self) -> None:
-        """Closes the descriptors that were not taken."""
+        """Closes the descriptors that no object took over."""
         for fd in self.fd_owners:
             if fd >= 0:
                 os.close(fd)
@@ -63,7 +68,7 @@ _unpacking = _Unpacking()
 
 
 def take_fd(index: int) -> int:
-    """The descriptor of that index of the message being unpacked, whose owner the caller becomes."""
+    """One descriptor of the message that is being unpickled; the caller owns it from now on."""
     fds = _unpacking.fds
     assert fds is not None, "only a channel's message holds such a thing"
     fd, fds[index] = fds[index], -1
@@ -71,7 +76,7 @@ def take_fd(index: int) -> int:
 
 
 class SentFd:
-    """The descriptor of an object, its `owner`, on its way to another process, where it is unpickled as a number."""
+    """The descriptor of `owner` in a pickle: the receiving process unpickles it as the number that it has there."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -106,60 +111,60 @@ def pack(obj: Any) -> PackedObject:
 
 
 def share_small_tensors(obj: Any) -> None:
-    """Moves small tensors in nested lists and dicts, and whole modules there, to one block: a descriptor less for each.
+    """Moves the small tensors in nested lists and dicts to one shared block, so that they need one descriptor.
 
-    A block lives as long as one tensor in it, so larger ones get their own.
+    Each module there gets a block of its own. Larger tensors do not join one, as it lives as long as any tensor in it.
     """
-    found: list[TensorBase] = []
-    seen: set[int] = set()
-    left = [obj]
-    while left:
-        each = left.pop()
-        if isinstance(each, TensorBase):
-            if each.array.nbytes <= _SMALL:
-                found.append(each)
-        elif hasattr(type(each), "share_memory"):  # a Module; to import ddp.nn would cost who needs none
-            each.share_memory()
-        elif isinstance(each, list | tuple | dict) and id(each) not in seen:
-            seen.add(id(each))
-            left += each.values() if isinstance(each, dict) else each
-    move_to_shared_memory(found)
+    small: list[TensorBase] = []
+    visited: set[int] = set()
+    pending = [obj]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, TensorBase):
+            if value.array.nbytes <= _SMALL:
+                small.append(value)
+        elif hasattr(type(value), "share_memory"):  # a Module, told without an import of ddp.nn, which takes time
+            value.share_memory()
+        elif isinstance(value, list | tuple | dict) and id(value) not in visited:
+            visited.add(id(value))
+            pending += value.values() if isinstance(value, dict) else value
+    move_to_shared_memory(small)
 
 
 def _reduce_tensor(x: Any) -> tuple[Any, ...]:
     check_leaf(x, "sending")
     state = x.__dict__ or None
-    rebuilt = type(x), x.edge is not None
+    properties = type(x), x.edge is not None
     if x.device is not CPU:
-        return _rebuild_tensor, (*rebuilt, ipc.import_array, ipc.export_array(x.array, x.device)), state
+        return _rebuild_tensor, (*properties, ipc.import_array, ipc.export_array(x.array, x.device)), state
     move_to_shared_memory([x])
-    found = block_of(x.array)
-    assert found is not None
-    block, at = found
-    _known[block.token] = block
+    place = block_of(x.array)
+    assert place is not None
+    block, offset = place
+    _blocks[block.token] = block
     array = x.array
-    layout = (array.dtype, array.shape, at, array.strides, array.flags.writeable)
-    return _rebuild_tensor, (*rebuilt, _shared_array, block, *layout), state
+    layout = (array.dtype, array.shape, offset, array.strides, array.flags.writeable)
+    return _rebuild_tensor, (*properties, _shared_array, block, *layout), state
 
 
-def _rebuild_tensor(kind: type[Any], requires_grad: bool, make: Callable[..., Any], *where: Any) -> Any:
-    """The tensor of that class around the array that `make(*where)` gives."""
-    array = make(*where)
-    made = as_subclass(kind, wrap(array, device_of(array)))  # a GPU may have another number here
-    return made.requires_grad_() if requires_grad else made
+def _rebuild_tensor(cls: type[Any], requires_grad: bool, open_array: Callable[..., Any], *handle: Any) -> Any:
+    """A tensor of class `cls` around the array `open_array(*handle)`."""
+    array = open_array(*handle)
+    x = as_subclass(cls, wrap(array, device_of(array)))  # the same GPU may have another number in this process
+    return x.requires_grad_() if requires_grad else x
 
 
-def _shared_array(block: Block, dtype: Any, shape: Any, at: int, strides: Any, writeable: bool) -> Any:
-    array = np.ndarray(shape, dtype, block.array(np.uint8, block.nbytes), at, strides)
+def _shared_array(block: Block, dtype: Any, shape: Any, offset: int, strides: Any, writeable: bool) -> Any:
+    array = np.ndarray(shape, dtype, block.array(np.uint8, block.nbytes), offset, strides)
     array.flags.writeable = writeable
     return array
 
 
 def _open_block(fd: int, token: str, nbytes: int) -> Block:
-    """The block behind a descriptor that this process has got."""
-    block = _known.get(token)
+    """The block of a descriptor that this process received."""
+    block = _blocks.get(token)
     if block is None or block.closed:
-        block = _known[token] = Block.adopt(fd, token, nbytes)
+        block = _blocks[token] = Block.adopt(fd, token, nbytes)
     else:
         os.close(fd)
     return block
@@ -169,11 +174,12 @@ def _block_by_fd(block: Block) -> tuple[Any, ...]:
     return _open_block, (SentFd(block), block.token, block.nbytes)
 
 
-# The standard ForkingPickler packs the arguments of a process that is started, and what others' queues and pipes carry.
+# The standard ForkingPickler pickles the arguments of a process that is started, and objects in the standard library's
+# own queues and pipes.
 
 
 def _reduce_for_process(x: Any) -> Any:
-    """A tensor in a process's arguments goes by handle; others' queues and pipes carry contents."""
+    """Pickles a tensor in a process's arguments as a handle; in the standard library's queues its contents."""
     return _reduce_tensor(x) if context.get_spawning_popen() is not None else x.__reduce__()
 
 

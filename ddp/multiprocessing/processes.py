@@ -1,7 +1,7 @@
 """The three ways to start a process, with our pipes and queues, and `spawn`, which runs one function in several.
 
-`fork` copies locks that threads hold, MPI's and CUDA's state: children hang or crash. So the default is `spawn`, where
-the standard library's own, and PyTorch's, is what the system prefers.
+`fork` copies locks that other threads hold and the state of MPI and CUDA, so that children hang or crash. So the
+default is `spawn`; the standard library and PyTorch take the system's default.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from ddp.multiprocessing.pickling import share_small_tensors
 __all__ = ["Process", "ProcessContext", "ProcessException", "ProcessExitedException", "ProcessRaisedException"]
 __all__ += ["spawn", "start_processes"]
 
-_GRACE = 5.0  # seconds from SIGTERM to SIGKILL
-_MOST = 32 << 10  # characters of a traceback: what the pipe takes at once, since it is read when the process has ended
+# Seconds from SIGTERM to SIGKILL.
+_GRACE = 5.0
+# The most characters of a traceback that are reported. They have to fit the pipe, which is read at the end.
+_MAX_TRACEBACK = 32 << 10
 
 
 class _SharingContext(context.BaseContext):
-    """What our contexts make of their own."""
+    """The pipes and queues of our contexts."""
 
     def Pipe(self, duplex: bool = True) -> tuple[SharingConnection, SharingConnection]:
         """The two ends of a new pipe: both send and receive; with duplex off the first receives, the second sends."""
@@ -65,7 +67,7 @@ class _SharingProcess:
     @classmethod
     def _Popen(cls, process_obj: Any) -> Any:
         share_small_tensors((process_obj._args, process_obj._kwargs))
-        popen = super()._Popen(process_obj)  # type: ignore[misc]  # of the class that stands behind this one
+        popen = super()._Popen(process_obj)  # type: ignore[misc]  # of the next class in the method resolution order
         vars(popen).pop("fd_owners", None)
         return popen
 
@@ -75,7 +77,7 @@ class SpawnProcess(_SharingProcess, context.SpawnProcess):
 
 
 class ForkServerProcess(_SharingProcess, context.ForkServerProcess):
-    """A process that a server forks, which was started before anything else was; tensors as above."""
+    """A process forked by a server that was started early, without threads; tensors in its arguments go by handle."""
 
 
 class SpawnContext(_SharingContext, context.SpawnContext):
@@ -173,15 +175,15 @@ class ProcessContext:
 
     def __init__(self) -> None:
         self.processes: list[Any] = []
-        self._reports: list[Any] = []  # the receiving ends
-        self._running: dict[Any, int] = {}  # index by sentinel
+        self._reports: list[Any] = []  # the receiving end of each process's pipe, for its traceback
+        self._running: dict[Any, int] = {}  # sentinel of a process: its index
 
     def pids(self) -> list[int]:
         """The numbers of the processes."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Waits until all have ended; returns whether they have. When one fails, ends the others and raises.
+        """Waits for all processes, and returns whether they have ended. If one fails, ends the others and raises.
 
         timeout: seconds to wait at most. grace_period: seconds that the others have after SIGTERM before they are
         killed; None: 5. Raises: ProcessRaisedException, ProcessExitedException.
@@ -204,7 +206,7 @@ class ProcessContext:
         return True
 
     def _end(self, grace: float) -> None:
-        """Ends what still runs."""
+        """Ends the processes that still run: SIGTERM, then SIGKILL after `grace` seconds."""
         for process in self.processes:
             if process.is_alive():
                 process.terminate()
@@ -218,8 +220,8 @@ class ProcessContext:
 
     def _raise(self, index: int) -> None:
         process, report = self.processes[index], self._reports[index]
-        with contextlib.suppress(EOFError):  # it has sent none
-            if report.poll():  # a child of its own may have the other end still
+        with contextlib.suppress(EOFError):  # it sent no traceback
+            if report.poll():  # does not wait for the end of file: a child of the process may still hold the pipe
                 message = f"\n\n-- Process {index} terminated with the following error:\n{report.recv()}"
                 raise ProcessRaisedException(message, index, process.pid)
         code = process.exitcode
@@ -236,26 +238,26 @@ def spawn(
     daemon: bool = False,
     start_method: str | None = "spawn",
 ) -> ProcessContext | None:
-    """Runs `fn(index, *args)` in `nprocs` processes, index from 0 on, and waits for them. They end when this one does.
+    """Runs `fn(index, *args)` in `nprocs` processes, for index from 0 on, and waits. They end when this process does.
 
-    An exception in one ends the others and is raised here. join off: returns a ProcessContext at once. Tensors in
-    `args` go by handle, so all processes see the same memory. `fn` and what it is given have to be picklable.
-    daemon: as of Process. start_method: None is the one set.
+    An exception in one of them ends the others and is raised here. Tensors in `args` go by handle, so that all see the
+    same memory. `fn` and its arguments have to be picklable. join=False: returns a ProcessContext at once. daemon: as
+    Process takes it. start_method: None takes the one that was set.
     Raises: ProcessRaisedException, whose message holds the traceback there; ProcessExitedException for one that was
     killed or left with another status than 0; ArgumentError for less than one process.
     """
     if nprocs < 1:
         raise ArgumentError(f"spawn: nprocs should be at least 1, is {nprocs}")
-    made = default.get_context(start_method)
+    methods = default.get_context(start_method)
     started = ProcessContext()
     try:
         for index in range(nprocs):
-            ours, theirs = made.Pipe(duplex=False)
-            process = made.Process(target=_run, args=(fn, index, tuple(args), theirs), daemon=daemon)
+            receiver, sender = methods.Pipe(duplex=False)
+            process = methods.Process(target=_run, args=(fn, index, tuple(args), sender), daemon=daemon)
             process.start()
-            theirs.close()
+            sender.close()
             started.processes.append(process)
-            started._reports.append(ours)
+            started._reports.append(receiver)
             started._running[process.sentinel] = index
     except BaseException:
         started._end(_GRACE)
@@ -273,24 +275,24 @@ def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], report: Any)
     try:
         fn(index, *args)
     except KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)  # the parent has got it too, and tells of it
+        os._exit(128 + signal.SIGINT)  # the parent got the signal, too, and reports it
     except Exception as error:
-        report.send(format_error(error, error.__traceback__)[-_MOST:])
+        report.send(format_error(error, error.__traceback__)[-_MAX_TRACEBACK:])
         report.close()
         raise SystemExit(1) from None
 
 
 def format_error(error: BaseException, trace: TracebackType | None) -> str:
-    """The traceback as text. If methods of the exception's own class fail, its class and arguments end the text."""
+    """The traceback as text. If methods of the exception's class fail, the text ends with its class and arguments."""
     try:
         lines = traceback.format_exception(type(error), error, trace)
-    except Exception:  # `traceback` asks for attributes, which a class may answer with any exception
+    except Exception:  # raised by the class, which `traceback` asks for attributes
         lines = [*traceback.format_tb(trace), BaseException.__repr__(error)]
     return "".join(lines).rstrip()
 
 
 def _die_with_parent() -> None:
-    """Ends this process when its parent has ended, whatever it is doing then."""
+    """Waits for the parent process to end, then kills this one."""
     parent = parent_process()
     assert parent is not None
     parent.join()
