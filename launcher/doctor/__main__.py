@@ -13,6 +13,7 @@ from launcher.arguments import ArgumentParser, nearest, positive, value
 from launcher.errors import UsageError
 from launcher.network import parse_hosts, read_hostfile
 
+# How many of the last calls of a process `calls` prints.
 _LAST = 10
 _PID = value("a positive whole number", positive)
 #: The options of each command; "" is the check of machines.
@@ -32,7 +33,7 @@ _EPILOG = "Exit code: 0; 1 if training would fail, or a process could not be rea
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs what the arguments request; returns the exit code. Raises: UsageError"""
+    """Runs the command that the arguments name; returns the exit code. Raises: UsageError"""
     args = _parser().parse(argv)
     command, *words = args.get("words") or [""]
     if "help" in args:
@@ -80,21 +81,21 @@ def calls(pids: Sequence[int], last: int) -> int:
 
 
 def _parser() -> ArgumentParser:
-    made = ArgumentParser("ddp-doctor", usage=_USAGE, description=_DESCRIPTION, epilog=_EPILOG)
-    made.add_argument("words", nargs="*", help=SUPPRESS)
-    where = made.add_mutually_exclusive_group().add_argument
+    parser = ArgumentParser("ddp-doctor", usage=_USAGE, description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("words", nargs="*", help=SUPPRESS)
+    add_machines = parser.add_mutually_exclusive_group().add_argument
     machines = "machines that are to train together, as ddp-launch takes them"
-    where("--hosts", metavar="A,B", type=parse_hosts, help=machines)
-    where("--hostfile", metavar="FILE", help="the same, one machine a line")
-    made.add_argument("--last", metavar="N", type=_PID, help=f"calls of each process ({_LAST})")
-    made.add_argument("--json", action="store_true", help="print JSON")
-    made.add_argument("--help", "-h", action="store_true", help="print this help")
-    return made
+    add_machines("--hosts", metavar="A,B", type=parse_hosts, help=machines)
+    add_machines("--hostfile", metavar="FILE", help="the same, one machine a line")
+    parser.add_argument("--last", metavar="N", type=_PID, help=f"calls of each process ({_LAST})")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--help", "-h", action="store_true", help="print this help")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    # What a check has started ends with this process, which must not die without a word to it.
+    # SIGTERM raises SystemExit, so that a check ends the processes that it started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return run(sys.argv[1:] if argv is None else argv)
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has gone
+    except BrokenPipeError:  # the output is a pipe whose reader has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 

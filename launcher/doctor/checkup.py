@@ -1,4 +1,4 @@
-"""The list of all checks, in the order in which they are made and shown."""
+"""All checks, in the order in which they are made and shown."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Check = Callable[[], Iterable[Finding]]
 
 
 def checkup(machines: tuple[Host, ...], as_json: bool) -> int:
-    """Makes all checks and prints what they found; returns the exit code.
+    """Makes all checks and prints their findings; returns the exit code.
 
-    machines: that are to train together; none: this one
+    machines: those that are to train together; empty: this one
     """
     start = time.monotonic()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     checks: dict[str, Check] = {
         "python": machine.python,
         "threads": machine.threads,
@@ -33,7 +33,7 @@ def checkup(machines: tuple[Host, ...], as_json: bool) -> int:
         "memory": machine.memory,
         "limits": machine.limits,
         "gpu": gpu.check,
-        "ranks": lambda: ranks.check(found, machines),
+        "ranks": lambda: ranks.check(findings, machines),
     }
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     if not as_json:
@@ -41,24 +41,25 @@ def checkup(machines: tuple[Host, ...], as_json: bool) -> int:
 
         print(f"ddp-doctor {__version__} on {platform.node()}, {platform.system()} {platform.release()}\n", flush=True)
     bar = partial(progress_bar, total=len(checks), bar_format="{l_bar}{bar}| {n}/{total}", leave=False)
-    shows = columns() and machine.version("tqdm")  # one that is not installed is a finding
+    shows = columns() and machine.version("tqdm")  # if tqdm is missing, the check of Python says so
     for done, (name, check) in enumerate(checks.items()):
         with bar(desc=name, initial=done) if shows else nullcontext():
-            findings = run(name, check)
-        found += findings
-        if findings and not as_json:
-            print("\n".join(lines(findings, colour)), flush=True)
-    sentence, seconds = verdict(found, "these hosts" if machines else "this machine"), time.monotonic() - start
-    print(json.dumps(document(found, sentence, seconds), indent=1) if as_json else f"\n{sentence} ({seconds:.1f} s)")
-    return 1 if count(found, "error") else 0
+            new = run(name, check)
+        findings += new
+        if new and not as_json:
+            print("\n".join(lines(new, colour)), flush=True)
+    sentence = verdict(findings, "these hosts" if machines else "this machine")
+    seconds = time.monotonic() - start
+    print(json.dumps(document(findings, sentence, seconds), indent=1) if as_json else f"\n{sentence} ({seconds:.1f} s)")
+    return 1 if count(findings, "error") else 0
 
 
 def run(name: str, check: Check) -> list[Finding]:
-    """What a check finds. One that fails by itself says nothing about the machine: the others are still made."""
-    found = []
+    """The findings of a check. If the check itself raises, that is a warning, and the other checks go on."""
+    findings = []
     try:
         for finding in check():
-            found.append(finding if finding.check else finding._replace(check=name))
+            findings.append(finding if finding.check else finding._replace(check=name))
     except Exception as failure:
-        found.append(warning(f"this check failed by itself: {type(failure).__name__}: {failure}", check=name))
-    return found
+        findings.append(warning(f"this check failed by itself: {type(failure).__name__}: {failure}", check=name))
+    return findings

@@ -1,4 +1,4 @@
-"""What a check has found: a sentence, how bad it is, and the command that fixes it; as text and as JSON."""
+"""A finding of a check: a sentence, how bad it is, and the command that fixes it; as text and as JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-# Level -> its colour on a terminal.
+# The levels, and the colour of each on a terminal.
 _COLOURS = {"ok": "32", "note": "36", "warning": "33", "error": "31;1"}
-_WIDTH = 8  # of the names of checks and of levels
+# The width of the columns of checks and of levels, in characters.
+_WIDTH = 8
 
 
 class Finding(NamedTuple):
@@ -18,7 +19,7 @@ class Finding(NamedTuple):
 
     level: "ok"; "note": good to know; "warning": training works, slower or not in every case; "error": it would fail
     text: a sentence; fix: a command that fixes it, "" where none is known or needed
-    check: which check found it; "": the one that is running
+    check: the name of the check that found it; "": the one that is running
     """
 
     level: str
@@ -31,12 +32,12 @@ ok, note, warning, error = (partial(Finding, level) for level in _COLOURS)
 
 
 def count(findings: Sequence[Finding], level: str) -> int:
-    """How many of them are of that level."""
-    return sum(each.level == level for each in findings)
+    """How many findings are of that level."""
+    return sum(finding.level == level for finding in findings)
 
 
 def verdict(findings: Sequence[Finding], who: str = "this machine") -> str:
-    """What follows from all: `this machine can train (1 warning)`, or `training would fail: 2 errors, 0 warnings`."""
+    """The conclusion: `this machine can train (1 warning)`, or `training would fail: 2 errors, 0 warnings`."""
     errors, warnings = (plural(count(findings, level), level) for level in ("error", "warning"))
     if count(findings, "error"):
         return f"training would fail: {errors}, {warnings}"
@@ -44,8 +45,9 @@ def verdict(findings: Sequence[Finding], who: str = "this machine") -> str:
 
 
 def lines(findings: Sequence[Finding], colour: bool) -> list[str]:
-    """The lines of a check's findings; its name stands only at the first."""
-    shown, before = [], ""
+    """The lines of a check's findings; the check's name is only in front of the first."""
+    shown = []
+    before = ""
     for finding in findings:
         name = finding.check if finding.check != before else ""
         before = finding.check
@@ -62,12 +64,12 @@ def lines(findings: Sequence[Finding], colour: bool) -> list[str]:
 
 
 def document(findings: Sequence[Finding], sentence: str, seconds: float) -> dict[str, Any]:
-    """All of it, as JSON's types."""
+    """The report as values of JSON. sentence: the verdict; seconds: how long the checks took"""
     return {
         "can_train": not count(findings, "error"),
         "verdict": sentence,
         "seconds": round(seconds, 3),
-        "findings": [each._asdict() for each in findings],
+        "findings": [finding._asdict() for finding in findings],
     }
 
 
@@ -77,7 +79,7 @@ def pip(*words: str) -> str:
 
 
 def install(*packages: str) -> str:
-    """The command that installs these for this Python."""
+    """The command that installs these packages for this Python."""
     return pip("install", *packages)
 
 

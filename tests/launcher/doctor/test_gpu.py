@@ -42,7 +42,7 @@ WRONG = Answer({**CUPY, "failure": "a sum on the GPU is 3 instead of 999000"}, "
     ],
 )
 def test_gpus(facts: Gpus, expected: list[str], assert_found: Any) -> None:
-    assert_found(gpu.judge(facts), *expected)
+    assert_found(gpu.evaluate(facts), *expected)
 
 
 def test_how_many_ranks_can_use_nccl() -> None:
@@ -67,7 +67,7 @@ def test_what_nvidia_smi_prints(
         (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    gpu.look.cache_clear()
-    found = gpu.look()
-    gpu.look.cache_clear()
+    gpu.probe.cache_clear()
+    found = gpu.probe()
+    gpu.probe.cache_clear()
     assert (found.cards, found.failure, found.hidden) == (cards, failure, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -57,7 +57,7 @@ def sharing(**change: str) -> dict[str, Answer]:
         ("threads", {"quota": 2.0}, ["warning control group allows 2 at a time -> OMP_NUM_THREADS=1", UNSET]),
         ("threads", {"chosen": {"OMP_NUM_THREADS": "4,2"}}, [CORES, "ok OMP_NUM_THREADS=4,2 in every rank"]),
         ("threads", {"chosen": {"OMP_NUM_THREADS": "9"}}, [CORES, "warning =9, with 8 cores -> unset OMP_NUM"]),
-        ("threads", {"chosen": {"MKL_NUM_THREADS": "many"}}, [CORES, "warning =many is no number -> unset MKL_NUM"]),
+        ("threads", {"chosen": {"MKL_NUM_THREADS": "many"}}, [CORES, "warning =many is not a number -> unset MKL_NUM"]),
         ("memory", {}, [MEMORY, SHM]),
         ("memory", {"available": 200 * MIB}, ["warning 200 MiB of memory free, of 16.0 GiB -> ps ", SHM]),
         ("memory", {"limit": 2 * GIB}, ["ok 2.0 GiB of memory free, that the control group leaves", SHM]),
@@ -78,7 +78,7 @@ def sharing(**change: str) -> dict[str, Answer]:
     ],
 )
 def test_facts_are_judged(check: str, change: dict[str, Any], expected: list[str], assert_found: Any) -> None:
-    assert_found(getattr(machine, f"judge_{check}")(**{**GOOD[check], **change}), *expected)
+    assert_found(getattr(machine, f"evaluate_{check}")(**{**GOOD[check], **change}), *expected)
 
 
 def test_packages_are_those_of_the_installation() -> None:

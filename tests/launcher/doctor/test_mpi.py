@@ -50,4 +50,4 @@ def loaded(vendor: str = "MPICH", version: str = "5.0.2", threads: bool = True) 
     ],
 )
 def test_mpi(facts: mpi.Starters, answer: Answer, expected: list[str], assert_found: Any) -> None:
-    assert_found(mpi.judge(facts, answer), *expected)
+    assert_found(mpi.evaluate(facts, answer), *expected)

@@ -49,19 +49,19 @@ def seen(**change: Any) -> Answer:
     ],
 )
 def test_ranks(answer: Answer, expected: list[str], assert_found: Any) -> None:
-    assert_found(ranks.judge(answer, Trial(2)), *expected)
+    assert_found(ranks.evaluate(answer, Trial(2)), *expected)
 
 
 def test_ranks_elsewhere_and_on_gpus() -> None:
     trial = Trial(3, "hosts", HOSTS)
     assert ranks.command(trial)[:4] == ["-n", "3", "--hosts", "a:1,b:1,c:1"]
-    first, speed, *_ = ranks.judge(seen(nodes=3), trial)
+    first, speed, *_ = ranks.evaluate(seen(nodes=3), trial)
     assert first.text.startswith("3 ranks on a, b, c over MPI: 10 collectives")
     assert (speed.check, speed.text[:32]) == ("speed", "all_reduce (3 ranks on 3 hosts) ")
     alone = Trial(1, "nccl")
     assert ranks.command(alone)[-2] == "nccl"
-    assert next(ranks.judge(seen(), alone)).text.startswith("1 rank over NCCL: ")
-    (failed,) = ranks.judge(Answer(None, "died"), alone)
+    assert next(ranks.evaluate(seen(), alone)).text.startswith("1 rank over NCCL: ")
+    (failed,) = ranks.evaluate(Answer(None, "died"), alone)
     assert failed.level == "warning", "NCCL is not needed"
 
 
