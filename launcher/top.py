@@ -1,4 +1,4 @@
-"""`ddp-top`: what a running ddp-launch of this user does, a line a rank, and again every second."""
+"""`ddp-top`: shows the ranks of a running ddp-launch, a line each, and again every second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from launcher.console.status import running_jobs
 from launcher.console.terminal import one_line
 from launcher.linux import format_bytes
 
-_EVERY = 1.0  # s
+# Seconds between two pictures.
+_INTERVAL = 1.0
 _DESCRIPTION = """\
 Shows a running ddp-launch, a line a rank: steps and samples a second, loss, exposed communication, for which rank the
 others wait, gradients reduced, memory. On a terminal it goes on until the job ends, or Ctrl-C; else it prints once."""
@@ -25,7 +26,7 @@ _COLUMNS = (
 
 
 def picture(job: dict[str, Any]) -> str:
-    """A table of the ranks, below what they run."""
+    """The job's command, and a table of its ranks."""
     rows = [_COLUMNS, *([_cell(name, rank.get(name)) for name in _COLUMNS] for rank in job["ranks"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -41,7 +42,7 @@ def _cell(name: str, figure: Any) -> str:
 
 
 def _why_no_job(pid: str | None) -> str:
-    """Why there is nothing to show for this argument."""
+    """Says why no one job matches the argument."""
     running = ", ".join(str(job["pid"]) for job in running_jobs())
     if not running:
         return "no ddp-launch of yours is running"
@@ -52,7 +53,7 @@ def _why_no_job(pid: str | None) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     parser = argparse.ArgumentParser("ddp-top", description=_DESCRIPTION)
     parser.add_argument("pid", nargs="?", help="of ddp-launch; not needed if one alone is running")
     pid = parser.parse_args(argv).pid
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\x1b[H\x1b[J" * terminal + picture(jobs[0]), flush=True)
         if not terminal:
             return 0
-        time.sleep(_EVERY)
+        time.sleep(_INTERVAL)
         jobs = running_jobs(jobs[0]["pid"])
     print("the job has ended")
     return 0

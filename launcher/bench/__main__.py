@@ -11,7 +11,8 @@ from launcher.bench.settings import ALONE, Settings, parse, parser
 from launcher.errors import UsageError
 from launcher.job import Job
 
-_GRACE = 1.0  # s; ranks have nothing to save
+# Seconds from SIGTERM to SIGKILL: ranks of a benchmark have nothing to save.
+_GRACE = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(settings: Settings, place: world.World | None) -> int:
-    """Measures on the ranks that there are, of which this process is one."""
+    """Measures together with the other ranks of the job."""
     if place is not None and settings.ranks not in (None, place.size):
         raise UsageError(f"-n {settings.ranks} was requested, but {place.engine} has started {place.size} ranks")
     if place is not None and place.size > 1 and settings.backend in ALONE:

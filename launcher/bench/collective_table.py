@@ -1,4 +1,4 @@
-"""What is measured: for each collective, which buffers it takes, what its size means and what its bandwidth is.
+"""The collectives that are measured: the buffers of each, what its size means, and how its bandwidth is computed.
 
 Source of sizes and bus factors: NVIDIA's nccl-tests, doc/PERFORMANCE.md; of gather's and scatter's, its gather.cu and
 scatter.cu.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-#: How many elements a buffer has: as many as one rank contributes, or all ranks' together.
+#: The elements of a buffer: those of one rank, or those of all ranks.
 Extent = Literal["part", "whole"]
 Place = Literal["out", "in"]
 
@@ -19,11 +19,11 @@ Place = Literal["out", "in"]
 class Kind:
     """One collective.
 
-    x, out: what it reads and what it writes; out None: x is read and written
+    x, out: the extents of what it reads and writes; out None: it writes to x
     factor: number of ranks → bus bandwidth / algorithm bandwidth
-    places: where the result can be: in a buffer of its own, or in (a part of) x's
-    reduces, rooted: it has an op, a root
-    trips: messages that follow each other in one call; the time of one is given
+    places: where the result can be: "out", in a buffer of its own; "in", in the buffer of x or a part of it
+    reduces, rooted: whether it takes an op, and a root
+    trips: how many messages one call sends in turn; the time of one is reported
     """
 
     name: str
@@ -72,18 +72,18 @@ KINDS = {
     )
 }
 
-#: The root of the rooted ones.
+#: The root of collectives that have one.
 ROOT = 0
 
 
 def partner(rank: int, ranks: int) -> int | None:
-    """With whom a rank plays ping-pong in send_recv: 0 with 1, 2 with 3, ...; None for the last of an odd number."""
+    """The rank at the other end of send_recv: 0 and 1, 2 and 3, ...; None for the last rank of an odd number."""
     other = rank ^ 1
     return other if other < ranks else None
 
 
 def carve(kind: Kind, place: Place, first: Any, second: Any, rank: int, ranks: int, count: int) -> tuple[Any, Any]:
-    """x and out of one rank, as parts of two buffers of `ranks * count` elements; None for what is not there.
+    """x and out of one rank, as parts of two buffers of `ranks * count` elements; None where there is none.
 
     Out of place, x is in the first and out in the second; in place both are in the first.
     """
@@ -95,7 +95,8 @@ def carve(kind: Kind, place: Place, first: Any, second: Any, rank: int, ranks: i
         return x, None
     if place == "out":
         return x, second[: extents[kind.out]]
-    whole, mine = first[: ranks * count], slice(rank * count, (rank + 1) * count)
     if kind.x == kind.out:
         return x, x
-    return (x, whole[mine]) if kind.x == "whole" else (whole[mine], whole)
+    whole = first[: ranks * count]
+    part = whole[rank * count : (rank + 1) * count]
+    return (x, part) if kind.x == "whole" else (part, whole)

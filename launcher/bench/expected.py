@@ -1,7 +1,7 @@
-"""What every element must be: inputs that each rank can compute for all the others, and the results that follow.
+"""The inputs of each rank, which every rank can compute, and the results that they must give.
 
-Inputs repeat after a prime number of elements, so that blocks in the wrong place show, and are whole numbers so small
-that every dtype holds them and every sum of up to 80 ranks exactly.
+Inputs repeat after a prime number of elements, so that a block in the wrong place is noticed. They are whole numbers,
+small enough for every dtype to hold them, and their sums over up to 80 ranks, exactly.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from launcher.bench.collective_table import ROOT, Kind, partner
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# Inputs repeat after so many elements.
 _PERIOD = 1009
-# What no input is: a result that was never written is seen.
+# Fills buffers before a call. No input has this value, so that a result that was never written is noticed.
 POISON = 125
-_MOVED = 120  # values of what is only moved: below POISON
-_SUMMED = 4  # values of what is reduced
+# How many values the inputs have: of collectives that only move them (all below POISON), and of those that reduce them.
+_MOVED_VALUES = 120
+_REDUCED_VALUES = 4
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of that name, bfloat16 among them."""
+    """The dtype of that name, which may be bfloat16."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def poison(dtype: np.dtype[Any]) -> Any:
-    """The value that a buffer holds before a collective writes into it: none of its results, except for bool."""
+    """The value that fills a buffer before a collective writes to it. No result has it, except in bool."""
     return dtype.type(POISON)
 
 
 def source(kind: Kind, rank: int, start: int, count: int, dtype: np.dtype[Any], op: str) -> Array:
-    """Elements start ... start+count of what `rank` brings: (count,) of dtype."""
+    """The elements from `start` on of the input of `rank`: (count,) of dtype."""
     return _repeat(_values(kind, rank, dtype, op), start, count)
 
 
 def result(kind: Kind, rank: int, ranks: int, count: int, dtype: np.dtype[Any], op: str) -> Array | None:
-    """What `rank` must hold after the collective: (count,) or (ranks·count,); None where it gets nothing."""
+    """The result that `rank` must get: (count,) or (ranks·count,); None if it gets none."""
     if kind.empty or (kind.name in ("reduce", "gather") and rank != ROOT):
         return None
     if kind.reduces:
@@ -49,23 +51,26 @@ def result(kind: Kind, rank: int, ranks: int, count: int, dtype: np.dtype[Any], 
         return None if other is None else source(kind, other, 0, count, dtype, op)
     if kind.name in ("broadcast", "scatter"):
         return source(kind, ROOT, rank * count if kind.x == "whole" else 0, count, dtype, op)
-    start = rank * count if kind.x == "whole" else 0  # all_to_all: the block of each that is meant for this rank
+    start = rank * count if kind.x == "whole" else 0  # all_to_all: the block for this rank in each input
     return np.concatenate([source(kind, other, start, count, dtype, op) for other in range(ranks)])
 
 
-def wrong(got: Array, must: Array, op: str) -> int:
-    """How many elements are not what they must be. A mean may be off by the rounding of its division."""
-    if op == "mean" and must.dtype.kind not in "iub":
-        a, b = (each.astype(np.complex128 if each.dtype.kind == "c" else np.float64) for each in (got, must))
-        return int(np.count_nonzero(~(np.abs(a - b) <= 4 * _eps(must.dtype) * np.abs(b))))
-    return int(np.count_nonzero(~(got == must)))  # NaN equals nothing
+def wrong(actual: Array, expected: Array, op: str) -> int:
+    """How many elements are wrong. A mean may differ by the rounding of its division."""
+    if op == "mean" and expected.dtype.kind not in "iub":
+        wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+        a, b = actual.astype(wide), expected.astype(wide)
+        return int(np.count_nonzero(~(np.abs(a - b) <= 4 * _eps(expected.dtype) * np.abs(b))))
+    return int(np.count_nonzero(~(actual == expected)))  # counts NaN, too
 
 
 def _values(kind: Kind, rank: int, dtype: np.dtype[Any], op: str) -> Array:
     index = np.arange(_PERIOD) + 37 * rank
     if kind.reduces and op == "prod":
         return np.where(index % 8 == 0, 2, 1).astype(dtype)
-    limit = 2 if dtype.kind == "b" else _SUMMED if kind.reduces else _MOVED
+    limit = _REDUCED_VALUES if kind.reduces else _MOVED_VALUES
+    if dtype.kind == "b":
+        limit = 2
     return (index % _PERIOD % limit).astype(dtype)
 
 

@@ -1,7 +1,7 @@
 """The implementations that are measured: ours on ordinary, shared or device arrays, mpi4py, and PyTorch's gloo.
 
-An implementation binds one collective to two buffers and returns a call without arguments, so that nothing but the
-collective itself is in what is timed.
+An implementation binds a collective to two buffers, and returns a function without arguments: nothing but the
+collective itself is timed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Call = Callable[[], Any]
 
 
 class Implementation:
-    """One way to run collectives: here on buffers in the process's own memory, by calls that return when they are over.
+    """A library of collectives. This base class has buffers in private memory, and blocking calls.
 
-    name: what tables and legends call it
-    unsupported: exceptions that mean that it cannot do what was requested
+    name: its name in tables and legends
+    unsupported: the exceptions by which it refuses a call
     """
 
     name: str
     unsupported: tuple[type[Exception], ...]
 
     def empty(self, nbytes: int) -> Any:
-        """A buffer of (nbytes,) uint8. Every rank makes the same."""
+        """A buffer of (nbytes,) uint8. Collective."""
         return np.zeros(nbytes, np.uint8)
 
     def write(self, buffer: Any, values: Array) -> None:
@@ -40,21 +40,21 @@ class Implementation:
         buffer[...] = values
 
     def read(self, buffer: Any) -> Array:
-        """What a buffer holds."""
+        """The contents of a buffer."""
         return np.asarray(buffer)
 
     def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
-        """The collective on these buffers; out None: x is read and written.
+        """A function that runs the collective on these buffers; out None: it writes to x.
 
-        Raises: one of `unsupported`, here or at the first call and on every rank, if it cannot do that.
+        Raises: one of `unsupported`, here or at the first call, on every rank, if it cannot.
         """
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Waits until calls that have returned are over."""
+        """Waits for the work of calls that have returned."""
 
     def close(self) -> None:
-        """The last call."""
+        """Releases what it holds; called once, at the end."""
 
 
 class Ours(Implementation):
@@ -68,7 +68,7 @@ class Ours(Implementation):
 
     def bind(self, kind: Kind, x: Any, out: Any, op: str) -> Call:
         comm = self.comm
-        # Like the baselines, every rank knows that all bring the same lengths.
+        # As in the baselines, ranks need not exchange lengths: they know that all are equal.
         calls: dict[str, Call] = {
             "all_reduce": lambda: comm.all_reduce(x, op, out=out),
             "reduce": lambda: comm.reduce(x, op, ROOT, out=out),
@@ -96,12 +96,12 @@ class OursShared(Ours):
 
     def empty(self, nbytes: int) -> Any:
         array = self.comm.empty((nbytes,), np.uint8)
-        array[...] = 0  # every page is there before the first call
+        array[...] = 0  # touches every page before the first call
         return array
 
 
 def ping_pong(rank: int, other: int | None, send: Call, receive: Call) -> Call:
-    """One round trip between two ranks, begun by the lower one. The last of an odd number of ranks does nothing."""
+    """A function that makes a round trip between two ranks; the lower one sends first. other None: it does nothing."""
     if other is None:
         return lambda: None
     first, second = (send, receive) if rank < other else (receive, send)
@@ -114,7 +114,7 @@ def ping_pong(rank: int, other: int | None, send: Call, receive: Call) -> Call:
 
 
 class OursOnDevice(Ours):
-    """`collectives` on CuPy arrays. A call returns when it is issued, so a batch ends with its stream."""
+    """`collectives` on CuPy arrays. A call returns when it is enqueued: `settle` waits for the stream."""
 
     def __init__(self, comm: Communicator) -> None:
         import cupy
@@ -154,7 +154,7 @@ class RawMPI(Implementation):
             raise NotImplementedError("MPI's result in place lies in front of the buffer, not in the rank's part")
         operator = {"sum": MPI.SUM, "prod": MPI.PROD, "max": MPI.MAX, "min": MPI.MIN}.get(op)
         root = comm.rank == ROOT
-        # In place, MPI takes MPI.IN_PLACE instead of a part of the other buffer.
+        # In place, MPI takes MPI.IN_PLACE for the buffer that is part of the other one.
         sent = MPI.IN_PLACE if in_place else x
         into = MPI.IN_PLACE if in_place else out
         whole = out if root else None
@@ -233,7 +233,7 @@ class Gloo(Implementation):
     def _tensor(self, array: Any) -> Any:
         if array is None:
             return None
-        if array.dtype.name == "bfloat16":  # which torch.from_numpy does not know
+        if array.dtype.name == "bfloat16":  # torch.from_numpy does not take it
             return self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
         return self._torch.from_numpy(array)
 

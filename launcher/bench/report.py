@@ -1,4 +1,4 @@
-"""What is printed and kept of a run: a table with the columns of nccl-tests, JSON, a picture."""
+"""The reports of a run: a table with the columns of nccl-tests, JSON, and a picture."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from launcher.errors import UsageError
 class Row:
     """One implementation's result for one collective, size and place.
 
-    size: bytes; count: elements; op: "none" without one
-    seconds: of one call, the median of `rounds`; calls: measured; algbw, busbw: GB/s (1e9 bytes)
-    wrong: elements, None if unchecked
-    ratio: how many times as long it takes as ours on ordinary arrays, None for ours
+    size: bytes; count: elements; op: "none" if the collective takes none
+    seconds: of one call, the median of `rounds`; calls: how many were measured; algbw, busbw: GB/s (1e9 bytes)
+    wrong: the number of wrong elements, None if they were not checked
+    ratio: its time over that of ours on ordinary arrays, None for ours
     """
 
     collective: str
@@ -47,7 +47,7 @@ class Row:
 class Outcome:
     """What the ranks of one job measured.
 
-    unsupported: what an implementation could not do, a sentence each; versions: of what it ran on
+    unsupported: a sentence for each thing that an implementation could not do; versions: those of `versions()`
     """
 
     backend: str
@@ -63,7 +63,7 @@ class Outcome:
         return sum(row.wrong or 0 for row in self.rows)
 
 
-# Title, unit, width.
+# The title, unit and width of each column.
 _COLUMNS = (
     *(("size", "(B)", 12), ("count", "(elements)", 12), ("type", "", 10), ("redop", "", 6), ("place", "", 6)),
     *(("by", "", 18), ("time", "(us)", 10), ("algbw", "(GB/s)", 9), ("busbw", "(GB/s)", 9), ("#wrong", "", 8)),
@@ -100,14 +100,15 @@ def line(row: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Four digits that count, as far as three decimals show them."""
-    return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.1f}"
+    """Four significant digits, with one to three decimals."""
+    decimals = 1 + (value < 100) + (value < 10)
+    return f"{value:.{decimals}f}"
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of each library that this process has loaded."""
-    found = {"python": platform.python_version(), "ddp-runtime": importlib.metadata.version("ddp-runtime")}
-    return found | {
+    """Versions of Python, ddp-runtime and the libraries that this process has loaded."""
+    always = {"python": platform.python_version(), "ddp-runtime": importlib.metadata.version("ddp-runtime")}
+    return always | {
         name: str(sys.modules[name].__version__) for name in ("numpy", "mpi4py", "torch", "cupy") if name in sys.modules
     }
 
@@ -129,7 +130,7 @@ def save(path: str, settings: Settings, outcome: Outcome) -> None:
 
 
 def check_plot(path: str) -> None:
-    """Raises: UsageError if matplotlib writes no files whose names end like this one."""
+    """Raises: UsageError if matplotlib cannot write files with this suffix."""
     from matplotlib.backend_bases import FigureCanvasBase
 
     known = FigureCanvasBase.get_supported_filetypes()
@@ -144,7 +145,7 @@ def save_plot(path: str, outcome: Outcome) -> None:
     """
     import matplotlib
 
-    matplotlib.use("Agg")  # a file, wherever this runs
+    matplotlib.use("Agg")  # writes to a file, and needs no display
     from matplotlib import pyplot
 
     names = list(dict.fromkeys(row.collective for row in outcome.rows if row.size))
@@ -154,9 +155,11 @@ def save_plot(path: str, outcome: Outcome) -> None:
     for panel, name in zip(axes.flat, names, strict=False):
         rows = [row for row in outcome.rows if row.collective == name]
         for key in dict.fromkeys((row.by, row.dtype, row.place) for row in rows):
-            mine = [row for row in rows if (row.by, row.dtype, row.place) == key]
+            points = [row for row in rows if (row.by, row.dtype, row.place) == key]
             # A rank that is alone has no bus bandwidth.
-            panel.plot([row.size for row in mine], [row.busbw or row.algbw for row in mine], "o-", label=", ".join(key))
+            panel.plot(
+                [row.size for row in points], [row.busbw or row.algbw for row in points], "o-", label=", ".join(key)
+            )
         panel.set(title=name, xlabel="size (bytes)", ylabel="bus bandwidth (GB/s)", yscale="log")
         panel.set_xscale("log", base=2)
         panel.legend(fontsize=8)

@@ -29,15 +29,18 @@ from launcher.errors import UsageError
 
 # Enough rounds for a median, few enough that a batch of a fast call is long against the barrier's skew.
 _ROUNDS = 20
-_LEAST_ROUNDS = 5
-_MOST_CALLS = 100_000
-_DAY = 86_400.0  # s; the time limit of a whole run between threads
+_MIN_ROUNDS = 5
+# No entry makes more calls than this, however fast they are.
+_MAX_CALLS = 100_000
+# The time limit of a whole run between threads, in seconds: a day.
+_DAY = 86_400.0
 
-Slowest = Callable[[Array], Array]  # the largest of all ranks, element by element
+# Takes an array of each rank, and gives the largest of them, element by element.
+Slowest = Callable[[Array], Array]
 
 
 def join(settings: Settings) -> Outcome:
-    """Measures with the other ranks, or with threads of this process; what was found.
+    """Measures with the other ranks, or with threads of this process, and returns the results.
 
     Raises: UsageError, on every rank, if the backend or an implementation is not available.
     """
@@ -55,7 +58,7 @@ def join(settings: Settings) -> Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is timed. settle: waits until calls that returned early have ended (on a GPU); trips: a call's messages."""
+    """What is timed. settle: waits for calls that returned early (on a GPU); trips: messages of a call, in turn"""
 
     call: Callable[[], Any]
     settle: Callable[[], None]
@@ -64,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What one entry took. rounds: seconds of one call on the slowest rank, for each round; calls: measured in all"""
+    """The times of an entry. rounds: seconds of a call on the slowest rank, by round; calls: how many, in all"""
 
     rounds: tuple[float, ...]
     calls: int
@@ -78,9 +81,9 @@ def plan(estimates: Sequence[float], budget: float, iters: int | None) -> tuple[
     if iters is not None:
         rounds = min(iters, _ROUNDS)
         return rounds, [math.ceil(iters / rounds)] * len(estimates)
-    calls = [min(_MOST_CALLS, max(1.0, budget / estimate)) for estimate in estimates]
-    rounds = int(min(_ROUNDS, max(_LEAST_ROUNDS, min(calls))))
-    return rounds, [max(1, int(each / rounds)) for each in calls]
+    calls = [min(_MAX_CALLS, max(1.0, budget / estimate)) for estimate in estimates]
+    rounds = int(min(_ROUNDS, max(_MIN_ROUNDS, min(calls))))
+    return rounds, [max(1, int(number / rounds)) for number in calls]
 
 
 def measure(
@@ -93,15 +96,15 @@ def measure(
         barrier()
         estimates.append(_batch(entry, settings.warmup))
     # All ranks must make the same number of calls: the slowest rank's estimate counts.
-    least = [max(float(each), 1e-8) for each in slowest(np.array(estimates))]
-    rounds, calls = plan(least, settings.budget, settings.iters)
+    shared = [max(float(seconds), 1e-8) for seconds in slowest(np.array(estimates))]
+    rounds, calls = plan(shared, settings.budget, settings.iters)
     seconds = np.zeros((rounds, len(entries)))
     collecting = gc.isenabled()
     gc.disable()
     try:
         for turn in range(rounds):
             for position in range(len(entries)):
-                which = (turn + position) % len(entries)  # none always follows the same one
+                which = (turn + position) % len(entries)  # so that no entry always follows the same other
                 barrier()
                 seconds[turn, which] = _batch(entries[which], calls[which]) / entries[which].trips
     finally:
@@ -112,7 +115,7 @@ def measure(
 
 
 def ratio(other: Timing, ours: Timing) -> float:
-    """How many times as long the other one takes: the median over rounds, of which each saw the same machine."""
+    """How many times as long the other one takes: the median over rounds, as both of a round saw the same machine."""
     return statistics.median(theirs / mine for theirs, mine in zip(other.rounds, ours.rounds, strict=True))
 
 
@@ -158,21 +161,24 @@ class _Job:
         self.comm = comm
         self.settings = settings
         self.barrier, implementations = find(comm, settings)
-        # The largest element times the ranks, where the largest size is smaller than that.
+        # At least one element for each rank, also where the largest size is smaller.
         nbytes = max(settings.maxbytes, comm.size * max(dtype_of(name).itemsize for name in settings.dtype))
         self.measured = [(who, who.empty(nbytes), who.empty(nbytes)) for who in implementations]
         self.nodes = int(comm.all_reduce(np.array([comm.node], np.int64), "max")[0]) + 1
         self.rows: list[Row] = []
         self.unsupported: dict[tuple[str, str, Place, str], str] = {}
         sizes = sum(len(self._sizes(KINDS[name])) for name in settings.collectives)
-        # In a log the tables themselves say how far it is.
+        # No bar in a log: the tables show the progress there.
         self.bar = progress_bar(total=sizes, unit="size", rank=comm.rank, log=False, leave=False)
 
     def _sizes(self, kind: Kind) -> list[tuple[str, int]]:
-        """A dtype and elements a rank for each measurement of a collective; none if there are too few ranks."""
-        ranks, dtypes = self.comm.size, self.settings.dtype[: 1 if kind.empty else None]  # a barrier has no dtype
-        found = ((d, kind.count(size, ranks, dtype_of(d).itemsize)) for d in dtypes for size in self.settings.sizes())
-        return list(dict.fromkeys(found)) if ranks >= kind.least_ranks else []
+        """(dtype, elements a rank) of each measurement of a collective; none if there are too few ranks."""
+        ranks = self.comm.size
+        if ranks < kind.least_ranks:
+            return []
+        dtypes = self.settings.dtype[: 1 if kind.empty else None]  # a barrier has no dtype
+        sizes = self.settings.sizes()
+        return list(dict.fromkeys((d, kind.count(size, ranks, dtype_of(d).itemsize)) for d in dtypes for size in sizes))
 
     def measure(self, kind: Kind) -> None:
         """Measures one collective for all dtypes and sizes."""
@@ -197,7 +203,7 @@ class _Job:
                 print("\n".join(lines), flush=True)
 
     def _rows(self, kind: Kind, dtype_name: str, count: int) -> list[Row]:
-        """One size: a row for each implementation and place that can do it."""
+        """Measures one size: a row for each implementation and place that supports it."""
         dtype = dtype_of(dtype_name)
         places = [place for place in kind.places if self.settings.place in ("both", place)] or kind.places
         entries: dict[tuple[str, Place], Entry] = {}
@@ -216,7 +222,8 @@ class _Job:
             return []
         timings = measure([*entries.values()], self.barrier, self._slowest, self.settings)
         timed = dict(zip(entries, timings, strict=True))
-        size, ours = kind.size(count, self.comm.size, dtype.itemsize), self.measured[0][0].name
+        size = kind.size(count, self.comm.size, dtype.itemsize)
+        ours = self.measured[0][0].name
         rows = []
         for (by, place), timing in timed.items():
             seconds = statistics.median(timing.rounds)
@@ -244,8 +251,10 @@ class _Job:
     def _try(
         self, kind: Kind, place: Place, who: Implementation, buffers: Sequence[Any], dtype_name: str, count: int
     ) -> tuple[Callable[[], Any], int | None] | None:
-        """A call that has worked once, and how many elements were wrong then; None if the implementation refuses it."""
-        rank, size, op, dtype = self.comm.rank, self.comm.size, self.settings.op, dtype_of(dtype_name)
+        """Makes a call once; returns it with the number of wrong elements, or None if an implementation refuses it."""
+        rank, size = self.comm.rank, self.comm.size
+        op = self.settings.op
+        dtype = dtype_of(dtype_name)
         x, out = carve(kind, place, buffers[0], buffers[1], rank, size, count)
         check = self.settings.check and x is not None
         if check:
@@ -266,8 +275,8 @@ class _Job:
             return None
         if not check:
             return call, None
-        must = result(kind, rank, size, count, dtype, op)
-        errors = 0 if must is None else wrong(who.read(x if out is None else out), must, op)
+        expected = result(kind, rank, size, count, dtype, op)
+        errors = 0 if expected is None else wrong(who.read(x if out is None else out), expected, op)
         return call, self._total(errors)
 
     def _slowest(self, seconds: Array) -> Array:
