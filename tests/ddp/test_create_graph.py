@@ -262,7 +262,36 @@ def lstm_penalty(t: Any) -> list[Any]:
     return gradients(t, slope.square().sum(), lstm)
 
 
-@pytest.mark.parametrize("run", [wgan_gp, r1, maml, transformer_hvp, pinn, lstm_penalty])
+def implicit(t: Any) -> list[Any]:
+    """Rajeswaran et al. 2019, arXiv:1909.04630: how a loss changes with the weight decay of an inner problem.
+
+    By the implicit function theorem, with conjugate gradients on Hessian-vector products.
+    """
+    x, y = numbers(t, 12, 4, seed=90), numbers(t, 12, seed=91)
+    decay = numbers(t, 4, seed=92).requires_grad_()
+    w = numbers(t, 4, seed=93).requires_grad_()
+
+    def inner(w: Any) -> Any:
+        return ((x @ w).tanh() - y).square().mean() + (decay.exp() * w * w).sum()
+
+    for _ in range(10):
+        w = (w - 0.2 * t.autograd.grad(inner(w), w)[0]).detach().requires_grad_()
+    outer = ((numbers(t, 6, 4, seed=94) @ w).sin() + w.square().sum()).mean()
+    (target,) = t.autograd.grad(outer, w)
+    (slope,) = t.autograd.grad(inner(w), w, create_graph=True)
+    solution, residual = t.zeros_like(target), target
+    direction, size = residual, residual @ residual
+    for _ in range(4):
+        (product,) = t.autograd.grad(slope, w, direction, retain_graph=True)
+        step = size / (direction @ product)
+        solution, residual = solution + step * direction, residual - step * product
+        before, size = size, residual @ residual
+        direction = residual + size / before * direction
+    assert float(size) < 1e-20  # solved
+    return [*t.autograd.grad(slope, decay, -solution), solution]
+
+
+@pytest.mark.parametrize("run", [wgan_gp, r1, maml, transformer_hvp, implicit, pinn, lstm_penalty])
 def test_models_agree_with_pytorch(run: Callable[[Any], list[Any]]) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     for ours, theirs in zip(run(ddp), run(torch), strict=True):
