@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, final
 
 Array = Any  # numpy.ndarray or cupy.ndarray
@@ -74,9 +75,9 @@ class GradBuffer:
         self.full, self.withheld, self.zeroed = True, None, False
 
     def hold(self, array: Array) -> None:
-        """Takes `array` itself, a gradient with a graph: what is added later goes into a copy."""
+        """Takes `array` itself, a gradient with a graph, and is bound no more: what is added goes into a copy."""
         self.array, self.full, self.in_graph, self.lent = array, True, True, True
-        self.withheld, self.zeroed = None, False
+        self.bound, self.withheld, self.zeroed = False, None, False
 
     def clear(self) -> None:
         """Empties the buffer; its memory stays for the next first write, unless a caller may hold it."""
@@ -119,6 +120,9 @@ class GradReadyHook(Protocol):
 
     def abandon(self, error: BaseException) -> None:
         """Backward raised after begin() was called."""
+
+    def recording(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
+        """In the place of all these under create_graph, where gradients of the leaves are accumulated inside."""
 
 
 @final

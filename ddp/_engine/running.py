@@ -38,12 +38,13 @@ def backward(
     With `sinks`, the gradients of exactly those edges are put there instead, and no buffer or gradient-ready hook is
     touched; only the nodes on the way to a sink run, and only they are freed.
     With `run_node`, which comes with sinks, gradients are no arrays but what it takes and returns in place of
-    `Node.run`; they are added by +.
+    `Node.run`; they are added by +. If all sinks are leaves, collectives run, too, as they do without sinks: other
+    ranks wait for them.
     Arrays of `grads` are never written to.
 
     Raises: GraphFreedError, VersionError; and whatever an op or a hook raises.
     """
-    reached = None if sinks is None else _edges_leading_to(roots, sinks)
+    reached = None if sinks is None else _edges_leading_to(roots, sinks, run_node is not None)
     pending = _count(roots, reached)
     leaves = [edge for edge in pending if type(edge) is Leaf]
     if state.reached is not None:
@@ -77,8 +78,10 @@ def leaves_of(roots: Sequence[Edge]) -> list[Leaf]:
     return [edge for edge in _count(roots, None) if type(edge) is Leaf]
 
 
-def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> set[Edge]:
+def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object], collectives: bool) -> set[Edge]:
     """The sinks, and the nodes that must run for their gradients to reach one.
+
+    collectives: or to reach a collective, if all sinks are leaves
 
     Raises: GraphFreedError if a sink was not found, and may lie behind a node that was freed.
     """
@@ -98,8 +101,9 @@ def _edges_leading_to(roots: Sequence[Edge], sinks: Mapping[Edge, object]) -> se
     if freed is not None and len(reached) < len(sinks):
         raise _freed_error(freed)
     nodes = [edge for edge in found if isinstance(edge, Node)]
+    collectives = collectives and reached.isdisjoint(nodes)
     for node in sorted(nodes, key=lambda node: node.number):  # inputs are older than what was made of them
-        if not reached.isdisjoint(node.edges or ()):
+        if (collectives and type(node) is CollectiveNode and node.edges) or not reached.isdisjoint(node.edges or ()):
             reached.add(node)
     return reached
 
@@ -167,7 +171,7 @@ def _run(
                 else:
                     if edge.metadata is not None or sinks is not None:
                         _complete_node(edge, incoming, sinks)
-                    if sinks is None or any(each in pending for each in edge.edges or ()):
+                    if sinks is None or edge not in sinks or any(each in pending for each in edge.edges or ()):
                         heappush(ready, (-edge.number, edge))
                     else:
                         incoming.pop(edge, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,18 @@ def recorded_gradients(
 ) -> list[Tensor | None]:
     """The gradients of all `tensors` with respect to edges, as tensors with a graph; None where none arrived.
 
+    What a collective computed that no gradient here was made of is behind all of them, with a gradient of zero: other
+    ranks' gradients were made of it, and theirs lead to a collective in which this rank takes part.
+
     Raises: GraphError for tensors on a GPU, and for an op without a second derivative; GraphFreedError, VersionError.
     """
     sinks: dict[Edge, Any] = dict.fromkeys(wanted)
+    for_others: list[Tensor] = []
     with _recorded():
         seeds = [_seed(x, g) for x, g in zip(tensors, gradients, strict=True)]
-        _engine.backward([root_of(x) for x in tensors], seeds, retain_graph, sinks, _run_node)
-    return [sinks[edge] for edge in wanted]
+        _engine.backward([root_of(x) for x in tensors], seeds, retain_graph, sinks, partial(_run_node, for_others))
+        found = map(sinks.get, wanted)
+        return [apply(elementwise.flat, (g, *for_others)) if g is not None and for_others else g for g in found]
 
 
 class _recorded(enable_grad):
@@ -129,8 +135,11 @@ def _seed(x: TensorBase, gradient: Any) -> Tensor:
     return wrap(array, x.device) if gradient is None else apply(elementwise.cast, (gradient,), dtype=array.dtype)
 
 
-def _run_node(node: Node, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
-    """The gradients of a node's inputs. g: a tensor, or a list with a tensor or None for each result."""
+def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
+    """The gradients of a node's inputs. g: a tensor, or a list with a tensor or None for each result.
+
+    for_others: is given what a collective computed that is not wanted here
+    """
     if isinstance(node.op, SelectOutput):
         return node.op.backward(None, g, needs, (), node.residual)
     if node.metadata is not None and node.metadata.recompute is not None:
@@ -138,8 +147,9 @@ def _run_node(node: Node, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
     node.check_versions()
     if hasattr(node.op, "record_backward"):
         results = node.op.record_backward(node, g, needs)
+        for_others += [x for x, need in zip(results, needs, strict=True) if x is not None and not need]
     elif isinstance(node.op, Op | Upcast) and node.op.name != "transfer":
-        results = _run_reference(node, g, needs)
+        results = run_reference(node, node.op, g, needs)
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
     if modes.state.anomaly:
@@ -147,9 +157,10 @@ def _run_node(node: Node, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
     return results
 
 
-def _run_reference(node: Node, g: Any, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
-    reference = OPS[node.op.name].reference
-    run: Any = Upcast(reference) if isinstance(node.op, Upcast) else reference
+def run_reference(node: Node, op: Op | Upcast, g: Any, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
+    """As `_run_node`, by the reference of `op`."""
+    reference = OPS[op.name].reference
+    run: Any = Upcast(reference) if isinstance(op, Upcast) else reference
     edges: Sequence[Any] = node.edges or ()
     of_saved = dict(zip((*reference.inputs, "out"), (*edges, node), strict=False))
     saved = _recording(node.saved, [of_saved[name] for name in node.op.saves], node.versions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -138,14 +139,17 @@ def _accumulate(owner: Callable[[], TensorBase | None], g: Any) -> None:
     x = owner()
     if x is None:
         return
-    buffer = x.leaf.grad_buffer
     if not isinstance(g, TensorBase):
-        buffer.accumulate(g)
+        x.leaf.grad_buffer.accumulate(g)
         return
-    total = g if x.grad is None else x.grad + g
-    buffer.hold(total.array.copy())
-    x.grad_view = wrap(buffer.array, x.device)
-    x.grad_view.edge = total.edge
+    hold_grad(x, g if x.grad is None else x.grad + g)
+
+
+def hold_grad(x: TensorBase, g: TensorBase) -> None:
+    """Makes a copy of g, at its place in the graph, the `grad` of x."""
+    x.grad_view = wrap(g.array.copy(), x.device)
+    x.grad_view.edge = g.edge
+    x.leaf.grad_buffer.hold(x.grad_view.array)
 
 
 def _hooks(x: TensorBase, name: str) -> list[Hook]:
@@ -211,7 +215,7 @@ def run_backward(
     """Adds the gradients of all `tensors` to the leaves they depend on, or to `inputs` (a tensor or several) alone.
 
     Raises: ArgumentError for no inputs; GraphError if one requires no grad, or is a parameter under DataParallel, whose
-    gradient the other ranks would not reduce.
+    gradient the other ranks would not reduce; what `GradReadyHook.recording` raises.
     """
     if inputs is None and not create_graph:
         seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
@@ -224,16 +228,18 @@ def run_backward(
         wanted = [inputs] if isinstance(inputs, TensorBase) else list({id(x): x for x in inputs}.values())
         if not wanted:
             raise ArgumentError("backward(inputs=[]): there is nothing to compute a gradient for")
-    for x in wanted:
-        if x.maybe_leaf is not None and x.maybe_leaf.ready_hook is not None:
-            how = "create_graph=True" if create_graph else "inputs=..."
-            raise GraphError(
-                f"backward({how}): the parameter of shape {x.array.shape} is under DataParallel, and the other ranks "
-                "would not reduce its gradient: leave that out, or use autograd.grad"
-            )
-    found = sink_gradients(tensors, gradients, retain_graph, create_graph, wanted)
-    for x, g in zip(wanted, found, strict=True):
-        if g is not None:
-            _accumulate(weakref.ref(x), g)
-            for after in [*x.leaf.after]:
-                after()
+    hooks: set[Any] = {x.leaf.ready_hook for x in wanted} - {None}
+    if hooks and inputs is not None:
+        raise GraphError(
+            "backward(inputs=...): one of them is a parameter under DataParallel, and the other ranks would not reduce "
+            "its gradient: leave that out, or use autograd.grad"
+        )
+    with contextlib.ExitStack() as stack:
+        for hook in sorted(hooks, key=lambda hook: hook.turn):
+            stack.enter_context(hook.recording([x.leaf for x in wanted]))
+        found = sink_gradients(tensors, gradients, retain_graph, create_graph, wanted)
+        for x, g in zip(wanted, found, strict=True):
+            if g is not None:
+                _accumulate(weakref.ref(x), g)
+                for after in [*x.leaf.after]:
+                    after()

@@ -19,6 +19,9 @@ of each rank's loss, or of the sum of all losses over the sum of weights with `m
 Before the forward collective, ranks exchange in one small message whether their tensor requires grad; if one
 does, the results on all ranks do, and every rank must run backward from its own. Integers pass without a gradient.
 The calls go over a duplicate of `comm` (None: `collectives.init()`), made at the first of them and closed with it.
+
+Under create_graph a backward is the other collective, recorded, so that it has a gradient, too; every rank must run the
+same backwards then. One for leaves runs also those collectives in which only other ranks want a gradient.
 """
 
 from ddp.parallel import comm_hooks

@@ -22,11 +22,12 @@ import collectives
 from collectives import Communicator, ReduceOp
 from collectives.arrays import check_lengths, even_lengths
 from collectives.errors import ArgumentError
-from ddp._device import device
-from ddp._engine import CollectiveNode, modes
-from ddp._tensor.base import TensorBase, check_current, make_node, record, wrap
+from ddp._device import CPU, device
+from ddp._engine import CollectiveNode, Node, modes, no_grad
+from ddp._tensor.base import TensorBase, apply, check_current, make_node, record, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, GraphError
+from ddp.ops import elementwise
 
 _duplicates: WeakKeyDictionary[Communicator, Communicator] = WeakKeyDictionary()
 
@@ -45,7 +46,7 @@ def private_duplicate(comm: Communicator | None) -> Communicator:
 
 
 Array = Any
-Adjoint = Callable[[Array], Array | None]
+Adjoint = Callable[[Tensor], Tensor]
 
 
 class CollectiveCall:
@@ -83,14 +84,14 @@ class CollectiveCall:
     def result(self, array: Array, adjoint: Adjoint) -> Tensor:
         """The tensor around `array`, with its place in the graph.
 
-        adjoint: makes of the result's gradient, which it must not write to, that of the tensor, or None. Collective;
-        what it returns goes nowhere on ranks whose tensor does not require grad.
+        adjoint: makes of the result's gradient that of the tensor. Collective; what it returns goes nowhere on ranks
+        whose tensor does not require grad. Under create_graph its steps are recorded.
         """
         result = wrap(array, self._where)
         if self.recorded:
             op = _CollectiveBackward(self._name)
-            node = make_node(CollectiveNode, op, op, self.xp, [self._x], result, (adjoint, array.shape, array.dtype))
-            record(node, [result])
+            zeros = result.new_zeros(()).expand(array.shape)
+            record(make_node(CollectiveNode, op, op, self.xp, [self._x], result, (adjoint, zeros)), [result])
         return result
 
 
@@ -108,10 +109,28 @@ class _CollectiveBackward:
         self.name = name
 
     def backward(self, xp: Any, g: Array | None, needs: Sequence[bool], saved: Any, residual: Any) -> Sequence[Any]:
-        adjoint, shape, dtype = residual
+        adjoint, zeros = residual
         # The ranks' gradients must be alike, whatever each rank's loss made of the result.
-        dx = adjoint(xp.zeros(shape, dtype) if g is None else xp.asarray(g, dtype))
-        return (dx if needs[0] else None,)
+        array = zeros.array if g is None else xp.asarray(g, zeros.dtype)
+        with no_grad():
+            dx = adjoint(wrap(array, zeros.device))
+        return (dx.array if needs[0] else None,)
+
+    def record_backward(self, node: Node, g: Tensor | None, needs: Sequence[bool]) -> Sequence[Tensor]:
+        """The gradient as a tensor: the next collective that all ranks record, also where it is not wanted."""
+        adjoint, zeros = node.residual
+        return (adjoint(tied(node, zeros.array, g)),)
+
+
+def tied(node: Node, like: Array, g: Tensor | None) -> Tensor:
+    """What arrived at a collective's node, or zeros, with an edge back to it, through which only zeros go.
+
+    By it a backward that reaches the next collective reaches this one, too, on every rank: also where the gradient does
+    not depend on the result, as of a loss that is linear on one rank and is not on another.
+    """
+    result = wrap(like, CPU)
+    result.edge = node
+    return apply(elementwise.flat, (result.new_zeros(like.shape) if g is None else g, result))
 
 
 _LINEAR = (ReduceOp.SUM, ReduceOp.MEAN)
@@ -128,7 +147,7 @@ def all_reduce(x: Tensor, op: ReduceOp | str = "sum", comm: Communicator | None 
     """
     call, op = CollectiveCall("all_reduce", x, comm), ReduceOp.parse(op)
     _agree(call, op)
-    return call.result(call.comm.all_reduce(call.array, op), lambda g: call.comm.all_reduce(g, op))
+    return call.result(call.comm.all_reduce(call.array, op), lambda g: all_reduce(g, op, comm))
 
 
 # y_root = sum over s of x_s, y_r = 0 elsewhere;  dx_s = g_root.  mean: both divided by the number of ranks
@@ -140,11 +159,9 @@ def reduce(x: Tensor, op: ReduceOp | str = "sum", root: int = 0, comm: Communica
     call, op = CollectiveCall("reduce", x, comm), ReduceOp.parse(op)
     _agree(call, op)
     total = call.comm.reduce(call.array, op, root)
-
-    def adjoint(g: Array) -> Array:
-        return _divided(call.comm.broadcast(call.xp.array(g, order="C"), root), op, call)
-
-    return call.result(call.xp.zeros(call.array.shape, call.array.dtype) if total is None else total, adjoint)
+    if total is None:
+        total = call.xp.zeros(call.array.shape, call.array.dtype)
+    return call.result(total, lambda g: _divided(broadcast(g, root, comm), op, call))
 
 
 # y_r = rows r of the sum over s of x_s;  dx_s = [g_0 | g_1 | ...].  mean: both divided by the number of ranks
@@ -166,7 +183,7 @@ def reduce_scatter(
     counts = row_counts("reduce_scatter", call.array, lengths, call.comm.size)
     _agree(call, op)
     part = call.comm.reduce_scatter(call.array, op, lengths=counts)
-    return call.result(part, lambda g: _divided(call.comm.all_gather(g, lengths=counts), op, call))
+    return call.result(part, lambda g: _divided(all_gather(g, comm, lengths=counts), op, call))
 
 
 def row_counts(name: str, x: Array, lengths: Sequence[int] | None, size: int) -> list[int]:
@@ -188,10 +205,8 @@ def _agree(call: CollectiveCall, op: ReduceOp) -> None:
         )
 
 
-def _divided(mine: Array, op: ReduceOp, call: CollectiveCall) -> Array:
-    if op is ReduceOp.MEAN:
-        mine /= call.comm.size
-    return mine
+def _divided(total: Tensor, op: ReduceOp, call: CollectiveCall) -> Tensor:
+    return total / call.comm.size if op is ReduceOp.MEAN else total
 
 
 Lengths = Sequence[int] | Literal["equal"] | None
@@ -209,12 +224,7 @@ def broadcast(x: Tensor, root: int = 0, comm: Communicator | None = None) -> Ten
     call.agree()
     on_root = call.comm.rank == root
     buffer = call.xp.array(call.array, order="C") if on_root else call.xp.empty(call.array.shape, call.array.dtype)
-
-    def adjoint(g: Array) -> Array:
-        total = call.comm.reduce(g, "sum", root)
-        return call.xp.zeros(g.shape, g.dtype) if total is None else total
-
-    return call.result(call.comm.broadcast(buffer, root), adjoint)
+    return call.result(call.comm.broadcast(buffer, root), lambda g: reduce(g, "sum", root, comm))
 
 
 # y_root = [x_0 | x_1 | ...], y_r has no rows elsewhere;  dx_s = rows s of g_root
@@ -232,7 +242,7 @@ def gather(x: Tensor, root: int = 0, comm: Communicator | None = None, *, length
     whole = call.comm.gather(call.array, root, lengths=counts if lengths is None else lengths)
     if whole is None:
         whole = call.xp.empty((0, *shape[1:]), call.array.dtype)
-    return call.result(whole, lambda g: call.comm.scatter(g, root, lengths=counts).reshape(shape))
+    return call.result(whole, lambda g: scatter(g, root, comm, lengths=counts).reshape(shape))
 
 
 # y_r = [x_0 | x_1 | ...];  dx_s = rows s of the sum over r of g_r
@@ -249,7 +259,7 @@ def all_gather(x: Tensor, comm: Communicator | None = None, *, lengths: Lengths 
     shape = call.array.shape
     counts = _rows_of_all(call)
     whole = call.comm.all_gather(call.array, lengths=counts if lengths is None else lengths)
-    return call.result(whole, lambda g: call.comm.reduce_scatter(g, "sum", lengths=counts).reshape(shape))
+    return call.result(whole, lambda g: reduce_scatter(g, "sum", comm, lengths=counts).reshape(shape))
 
 
 # y_r = rows r of x_root;  dx_root = [g_0 | g_1 | ...]
@@ -275,7 +285,13 @@ def scatter(
     table = call.agree(*mine, root=root)
     counts = None if table is None else table[root]
     part = call.comm.scatter(call.array, root, lengths=lengths if counts is None else counts)
-    return call.result(part, lambda g: call.comm.gather(g, root, lengths=counts))
+    like = None if rank == root else x
+
+    def adjoint(g: Tensor) -> Tensor:
+        whole = gather(g, root, comm, lengths=counts)
+        return whole if like is None else whole.sum().expand(like.shape)  # of no rows: 0
+
+    return call.result(part, adjoint)
 
 
 # y_r = [x_0's rows for r | x_1's rows for r | ...];  dx_s = [g_0's rows from s | g_1's rows from s | ...]
@@ -291,12 +307,8 @@ def all_to_all(x: Tensor, comm: Communicator | None = None, *, lengths: Sequence
     sent = row_counts("all_to_all", call.array, lengths, call.comm.size)
     table = call.agree(*sent)  # table[source][destination]
     received = call.comm.all_to_all(call.array, lengths=sent if table is None else table)
-
-    def adjoint(g: Array) -> Array:
-        assert table is not None
-        return call.comm.all_to_all(g, lengths=[list(back) for back in zip(*table, strict=True)])
-
-    return call.result(received, adjoint)
+    rank = call.comm.rank
+    return call.result(received, lambda g: all_to_all(g, comm, lengths=[row[rank] for row in table or ()]))
 
 
 def _rows_of_all(call: CollectiveCall) -> list[int] | None:

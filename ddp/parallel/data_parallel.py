@@ -51,12 +51,13 @@ class DataParallel(Module):
     ignored: PyTorch's device_ids, find_unused_parameters and static_graph, which change nothing
 
     Call it like the module. `loss.backward()` averages over ranks; `model.backward(loss_sum, weight=n)` divides the sum
-    of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. Parameters that
-    a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen and
-    unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch; state
-    dicts load with or without it, here and in the bare module. `copy.deepcopy(model)` copies the module, without its
-    wrapper. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's
-    cell runs twice, replaces the first wrapper: gradients are cleared, and using the first raises.
+    of all ranks' gradients by the sum of their weights, which is exact for batches of different sizes. After
+    `loss.backward(create_graph=True)` these means have a graph, on the CPU and without a communication hook. Parameters
+    that a backward does not reach need no flag: their grad is None where no rank used them. Parameters may be frozen
+    and unfrozen at any time. Paths in `state_dict()` and `named_parameters()` begin with "module.", as in PyTorch;
+    state dicts load with or without it, here and in the bare module. `copy.deepcopy(model)` copies the module, without
+    its wrapper. `close()` gives the module back. Wrapping a module again, or its wrapper, as when a notebook's cell
+    runs twice, replaces the first wrapper: gradients are cleared, and using the first raises.
 
     With `micro_batches=V` each forward and backward is of one micro-batch of a `DistributedSampler(dataset,
     micro_batches=V)`, and this rank's last one in a step leaves the mean over all V; before it `accumulating` is True:

@@ -70,7 +70,7 @@ class GradientState:
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:
         self.weights = WeightSum()
         self.excluded: set[int] = set()  # in this backward
-        self._leaves, self._tensors = leaves, tensors
+        self._leaves, self.tensors = leaves, tensors
         # The grad_buffer holds a mean over ranks to which no backward has added since.
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
@@ -97,7 +97,7 @@ class GradientState:
         self.excluded = {
             index
             for index, reduced in enumerate(self._reduced)
-            if reduced and index not in reached and not self._tensors[index].requires_grad
+            if reduced and index not in reached and not self.tensors[index].requires_grad
         }
 
     def has(self, index: int) -> bool:

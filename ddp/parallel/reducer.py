@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
@@ -26,11 +27,15 @@ from collectives import Communicator, ReduceOp
 from collectives.flight.recorder import process_recorder
 from ddp._device import capturing
 from ddp._engine import Leaf
+from ddp._tensor.base import restore_tensors
 from ddp._tensor.core import Tensor
-from ddp.errors import ParallelError
+from ddp._tensor.functions import cat
+from ddp._tensor.gradients import hold_grad
+from ddp.errors import GraphError, ParallelError
 from ddp.parallel.bucket_plan import Plan
 from ddp.parallel.buckets import BucketAssignment, Buckets
 from ddp.parallel.checks import ConsistencyCheck, FiniteCheck, SkippedBackwards
+from ddp.parallel.collectives import CollectiveCall, all_reduce
 from ddp.parallel.control import NO_CHECKSUM, ControlMessage, PendingRequests
 from ddp.parallel.error_context import error_context
 from ddp.parallel.exchange import AllReduce, Exchange, SingleRank
@@ -128,11 +133,6 @@ class Reducer:
         Raises: ParallelError if an earlier one failed half-way or is still running, or its weight fits no other.
         """
         self.check_usable()
-        if self.running:
-            raise ParallelError(
-                "a backward of this model was started while another one runs, from a hook or a second thread: the "
-                "buckets of the first are already under way"
-            )
         self.running = self._reached = True
         self._replays.begin()
         self.skipped.begin_backward()
@@ -215,6 +215,43 @@ class Reducer:
         self.running = False
 
     @contextlib.contextmanager
+    def recording(self, leaves: Sequence[Leaf]) -> Iterator[None]:
+        """Inside, a backward under create_graph accumulates gradients of leaves; then they become means, with a graph.
+
+        Raises: GraphError with a communication hook, a ZeroOptimizer or inside `join`; ParallelError as `begin`.
+        """
+        self.check_usable()
+        if self.owner.joining or not isinstance(self.exchange, AllReduce | SingleRank):
+            raise GraphError(
+                "backward(create_graph=True) under DataParallel: what a communication hook, a ZeroOptimizer or join() "
+                "makes of gradients has no derivative: use autograd.grad(create_graph=True), ddp.parallel.all_reduce"
+            )
+        self.running = True
+        try:
+            yield
+        finally:
+            self.running = False
+        edges = [getattr(x.grad, "edge", None) for x in self.gradients.tensors]  # before they move into their buckets
+        reached = [leaf for leaf in leaves if leaf.ready_hook is self]
+        with self._abandoning():
+            self.begin(reached)
+            for leaf in reached:
+                self.ready(leaf)
+            self.end()
+        if self.sync:
+            # The graph of their mean is put over what lies in the buckets. It is that of one collective: a backward
+            # that reaches any of these gradients is the same on every rank.
+            used = [*itertools.compress(self.gradients.tensors, self.control.used())]
+            edges = [*itertools.compress(edges, self.control.used())]
+            means: Any = restore_tensors([x.leaf.grad_buffer.array for x in used], edges, ())
+            flat = cat([mean.reshape(-1) for mean in means])
+            call = CollectiveCall("all_reduce", flat, self.comm)
+            call.agree()
+            whole = call.result(flat.array, partial(all_reduce, op="mean", comm=self.comm))
+            for x, part in zip(used, whole.split([x.numel() for x in used]), strict=True):
+                hold_grad(x, part.view_as(x).to(x.dtype))
+
+    @contextlib.contextmanager
     def participating(self) -> Iterator[None]:
         """Takes part in the other ranks' backward with zeros if the one inside reaches no leaf on this rank."""
         self._reached = False
@@ -263,11 +300,16 @@ class Reducer:
         return self.steps
 
     def check_usable(self) -> None:
-        """Raises: ParallelError if an earlier backward failed half-way."""
+        """Raises: ParallelError if an earlier backward failed half-way, or one runs."""
         if self._broken is not None:
             raise ParallelError(
                 f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
                 "ranks no longer agree on what was reduced: start again from a checkpoint"
+            )
+        if self.running:
+            raise ParallelError(
+                "a backward of this model was started while another one runs, from a hook or a second thread: the "
+                "buckets of the first are already under way"
             )
 
     def _set_plan(self, plan: Plan) -> None:
@@ -404,7 +446,8 @@ class Reducer:
                     leaf.grad_buffer.set(self._xp.zeros(leaf.shape, leaf.dtype))
                 buffer = leaf.grad_buffer.array
                 with error_context(f"backward {self.steps}: {self.names[index]}, which was frozen before"):
-                    self.comm.all_reduce(buffer, ReduceOp.SUM, scale=self.control.scale(), out=buffer)
+                    # Not in place: a graph may read it.
+                    leaf.grad_buffer.set(self.comm.all_reduce(buffer, ReduceOp.SUM, scale=self.control.scale()))
         for index, by_any in enumerate(used):
             self.gradients.end(index, by_any)
 

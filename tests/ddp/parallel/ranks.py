@@ -20,7 +20,7 @@ def on_ranks(fn: Callable[[Communicator], Any], size: int = 2, timeout: float = 
 
 
 def gradients(net: nn.Module) -> Arrays:
-    return {name: p.grad.numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
+    return {name: p.grad.detach().numpy().copy() for name, p in net.named_parameters() if p.grad is not None}
 
 
 def parameters(net: nn.Module) -> Arrays:

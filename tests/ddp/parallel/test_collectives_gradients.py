@@ -236,3 +236,48 @@ def test_under_no_grad_the_values_are_the_same_and_nothing_is_recorded(name: str
     for (y, recorded), result in zip(collectives.run_threads(rank, 3, timeout=20), results, strict=True):
         assert not recorded
         assert_allclose(y, result, rtol=0, atol=1e-14)
+
+
+def derivatives(losses: Sequence[ddp.Tensor], inputs: Sequence[Tensors], ranks: Sequence[int]) -> list[Any]:
+    """The third derivatives of losses with respect to the inputs of these ranks, by way of a number for each rank."""
+    flat = [x for tensors in inputs for x in tensors]
+    found: Any = []
+    for order in range(3):
+        found = iter(ddp.autograd.grad(total([*losses]), flat, create_graph=True, allow_unused=True))
+        per_rank = [[next(found) for _ in tensors] for tensors in inputs]
+        pairs = zip(per_rank, ranks, strict=True)
+        # An unused input counts for 0, as does the second derivative of what is linear.
+        losses = [total([loss_of(g, rank + order) for g in gs if g is not None]) for gs, rank in pairs]
+    return [[0.0 if g is None else g.detach().numpy() for g in gs] for gs in per_rank]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_third_derivatives_are_those_of_one_process(name: str) -> None:
+    """Each rank's loss has a factor that requires grad, so that ranks whose x does not have something to differ."""
+    case = CASES[name]
+
+    def inputs_of(rank: int, wanting: Sequence[bool]) -> Tensors:
+        x = ddp.tensor(values(case, rank, len(wanting)), requires_grad=wanting[rank])
+        factor = ddp.tensor(1.0 + rank, dtype=ddp.float64, requires_grad=True)
+        return [factor, x]
+
+    def loss(y: ddp.Tensor, factor: ddp.Tensor, rank: int) -> ddp.Tensor:
+        y = loss_of(y, rank) if rank != 1 else y.sum()  # linear on one rank
+        return y * factor.exp() + factor**4
+
+    for wanting in ([True], [True] * 3, [True, False], [False, True], [True, False, True]):
+
+        def rank(comm: Communicator, wanting: Sequence[bool] = wanting) -> Any:
+            factor, x = inputs_of(comm.rank, wanting)
+            y = loss(case.here(x, comm), factor, comm.rank)
+            (found,) = derivatives([y], [[each for each in (factor, x) if each.requires_grad]], [comm.rank])
+            return found
+
+        whole = [inputs_of(i, wanting) for i in range(len(wanting))]
+        ys = case.at_once([x for _, x in whole])
+        losses = [loss(y, factor, i) for i, (y, (factor, _)) in enumerate(zip(ys, whole, strict=True))]
+        wanted = [[x for x in tensors if x.requires_grad] for tensors in whole]
+        expected = derivatives(losses, wanted, range(len(wanting)))
+        for ours, theirs in zip(collectives.run_threads(rank, len(wanting), timeout=20), expected, strict=True):
+            for g, reference in zip(ours, theirs, strict=True):
+                assert_allclose(g, reference, rtol=1e-11, atol=1e-11)

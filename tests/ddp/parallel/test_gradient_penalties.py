@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from numpy.testing import assert_allclose
 import ddp
 from collectives import Communicator
 from ddp import nn
+from ddp.errors import GraphError
 from tests.ddp.parallel.ranks import Arrays, gradients, on_ranks
 
 F = nn.functional
@@ -82,3 +85,162 @@ def test_a_penalty_is_that_of_the_whole_batch(penalized: Callable[..., Any]) -> 
                 assert ours.keys() == expected.keys()
                 for name, value in expected.items():
                     assert_allclose(ours[name], value, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+class Branches(nn.Module):
+    """The head is not used on rank 1, `idle` nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head, self.idle = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Any, rank: int) -> Any:
+        h = self.trunk(x).tanh()
+        return h if rank == 1 else self.head(h)
+
+
+def value_of(tensors: list[Any], rank: int, order: int) -> Any:
+    """A number that is another function on each rank, of two thirds of some tensors that may be None."""
+    return sum(
+        (x.sin() * numbers(*x.shape, seed=100 * rank + 10 * order + i)).sum() + (x * x).sum() * (rank + 1)
+        for i, x in enumerate(tensors)
+        if x is not None and (i + rank) % 3 < 2
+    )
+
+
+Losses = Callable[[Any, list[int]], list[list[Any]]]  # of a model on ranks; all but the last go backward under no_sync
+
+
+def one_loss(model: Any, ranks: list[int]) -> list[list[Any]]:
+    return [[value_of([model(numbers(3, 5, seed=rank), rank)] * 2, rank, 9)] for rank in ranks]
+
+
+def two_losses(model: Any, ranks: list[int]) -> list[list[Any]]:
+    seconds = [model(numbers(2, 5, seed=50 + rank), rank).exp().mean() for rank in ranks]
+    return [[*first, second] for first, second in zip(one_loss(model, ranks), seconds, strict=True)]
+
+
+def by_backward(size: int, net: type[nn.Module], losses: Losses) -> list[list[Arrays]]:
+    """On each rank, three times: gradients with a graph by backward, of numbers made of those before."""
+
+    def rank(comm: Communicator) -> list[Arrays]:
+        bare = ddp.parallel.convert_sync_batchnorm(filled(net()), comm)
+        bare.head.weight.requires_grad_(False)  # such a gradient has no bucket at first
+        model = ddp.DataParallel(bare, comm, bucket_cap_mb=1e-4, first_bucket_mb=1e-4)
+        bare.head.weight.requires_grad_()
+        parameters = list(model.parameters())
+        found = []
+        (values,) = losses(model, [comm.rank])
+        for order in range(3):
+            for value in values[:-1]:
+                with model.no_sync():
+                    value.backward(create_graph=True)
+            values[-1].backward(create_graph=True)
+            assert all(p.grad is None or p.grad.grad_fn is not None for p in parameters)
+            found.append(gradients(bare))
+            values = [value_of([p.grad for p in parameters], comm.rank, order)]
+            model.zero_grad()
+        return found
+
+    return on_ranks(rank, size)
+
+
+def by_one_process(size: int, net: type[nn.Module], losses: Losses) -> list[Arrays]:
+    """The same of the mean over ranks."""
+    named = dict((model := filled(net())).named_parameters())
+    found = []
+    mean = sum(map(sum, losses(model, list(range(size))))) / size
+    for order in range(3):
+        slopes = ddp.autograd.grad(mean, list(named.values()), create_graph=True, allow_unused=True)
+        pairs = zip(named, slopes, strict=True)
+        found.append({name: slope.detach().numpy() for name, slope in pairs if slope is not None})
+        mean = sum(value_of(list(slopes), rank, order) for rank in range(size)) / size
+    return found
+
+
+@pytest.mark.parametrize(("net", "losses"), [(Branches, one_loss), (Branches, two_losses)])
+def test_backward_leaves_means_that_can_be_differentiated(net: type[nn.Module], losses: Losses) -> None:
+    for size in (1, 2, 3):
+        expected = by_one_process(size, net, losses)
+        for found in by_backward(size, net, losses):
+            for ours, theirs in zip(found, expected, strict=True):
+                assert ours.keys() == theirs.keys()
+                largest = max(np.abs(value).max() for value in theirs.values())
+                for name, value in theirs.items():
+                    assert_allclose(ours[name], value, rtol=0, atol=1e-11 * largest, err_msg=name)
+
+
+def test_what_is_added_to_a_gradient_with_a_graph() -> None:
+    """It is a sum in the bucket again, and the gradient that had a graph is as it was."""
+
+    def rank(comm: Communicator) -> None:
+        model = ddp.DataParallel(make_critic(), comm)
+        weight, x = model.module[0].weight, part_of(2, comm.rank)
+        adam = ddp.optim.Adam(model.parameters(), lr=1e-2)
+        model(x).mean().backward()
+        once = weight.grad.clone()
+        adam.zero_grad()
+        model(x).mean().backward(create_graph=True)
+        graph, held = weight.grad, weight.grad.detach().clone()
+        for backward in (lambda loss: loss.backward(create_graph=True), lambda loss: loss.backward()):
+            backward(model(x).mean())
+            once = once + held
+            assert_allclose(weight.grad.detach().numpy(), once.numpy(), rtol=1e-12)
+        with model.no_sync():
+            model(x).mean().backward(create_graph=True)
+        model(x).mean().backward()
+        assert_allclose(weight.grad.numpy(), (once + 2 * held).numpy(), rtol=1e-12)
+        assert graph.equal(held)
+        adam.step()  # changes what the graph reads
+        with pytest.raises(ddp.errors.VersionError):
+            ddp.autograd.grad(graph.sum(), weight)
+
+    on_ranks(rank)
+
+
+def test_a_checkpointed_model_two_models_and_no_garbage() -> None:
+    def rank(comm: Communicator) -> None:
+        first, second = (ddp.DataParallel(make_critic(), comm) for _ in range(2))
+        x = part_of(2, comm.rank)
+        weights = first.module[0].weight, second.module[0].weight
+
+        def run(model: Any, x: Any) -> Any:  # what one rank computes again counts as no forward
+            return ddp.autograd.checkpoint(model, x) if comm.rank == 0 else model(x)
+
+        loss = (first(x) * first(-x) * second(x)).mean()
+        loss.backward(create_graph=True)
+        expected = [w.grad.detach().clone() for w in weights]
+        first.zero_grad(), second.zero_grad()
+        (run(first, x) * run(first, -x) * run(second, x)).mean().backward(create_graph=True)
+        for w, value in zip(weights, expected, strict=True):
+            assert_allclose(w.grad.detach().numpy(), value.numpy(), rtol=1e-12)
+        alive = [weakref.ref(w.grad.edge) for w in weights]
+        first.zero_grad(), second.zero_grad()
+        del loss, w
+        assert [each() for each in alive] == [None, None]
+
+    gc.collect()
+    gc.disable()
+    try:
+        on_ranks(rank)
+    finally:
+        gc.enable()
+
+
+def test_what_has_no_derivative_is_refused_before_anything_is_sent() -> None:
+    def rank(comm: Communicator) -> None:
+        def refused(model: Any, message: str, **options: Any) -> None:
+            with pytest.raises(GraphError, match=message):
+                model(part_of(2, comm.rank)).mean().backward(create_graph=True, **options)
+
+        model = ddp.DataParallel(make_critic(), comm, comm_hook=ddp.parallel.comm_hooks.bf16)
+        refused(model, "communication hook")
+        model(part_of(2, comm.rank)).mean().backward()
+        model = ddp.DataParallel(make_critic(), comm)
+        refused(model, r"backward\(inputs=...\): .* is a parameter under DataParallel", inputs=[model.module[0].weight])
+        with model.join():
+            refused(model, "join")
+        ddp.parallel.ZeroOptimizer(model, ddp.optim.SGD, lr=0.1)
+        refused(model, "ZeroOptimizer")
+
+    on_ranks(rank)
