@@ -22,9 +22,9 @@ from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, running_stats_update
 from ddp.nn.validation import check_channels
-from ddp.ops.arrays import BFLOAT16
+from ddp.ops.arrays import BFLOAT16, RecordingModule
 from ddp.ops.normalization import ChannelGroups, batch_norm
-from ddp.parallel.collectives import Array, CollectiveCall
+from ddp.parallel.collectives import Array, CollectiveCall, all_reduce, tied
 
 _NO_GRAD, _GRAD, _WANTS = 0, 1, 2  # of a rank: its grad mode, and whether its input requires grad
 
@@ -85,16 +85,20 @@ class SyncBatchNorm(BatchNorm):
         if self.weight is not None and self.weight.device is not input.device:
             raise DeviceError(f"SyncBatchNorm: one tensor is on {input.device}, another on {self.weight.device}")
         mode = _NO_GRAD if not modes.state.enabled else _WANTS if input.requires_grad else _GRAD
-        layout = WholeBatch(call, mode)
+        layout = WholeBatch(call, mode, comm)
         op = batch_norm.upcast if call.array.dtype is BFLOAT16 else batch_norm
         arrays = [None if x is None else x.array for x in inputs]
         with errstate(all="ignore"):  # infinities and nan are values
             out, residual = op.forward(call.xp, *arrays, eps=self.eps, tell=self._keep, layout=layout)
         result = wrap(out, input.device)
         if modes.state.enabled and (layout.collective or any(x is not None and x.edge is not None for x in inputs)):
-            kind = CollectiveNode if layout.collective else Node
-            backward = _SyncBatchNormBackward(op, layout.collective)
-            record(make_node(kind, backward, backward, call.xp, inputs, result, residual), [result])
+            if layout.collective:
+                run = _SyncBatchNormBackward(op)
+                again = {"eps": self.eps, "tell": None, "layout": layout}
+                node = make_node(CollectiveNode, run, run, call.xp, inputs, result, residual, again)
+            else:
+                node = make_node(Node, batch_norm, op, call.xp, inputs, result, residual)
+            record(node, [result])
         return result
 
     def _keep(self, mean: Array, var: Array, count: int) -> None:
@@ -138,8 +142,9 @@ def convert_sync_batchnorm(module: Module, comm: Communicator | None = None) -> 
 class WholeBatch(ChannelGroups):
     """The layout of a batch that lies on all ranks: a channel of all samples of all of them is normalised together."""
 
-    def __init__(self, call: CollectiveCall, mode: int) -> None:
+    def __init__(self, call: CollectiveCall, mode: int, comm: Communicator) -> None:
         super().__init__(call.array.shape)
+        self._given = comm
         self._comm = call.comm
         self._mode = mode
 
@@ -147,6 +152,9 @@ class WholeBatch(ChannelGroups):
     # n = sum n_s, m = sum n_s*m_s / n, q = sum (q_s + n_s*(m_s - m)^2)
     def statistics(self, xp: Any, x: Array) -> tuple[Array, Array]:
         """The means, and the biased variances, the same on every rank. x: (N, C, positions). Collective."""
+        if isinstance(xp, RecordingModule):  # under create_graph, where `count` is known
+            (mean,) = self.collect(xp, x.sum(axis=2, dtype="float64") / self.count)
+            return mean, *self.collect(xp, ((x - self.broadcast(xp, mean)) ** 2).sum(axis=2) / self.count)
         mean, var = super().statistics(xp, x)
         channels = len(mean)
         mine = xp.empty(2 + 2 * channels)
@@ -174,25 +182,35 @@ class WholeBatch(ChannelGroups):
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
         """The statistics of sums of rows, over all ranks. Collective."""
-        return list(self._comm.all_reduce(xp.stack(super().collect(xp, *sums))))
+        local = xp.stack(super().collect(xp, *sums))
+        if isinstance(xp, RecordingModule):
+            return [type(local)(each) for each in all_reduce(local.tensor, "sum", self._given)]
+        return list(self._comm.all_reduce(local))
 
 
 class _SyncBatchNormBackward:
-    """The op as the engine sees it."""
+    """The op as the engine sees it, where the input of any rank requires grad."""
 
     name = "sync_batch_norm"
     saves = batch_norm.saves
     into = False
+    derived = True
 
-    def __init__(self, op: Any, collective: bool) -> None:
-        self._op, self._collective = op, collective
+    def __init__(self, op: Any) -> None:
+        self._op = op
 
     def plan(self, needs: tuple[bool, ...]) -> Sequence[int | None]:
         """The gradient that comes here counts for the inputs of other ranks, whatever is wanted on this one."""
-        return batch_norm.plan((True, True, True) if self._collective else needs)
+        return batch_norm.plan((True, True, True))
 
     def backward(self, xp: Any, g: Array | None, needs: Any, saved: Any, residual: Any) -> Sequence[Any]:
         if g is None:  # the other ranks call the collective all the same
             g = xp.zeros_like(saved[self.saves.index("x")])
         gradients: Sequence[Any] = self._op.backward(xp, g, needs, saved, residual)
         return gradients
+
+    def record_backward(self, node: Node, g: Tensor | None, needs: Any) -> Any:
+        """Gradients with a graph, that of x also where only other ranks want theirs."""
+        from ddp._tensor.create_graph import run_reference  # of use to few trainings
+
+        return run_reference(node, self._op, tied(node, node.saved[1], g), (True, *needs[1:]))

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 import collectives
 import ddp
 from collectives import Communicator
-from ddp import parallel
+from ddp import nn, parallel
 
 Tensors = list[ddp.Tensor]
 REST = (2, 3)  # of the shape, behind axis 0
@@ -166,6 +166,19 @@ CASES = {
         lambda rank, size: (sum(sent(rank, size)), *REST),
     ),
 }
+
+
+def normalized(layer: Any, x: ddp.Tensor) -> ddp.Tensor:
+    return layer.double()(x)
+
+
+CASES["SyncBatchNorm"] = Case(
+    lambda x, c: normalized(parallel.SyncBatchNorm(2, comm=c), normalized(parallel.SyncBatchNorm(2, comm=c), x).sin()),
+    lambda xs: parted(
+        normalized(nn.BatchNorm1d(2), normalized(nn.BatchNorm1d(2), joined(xs)).sin()), [len(x) for x in xs]
+    ),
+    rows,
+)
 
 
 def values(case: Case, rank: int, size: int) -> np.ndarray:

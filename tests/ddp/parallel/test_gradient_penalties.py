@@ -108,6 +108,17 @@ def value_of(tensors: list[Any], rank: int, order: int) -> Any:
     )
 
 
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.last = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(3, 2)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(4), nn.BatchNorm1d(3, affine=False)])
+
+    def forward(self, x: Any) -> Any:
+        h = self.norms[0](self.first(x)).tanh()
+        return self.last(self.norms[1](self.head(h)).sin())
+
+
 Losses = Callable[[Any, list[int]], list[list[Any]]]  # of a model on ranks; all but the last go backward under no_sync
 
 
@@ -118,6 +129,13 @@ def one_loss(model: Any, ranks: list[int]) -> list[list[Any]]:
 def two_losses(model: Any, ranks: list[int]) -> list[list[Any]]:
     seconds = [model(numbers(2, 5, seed=50 + rank), rank).exp().mean() for rank in ranks]
     return [[*first, second] for first, second in zip(one_loss(model, ranks), seconds, strict=True)]
+
+
+def of_whole_batch(model: Any, ranks: list[int]) -> list[list[Any]]:
+    """On rank 1 the loss is linear."""
+    lengths = [2 + rank for rank in ranks]
+    ys = model(ddp.cat([numbers(2 + rank, 5, seed=rank) for rank in ranks])).split(lengths)
+    return [[y.sum() if rank == 1 else value_of([y, y], rank, 9)] for rank, y in zip(ranks, ys, strict=True)]
 
 
 def by_backward(size: int, net: type[nn.Module], losses: Losses) -> list[list[Arrays]]:
@@ -158,7 +176,9 @@ def by_one_process(size: int, net: type[nn.Module], losses: Losses) -> list[Arra
     return found
 
 
-@pytest.mark.parametrize(("net", "losses"), [(Branches, one_loss), (Branches, two_losses)])
+@pytest.mark.parametrize(
+    ("net", "losses"), [(Branches, one_loss), (Branches, two_losses), (Normalized, of_whole_batch)]
+)
 def test_backward_leaves_means_that_can_be_differentiated(net: type[nn.Module], losses: Losses) -> None:
     for size in (1, 2, 3):
         expected = by_one_process(size, net, losses)
