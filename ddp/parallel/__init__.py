@@ -20,8 +20,9 @@ Before the forward collective, ranks exchange in one small message whether their
 does, the results on all ranks do, and every rank must run backward from its own. Integers pass without a gradient.
 The calls go over a duplicate of `comm` (None: `collectives.init()`), made at the first of them and closed with it.
 
-Under create_graph a backward is the other collective, recorded, so that it has a gradient, too; every rank must run the
-same backwards then. One for leaves runs also those collectives in which only other ranks want a gradient.
+Under create_graph the backward of a collective is recorded, so that it has a gradient, too; every rank must run the
+same backwards. A collective in which only other ranks want a gradient runs in `backward`, and under create_graph where
+all inputs are leaves; `autograd.grad` without create_graph runs those on the way to its inputs alone.
 """
 
 from ddp.parallel import comm_hooks

@@ -24,10 +24,9 @@ from collectives.arrays import check_lengths, even_lengths
 from collectives.errors import ArgumentError
 from ddp._device import CPU, device
 from ddp._engine import CollectiveNode, Node, modes, no_grad
-from ddp._tensor.base import TensorBase, apply, check_current, make_node, record, wrap
+from ddp._tensor.base import TensorBase, check_current, make_node, record, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, GraphError
-from ddp.ops import elementwise
 
 _duplicates: WeakKeyDictionary[Communicator, Communicator] = WeakKeyDictionary()
 
@@ -123,14 +122,16 @@ class _CollectiveBackward:
 
 
 def tied(node: Node, like: Array, g: Tensor | None) -> Tensor:
-    """What arrived at a collective's node, or zeros, with an edge back to it, through which only zeros go.
+    """What arrived at a collective's node, or zeros, made to depend on the node's own result, 0 times.
 
-    By it a backward that reaches the next collective reaches this one, too, on every rank: also where the gradient does
+    So a backward that reaches the next collective reaches this one, too, on every rank: also where the gradient does
     not depend on the result, as of a loss that is linear on one rank and is not on another.
+
+    like: an array of the result's shape and dtype
     """
     result = wrap(like, CPU)
     result.edge = node
-    return apply(elementwise.flat, (result.new_zeros(like.shape) if g is None else g, result))
+    return result * 0.0 if g is None else g + result * 0.0
 
 
 _LINEAR = (ReduceOp.SUM, ReduceOp.MEAN)
