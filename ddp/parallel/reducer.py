@@ -226,6 +226,8 @@ class Reducer:
                 "backward(create_graph=True) under DataParallel: what a communication hook, a ZeroOptimizer or join() "
                 "makes of gradients has no derivative: use autograd.grad(create_graph=True), ddp.parallel.all_reduce"
             )
+        if not self.gradients.any():  # as `begin`, which sees those of this backward
+            self.gradients.weights = WeightSum()
         self.running = True
         try:
             yield
@@ -242,8 +244,9 @@ class Reducer:
             # The graph of their mean is put over what lies in the buckets. It is that of one collective: a backward
             # that reaches any of these gradients is the same on every rank.
             used = [*itertools.compress(self.gradients.tensors, self.control.used())]
-            edges = [*itertools.compress(edges, self.control.used())]
-            means: Any = restore_tensors([x.leaf.grad_buffer.array for x in used], edges, ())
+            means: Any = restore_tensors(
+                [x.leaf.grad_buffer.array for x in used], [*itertools.compress(edges, self.control.used())], ()
+            )
             flat = cat([mean.reshape(-1) for mean in means])
             call = CollectiveCall("all_reduce", flat, self.comm)
             call.agree()

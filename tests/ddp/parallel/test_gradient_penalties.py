@@ -200,6 +200,9 @@ def test_what_is_added_to_a_gradient_with_a_graph() -> None:
         model(x).mean().backward()
         once = weight.grad.clone()
         adam.zero_grad()
+        with model.no_sync():  # its weight goes with its gradients
+            model.backward(model(x).sum(), weight=4)
+        adam.zero_grad()
         model(x).mean().backward(create_graph=True)
         graph, held = weight.grad, weight.grad.detach().clone()
         for backward in (lambda loss: loss.backward(create_graph=True), lambda loss: loss.backward()):
