@@ -10,6 +10,9 @@
 "-" is an error. In float32: the ranks' values are widened, combined, divided and scaled there, and rounded once. The
 sum behind a mean of 64-bit integers wraps around as any other. A NaN on one rank is the max and the min of all. The
 answer has x's dtype, its byte order too.
+
+Where this code combines values it does so in one binary tree over ranks (`tree`). A transport whose library does it,
+MPI or NCCL, may take another order each time that there are other ranks, nodes or lengths.
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ from __future__ import annotations
 import math
 import numbers
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.arrays import split_rows
+from collectives.arrays import as_bytes, even_lengths, split_rows
 from collectives.errors import ArgumentError, DtypeError
 from collectives.native import BFLOAT16, FLOAT16
 
@@ -67,6 +70,31 @@ COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.MAX: np.maximum,
     ReduceOp.MIN: np.minimum,
 }
+
+
+@cache
+def tree(count: int, first: int = 0) -> tuple[tuple[int, int], ...]:
+    """The order of sums: pairs of neighbours first, then blocks of two, of four and so on; the rest goes up as it is.
+
+    `tree(5) == ((0, 1), (2, 3), (0, 2), (0, 4))` is `((0 + 1) + (2 + 3)) + 4`: each pair (a, b) adds b's value to a's.
+    """
+    if count == 1:
+        return ()
+    half = 1 << (count - 1).bit_length() - 1
+    return (*tree(half, first), *tree(count - half, first + half), (first, first + half))
+
+
+def combine_in_tree(sources: Sequence[Any], add: Any, out: Any = None) -> Any:
+    """The ranks' values combined in that order. `add` takes two and `out`; `out` may be the memory of a source."""
+    totals = list(sources)
+    steps = tree(len(totals))
+    for left, right in steps[:-1]:
+        totals[left] = add(totals[left], totals[right])
+    if steps:
+        return add(totals[0], totals[steps[-1][1]], out=out)
+    if out is not None and out is not totals[0]:
+        out[...] = totals[0]
+    return totals[0] if out is None else out
 
 
 def wire_op(op: ReduceOp) -> ReduceOp:
@@ -157,6 +185,7 @@ class Reduction(NamedTuple):
 
     wire: the dtype in which it is carried out; shape: of this rank's result, None if it gets none
     parts: each rank's rows, for reduce_scatter alone; text: what ranks must agree on beside dtype, shape and scale
+    in_tree: the order of combining is the tree's, whatever the transport's own
     """
 
     name: str
@@ -166,6 +195,7 @@ class Reduction(NamedTuple):
     root: int
     parts: list[int]
     text: str
+    in_tree: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -182,9 +212,33 @@ class Reduction(NamedTuple):
             return transport.all_reduce(sent, total, op, *rest)
         if self.name == "reduce":
             return transport.reduce(sent, total, op, self.root, *rest)
+        return transport.reduce_scatter(sent, total, self._counts(), op, *rest)
+
+    def start_in_parts(
+        self, arrays: Any, comm: Any, transport: Any, sent: Any, total: Any, combine: Callable[[Any], None]
+    ) -> Iterator[Any]:
+        """The steps of it where each rank combines a part, for `reduce_scatter` its own: the bandwidth of a ring.
+
+        arrays: what makes and copies arrays of the transport's memory; sent, total: as in `start`
+        combine: leaves in the first row of (size, n) the result of all rows
+        """
+        counts = self._counts() if self.parts else even_lengths(len(sent), comm.size)
+        nbytes = [count * sent.itemsize for count in counts]
+        parts = arrays.scratch((comm.size, counts[comm.rank]), sent.dtype)
+        yield from arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(parts), [nbytes] * comm.size))
+        combine(parts)
+        part, whole = as_bytes(parts[0]), None if total is None else as_bytes(total)
+        if self.parts:
+            arrays.copy(total, parts[0])
+        elif self.name == "reduce":
+            yield from arrays.complete(transport.gather(part, whole, nbytes, self.root))
+        else:
+            yield from arrays.complete(transport.all_gather(part, whole, nbytes))
+
+    def _counts(self) -> list[int]:
+        """The items of each rank's part."""
         assert self.shape is not None
-        counts = [rows * math.prod(self.shape[1:]) for rows in self.parts]
-        return transport.reduce_scatter(sent, total, counts, op, *rest)
+        return [rows * math.prod(self.shape[1:]) for rows in self.parts]
 
 
 def describe(
@@ -196,11 +250,14 @@ def describe(
     shape: tuple[int, ...],
     rank: int,
     size: int,
+    order: str | None = None,
 ) -> Reduction:
     """What a call of all_reduce, reduce or reduce_scatter means for an array of this dtype and shape.
 
     Raises: ArgumentError, DtypeError as those do.
     """
+    if order not in (None, "tree"):
+        raise ArgumentError(f"order should be 'tree' or None, is {order!r}")
     wire = wire_dtype(dtype, op)
     result: tuple[int, ...] | None = shape
     parts: list[int] = []
@@ -214,4 +271,6 @@ def describe(
         parts = split_rows(shape[0], lengths, size)
         result = (parts[rank], *shape[1:])
         text = op.value if lengths is None else f"{op.value} lengths {parts}"
-    return Reduction(name, op, wire, result, root, parts, text)
+    if order is not None:
+        text = f"{text} in tree order"
+    return Reduction(name, op, wire, result, root, parts, text, in_tree=order is not None)

@@ -156,6 +156,7 @@ class Transport(ABC):
     purpose: what this rank uses it for, in reports
     shares_memory: ranks of a node move arrays through shared memory
     combines_halves: reductions take floats of 16 bits, combine and finish them in float32, and round once
+    combines_in_tree: reductions are carried out in the order of `reduction.tree` over ranks
     """
 
     name: str
@@ -166,7 +167,7 @@ class Transport(ABC):
     local_rank: int
     local_size: int
     node: int
-    shares_memory = combines_halves = False
+    shares_memory = combines_halves = combines_in_tree = False
     _signatures: Array | None = None
     shared_arrays: Any = None  # of `comm.empty`, which duplicates have in common; `None` without shared memory
 

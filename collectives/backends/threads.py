@@ -1,7 +1,7 @@
 """Ranks as threads of one process: the transport of fast tests and of simulation.
 
 Each collective is a row in a table that all ranks share. A rank writes its arrays into the row; the last one to arrive
-does the work for all, in rank order, so the same inputs give the same bits whichever rank is last.
+does the work for all, in the order of `reduction.tree`: the same inputs give the same bits whichever rank is last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from collectives.errors import MismatchError
-from collectives.reduction import COMBINE, Array, ReduceOp
+from collectives.reduction import COMBINE, Array, ReduceOp, combine_in_tree
 from collectives.transport import (
     EAGER_TAG,
     ExitNotice,
@@ -125,6 +125,7 @@ class ThreadTransport(Transport):
     """
 
     name = "threads"
+    combines_in_tree = True
     node = 0
 
     def __init__(
@@ -207,9 +208,7 @@ def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Work:
     """parts: of the total, for each rank"""
 
     def work(xs: list[Any], outs: list[Any]) -> None:
-        total = np.array(xs[0])  # in memory of its own: an in-place rank's result must not feed the next
-        for x in xs[1:]:
-            COMBINE[op](total, x, out=total)
+        total = combine_in_tree(xs, COMBINE[op])  # in memory of its own: an in-place rank's result must not feed others
         for out, part in zip(outs, parts, strict=True):
             if out is not None:
                 np.copyto(out, total[part])

@@ -9,7 +9,7 @@ import numpy as np
 from collectives.arrays import as_array, check_out, contiguous, flat, is_plain, writable
 from collectives.engine.call import CollectiveOp, Plan, Work
 from collectives.native import astype, copy
-from collectives.reduction import Array, ReduceOp, Reduction, finish, wire_op
+from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, combine_in_tree, finish, wire_op
 from collectives.transport import Finish, Steps, Test
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class HostArrays:
 
     read = staticmethod(as_array)
     check_writable = staticmethod(writable)
+    scratch = staticmethod(np.empty)
 
     def result(self, shape: tuple[int, ...], dtype: np.dtype[Any], source: Array | None, target: Array | None) -> Array:
         """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
@@ -87,7 +88,17 @@ class HostArrays:
         if total is not None:
             received = payload if total is sent else flat(total)
         apply = _finisher(reduction.op, self._comm.size, call.scale)
-        yield reduction.start(transport, wire_op(reduction.op), payload, received, apply)
+        op = wire_op(reduction.op)
+
+        def combine(parts: Array) -> None:
+            combine_in_tree(list(parts), COMBINE[op], parts[0])
+            if apply is not None:
+                apply(parts[0])
+
+        if reduction.in_tree and self._comm.size > 2 and not transport.combines_in_tree:
+            yield from reduction.start_in_parts(self, self._comm, transport, payload, received, combine)
+        else:
+            yield reduction.start(transport, op, payload, received, apply)
         if total is None:
             return None
         total = _deliver(total, call.target, call.plan.dtype)

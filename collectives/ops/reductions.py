@@ -19,7 +19,14 @@ class Reductions(CommunicatorBase):
     """The reductions of a communicator."""
 
     def all_reduce(
-        self, x: Any, op: ReduceOp | str = ReduceOp.SUM, *, scale: Scale = None, out: Any = None, async_op: bool = False
+        self,
+        x: Any,
+        op: ReduceOp | str = ReduceOp.SUM,
+        *,
+        scale: Scale = None,
+        order: str | None = None,
+        out: Any = None,
+        async_op: bool = False,
     ) -> Any:
         """The reduction of all ranks' x, on every rank.
 
@@ -28,11 +35,15 @@ class Reductions(CommunicatorBase):
         scale: the result is multiplied by it: the same number on every rank, or a function that returns it. The
         function is called when all earlier calls of this communicator are complete, so that it may depend on one of
         them. Ranks compare the numbers, except what a function returns for x on a GPU
+        order: "tree": values are combined in one binary tree over ranks, so that the bits of a sum depend on neither
+        transport, nodes nor length; where the transport has another order of its own, by all-to-all of parts, each of
+        which one rank combines, and an all-gather. None: as the transport does it
         out: (...) of x's dtype; `out=x` reduces in place
         Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
-        Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit.
+        Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit, or there is no such
+        order.
         """
-        return self._reduce("all_reduce", x, op, 0, None, scale, out, async_op)
+        return self._reduce("all_reduce", x, op, 0, None, scale, out, async_op, order)
 
     def reduce(
         self,
@@ -60,6 +71,7 @@ class Reductions(CommunicatorBase):
         *,
         scale: Scale = None,
         lengths: Sequence[int] | None = None,
+        order: str | None = None,
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
@@ -68,11 +80,12 @@ class Reductions(CommunicatorBase):
         x: (n, ...), the same shape and dtype on every rank; op, scale: as in `all_reduce`
         lengths: the rows of each rank, the same list on every rank; None: `np.array_split`'s rule, as even as possible,
         longer parts first
+        order: as in `all_reduce`, without the all-gather
         out: (n_r, ...) of x's dtype
         Returns: (n_r, ...) of x's dtype
         Raises: as `all_reduce`; ArgumentError if x is 0-d or lengths do not add up to n.
         """
-        return self._reduce("reduce_scatter", x, op, 0, lengths, scale, out, async_op)
+        return self._reduce("reduce_scatter", x, op, 0, lengths, scale, out, async_op, order)
 
     def _reduce(
         self,
@@ -84,12 +97,13 @@ class Reductions(CommunicatorBase):
         scale: Scale,
         out: Any,
         async_op: bool,
+        order: str | None = None,
     ) -> Any:
         arrays = self._arrays(x)
         source = arrays.read(x)
         if lengths is not None:
             lengths = tuple(check_lengths(lengths, self.size))
-        kind = arrays.where, name, op, root, lengths, source.dtype, source.shape
+        kind = arrays.where, name, op, root, lengths, source.dtype, source.shape, order
         plan = self._plan(self._plan_reduction, kind)
         if scale is not None:
             number = check_scale(source.dtype, scale)
@@ -106,9 +120,10 @@ class Reductions(CommunicatorBase):
         lengths: Sequence[int] | None,
         dtype: np.dtype[Any],
         shape: tuple[int, ...],
+        order: str | None,
     ) -> Plan:
         op = ReduceOp.parse(op)
-        reduction = describe(name, op, root, lengths, dtype, shape, self.rank, self.size)
+        reduction = describe(name, op, root, lengths, dtype, shape, self.rank, self.size, order)
         if not where and self.transport.combines_halves and dtype in HALVES:
             reduction = reduction._replace(wire=dtype)
 

@@ -14,10 +14,10 @@ gradient (where V is above 48 and the shares begin badly, one or two more):
 
 What ranks exchange. In the backward of a rank's last micro-batch each bucket that is full is added to that rank's own
 blocks as far as they are neighbours. What is left goes by all-to-all, each rank's part of the bucket to that rank; it
-adds the blocks in the tree's order, scales the sum, and an all-gather brings the parts together. That is the bandwidth
-of a ring where each rank has one block. Two ranks with one block each make one all-reduce of it: a sum of two has one
-order. Buckets go through these rounds in the order of a pipeline (see `comm_hooks.hook_exchange`), while backward is
-still running.
+adds the blocks in the tree's order, scales the sum, and an all-gather brings the parts together. Where each rank has
+one block and these are as long, that is `all_reduce(order="tree")`: the bandwidth of a ring, and in the shared memory
+of a node nothing more than a reduction. Buckets go through these rounds in the order of a pipeline (see
+`comm_hooks.hook_exchange`), while backward is still running.
 
 Draws, and running statistics. Random numbers are seeded by step and micro-batch. Batch norm normalizes by a
 micro-batch's statistics; they are kept until the step ends, exchanged, and every rank moves its running statistics by
@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import Communicator, ReduceOp
+from collectives.reduction import tree
 from ddp import _device, _native
 from ddp._device import CPU, device, place
 from ddp.errors import ArgumentError, ParallelError
@@ -93,17 +94,13 @@ def blocks(micro_batches: range) -> list[tuple[int, int]]:
 
 
 def tree_sum(parts: Sequence[Subtree], add: Callable[[Any, Any], Any]) -> Any:
-    """The sum of blocks that together are all micro-batches, in the tree's order. add: of a block and the following"""
-    stack: list[Subtree] = []
-    for part in parts:
-        last = part
-        while stack and stack[-1].joins(last):
-            last = stack.pop().add(last, add)
-        stack.append(last)
-    while len(stack) > 1:
-        last = stack.pop()
-        stack.append(stack.pop().add(last, add))
-    return stack[0].total
+    """The sum of blocks that together are a subtree, or the tree, in its order. add: of a block and the following"""
+    totals = {part.start: part.total for part in parts}
+    first, last = parts[0].start, parts[-1]
+    for left, right in tree(last.start + last.length - first, first):
+        if right in totals:  # else both are in one block
+            totals[left] = add(totals[left], totals[right])
+    return totals[first]
 
 
 class TreeExchange(HookExchange):
@@ -118,6 +115,9 @@ class TreeExchange(HookExchange):
         super().__init__(self.sum_in_tree_order, comm, names, where)
         self._xp = where.xp
         self._blocks = [blocks(share(count, rank, comm.size)) for rank in range(comm.size)]
+        # Each rank has one block, all are as long but the last: the tree over them is that over ranks.
+        length = self._blocks[0][0][1]
+        self._by_rank = all(len(each) == 1 and each[0][0] == rank * length for rank, each in enumerate(self._blocks))
         self._last = share(count, comm.rank, comm.size)[-1]
         self._kept: list[list[Subtree]] = []  # by bucket: partial sums of this rank, in order
         self._free: list[list[Array]] = []  # by bucket: memory for these
@@ -169,8 +169,8 @@ class TreeExchange(HookExchange):
         if comm.size == 1:
             tree_sum(kept, self._add)
             self._xp.multiply(buffer, bucket.scale, out=buffer)
-        elif counts == [1, 1]:
-            yield comm.all_reduce(buffer, ReduceOp.SUM, scale=bucket.scale, out=buffer, async_op=True)
+        elif self._by_rank:
+            yield comm.all_reduce(buffer, ReduceOp.SUM, scale=bucket.scale, order="tree", out=buffer, async_op=True)
         else:
             ends = [len(buffer) * rank // comm.size for rank in range(comm.size + 1)]
             lengths = [stop - start for start, stop in itertools.pairwise(ends)]

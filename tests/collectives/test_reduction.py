@@ -10,7 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives.reduction import BFLOAT16, ReduceOp, check_scale, finish, wire_dtype
+from collectives.reduction import BFLOAT16, ReduceOp, check_scale, combine_in_tree, finish, tree, wire_dtype
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,17 @@ def test_a_mean_is_divided_not_multiplied_unless_that_is_exact() -> None:
         expected = total / np.float32(size)
         finish(total, ReduceOp.MEAN, size, None)
         assert_array_equal(total, expected)
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "sum_of"),
+    [
+        (1, (), "0"),
+        (3, ((0, 1), (0, 2)), "((0+1)+2)"),
+        (5, ((0, 1), (2, 3), (0, 2), (0, 4)), "(((0+1)+(2+3))+4)"),
+        (6, ((0, 1), (2, 3), (0, 2), (4, 5), (0, 4)), "(((0+1)+(2+3))+(4+5))"),
+    ],
+)
+def test_the_tree_over_ranks(count: int, steps: tuple[tuple[int, int], ...], sum_of: str) -> None:
+    assert tree(count) == steps
+    assert combine_in_tree([str(rank) for rank in range(count)], lambda a, b, out=None: f"({a}+{b})") == sum_of

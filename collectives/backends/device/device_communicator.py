@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from collectives.arrays import as_bytes, check_shape, flat
+from collectives.arrays import check_shape, flat
 from collectives.backends.device import cuda
 from collectives.backends.device.cuda import Cuda
 from collectives.backends.device.device_transport import DeviceTransport
@@ -42,7 +42,7 @@ from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.engine.waiting import PAUSE
 from collectives.errors import ArgumentError, BackendError, CollectivesError, CollectiveTimeout, how_to_install
 from collectives.flight.recorder import FAILED
-from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, finish, wire_op
+from collectives.reduction import COMBINE, Array, ReduceOp, Reduction, combine_in_tree, finish, wire_op
 from collectives.time_limit import TimeLimit
 from collectives.transport import Steps, Transport
 
@@ -390,11 +390,19 @@ class DeviceArrays:
         factor = self._factor(call.scale, transport)
         total = None if result is None else self._total(call, sent, result)
         averages = transport.averages and sent.dtype.kind in "fc" and reduction.op is ReduceOp.MEAN
-        if not transport.reduces(sent.dtype, reduction.op):
-            yield from self._gather_and_reduce(reduction, sent, total, transport)
+        averages = averages and not reduction.in_tree  # NCCL multiplies before it adds
+        received = None if total is None else flat(total)
+        in_parts = reduction.in_tree and self._comm.size > 2  # two values can be added in one order
+        if in_parts or not transport.reduces(sent.dtype, reduction.op):
+            add = getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)
+
+            def combine(parts: Any) -> None:
+                with self._cuda.on(transport.stream):
+                    combine_in_tree(parts, add, parts[0])
+
+            yield from reduction.start_in_parts(self, self._comm, transport, flat(sent), received, combine)
         else:
             between = reduction.op if averages else wire_op(reduction.op)
-            received = None if total is None else flat(total)
             yield from reduction.start(transport, between, flat(sent), received)
         if total is None:
             return None
@@ -425,22 +433,6 @@ class DeviceArrays:
         if isinstance(factor, self._cuda.xp.ndarray) and factor.ndim:
             raise ArgumentError(f"scale should be a number or a 0-d array, its shape is {factor.shape}")
         return factor
-
-    def _gather_and_reduce(
-        self, reduction: Reduction, sent: Any, total: Any, transport: DeviceTransport
-    ) -> Steps[None]:
-        """The reduction of the ranks' arrays in rank order, by this rank: they are all gathered first."""
-        comm = self._comm
-        everyones = self.scratch((comm.size, *sent.shape), sent.dtype)
-        yield from transport.all_gather(as_bytes(sent), as_bytes(everyones), [sent.nbytes] * comm.size)
-        if total is None:
-            return
-        first = sum(reduction.parts[: comm.rank])
-        with self._cuda.on(transport.stream):
-            wanted = everyones[:, first : first + reduction.parts[comm.rank]] if reduction.parts else everyones
-            self._cuda.xp.copyto(total, wanted[0])
-            for other in wanted[1:]:
-                getattr(self._cuda.xp, COMBINE[wire_op(reduction.op)].__name__)(total, other, out=total)
 
 
 def overlap(a: Any, b: Any) -> bool:

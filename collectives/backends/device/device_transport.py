@@ -133,7 +133,8 @@ class HostStagedTransport(DeviceTransport):
 
     def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *how: Any) -> Steps[None]:
         """Copies `source` down, has the host transfer it, and copies what came up; either array may be None."""
-        sent, received = self.staged = self._pinned(source), self._pinned(target)
+        sent, received = self._pinned(source), self._pinned(target)
+        self.staged = self.staged, sent, received  # the last one: what earlier transfers of this collective have
         if sent is not None:
             self._cuda.copy_down(sent, source, self.stream)
             yield functools.partial(self._cuda.passed, self._cuda.mark(self.stream))

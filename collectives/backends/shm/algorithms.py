@@ -4,8 +4,8 @@ A rank's contribution is *visible* to the others if it fits into its inline buff
 Otherwise it goes through the staging buffers: in round k every rank copies its k-th tile into one of its two, publishes
 that, waits until all have, and takes what it needs from the others' while these are still in a cache.
 
-Reductions combine the ranks' values in rank order, by whichever path and on whichever rank: the same inputs
-give the same bits on every rank and in every run.
+Reductions combine the ranks' values in the order of `reduction.tree`, by whichever path and on whichever rank: the same
+inputs give the same bits on every rank and in every run.
 """
 
 from __future__ import annotations
@@ -17,49 +17,39 @@ import numpy as np
 
 from collectives.backends.shm.segment import STAGING_BYTES, SUM_ALONE, ControlBlock
 from collectives.native import FLOAT32, copy
-from collectives.reduction import HALVES
+from collectives.reduction import HALVES, combine_in_tree
 from collectives.transport import Finish, chunks, parts_of
 
 Array = np.ndarray[Any, Any]
 #: Yields what to wait for.
 Waits = Generator[Callable[[], bool], None, None]
 
-_WIDENED = 32 << 10  # 16-bit floats that are float32 at a time: two times 128 KiB stay in the second-level cache
+_WIDENED = 64 << 10  # 16-bit floats that are float32 at a time: 256 KiB stay in the second-level cache
 _ALIGN = 64  # bytes: no two ranks write into the same cache line
 
 
-def combine_all(
-    sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None, scratch: Array | None = None
-) -> None:
-    """out = what finish makes of sources[0] ∘ sources[1] ∘ …, in this order.
-
-    scratch: like out; for what lies between, where out is the memory of one of three or more sources
-    """
+def combine_all(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
+    """out = what finish makes of the sources, combined in the tree's order. `out` may be the memory of one of them."""
     if out.dtype in HALVES:
         combine_halves(sources, out, ufunc, finish)
         return
-    between = out if scratch is None else scratch
-    left, *others = sources
-    if not others and out is not left:
-        np.copyto(out, left)
-    for number, right in enumerate(others, 1):
-        left = ufunc(left, right, out=between if number < len(others) else out)
+    combine_in_tree(sources, ufunc, out)
     if finish is not None:
         finish(out)
 
 
 def combine_halves(sources: Sequence[Array], out: Array, ufunc: np.ufunc, finish: Finish | None) -> None:
     """The same for floats of 16 bits, which are combined and finished in float32, and rounded once."""
-    buffers = np.empty((2, min(len(out), _WIDENED)), FLOAT32)
-    for start, stop in chunks(len(out), _WIDENED):
-        total, right = buffers[:, : stop - start]
-        copy(total, sources[0][start:stop])
-        for source in sources[1:]:
-            copy(right, source[start:stop])
-            ufunc(total, right, out=total)
+    step = _WIDENED // len(sources)
+    buffers = np.empty((len(sources), min(len(out), step)), FLOAT32)
+    for start, stop in chunks(len(out), step):
+        totals = buffers[:, : stop - start]
+        for total, source in zip(totals, sources, strict=True):
+            copy(total, source[start:stop])
+        combine_in_tree(list(totals), ufunc, totals[0])
         if finish is not None:
-            finish(total)
-        copy(out[start:stop], total)
+            finish(totals[0])
+        copy(out[start:stop], totals[0])
 
 
 def share(length: int, itemsize: int, size: int, rank: int) -> tuple[int, int]:
@@ -85,13 +75,11 @@ def reduce_into_all(
     length, itemsize = len(outs[me]), outs[me].itemsize
     first, last = share(length, itemsize, len(sources), me)
     step = STAGING_BYTES // itemsize
-    scratch = np.empty(min(step, last - first), outs[me].dtype) if len(sources) > 2 else None
     others = [out for rank, out in enumerate(outs) if rank != me]
     for start, stop in chunks(last - first, step):
         start, stop = first + start, first + stop
         part = outs[me][start:stop]
-        between = None if scratch is None else scratch[: stop - start]
-        combine_all([source[start:stop] for source in sources], part, ufunc, finish, between)
+        combine_all([source[start:stop] for source in sources], part, ufunc, finish)
         for out in others:
             np.copyto(out[start:stop], part)
 
@@ -104,7 +92,6 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
     if control.size <= SUM_ALONE:
         yield from reduce(control, x, out, ufunc, finish)
         return
-    scratch = np.empty(STAGING_BYTES // x.itemsize // control.size + _ALIGN, x.dtype)
     for start, stop in chunks(len(x), STAGING_BYTES // x.itemsize):
         staged = _staged(control, x.dtype, stop - start)
         np.copyto(staged[control.me], x[start:stop])
@@ -113,7 +100,7 @@ def all_reduce(control: ControlBlock, x: Array, out: Array, ufunc: np.ufunc, fin
         a, b = share(stop - start, x.itemsize, control.size, control.me)
         # No other rank reads this part of this rank's stage, so the total can take its place.
         total = staged[control.me][a:b]
-        combine_all([source[a:b] for source in staged], total, ufunc, finish, scratch[: b - a])
+        combine_all([source[a:b] for source in staged], total, ufunc, finish)
         control.advance()
         yield control.advanced
         for rank, source in enumerate(staged):

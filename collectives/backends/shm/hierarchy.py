@@ -6,7 +6,7 @@ different for each pair of ranks (gathers, scatters, all_to_all) gains nothing b
 is.
 
 MPI gives one rank the same bits as another (MPI 4.1, §6.9.6, requires it of MPI_Allreduce), and the values of a node
-are combined in rank order.
+are combined in the order of `reduction.tree`.
 """
 
 from __future__ import annotations

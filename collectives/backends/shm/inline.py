@@ -21,7 +21,7 @@ from collectives.backends.shm.algorithms import combine_halves
 from collectives.backends.shm.segment import IN_PLACE_BYTES, NOWHERE, ControlBlock, pack_header
 from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.waiting import spin
-from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, finish, wire_op
+from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, combine_in_tree, finish, wire_op
 from collectives.transport import HASH, IN, NBYTES, PREFIX, ROWS, Steps
 
 if TYPE_CHECKING:
@@ -88,12 +88,11 @@ def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) 
         return out
 
     def combine(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
-        y = ufunc(parts[0], parts[1], out=out if same else None)
+        target = out if same else None
+        # Two ranks' small arrays take little longer than the calls in between.
+        y = ufunc(parts[0], parts[1], out=target) if size == 2 else combine_in_tree(parts, ufunc, target)
         if out is None or not same:
             y = np.asarray(y)  # without dimensions it is a scalar, which cannot be added to
-        if size > 2:
-            for source in parts[2:]:
-                ufunc(y, source, out=y)
         if mean or scale is not None:
             finish(y, op, size, scale)
         if same:

@@ -76,7 +76,7 @@ class ShmTransport(LayeredTransport):
     inner: the transport of the same ranks that set this one up; control, arrays: what the ranks of the node share
     """
 
-    shares_memory = combines_halves = True
+    shares_memory = combines_halves = combines_in_tree = True
 
     def __init__(self, inner: Transport, control: ControlBlock, arrays: SharedArrays) -> None:
         super().__init__(inner)

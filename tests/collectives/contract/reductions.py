@@ -9,8 +9,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import collectives
-from collectives import Communicator
-from collectives.reduction import BFLOAT16
+from collectives import Communicator, ReduceOp
+from collectives.reduction import BFLOAT16, COMBINE, combine_in_tree, finish, wire_dtype, wire_op
 from tests.collectives.contract.run import Run
 
 HALVES = [np.dtype(np.float16), BFLOAT16]
@@ -153,6 +153,32 @@ class ReductionsContract:
             everyones = comm.all_gather(np.frombuffer(next(iter(results)), np.uint8)).reshape(comm.size, -1)
             assert (everyones == everyones[0]).all()
             return next(iter(results))
+
+        run(check)
+
+    @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
+    @pytest.mark.parametrize("dtype", [*HALVES, np.dtype("f"), np.dtype("d"), np.dtype("F"), np.dtype("i2")], ids=str)
+    def test_in_tree_order_the_bits_are_known(self, run: Run, dtype: np.dtype[Any], op: str) -> None:
+        def check(comm: Communicator) -> None:
+            for shape in ((7, 3), (0, 2), (40_000, 2)):
+                everyones = [np.random.default_rng(rank).normal(size=shape).astype(dtype) for rank in range(comm.size)]
+                x = everyones[comm.rank]
+                wire = wire_dtype(dtype, ReduceOp(op))
+                total = combine_in_tree([each.astype(wire) for each in everyones], COMBINE[wire_op(ReduceOp(op))])
+                finish(total, ReduceOp(op), comm.size, None)
+                want = total.astype(dtype)
+                assert_array_equal(comm.all_reduce(x, op, order="tree").view(np.uint8), want.view(np.uint8))
+                part = comm.reduce_scatter(x, op, order="tree")
+                assert_array_equal(part.view(np.uint8), np.array_split(want, comm.size)[comm.rank].view(np.uint8))
+                work = comm.all_reduce(x, op, order="tree", out=x, async_op=True)
+                assert_array_equal(work.wait().view(np.uint8), want.view(np.uint8))
+            zero = np.ones((), dtype)
+            assert comm.all_reduce(zero, "mean", order="tree") == 1
+            with pytest.raises(collectives.ArgumentError, match="order should be 'tree' or None, is 'ring'"):
+                comm.all_reduce(zero, order="ring")
+            if comm.size > 1:
+                with pytest.raises(collectives.MismatchError, match="in tree order"):
+                    comm.all_reduce(zero, order="tree" if comm.rank else None)
 
         run(check)
 

@@ -69,6 +69,18 @@ def reductions(comm: Any, cupy: Any) -> None:
         assert_array_equal(x.get(), host)
 
 
+def order_of_the_tree(comm: Any, cupy: Any) -> None:
+    for dtype, op in itertools.product((np.float32, np.float16, np.float64), ("sum", "mean")):
+        host = np.random.default_rng(comm.rank).normal(size=(11, 3)).astype(dtype)
+        x = cupy.asarray(host)
+        same(comm.reduce_scatter(x, op, order="tree"), comm.reduce_scatter(host, op, order="tree"))
+        for scale in (None, 0.3):
+            same(
+                comm.all_reduce(x, op, scale=scale, order="tree"), comm.all_reduce(host, op, scale=scale, order="tree")
+            )
+        same(comm.all_reduce(x, op, order="tree", out=x), comm.all_reduce(host, op, order="tree"))
+
+
 def scales(comm: Any, cupy: Any) -> None:
     close = is_over_nccl(comm, cupy)
     late = cupy.asarray(np.array(0.25))  # a 0-d array on the device is never looked at by the host
@@ -197,7 +209,7 @@ def duplicates_and_parts(comm: Any, cupy: Any) -> None:
 
 
 CHECKS: tuple[Callable[[Any, Any], None], ...] = (
-    *(reductions, scales, nan_wins_max_and_min_on_every_rank, layouts, out_in_place_and_beside),
+    *(reductions, order_of_the_tree, scales, nan_wins_max_and_min_on_every_rank, layouts, out_in_place_and_beside),
     *(movements_of_uneven_parts, messages_go_through_the_host, what_lies_elsewhere_is_named_on_every_rank),
     duplicates_and_parts,
 )
