@@ -130,3 +130,11 @@ def by_messages(limit: int) -> Communicator:
 def test_the_contract_holds_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
     on_nodes = [Path(__file__).parent / "backends/shm/test_contract_on_nodes.py"] if size > 1 else []
     hold_over_mpi([__file__, *on_nodes], "TestMPI or in_parts", size)
+
+
+@pytest.mark.mpi
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 5])
+def test_sums_in_tree_order_over_mpi(hold_over_mpi: Callable[..., None], size: int) -> None:
+    on_nodes = Path(__file__).parent / "backends/shm/test_contract_on_nodes.py"
+    hold_over_mpi([__file__, on_nodes], "TestMPI and in_tree_order", size)

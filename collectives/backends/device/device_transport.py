@@ -39,7 +39,7 @@ class DeviceTransport(ABC):
         self.stream = cuda.stream()
 
     def reduces(self, dtype: Any, op: ReduceOp) -> bool:
-        """Whether the reductions below serve this dtype and op; else the caller gathers, and reduces by itself."""
+        """Whether the reductions below serve this dtype and op; else each rank combines a part by itself."""
         return True
 
     @abstractmethod

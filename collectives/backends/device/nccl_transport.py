@@ -6,7 +6,7 @@ What NCCL has no call for is made of those it has:
     uneven parts       a group of broadcasts (all_gather), of reduces (reduce_scatter)
     gather and kin     a group of sends and receives
 
-What it does not reduce as NumPy does (`reduces`), its caller gathers.
+What it does not reduce as NumPy does (`reduces`), its caller combines, each rank a part.
 
 Two communicators of one device whose operations are started in different order on two ranks can wait for each other
 for ever. So one thread of the device issues the operations of all, in an order that is the same on all ranks.

@@ -160,7 +160,7 @@ class ReductionsContract:
     @pytest.mark.parametrize("dtype", [*HALVES, np.dtype("f"), np.dtype("d"), np.dtype("F"), np.dtype("i2")], ids=str)
     def test_in_tree_order_the_bits_are_known(self, run: Run, dtype: np.dtype[Any], op: str) -> None:
         def check(comm: Communicator) -> None:
-            for shape in ((7, 3), (0, 2), (40_000, 2)):
+            for shape in ((7, 3), (0, 2)):
                 everyones = [np.random.default_rng(rank).normal(size=shape).astype(dtype) for rank in range(comm.size)]
                 x = everyones[comm.rank]
                 wire = wire_dtype(dtype, ReduceOp(op))

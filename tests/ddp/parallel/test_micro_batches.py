@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -27,6 +29,8 @@ from ddp.errors import ArgumentError, DdpError
 from ddp.nn import functional as F
 from ddp.parallel import DataParallel, SyncBatchNorm, ZeroOptimizer, comm_hooks, micro_batches
 from ddp.parallel.micro_batches import Subtree, blocks, share, tree_sum
+from tests.collectives.backends.shm.ranks import run_sharing
+from tests.collectives.backends.shm.test_contract_on_nodes import on_nodes
 from tests.collectives.test_contract import by_messages
 from tests.ddp.parallel.ranks import gradients, on_ranks
 
@@ -129,9 +133,10 @@ def train(
     weighted: bool = False,
     workers: int = 0,
     make_optimizer: Callable[[Any], Any] = lambda model: ddp.optim.AdamW(model.parameters(), lr=1e-2),
+    epochs: int = 2,
     **options: Any,
 ) -> tuple[str, list[float]]:
-    """Two epochs of 3 steps, the last of which has fewer samples. Returns a hash of the model, and losses by step."""
+    """Epochs of 44 samples, whose last step has fewer. Returns a hash of the model, and losses by step."""
     ddp.manual_seed(comm.rank)  # what other ranks draw must not matter
     net = make()
     dataset = Augmented()
@@ -142,7 +147,7 @@ def train(
     scaler = ddp.amp.GradScaler("cpu", init_scale=2.0**127, enabled=amp)
     losses: list[float] = []
     mine: list[float] = []
-    for _ in range(2):
+    for _ in range(epochs):
         for x, t in loader:
             x = x + 0.1 * ddp.randn(x.shape)
             with ddp.autocast("cpu", dtype=ddp.bfloat16, enabled=amp):
@@ -191,10 +196,33 @@ def test_bits_are_the_same_on_any_number_of_ranks(options: dict[str, Any]) -> No
     assert len(found) == 1
 
 
-def test_optimizer_state_in_shards_gives_the_same_bits() -> None:
-    def sharded(model: DataParallel) -> ZeroOptimizer:
-        return ZeroOptimizer(model, ddp.optim.AdamW, lr=1e-2)
+def sharded(model: DataParallel) -> ZeroOptimizer:
+    return ZeroOptimizer(model, ddp.optim.AdamW, lr=1e-2)
 
+
+# Of 8 micro-batches, 2 steps an epoch.
+JOBS: dict[str, dict[str, Any]] = {
+    "MLP": {},
+    "CNN": {"make": CNN},
+    "GPT": {"make": GPT, "amp": True},
+    "ZeRO": {"make_optimizer": sharded},
+}
+#: How many threads, or each rank's node: one with shared memory, and two levels.
+PLACES: list[Any] = [5, 8, [0, 0, 0, 0], [0, 0, 1]]
+MORE_PLACES: list[Any] = [2, 3, 4, [0, 0], [0] * 3, [0] * 5, [0] * 8, [0, 1, 0, 1], [0, 0, 1, 1, 1], [0] * 4 + [1] * 4]
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_bits_are_the_same_wherever_ranks_are(job: dict[str, Any], count: Callable[[int, int], int]) -> None:
+    rank = partial(train, count=8, epochs=count(2, 25), **job)
+    [whole] = on_ranks(rank, 1)
+    for place in PLACES + MORE_PLACES[: count(0, len(MORE_PLACES))]:
+        found = on_ranks(rank, place) if isinstance(place, int) else run_sharing(rank, place)
+        assert found == [whole] * len(found), place
+
+
+def test_optimizer_state_in_shards_gives_the_same_bits() -> None:
     [whole] = on_ranks(train, 1)
     for size in SIZES:
         assert on_ranks(partial(train, make_optimizer=sharded), size) == [whole] * size
@@ -387,34 +415,50 @@ def test_a_micro_batch_that_failed_is_made_again() -> None:
         assert_array_equal(got, expected)
 
 
+def go_on(comm: Communicator, folder: Path, end: int | None, killed: bool = False) -> str:
+    """Trains from the newest checkpoint to the step `end`, or to the end. killed: dies in the middle of a later step"""
+    ddp.manual_seed(3)
+    net = CNN()
+    net.append(nn.Dropout(0.2))
+    model = DataParallel(net, comm, micro_batches=5)
+    optimizer = ddp.optim.AdamW(net.parameters(), lr=1e-2)
+    dataset = Augmented()
+    loader = DataLoader(dataset, batch_size=2, sampler=DistributedSampler(dataset, comm=comm, micro_batches=5))
+    with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, every=1) as checkpointer:
+        for x, t in checkpointer.resume(loader, epochs=2):
+            F.cross_entropy(model(x + ddp.randn(x.shape)), t).backward()
+            if model.accumulating:
+                if killed and checkpointer.step >= 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+            if checkpointer.step == end:
+                break
+    assert end is not None or checkpointer.step == 10
+    return digest(net)
+
+
 def test_a_run_goes_on_at_other_numbers_of_ranks_with_the_same_bits(tmp_path: Path) -> None:
     def run(folder: Path, ends: list[tuple[int, int | None]]) -> str:
         for size, end in ends:
-            [found, *_] = on_ranks(lambda comm, end=end: go(comm, folder, end), size)
+            [found, *_] = on_ranks(partial(go_on, folder=folder, end=end), size)
         return str(found)
-
-    def go(comm: Communicator, folder: Path, end: int | None) -> str:
-        ddp.manual_seed(3)
-        net = CNN()
-        net.append(nn.Dropout(0.2))
-        model = DataParallel(net, comm, micro_batches=5)
-        optimizer = ddp.optim.AdamW(net.parameters(), lr=1e-2)
-        dataset = Augmented()
-        loader = DataLoader(dataset, batch_size=2, sampler=DistributedSampler(dataset, comm=comm, micro_batches=5))
-        with Checkpointer(folder, model=model, optimizer=optimizer, comm=comm, every=1) as checkpointer:
-            for x, t in checkpointer.resume(loader, epochs=2):
-                F.cross_entropy(model(x + ddp.randn(x.shape)), t).backward()
-                if model.accumulating:
-                    continue
-                optimizer.step()
-                optimizer.zero_grad()
-                if checkpointer.step == end:
-                    break
-        assert end is not None or checkpointer.step == 10
-        return digest(net)
 
     whole = run(tmp_path / "whole", [(1, None)])
     assert run(tmp_path / "parts", [(3, 1), (2, 3), (1, 5), (4, 7), (2, None)]) == whole
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_ranks_go_on_as_others_with_the_same_bits(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], tmp_path: Path, size: int
+) -> None:
+    done = run_job([*mpiexec, "-n", str(size), sys.executable, __file__, tmp_path / "killed"], timeout=60)
+    assert done.returncode in (9, 137), done.stderr
+    assert list((tmp_path / "killed").glob("step-*"))
+    [found, *_] = on_ranks(partial(go_on, folder=tmp_path / "killed", end=None), 3)
+    assert found == go_on(collectives.init(), tmp_path / "whole", None)
 
 
 def test_a_loop_is_left_between_steps() -> None:
@@ -443,15 +487,23 @@ def test_a_machine_that_computes_otherwise_is_told(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.mpi
-def test_ranks_that_are_processes(run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str]) -> None:
-    [expected] = on_ranks(lambda comm: train(comm, CNN), 1)
-    done = run_job([*mpiexec, "-n", "3", sys.executable, __file__], timeout=60)
-    assert done.stdout.split() == [expected[0]] * 2, done.stderr
+@pytest.mark.parametrize("size", [3, pytest.param(5, marks=pytest.mark.long)])
+def test_ranks_that_are_processes(
+    run_job: Callable[..., subprocess.CompletedProcess[str]], mpiexec: list[str], size: int
+) -> None:
+    expected = [on_ranks(partial(train, count=8, **job), 1)[0][0] for job in JOBS.values()]
+    done = run_job([*mpiexec, "-n", str(size), sys.executable, __file__], timeout=110)
+    assert done.stdout.split() == expected * 3, done.stderr
 
 
 if __name__ == "__main__":
     messages = by_messages(limit=2**31 - 1)
-    for ranks in (collectives.init(), messages):  # in shared memory, and as between nodes
-        found, _ = train(ranks, CNN)
-        if ranks.rank == 0:
-            print(found)
+    here = collectives.init()
+    if len(sys.argv) > 1:
+        go_on(here, Path(sys.argv[1]), None, killed=True)
+    two_levels = on_nodes(tuple(int(rank >= 2) for rank in range(here.size)))
+    for ranks in (here, messages, two_levels):
+        for job in JOBS.values():
+            found, _ = train(ranks, count=8, **job)
+            if ranks.rank == 0:
+                print(found)

@@ -22,6 +22,7 @@ from collectives.backends.shm.hierarchy import HierarchicalTransport, share
 from collectives.backends.shm.segment import ControlBlock
 from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.queue import run_to_completion
+from collectives.reduction import BFLOAT16, combine_in_tree
 from tests.collectives.backends.shm.ranks import run_sharing
 from tests.collectives.contract.random_calls import make_calls
 from tests.collectives.contract.run import Run
@@ -29,8 +30,8 @@ from tests.collectives.test_contract import Contract, by_messages
 
 #: Each rank's node: three and one, by turns, and three nodes of which one has two ranks.
 NODES = [[0, 0, 0, 1], [0, 1, 0, 1], [0, 1, 1, 2]]
-#: Where processes stand, by their number; of three, two by turns and one alone.
-OF_PROCESSES = {3: [[0, 1, 0]], 4: NODES[:2]}
+#: Where processes stand, by their number; of three, two by turns and one alone; of two there is nothing to divide.
+OF_PROCESSES = {3: [[0, 1, 0]], 4: NODES[:2], 5: [[0, 0, 1, 1, 1]]}
 
 
 class TestShared(Contract):
@@ -74,6 +75,22 @@ class TestHierarchy(Contract):
         return run
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
+@pytest.mark.parametrize("nodes", [[0] * 3, [0] * 5, [0, 0, 1], [0, 1, 0, 1, 1]], ids=str)
+def test_long_sums_in_tree_order(nodes: list[int], dtype: np.dtype[Any]) -> None:
+    everyones = [np.random.default_rng(rank).normal(size=600_001).astype(dtype) for rank in range(len(nodes))]
+    want = combine_in_tree([each.astype(np.float32) for each in everyones], np.add).astype(dtype).tobytes()
+
+    def check(comm: Communicator) -> None:
+        shared = comm.empty(600_001, dtype)
+        shared[...] = everyones[comm.rank]
+        assert comm.all_reduce(everyones[comm.rank], order="tree").tobytes() == want
+        assert comm.all_gather(comm.reduce_scatter(shared, order="tree")).tobytes() == want
+        assert comm.all_reduce(shared, order="tree", out=shared).tobytes() == want
+
+    run_sharing(check, nodes)
+
+
 class PlacedElsewhere:
     """A rank's membership in MPI's world, but for where the ranks stand; all calls are compared between nodes."""
 
@@ -103,13 +120,13 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
 if (started := world.promised()) is not None:  # inside a job of tests/collectives/test_contract.py
 
     class TestMPIHierarchy(Contract):
-        @pytest.fixture(params=OF_PROCESSES[started.size], ids=str)
+        @pytest.fixture(params=OF_PROCESSES.get(started.size, []), ids=str)
         def run(self, request: pytest.FixtureRequest) -> Run:
             comm = on_nodes(tuple(request.param))
             assert isinstance(comm.transport, HierarchicalTransport)
             return lambda fn: [fn(comm)]
 
-    @pytest.mark.parametrize("nodes", [None, *OF_PROCESSES[started.size][-1:]])
+    @pytest.mark.parametrize("nodes", [None, *OF_PROCESSES.get(started.size, [])[-1:]])
     def test_mpi_reduces_a_long_array_in_parts(nodes: list[int] | None) -> None:
         comm = by_messages(2**31 - 1) if nodes is None else on_nodes(tuple(nodes))
         for length in ((2 << 20) - 1, 2 << 20, (2 << 20) + 3):
