@@ -143,6 +143,24 @@ def commit() -> None:
     save("commit", "A checkpoint is written under another name and renamed when it is whole", 830, 184, parts)
 
 
+def micro_batches() -> None:
+    ranks = [0, 0, 0, 1, 1, 1, 2, 2]  # of three, who computes each of 8
+    parts = [text(240 + 80 * number, 28, f"rank {rank}", "s") for rank, number in ((0, 1), (1, 4), (2, 6.5))]
+    for level, length in enumerate((1, 2, 4, 8)):
+        y = 42 + 62 * level
+        for start in range(0, 8, length):
+            middle = 240 + 80 * (start + (length - 1) / 2)
+            owners = set(ranks[start : start + length])
+            words = str(start) if length == 1 else f"{start} to {start + length - 1}"
+            parts.append(box(middle - 34, y, 68, 32, words, f"c{owners.pop()}" if len(owners) == 1 else "b"))
+            if level:
+                parts += [arrow(middle + side * 20 * length, y - 28, middle + side * 20, y - 2) for side in (-1, 1)]
+    parts += [text(20, 64 + 62 * level, words, "s", "start") for level, words in ((0, "micro-batches"), (3, "one sum"))]
+    caption = "In colour: added on the rank that computed it. Grey: added after the exchange, each part on one rank."
+    parts.append(text(20, 282, caption, "s", "start"))
+    save("micro_batches", "Eight micro-batches on three ranks are added in one binary tree", 860, 300, parts)
+
+
 def favicon() -> None:
     bars = [box(2 + 10 * place, y, 8, 32 - 2 * y, style=f"c{place}") for place, y in enumerate((10, 6, 2))]
     save("_static/favicon", "ddp-runtime", 32, 32, bars)
@@ -153,4 +171,5 @@ if __name__ == "__main__":
     overlap()
     launch()
     commit()
+    micro_batches()
     favicon()
