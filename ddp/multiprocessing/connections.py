@@ -111,9 +111,7 @@ class SharingConnection(Connection):
         received = b""
         while len(received) < size:
             # Not `socket.recv_fds`, which ignores its flags.
-            data, ancillary, _, _ = self._socket.recvmsg(
-                size - len(received), _ANCILLARY, socket.MSG_CMSG_CLOEXEC
-            )
+            data, ancillary, _, _ = self._socket.recvmsg(size - len(received), _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
             for _, _, packed in ancillary:
                 fds += memoryview(packed).cast("i")
             if not data:

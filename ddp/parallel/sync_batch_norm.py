@@ -16,7 +16,7 @@ from numpy import errstate
 import collectives
 from collectives import Communicator
 from ddp._engine import CollectiveNode, Node, modes
-from ddp._tensor.base import make_node, record, wrap
+from ddp._tensor.base import keep_call, make_node, record, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import DeviceError, DtypeError, GraphError, ShapeError
 from ddp.nn import Module
@@ -94,8 +94,8 @@ class SyncBatchNorm(BatchNorm):
         if modes.state.enabled and (layout.collective or any(x is not None and x.edge is not None for x in inputs)):
             if layout.collective:
                 run = _SyncBatchNormBackward(op)
-                again = {"eps": self.eps, "tell": None, "layout": layout}
-                node = make_node(CollectiveNode, run, run, call.xp, inputs, result, residual, again)
+                node = make_node(CollectiveNode, run, run, call.xp, inputs, result, residual)
+                keep_call(node, inputs, arrays, {"eps": self.eps, "tell": None, "layout": layout})
             else:
                 node = make_node(Node, batch_norm, op, call.xp, inputs, result, residual)
             record(node, [result])
@@ -194,7 +194,6 @@ class _SyncBatchNormBackward:
     name = "sync_batch_norm"
     saves = batch_norm.saves
     into = False
-    derived = True
 
     def __init__(self, op: Any) -> None:
         self._op = op
