@@ -440,57 +440,92 @@ static void load_planes(const float *x, size planes, const size *image, size y, 
         }
 }
 
-/* to[p] = B^T d B of up to 32 tiles of 4x4 of eight planes; the products lie `apart`. to: (tiles, row) */
-static void transform_images(const float *x, size planes, const size *image, size y, size left, size tiles, float *to,
-                             size row, size apart)
+/* Writes columns (columns, LINE) to so many planes, which lie `apart`, and adds b of each plane. */
+static void store_planes(const float *from, const float *b, size planes, size apart, size columns, float *out)
+{
+    line bias = EVERY(0);
+    for (size k = 0; b && k < least(planes, LINE); k++) bias[k] = b[k];
+    for (size q = 0; q < columns; q += LINE) {
+        line lines[LINE];
+#pragma GCC unroll 8
+        for (int j = 0; j < LINE; j++)
+            lines[j] = LINE_AT(from + (q + j) * LINE) + bias;
+        transpose_lines(lines);
+        for (size k = 0; k < least(planes, LINE); k++) put_line(out + k * apart + q, lines[k], columns - q);
+    }
+}
+
+/* What goes into products and comes out of them, along one axis: x and z are vectors of channels. */
+typedef void transform(const line *x, line *z);
+
+/* z = B^T x */
+INLINE void of_image(const line *x, line *z)
+{
+    z[0] = x[0] - x[2], z[1] = x[1] + x[2], z[2] = x[2] - x[1], z[3] = x[1] - x[3];
+}
+
+/* z = G x */
+INLINE void of_filter(const line *x, line *z)
+{
+    const line even = 0.5f * (x[0] + x[2]), odd = 0.5f * x[1];
+    z[0] = x[0], z[1] = even + odd, z[2] = even - odd, z[3] = x[2];
+}
+
+/* z = A^T x */
+INLINE void of_products(const line *x, line *z)
+{
+    z[0] = x[0] + x[1] + x[2], z[1] = x[1] - x[2] - x[3];
+}
+
+/* z = A x */
+INLINE void of_gradient(const line *x, line *z)
+{
+    z[0] = x[0], z[1] = x[0] + x[1], z[2] = x[0] - x[1], z[3] = -x[1];
+}
+
+/* z = G^T x */
+INLINE void of_filter_sums(const line *x, line *z)
+{
+    const line even = 0.5f * (x[1] + x[2]);
+    z[0] = x[0] + even, z[1] = 0.5f * (x[1] - x[2]), z[2] = even + x[3];
+}
+
+/* z = T x T^T. x: (n, n) vectors, rows and columns of them so far apart; z: (made, made) */
+INLINE void transform_tile(transform *axis, const int n, const int made, const float *x, size x_row, size x_column, float *z,
+                           size z_row, size z_column)
+{
+    line half[4][4], in[4], out[4];
+#pragma GCC unroll 4
+    for (int j = 0; j < n; j++) {
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++)
+            in[i] = LINE_AT(x + i * x_row + j * x_column);
+        axis(in, out);
+#pragma GCC unroll 4
+        for (int i = 0; i < made; i++)
+            half[i][j] = out[i];
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < made; i++) {
+        axis(half[i], out);
+#pragma GCC unroll 4
+        for (int j = 0; j < made; j++)
+            LINE_AT(z + i * z_row + j * z_column) = out[j];
+    }
+}
+
+/* Transforms up to 32 tiles of n by n of a row, eight channels; the products lie `apart`. to: (tiles, row) */
+INLINE void transform_row(transform *axis, const int n, const float *x, size planes, const size *image, size y, size left,
+                          size tiles, float *to, size row, size apart)
 {
     float seen[4 * (2 * TILE_COLUMNS + 2) * LINE];
-    const size columns = 2 * tiles + 2;
-    load_planes(x, planes, image, y, left, 4, columns, seen);
-    for (size tile = 0; tile < tiles; tile++, to += row) {
-        line d[4][4];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            const float *at = seen + (2 * tile + j) * LINE;
-            const line a = LINE_AT(at), b = LINE_AT(at + columns * LINE), c = LINE_AT(at + 2 * columns * LINE);
-            d[0][j] = a - c, d[1][j] = b + c, d[2][j] = c - b, d[3][j] = b - LINE_AT(at + 3 * columns * LINE);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            float *own = to + 4 * i * apart;
-            LINE_AT(own) = d[i][0] - d[i][2];
-            LINE_AT(own + apart) = d[i][1] + d[i][2];
-            LINE_AT(own + 2 * apart) = d[i][2] - d[i][1];
-            LINE_AT(own + 3 * apart) = d[i][1] - d[i][3];
-        }
-    }
+    const size columns = 2 * tiles + n - 2;
+    load_planes(x, planes, image, y, left, n, columns, seen);
+    for (size tile = 0; tile < tiles; tile++)
+        transform_tile(axis, n, 4, seen + 2 * tile * LINE, columns * LINE, LINE, to + tile * row, 4 * apart, apart);
 }
 
-/* to[p] = A g A^T of up to 32 tiles of 2x2 */
-static void transform_gradients(const float *g, size planes, const size *image, size y, size left, size tiles, float *to,
-                                size row, size apart)
-{
-    float seen[2 * 2 * TILE_COLUMNS * LINE];
-    load_planes(g, planes, image, y, left, 2, 2 * tiles, seen);
-    for (size tile = 0; tile < tiles; tile++, to += row) {
-        line d[4][2];
-#pragma GCC unroll 2
-        for (int j = 0; j < 2; j++) {
-            const line a = LINE_AT(seen + (2 * tile + j) * LINE), b = LINE_AT(seen + (2 * tiles + 2 * tile + j) * LINE);
-            d[0][j] = a, d[1][j] = a + b, d[2][j] = a - b, d[3][j] = -b;
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            float *own = to + 4 * i * apart;
-            LINE_AT(own) = d[i][0];
-            LINE_AT(own + apart) = d[i][0] + d[i][1];
-            LINE_AT(own + 2 * apart) = d[i][0] - d[i][1];
-            LINE_AT(own + 3 * apart) = -d[i][1];
-        }
-    }
-}
-
-/* Transforms the rows of tiles from `first` on of all images, by one of the two above. */
+/* Transforms the rows of tiles from `first` on of all images, or of gradients. */
 static void transform_block(const tiling *t, int gradients, size first, size rows, const float *x, float *to, size apart)
 {
     const size channels = gradients ? t->results : t->sources, row = gradients ? t->result_row : t->source_row;
@@ -504,9 +539,10 @@ static void transform_block(const tiling *t, int gradients, size first, size row
             const size tiles = least(TILE_COLUMNS, across - q);
             float *own = to + (i % rows * across + q) * row + c;
             if (gradients)
-                transform_gradients(from, planes, image, y, 2 * q, tiles, own, row, apart);
+                transform_row(of_gradient, 2, from, planes, image, y, 2 * q, tiles, own, row, apart);
             else
-                transform_images(from, planes, image, y - t->padding[0], 2 * q - t->padding[1], tiles, own, row, apart);
+                transform_row(of_image, 4, from, planes, image, y - t->padding[0], 2 * q - t->padding[1], tiles, own, row,
+                              apart);
         }
     }
 }
@@ -521,24 +557,12 @@ static void transform_filters(const tiling *t, int back, const float *w, float *
     for (size i = 0; i < 2 * pairs; i++)
         for (size j = 0; j < t->sources; j++) {
             const size at = i * t->sources + j, k = (back ? at % (2 * pairs) : i) * LINE, c = back ? at / (2 * pairs) : j;
-            line f[9], d[4][3];
+            float f[9 * LINE];
             for (size e = 0; e < 9; e++)
                 for (size j = 0; j < LINE; j++)
-                    f[e][j] = k + j < t->results ? w[(k + j) * from_k + c * from_c + (back ? 8 - e : e)] : 0;
-#pragma GCC unroll 3
-            for (int j = 0; j < 3; j++) {
-                const line even = 0.5f * (f[j] + f[6 + j]), odd = 0.5f * f[3 + j];
-                d[0][j] = f[j], d[1][j] = even + odd, d[2][j] = even - odd, d[3][j] = f[6 + j];
-            }
+                    f[e * LINE + j] = k + j < t->results ? w[(k + j) * from_k + c * from_c + (back ? 8 - e : e)] : 0;
             float *own = to + (k / WIDE * t->sources + c) * WIDE + k % WIDE;
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; i++, own += 4 * apart) {
-                const line even = 0.5f * (d[i][0] + d[i][2]), odd = 0.5f * d[i][1];
-                LINE_AT(own) = d[i][0];
-                LINE_AT(own + apart) = even + odd;
-                LINE_AT(own + 2 * apart) = even - odd;
-                LINE_AT(own + 3 * apart) = d[i][2];
-            }
+            transform_tile(of_filter, 3, 4, f, 3 * LINE, LINE, own, 4 * apart, apart);
         }
 }
 
@@ -548,32 +572,12 @@ static void transform_results(const tiling *t, const float *m, size row, size ap
 {
     float made[2 * 2 * TILE_COLUMNS * LINE];
     const size h = t->result[0], w = t->result[1];
-    line bias = EVERY(0);
-    for (size k = 0; b && k < results; k++) bias[k] = b[k];
-    for (size tile = 0; tile < tiles; tile++, m += row) {
-        line d[2][4];
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            const float *at = m + j * apart;
-            const line middle = LINE_AT(at + 4 * apart), last = LINE_AT(at + 8 * apart);
-            d[0][j] = LINE_AT(at) + middle + last, d[1][j] = middle - last - LINE_AT(at + 12 * apart);
-        }
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; i++) {
-            float *own = made + (i * 2 * TILE_COLUMNS + 2 * tile) * LINE;
-            LINE_AT(own) = d[i][0] + d[i][1] + d[i][2] + bias;
-            LINE_AT(own + LINE) = d[i][1] - d[i][2] - d[i][3] + bias;
-        }
-    }
-    const size columns = least(2 * tiles, w - left);
-    for (size i = 0; i < 2 && y + i < h; i++)
-        for (size q = 0; q < columns; q += LINE) {
-            line lines[LINE];
-            for (int j = 0; j < LINE; j++) lines[j] = LINE_AT(made + (i * 2 * TILE_COLUMNS + q + j) * LINE);
-            transpose_lines(lines);
-            for (size k = 0; k < least(results, LINE); k++)
-                put_line(out + (k * h + y + i) * w + left + q, lines[k], columns - q);
-        }
+    for (size tile = 0; tile < tiles; tile++)
+        transform_tile(of_products, 4, 2, m + tile * row, 4 * apart, apart, made + 2 * tile * LINE, 2 * TILE_COLUMNS * LINE,
+                       LINE);
+    for (size i = 0; i < least(2, h - y); i++)
+        store_planes(made + i * 2 * TILE_COLUMNS * LINE, b, results, h * w, least(2 * tiles, w - left),
+                     out + (y + i) * w + left);
 }
 
 /* c = a @ b, or c += a @ b, for a few rows and WIDE columns. a: (rows, depth) at any strides */
@@ -676,23 +680,12 @@ int winograd_filters_f32(const window *s, size n, size channels, size filters, c
     for (size i = 0; i < filters * ratio_up(channels, LINE); i++) {
         const size k = i / ratio_up(channels, LINE), c = i % ratio_up(channels, LINE) * LINE;
         const float *from = sums + k * t.source_row + c;
-        line d[3][4], e[9];
+        float e[9 * LINE];
         if (!sums)
             continue;
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) {
-            const line even = 0.5f * (LINE_AT(from + (4 + j) * sum_size) + LINE_AT(from + (8 + j) * sum_size));
-            d[0][j] = LINE_AT(from + j * sum_size) + even;
-            d[1][j] = 0.5f * (LINE_AT(from + (4 + j) * sum_size) - LINE_AT(from + (8 + j) * sum_size));
-            d[2][j] = even + LINE_AT(from + (12 + j) * sum_size);
-        }
-#pragma GCC unroll 3
-        for (int j = 0; j < 3; j++) {
-            const line even = 0.5f * (d[j][1] + d[j][2]);
-            e[3 * j] = d[j][0] + even, e[3 * j + 1] = 0.5f * (d[j][1] - d[j][2]), e[3 * j + 2] = even + d[j][3];
-        }
+        transform_tile(of_filter_sums, 4, 3, from, 4 * sum_size, sum_size, e, 3 * LINE, LINE);
         for (size j = 0; j < least(LINE, channels - c); j++)
-            for (int tap = 0; tap < 9; tap++) dw[((k * channels + c + j) * 9) + tap] = e[tap][j];
+            for (int tap = 0; tap < 9; tap++) dw[(k * channels + c + j) * 9 + tap] = e[tap * LINE + j];
     }
     free(sums);
     return sums != NULL;
