@@ -16,6 +16,7 @@ typedef float line __attribute__((vector_size(4 * LINE), aligned(4), may_alias))
 typedef int32_t order __attribute__((vector_size(4 * LINE)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (order){__VA_ARGS__})
 #endif
+#define UNROLL PRAGMA(GCC unroll 12) /* a loop of so many rounds at most, whose number is a constant */
 #define CACHED (1 << 17) /* bytes of images that a thread works on at a time: they stay in L2 */
 
 static inline size least(size a, size b)
@@ -150,23 +151,15 @@ INLINE void sum_taps(const int filters, const int vectors, const walk *g, size c
     for (size start = 0; start < all; start += vectors, spots += vectors) {
         line sums[12], made[12];
         const float *at[8], *weights = w;
-#pragma GCC unroll 8
-        for (int p = 0; p < vectors; p++)
+        UNROLL for (int p = 0; p < vectors; p++)
             at[p] = band + spots[least(p, all - 1 - start)].read;
-#pragma GCC unroll 12
-        for (int i = 0; i < filters * vectors; i++)
-            sums[i] = EVERY(b ? b[i / vectors] : 0);
+        UNROLL for (int i = 0; i < filters * vectors; i++) sums[i] = EVERY(b ? b[i / vectors] : 0);
         for (size t = 0; t < count; t++, weights += filters)
-#pragma GCC unroll 8
-            for (int p = 0; p < vectors; p++) {
+            UNROLL for (int p = 0; p < vectors; p++) {
                 const line x = LINE_AT(at[p] + offsets[t]);
-#pragma GCC unroll 8
-                for (int k = 0; k < filters; k++)
-                    sums[k * vectors + p] += weights[k] * x;
+                UNROLL for (int k = 0; k < filters; k++) sums[k * vectors + p] += weights[k] * x;
             }
-#pragma GCC unroll 12
-        for (int i = 0; i < filters * vectors; i++)
-            made[i] = sums[i];
+        UNROLL for (int i = 0; i < filters * vectors; i++) made[i] = sums[i];
         for (size i = 0; i < filters * vectors; i++) {
             const size p = i % vectors;
             float *to = out + i / vectors * g->result[0] * g->result[1] + spots[p].write;
@@ -197,6 +190,7 @@ static void run_band(const walk *g, size count, const float *band, const int32_t
         b = b ? b + filters : NULL;
         out += filters * g->result[0] * g->result[1];
     }
+#undef RUN
 }
 
 /* out = w over x + b, or, back, the gradient of x for x of the shape of out. b: (groups*filters,) or NULL */
@@ -261,28 +255,20 @@ INLINE void correlate_taps(const int filters, const int taps, const block *s, co
                            const int32_t *offsets, float *dw, size dw_row)
 {
     line sums[12];
-#pragma GCC unroll 12
-    for (int i = 0; i < filters * taps; i++)
-        sums[i] = EVERY(0);
+    UNROLL for (int i = 0; i < filters * taps; i++) sums[i] = EVERY(0);
     for (size image = 0; image < s->images; image++, g += s->g_image, x += s->x_image)
         for (size y = 0; y < s->lines; y++)
             for (size q = 0; q < s->columns; q += LINE) {
                 line seen[12];
-#pragma GCC unroll 12
-                for (int t = 0; t < taps; t++)
+                UNROLL for (int t = 0; t < taps; t++)
                     seen[t] = LINE_AT(x + y * s->x_row + q + offsets[t]);
-#pragma GCC unroll 4
-                for (int k = 0; k < filters; k++) {
+                UNROLL for (int k = 0; k < filters; k++) {
                     const line z = LINE_AT(g + k * s->g_plane + y * s->columns + q);
-#pragma GCC unroll 12
-                    for (int t = 0; t < taps; t++)
-                        sums[k * taps + t] += z * seen[t];
+                    UNROLL for (int t = 0; t < taps; t++) sums[k * taps + t] += z * seen[t];
                 }
             }
-#pragma GCC unroll 4
-    for (int k = 0; k < filters; k++)
-#pragma GCC unroll 12
-        for (int t = 0; t < taps; t++) {
+    UNROLL for (int k = 0; k < filters; k++)
+        UNROLL for (int t = 0; t < taps; t++) {
             const line z = sums[k * taps + t];
             dw[k * dw_row + t] += ((z[0] + z[4]) + (z[2] + z[6])) + ((z[1] + z[5]) + (z[3] + z[7]));
         }
@@ -292,20 +278,12 @@ INLINE void correlate_taps(const int filters, const int taps, const block *s, co
 static void correlate_filters(size filters, size taps, const block *s, const float *g, const float *x,
                               const int32_t *offsets, float *dw, size dw_row)
 {
+#define RUN(filters, taps) correlate_taps(filters, taps, s, g, x, offsets + t, dw + t, dw_row)
     size t = 0;
-    if (filters == 1)
-        for (; t + 9 <= taps; t += 9)
-            correlate_taps(1, 9, s, g, x, offsets + t, dw + t, dw_row);
-    for (; t + 3 <= taps; t += 3)
-        if (filters == 4)
-            correlate_taps(4, 3, s, g, x, offsets + t, dw + t, dw_row);
-        else
-            correlate_taps(1, 3, s, g, x, offsets + t, dw + t, dw_row);
-    for (; t < taps; t++)
-        if (filters == 4)
-            correlate_taps(4, 1, s, g, x, offsets + t, dw + t, dw_row);
-        else
-            correlate_taps(1, 1, s, g, x, offsets + t, dw + t, dw_row);
+    for (; filters == 1 && t + 9 <= taps; t += 9) RUN(1, 9);
+    for (; t + 3 <= taps; t += 3) filters == 4 ? RUN(4, 3) : RUN(1, 3);
+    for (; t < taps; t++) filters == 4 ? RUN(4, 1) : RUN(1, 1);
+#undef RUN
 }
 
 /* dw of out = w over x for g of the shape of out */
@@ -400,19 +378,16 @@ static tiling plan_tiles(const window *s, size n, size channels, size filters, i
 INLINE void transpose_lines(line *r)
 {
     line a[LINE], b[LINE];
-#pragma GCC unroll 8
-    for (int i = 0; i < LINE; i += 2) {
+    UNROLL for (int i = 0; i < LINE; i += 2) {
         a[i] = SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
         a[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
     }
-#pragma GCC unroll 8
-    for (int i = 0; i < 4; i++) {
+    UNROLL for (int i = 0; i < 4; i++) {
         const int at = i / 2 * 4 + i % 2, to = i / 2 * 4 + i % 2 * 2;
         b[to] = SHUFFLE(a[at], a[at + 2], 0, 1, 8, 9, 4, 5, 12, 13);
         b[to + 1] = SHUFFLE(a[at], a[at + 2], 2, 3, 10, 11, 6, 7, 14, 15);
     }
-#pragma GCC unroll 8
-    for (int j = 0; j < 4; j++) {
+    UNROLL for (int j = 0; j < 4; j++) {
         r[j] = SHUFFLE(b[j], b[j + 4], 0, 1, 2, 3, 8, 9, 10, 11);
         r[j + 4] = SHUFFLE(b[j], b[j + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
@@ -427,8 +402,7 @@ static void load_planes(const float *x, size planes, const size *image, size y, 
         for (size q = start; q < stop && y >= 0 && y < h; q += LINE) {
             line lines[LINE];
             const size n = least(LINE, stop - q);
-#pragma GCC unroll 8
-            for (size c = 0; c < LINE; c++) {
+            UNROLL for (size c = 0; c < LINE; c++) {
                 lines[c] = EVERY(0);
                 if (c < planes && n == LINE)
                     lines[c] = LINE_AT(x + (c * h + y) * w + left + q);
@@ -447,9 +421,7 @@ static void store_planes(const float *from, const float *b, size planes, size ap
     for (size k = 0; b && k < least(planes, LINE); k++) bias[k] = b[k];
     for (size q = 0; q < columns; q += LINE) {
         line lines[LINE];
-#pragma GCC unroll 8
-        for (int j = 0; j < LINE; j++)
-            lines[j] = LINE_AT(from + (q + j) * LINE) + bias;
+        UNROLL for (int j = 0; j < LINE; j++) lines[j] = LINE_AT(from + (q + j) * LINE) + bias;
         transpose_lines(lines);
         for (size k = 0; k < least(planes, LINE); k++) put_line(out + k * apart + q, lines[k], columns - q);
     }
@@ -495,22 +467,14 @@ INLINE void transform_tile(transform *axis, const int n, const int made, const f
                            size z_row, size z_column)
 {
     line half[4][4], in[4], out[4];
-#pragma GCC unroll 4
-    for (int j = 0; j < n; j++) {
-#pragma GCC unroll 4
-        for (int i = 0; i < n; i++)
-            in[i] = LINE_AT(x + i * x_row + j * x_column);
+    UNROLL for (int j = 0; j < n; j++) {
+        UNROLL for (int i = 0; i < n; i++) in[i] = LINE_AT(x + i * x_row + j * x_column);
         axis(in, out);
-#pragma GCC unroll 4
-        for (int i = 0; i < made; i++)
-            half[i][j] = out[i];
+        UNROLL for (int i = 0; i < made; i++) half[i][j] = out[i];
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < made; i++) {
+    UNROLL for (int i = 0; i < made; i++) {
         axis(half[i], out);
-#pragma GCC unroll 4
-        for (int j = 0; j < made; j++)
-            LINE_AT(z + i * z_row + j * z_column) = out[j];
+        UNROLL for (int j = 0; j < made; j++) LINE_AT(z + i * z_row + j * z_column) = out[j];
     }
 }
 
@@ -585,19 +549,15 @@ INLINE void multiply_rows(const int rows, size depth, const float *a, size a_row
                           float *c, size c_row, int add)
 {
     line left[MOST_ROWS], right[MOST_ROWS];
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++)
-        left[r] = right[r] = EVERY(0);
+    UNROLL for (int r = 0; r < rows; r++) left[r] = right[r] = EVERY(0);
     for (size t = 0; t < depth; t++, a += a_column, b += b_row) {
         const line p = LINE_AT(b), q = LINE_AT(b + LINE);
-#pragma GCC unroll 6
-        for (int r = 0; r < rows; r++) {
+        UNROLL for (int r = 0; r < rows; r++) {
             left[r] += a[r * a_row] * p;
             right[r] += a[r * a_row] * q;
         }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < rows; r++, c += c_row) {
+    UNROLL for (int r = 0; r < rows; r++, c += c_row) {
         if (add)
             left[r] += LINE_AT(c), right[r] += LINE_AT(c + LINE);
         LINE_AT(c) = left[r], LINE_AT(c + LINE) = right[r];

@@ -1,4 +1,4 @@
-"""Convolution of float32 on the CPU, by the kernels of `convolution.c` or as products of whole images.
+"""Convolution of float32 on the CPU, by kernels (`convolution.c`, `depthwise.c`) or as products of whole images.
 
 What none of them takes, or takes no faster, goes to the formulas: `benchmarks/zoo.py` measures models of all of them.
 """
@@ -6,6 +6,7 @@ What none of them takes, or takes no faster, goes to the formulas: `benchmarks/z
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ MAX_STRIDE = 4  # MOST_STRIDE of convolution.c
 MIN_CHANNELS = 16  # Winograd's transforms take longer than the products that they save below
 MAX_FILTERS = 1024  # (filters times channels) above which a product of columns gives their gradient faster
 MIN_POSITIONS = 64  # of an image, below which a product of several images is faster than one for each
+MAX_POSITIONS = 64  # up to which vectors of channels are faster in depthwise convolution, of images four times as large
 MIN_WIDTH = 8  # of a result, below which a product of columns is faster than `convolve`
+IMAGE, FILTER, RESULT = range(3)  # of depthwise.c
 assert library is not None
 _N, _P, _FLAG = ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_int
 
@@ -33,6 +36,7 @@ def _kernel(name: str, *arguments: Any) -> Any:
 
 CONVOLVE = _kernel("convolve", *[_N] * 4, _FLAG, *[_P] * 4)
 CONVOLVE_FILTERS = _kernel("convolve_filters", *[_N] * 4, *[_P] * 3)
+DEPTHWISE = _kernel("depthwise", *[_N] * 2, _FLAG, *[_P] * 4)
 WINOGRAD = _kernel("winograd", *[_N] * 3, _FLAG, *[_P] * 4)
 WINOGRAD_FILTERS = _kernel("winograd_filters", *[_N] * 3, *[_P] * 3)
 
@@ -44,7 +48,7 @@ def describe_window(window: Window, turned: bool = False) -> Any:
 
 
 def way(shape: Shape) -> str:
-    """How such a convolution is computed: "winograd", "direct", "product" or "columns"."""
+    """How such a convolution is computed: "winograd", "direct", "depthwise", "product" or "columns"."""
     window = shape.window
     if window.elements == 1:
         positions = window.out[0] * window.out[1]
@@ -52,6 +56,9 @@ def way(shape: Shape) -> str:
     is_3x3 = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1) and max(window.padding) <= 2
     if is_3x3 and shape.groups == 1 and min(shape.channels, shape.filters) >= MIN_CHANNELS:
         return "winograd"
+    is_depthwise = shape.groups > 1 and shape.channels == shape.filters == 1
+    if is_depthwise and math.prod(window.out) <= MAX_POSITIONS and math.prod(window.image) <= 4 * MAX_POSITIONS:
+        return "depthwise"
     # Vectors are of positions along W: in short rows of many channels they are mostly empty.
     is_long = shape.groups > 1 or window.out[1] >= MIN_WIDTH
     return "direct" if is_long and max(window.stride) <= MAX_STRIDE else "columns"
@@ -81,7 +88,10 @@ def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> 
         return out
     arrays = _plain(x, w, b)
     where = [*map(address, arrays), address(out)]
-    if chosen == "winograd":
+    if chosen == "depthwise":
+        of_roles = [where[3], *where[1:3], where[0]] if back else where
+        done = DEPTHWISE(describe_window(window), n, groups, IMAGE if back else RESULT, *of_roles)
+    elif chosen == "winograd":
         done = WINOGRAD(describe_window(window), n, channels, filters, back, *where)
     else:
         done = CONVOLVE(describe_window(window), n, groups, channels, filters, back, *where)
@@ -102,7 +112,9 @@ def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
         return dw
     arrays = _plain(x, g)
     where = [*map(address, arrays), address(dw)]
-    if chosen == "winograd":
+    if chosen == "depthwise":
+        done = DEPTHWISE(describe_window(window), n, groups, FILTER, where[0], where[2], None, where[1])
+    elif chosen == "winograd":
         done = WINOGRAD_FILTERS(describe_window(window), n, channels, filters, *where)
     else:
         done = CONVOLVE_FILTERS(describe_window(window), n, groups, channels, filters, *where)

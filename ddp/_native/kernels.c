@@ -145,6 +145,7 @@ static inline void clip(size n, size stride, size offset, size *start, size *sto
 }
 
 #include "convolution.c"
+#include "depthwise.c"
 
 /* One pass of a formula: registers, or scalar i as -1 - i; b is not read by functions of one operand. */
 typedef struct {

@@ -21,7 +21,13 @@ pytestmark = pytest.mark.skipif(not available.is_available(), reason=available.w
 if available.is_available():
     from ddp._native import cpu_convolution as native
 
-KERNELS = ("CONVOLVE", "CONVOLVE_FILTERS", "WINOGRAD", "WINOGRAD_FILTERS")
+KERNELS = {
+    "CONVOLVE": "direct",
+    "CONVOLVE_FILTERS": "direct",
+    "DEPTHWISE": "depthwise",
+    "WINOGRAD": "winograd",
+    "WINOGRAD_FILTERS": "winograd",
+}
 ONE, TWO = (1, 1), (2, 2)
 
 CASES: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
@@ -39,9 +45,12 @@ CASES: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
     ("direct", (1, 1, 20, 4), ((300, 70), (5, 5), ONE, TWO, ONE)),  # several bands of an image
     ("direct", (2, 1, 40, 50), ((6, 17), (3, 3), TWO, ONE, ONE)),  # the gradient of so many filters by the formula
     ("direct", (2, 3, 5, 4), ((7, 8), (3, 3), ONE, ONE, ONE)),
-    ("direct", (3, 7, 1, 1), ((4, 4), (3, 3), ONE, ONE, ONE)),
+    ("depthwise", (3, 7, 1, 1), ((4, 4), (3, 3), ONE, ONE, ONE)),
+    ("depthwise", (5, 83, 1, 1), ((9, 6), (5, 2), TWO, (2, 0), ONE)),
+    ("depthwise", (2, 64, 1, 1), ((8, 8), (3, 4), (1, 3), (3, 2), (2, 1))),
     ("direct", (2, 19, 1, 1), ((15, 33), (5, 5), TWO, TWO, ONE)),
-    ("direct", (2, 4, 1, 1), ((9, 10), (7, 7), ONE, (3, 3), (2, 1))),
+    ("depthwise", (2, 4, 1, 1), ((9, 10), (7, 7), ONE, (3, 3), (2, 1))),
+    ("direct", (2, 4, 1, 1), ((19, 10), (7, 7), ONE, (3, 3), (2, 1))),
     ("direct", (2, 4, 1, 3), ((9, 10), (3, 3), ONE, ONE, ONE)),
     ("product", (3, 1, 5, 9), ((8, 9), ONE, ONE, (0, 0), ONE)),
     ("columns", (2, 1, 9, 20), ((8, 8), (3, 3), TWO, ONE, ONE)),
@@ -98,8 +107,7 @@ def test_each_kernel_is_what_computes(monkeypatch: pytest.MonkeyPatch, kernel: s
     def idle(*arguments: Any) -> int:
         return 1
 
-    way = "winograd" if kernel.startswith("WINOGRAD") else "direct"
-    _, sizes, geometry = next(case for case in CASES if case[0] == way)
+    _, sizes, geometry = next(case for case in CASES if case[0] == KERNELS[kernel])
     shape, arrays = arrays_of(sizes, geometry)
     check(shape, *arrays)
     monkeypatch.setattr(native, kernel, idle)
@@ -110,7 +118,8 @@ def test_each_kernel_is_what_computes(monkeypatch: pytest.MonkeyPatch, kernel: s
 def test_the_formula_computes_where_a_kernel_finds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in KERNELS:
         monkeypatch.setattr(native, kernel, lambda *arguments: 0)
-    for _, sizes, geometry in CASES[:2]:
+    for way in set(KERNELS.values()):
+        _, sizes, geometry = next(case for case in CASES if case[0] == way)
         shape, arrays = arrays_of(sizes, geometry)
         check(shape, *arrays)
 
@@ -210,6 +219,7 @@ LARGE: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
     ("winograd", (5, 1, 37, 41), ((19, 23), (3, 3), ONE, ONE, ONE)),
     ("direct", (5, 1, 5, 31), ((41, 37), (3, 3), TWO, ONE, ONE)),
     ("direct", (3, 13, 1, 1), ((41, 37), (5, 5), ONE, TWO, ONE)),
+    ("depthwise", (7, 203, 1, 1), ((9, 7), (3, 3), ONE, ONE, ONE)),
 ]
 
 
