@@ -48,8 +48,10 @@ def describe_window(window: Window, turned: bool = False) -> Any:
 
 
 def way(shape: Shape) -> str:
-    """How such a convolution is computed: "winograd", "direct", "depthwise", "product" or "columns"."""
+    """How such a convolution is computed: "winograd", "direct", "depthwise", "product", "whole" or "columns"."""
     window = shape.window
+    if shape.groups == 1 and window.kernel == window.image and window.out == (1, 1) and window.padding == (0, 0):
+        return "whole"
     if window.elements == 1:
         positions = window.out[0] * window.out[1]
         return "product" if window.is_identity and shape.groups == 1 and positions >= MIN_POSITIONS else "columns"
@@ -80,9 +82,12 @@ def _convolve(shape: Shape, back: bool, x: Array, w: Array, b: Array | None) -> 
     if chosen == "columns" or not _takes(x, w, b):
         return None
     out = np.empty((n, groups * (channels if back else filters), *(window.image if back else window.out)), np.float32)
-    if chosen == "product":
-        kernel = w.reshape(filters, channels)
-        np.matmul(kernel.T if back else kernel, x.reshape(n, x.shape[1], -1), out.reshape(n, out.shape[1], -1))
+    if chosen in ("product", "whole"):
+        kernel = w.reshape(filters, -1)
+        if chosen == "whole":
+            np.matmul(x.reshape(n, -1), kernel if back else kernel.T, out.reshape(n, -1))
+        else:
+            np.matmul(kernel.T if back else kernel, x.reshape(n, x.shape[1], -1), out.reshape(n, out.shape[1], -1))
         if b is not None:
             out += b[:, None, None]
         return out
@@ -106,6 +111,9 @@ def _filter_gradient(shape: Shape, g: Array, x: Array) -> Array | None:
     if chosen == "columns" or many or not _takes(g, x):
         return None
     dw = np.zeros((groups * filters, channels, *window.kernel), np.float32)
+    if chosen == "whole":
+        np.matmul(g.reshape(n, filters).T, x.reshape(n, -1), dw.reshape(filters, -1))
+        return dw
     if chosen == "product":
         for z, image in zip(g.reshape(n, filters, -1), x.reshape(n, channels, -1), strict=True):
             dw += (z @ image.T)[:, :, None, None]

@@ -53,6 +53,7 @@ CASES: list[tuple[str, tuple[int, ...], tuple[Any, ...]]] = [
     ("direct", (2, 4, 1, 1), ((19, 10), (7, 7), ONE, (3, 3), (2, 1))),
     ("direct", (2, 4, 1, 3), ((9, 10), (3, 3), ONE, ONE, ONE)),
     ("product", (3, 1, 5, 9), ((8, 9), ONE, ONE, (0, 0), ONE)),
+    ("whole", (3, 1, 5, 9), ((4, 3), (4, 3), TWO, (0, 0), ONE)),
     ("columns", (2, 1, 9, 20), ((8, 8), (3, 3), TWO, ONE, ONE)),
     ("columns", (3, 1, 5, 9), ((3, 4), ONE, ONE, (0, 0), ONE)),
     ("columns", (2, 2, 5, 9), ((8, 9), ONE, TWO, (0, 0), ONE)),
