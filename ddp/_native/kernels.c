@@ -260,6 +260,12 @@ void NAME(relu_backward)(size n, const REAL *restrict g, const REAL *restrict z,
     PARALLEL_SIMD(n, dx[i] = z[i] != 0 ? g[i] : 0;)
 }
 
+/* dx = g where x > 0, else g*slope */
+void NAME(leaky_relu_backward)(size n, double slope, const REAL *restrict g, const REAL *restrict x, REAL *restrict dx)
+{
+    PARALLEL_SIMD(n, dx[i] = g[i] * (x[i] > 0 ? 1 : (REAL)slope);)
+}
+
 /* --- rows of n elements ------------------------------------------------------------------------------------------- */
 
 /* The mean of n squares of x - shift; share: 1/n. They are added up in REAL; where that over- or underflows, in double. */

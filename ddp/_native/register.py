@@ -116,6 +116,15 @@ def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any)
     return (dx,)
 
 
+def _leaky_relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, slope: Any) -> Gradients:
+    x = saved[0]
+    if not (is_plain(x) and is_plain(g, x.dtype.char)):
+        return activation.leaky_relu.reference.backward(xp, g, needs, saved, slope)
+    dx = np.empty_like(x)
+    LEAKY_RELU_BACKWARD[x.dtype.char](x.size, slope, address(g), address(x), address(dx))
+    return (dx,)
+
+
 # --- normalization over rows
 
 
@@ -518,6 +527,7 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
 
 RELU, SIGMOID, ERF, ERFC = (kernels(name, N, P, P) for name in ("relu", "sigmoid", "erf", "erfc"))
 GELU, GELU_TANH, SILU = (kernels(name, N, P, P, P) for name in ("gelu", "gelu_tanh", "silu"))
+LEAKY_RELU_BACKWARD = kernels("leaky_relu_backward", N, REAL, P, P, P)
 RELU_BACKWARD = kernels("relu_backward", N, P, P, P)
 LAYER_NORM = kernels("layer_norm", N, N, P, P, P, REAL, FLAG, P, P, P)
 LAYER_NORM_BACKWARD = kernels("layer_norm_backward", N, N, P, P, P, P, P, FLAG, P, N, P, P)
@@ -545,6 +555,7 @@ _attach_curve(activation.silu, lambda: SILU)
 _attach_error_function(special.compute_erf, ERF)
 _attach_error_function(special.compute_erfc, ERFC)
 activation.relu.attach_native_form(_relu, _relu_backward)
+activation.leaky_relu.attach_native_form(activation.leaky_relu.reference.forward, _leaky_relu_backward)
 normalization.layer_norm.attach_native_form(_layer_norm, _layer_norm_backward)
 normalization.rms_norm.attach_native_form(_rms_norm, _rms_norm_backward)
 reduction.moments.attach_native_form(_moments)

@@ -90,10 +90,11 @@ def layouts(x: Any) -> list[Any]:
 @needs_kernels
 @pytest.mark.parametrize("dtype", TOLERANCE)
 class TestNumbers:
-    @pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_tanh"])
+    @pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu", "gelu_tanh", "leaky_relu"])
     def test_activations(self, name: str, dtype: str) -> None:
         op = OPS[name.removesuffix("_tanh")]
-        parameters = {"tanh": name == "gelu_tanh"} if op is activation.gelu else {}
+        of_op: dict[str, dict[str, Any]] = {"gelu": {"tanh": name == "gelu_tanh"}, "leaky_relu": {"slope": 0.2}}
+        parameters = of_op.get(op.name, {})
         for shape in SHAPES:
             for x in layouts(normal(*shape, dtype=dtype)):
                 saved = lambda inputs, out: (out if name == "sigmoid" else inputs[0],)  # noqa: E731
@@ -322,6 +323,7 @@ def results_of_all_kernels(dtype: str) -> list[Any]:
 
     both(activation.sigmoid, [x], lambda out: (out,))
     both(activation.relu, [x], lambda out: (out,))
+    both(activation.leaky_relu, [x], lambda out: (x,), slope=0.2)
     both(activation.silu, [x], lambda out: (x,))
     both(activation.gelu, [x], lambda out: (x,), tanh=True)
     both(activation.gelu, [x], lambda out: (x,), tanh=False)
