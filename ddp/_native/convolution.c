@@ -29,6 +29,17 @@ static inline size ratio_up(size a, size b)
     return (a + b - 1) / b;
 }
 
+/* Runs RUN with the number of rows of a panel as a constant. */
+#define WITH_CONSTANT(rows)                                                                                            \
+    switch (rows) {                                                                                                    \
+    case 1: RUN(1); break;                                                                                             \
+    case 2: RUN(2); break;                                                                                             \
+    case 3: RUN(3); break;                                                                                             \
+    case 4: RUN(4); break;                                                                                             \
+    case 5: RUN(5); break;                                                                                             \
+    default: RUN(6);                                                                                                   \
+    }
+
 /* Where panel i begins, if k rows are cut into as few panels of at most MOST_ROWS as can be, of nearly equal sizes. */
 static inline size panel_start(size k, size i)
 {
@@ -109,8 +120,6 @@ static void copy_band(const walk *g, size first, const float *x, float *to)
             for (size q = 0; q < edge; q++) own[q] = 0;
             if (step == 1)
                 memcpy(own + edge, from + edge, (last - edge) * sizeof(float));
-            else if (step == 2)
-                for (size q = edge; q < last; q++) own[q] = from[2 * q];
             else
                 for (size q = edge; q < last; q++) own[q] = from[step * q];
             for (size q = last; q < g->part; q++) own[q] = 0;
@@ -151,8 +160,7 @@ INLINE void sum_taps(const int filters, const int vectors, const walk *g, size c
     for (size start = 0; start < all; start += vectors, spots += vectors) {
         line sums[12], made[12];
         const float *at[8], *weights = w;
-        UNROLL for (int p = 0; p < vectors; p++)
-            at[p] = band + spots[least(p, all - 1 - start)].read;
+        UNROLL for (int p = 0; p < vectors; p++) at[p] = band + spots[least(p, all - 1 - start)].read;
         UNROLL for (int i = 0; i < filters * vectors; i++) sums[i] = EVERY(b ? b[i / vectors] : 0);
         for (size t = 0; t < count; t++, weights += filters)
             UNROLL for (int p = 0; p < vectors; p++) {
@@ -175,17 +183,10 @@ INLINE void sum_taps(const int filters, const int vectors, const walk *g, size c
 static void run_band(const walk *g, size count, const float *band, const int32_t *offsets, const float *w, const float *b,
                      const spot *spots, size all, float *out)
 {
-#define RUN(filters, vectors) sum_taps(filters, vectors, g, count, band, offsets, w, b, spots, all, out)
+#define RUN(rows) sum_taps(rows, rows == 1 ? 8 : rows < 4 ? 4 : 2, g, count, band, offsets, w, b, spots, all, out)
     for (size k = 0, panel = 0, filters; k < g->results; k += filters) {
         filters = panel_start(g->results, ++panel) - k;
-        switch (filters) {
-        case 1: RUN(1, 8); break;
-        case 2: RUN(2, 4); break;
-        case 3: RUN(3, 4); break;
-        case 4: RUN(4, 2); break;
-        case 5: RUN(5, 2); break;
-        default: RUN(6, 2);
-        }
+        WITH_CONSTANT(filters)
         w += filters * count;
         b = b ? b + filters : NULL;
         out += filters * g->result[0] * g->result[1];
@@ -260,8 +261,7 @@ INLINE void correlate_taps(const int filters, const int taps, const block *s, co
         for (size y = 0; y < s->lines; y++)
             for (size q = 0; q < s->columns; q += LINE) {
                 line seen[12];
-                UNROLL for (int t = 0; t < taps; t++)
-                    seen[t] = LINE_AT(x + y * s->x_row + q + offsets[t]);
+                UNROLL for (int t = 0; t < taps; t++) seen[t] = LINE_AT(x + y * s->x_row + q + offsets[t]);
                 UNROLL for (int k = 0; k < filters; k++) {
                     const line z = LINE_AT(g + k * s->g_plane + y * s->columns + q);
                     UNROLL for (int t = 0; t < taps; t++) sums[k * taps + t] += z * seen[t];
@@ -568,19 +568,12 @@ INLINE void multiply_rows(const int rows, size depth, const float *a, size a_row
 static void multiply(size rows, size depth, const float *a, size a_row, size a_column, const float *b, size b_row, float *c,
                      size c_row, int add)
 {
+#define RUN(few) multiply_rows(few, depth, a + r * a_row, a_row, a_column, b, b_row, c + r * c_row, c_row, add)
     for (size r = 0, panel = 0, stop; r < rows; r = stop) {
         stop = panel_start(rows, ++panel);
-        const float *own = a + r * a_row;
-        float *to = c + r * c_row;
-        switch (stop - r) {
-        case 1: multiply_rows(1, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
-        case 2: multiply_rows(2, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
-        case 3: multiply_rows(3, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
-        case 4: multiply_rows(4, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
-        case 5: multiply_rows(5, depth, own, a_row, a_column, b, b_row, to, c_row, add); break;
-        default: multiply_rows(6, depth, own, a_row, a_column, b, b_row, to, c_row, add);
-        }
+        WITH_CONSTANT(stop - r)
     }
+#undef RUN
 }
 
 /* As convolve_f32, of a 3x3 window at stride 1 and one group, padded by at most two. */
@@ -637,12 +630,10 @@ int winograd_filters_f32(const window *s, size n, size channels, size filters, c
         }
     }
     PARALLEL(sums ? PRODUCTS * filters * channels : 0)
-    for (size i = 0; i < filters * ratio_up(channels, LINE); i++) {
+    for (size i = 0; i < (sums ? filters * ratio_up(channels, LINE) : 0); i++) {
         const size k = i / ratio_up(channels, LINE), c = i % ratio_up(channels, LINE) * LINE;
         const float *from = sums + k * t.source_row + c;
         float e[9 * LINE];
-        if (!sums)
-            continue;
         transform_tile(of_filter_sums, 4, 3, from, 4 * sum_size, sum_size, e, 3 * LINE, LINE);
         for (size j = 0; j < least(LINE, channels - c); j++)
             for (int tap = 0; tap < 9; tap++) dw[(k * channels + c + j) * 9 + tap] = e[tap * LINE + j];

@@ -21,11 +21,10 @@ static void list_terms(const window *s, int written, const size *lengths, int32_
         for (size j = 0; j < lengths[of_filters ? RESULT : FILTER]; j++) {
             const size tap = of_filters ? i : j, place = of_filters ? j : i, y = place / to[1], x = place % to[1];
             size down, right;
-            if (!tap_offset(s, back, 0, y, tap / kw, &down) || !tap_offset(s, back, 1, x, tap % kw, &right))
-                continue;
+            const int seen = tap_offset(s, back, 0, y, tap / kw, &down) & tap_offset(s, back, 1, x, tap % kw, &right);
             down += back ? 0 : y * s->stride[0];
             right += back ? 0 : x * s->stride[1];
-            if (down >= 0 && down < from[0] && right >= 0 && right < from[1])
+            if (seen && down >= 0 && down < from[0] && right >= 0 && right < from[1])
                 terms[count++] = (term){(int32_t)((down * from[1] + right) * LINE), (int32_t)(j * LINE)};
         }
     }
@@ -60,8 +59,7 @@ int depthwise_f32(const window *s, size n, size channels, int written, float *x,
                 for (size j = 0; c < channels && j < length; j++) {
                     float *to = own[written] + j * LINE;
                     line sums[2];
-                    UNROLL for (int v = 0; v < 2; v++)
-                        sums[v] = written == FILTER ? LINE_AT(to + v * length * LINE) : EVERY(0);
+                    UNROLL for (int v = 0; v < 2; v++) sums[v] = written == FILTER ? LINE_AT(to + v * length * LINE) : EVERY(0);
                     for (const term *t = terms + starts[j]; t < terms + starts[j + 1]; t++)
                         UNROLL for (int v = 0; v < 2; v++)
                             sums[v] += LINE_AT(own[left] + v * lengths[left] * LINE + t->left)
