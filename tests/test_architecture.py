@@ -64,23 +64,23 @@ class Size(NamedTuple):
 
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
-    "ddp/_engine, ddp/autograd": Size(12_655, 10_500, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(57_196, 47_000, ("ddp/_tensor",)),
-    "ddp/ops": Size(50_046, 46_000, ("ddp/ops",)),
-    "ddp/_native": Size(8_301, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
+    "ddp/_engine, ddp/autograd": Size(12_726, 10_500, ("ddp/_engine", "ddp/autograd")),
+    "ddp/_tensor": Size(57_353, 47_000, ("ddp/_tensor",)),
+    "ddp/ops": Size(50_030, 46_000, ("ddp/ops",)),
+    "ddp/_native": Size(8_791, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_873, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_498, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_459, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_625, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(25_143, 22_500, ("ddp/checkpoint", "ddp/serialization")),
-    "ddp/parallel, ddp/tracing": Size(41_236, 35_000, ("ddp/parallel", "ddp/tracing")),
-    "ddp/multiprocessing": Size(4_243, 4_000, ("ddp/multiprocessing",)),
+    "ddp/parallel, ddp/tracing": Size(41_975, 35_000, ("ddp/parallel", "ddp/tracing")),
+    "ddp/multiprocessing": Size(4_240, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_010, 11_500, ("ddp",)),
-    "collectives": Size(77_138, 65_000, ("collectives",)),
-    "launcher": Size(70_120, 64_000, ("launcher",)),
+    "collectives": Size(77_535, 65_000, ("collectives",)),
+    "launcher": Size(70_076, 64_000, ("launcher",)),
     "benchmarks": Size(41_055, 31_000, ("benchmarks",)),
-    "tests": Size(489_767, 385_000, ("tests",)),
+    "tests": Size(495_425, 385_000, ("tests",)),
 }
 FILES = {"ddp": (246, 230), "collectives": (60, 60), "launcher": (75, 75)}  # limit, goal
 
