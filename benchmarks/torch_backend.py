@@ -143,9 +143,9 @@ def measure(rows: list[str], rounds: int) -> dict[str, Rounds]:
 def main() -> None:
     parser = harness.parser(__doc__, rounds=10, only=(*CALLS, *STEPS))
     arguments = parser.parse_args()
-    from collectives.world import promised
+    from collectives.world import world_from_env
 
-    world = promised()
+    world = world_from_env()
     if world is None:
         command = [sys.executable, "-m", "launcher", "-n", "2", "-m", "benchmarks.torch_backend", *sys.argv[1:]]
         sys.exit(subprocess.run(command, cwd=harness.ROOT, timeout=LIMIT).returncode)

@@ -4,14 +4,15 @@
     comm = collectives.init()
     total = comm.all_reduce(array)
 
-This file imports nothing until asked: the launcher and its agents read `collectives.world` and have no use for NumPy.
+Importing this file loads nothing else: the launcher and its agents read `collectives.world` and do not need NumPy.
 """
 
 from __future__ import annotations
 
 __version__ = "0.1.0.dev0"
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost every agent a tenth of its memory
+# Not from `typing`, whose import would cost every agent a tenth of its memory.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -35,26 +36,37 @@ if TYPE_CHECKING:
     from collectives.start import init as init
     from collectives.start import run_threads as run_threads
 
-_HOMES = {
-    "backends.nccl.library": "NcclConfig",
-    "communicator": "Communicator",
-    "engine.call": "Work skip_frames",
-    "errors": "ArgumentError BackendError CollectiveInterrupted CollectiveTimeout CollectivesError CommunicatorClosed "
-    "DtypeError MismatchError NcclError PeerLeft WorldError",
-    "flight.recorder": "mark_step",
-    "reduction": "ReduceOp",
-    "start": "init run_threads",
+# The module of each public name, which is imported when the name is first used.
+_MODULES = {
+    "ArgumentError": "errors",
+    "BackendError": "errors",
+    "CollectiveInterrupted": "errors",
+    "CollectiveTimeout": "errors",
+    "CollectivesError": "errors",
+    "Communicator": "communicator",
+    "CommunicatorClosed": "errors",
+    "DtypeError": "errors",
+    "MismatchError": "errors",
+    "NcclConfig": "backends.nccl.library",
+    "NcclError": "errors",
+    "PeerLeft": "errors",
+    "ReduceOp": "reduction",
+    "Work": "engine.call",
+    "WorldError": "errors",
+    "init": "start",
+    "mark_step": "flight.recorder",
+    "run_threads": "start",
+    "skip_frames": "engine.call",
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted([*_HOME, "__version__"])
+__all__ = sorted([*_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"collectives.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"collectives.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -1,11 +1,11 @@
-"""The border of `collectives`: what a caller hands over becomes a NumPy array here, or an error that says why not.
+"""Input conversion: what a caller passes becomes a NumPy array here, or an error that says why not.
 
-Taken without a copy: NumPy arrays; whatever has the array interfaces, a buffer (bytearray, memoryview, array.array,
-mmap) or DLPack in memory that the CPU reads, PyTorch's tensors among them, whose bfloat16 NumPy does not take. What
-comes back is a NumPy array, whatever went in.
+Accepted without a copy: NumPy arrays; everything with the array interfaces, a buffer (bytearray, memoryview,
+array.array, mmap) or DLPack in memory that the CPU can read. That includes PyTorch's tensors, also in bfloat16, which
+NumPy itself does not accept. The result is always a NumPy array.
 
-Not taken: Python's numbers and lists, for what dtype every rank makes of them would be a guess; masked arrays, which
-would lose their masks; tensors that require grad, whose autograd would not see the collective.
+Not accepted: Python numbers and lists, whose dtype each rank would have to guess; masked arrays, which would lose
+their masks; tensors that require grad, since autograd would not see the collective.
 """
 
 from __future__ import annotations
@@ -21,95 +21,97 @@ from collectives.errors import ArgumentError, DtypeError
 from collectives.native import BFLOAT16, Array
 
 _CODES = "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]
-#: The types of all numbers that collectives carry: bool, integers, floats and complex of NumPy, and bfloat16.
+#: The scalar types of all numbers that collectives carry: NumPy's bool, integers, floats and complex, and bfloat16.
 NUMBERS = frozenset(np.dtype(np.dtype(code).str).type for code in _CODES) | {BFLOAT16.type}
-# C has two names for integers of 64 bits, and so does NumPy: equal dtypes, but MPI tells them apart.
+# C has two names for 64-bit integers, and so does NumPy. Their dtypes are equal, but MPI tells them apart.
 _TWINS = frozenset(np.dtype(code).type for code in _CODES) - NUMBERS
 
-# What a library raises when it cannot hand its memory over.
+# What a library raises when it cannot share its memory.
 _REFUSALS = (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError)
 
 
-def as_array(x: Any, what: str = "x") -> Array:
-    """x as a NumPy array that shares its memory; read-only if that is, or if it can only be read by a copy.
+def as_array(x: Any, name: str = "x") -> Array:
+    """x as a NumPy array that shares its memory; read-only if x is, or if x can only be read through a copy.
 
-    Raises: DtypeError if x is no array in host memory, or does not hold numbers; ArgumentError if it requires grad.
+    name: of the argument, for errors
+    Raises: DtypeError if x is not an array in host memory, or does not hold numbers; ArgumentError if it requires grad.
     """
     if type(x) is not np.ndarray:
-        x = _convert(x, what)
+        x = _convert(x, name)
     if x.dtype.type not in NUMBERS:
         if x.dtype.type in _TWINS:
             return x.view(x.dtype.str)
-        hint = "" if x.dtype.hasobject else f"; {what}.view(np.uint8) moves its bytes as they are"
-        raise DtypeError(f"{what} should hold numbers, its dtype is {x.dtype}{hint}")
+        hint = "" if x.dtype.hasobject else f"; {name}.view(np.uint8) moves its bytes as they are"
+        raise DtypeError(f"{name} should hold numbers, its dtype is {x.dtype}{hint}")
     return x
 
 
 def is_device_array(x: Any) -> bool:
-    """Whether x lies in the memory of a GPU, so that a backend for device arrays is needed. Imports no GPU library."""
+    """Whether x is in the memory of a GPU, so that it needs a backend for device arrays. Imports no GPU library."""
     return type(x) is not np.ndarray and not isinstance(x, (np.ndarray, np.generic)) and _device(x) in GPU
 
 
 def _device(x: Any) -> int:
-    """DLPack's number of the kind of device that x is on; the CPU's for what does not say."""
+    """DLPack's device type of x; the CPU if x does not say."""
     locate = getattr(x, "__dlpack_device__", None)
     if locate is None:
         return CUDA if hasattr(x, "__cuda_array_interface__") else CPU
     try:
         return int(locate()[0])
-    except _REFUSALS:  # a device unknown to DLPack, or a class instead of an array
+    except _REFUSALS:  # a device that DLPack does not know, or a class instead of an array
         return CPU
 
 
-def _convert(x: Any, what: str) -> Array:
+def _convert(x: Any, name: str) -> Array:
     if isinstance(x, np.ma.MaskedArray):
-        raise DtypeError(f"{what} is a masked array, and its mask would be lost: pass {what}.filled(...)")
+        raise DtypeError(f"{name} is a masked array, and its mask would be lost: pass {name}.filled(...)")
     if isinstance(x, np.ndarray):
         return np.asarray(x)
     if isinstance(x, np.generic):
         return _read_only(np.asarray(x))
     if getattr(x, "requires_grad", None) is True:
         raise ArgumentError(
-            f"{what} requires grad ({type(x).__name__}), and autograd would not see this collective: pass "
-            f"{what}.detach(), which shares its memory; for ddp's tensors ddp.parallel has collectives with gradients"
+            f"{name} requires grad ({type(x).__name__}), and autograd would not see this collective: pass "
+            f"{name}.detach(), which shares its memory; for ddp's tensors ddp.parallel has collectives with gradients"
         )
     if (device := _device(x)) not in HOST:
-        where = "a GPU" if device in GPU else f"a device of DLPack's kind {device}"
+        device_name = "a GPU" if device in GPU else f"a device of DLPack's kind {device}"
         raise DtypeError(
-            f"{what} is on {where} ({type(x).__name__}), and this communicator moves host arrays: pass {what}.get() "
-            f"(CuPy) or {what}.cpu() (PyTorch), or a CuPy array to a communicator of a GPU backend"
+            f"{name} is on {device_name} ({type(x).__name__}), and this communicator moves host arrays: pass "
+            f"{name}.get() (CuPy) or {name}.cpu() (PyTorch), or a CuPy array to a communicator of a GPU backend"
         )
     try:
         array = _shared(x)
     except _REFUSALS as error:
-        raise DtypeError(f"{what} ({type(x).__name__}) cannot be read as a NumPy array: {error}") from error
+        raise DtypeError(f"{name} ({type(x).__name__}) cannot be read as a NumPy array: {error}") from error
     if array is None:
-        raise DtypeError(f"{what} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one")
+        raise DtypeError(f"{name} should be an array, is {type(x).__name__} {x!r:.60}: np.asarray(...) makes one")
     return array
 
 
 def _shared(x: Any) -> Array | None:
-    """None if x has none of the interfaces of arrays."""
+    """x as an array that shares its memory; None if x has none of the array interfaces."""
     if hasattr(x, "__array_interface__"):
         return np.asarray(x)
-    if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # NumPy's reader of DLPack does not know it
+    if str(getattr(x, "dtype", "")) == "torch.bfloat16":  # NumPy's DLPack reader does not support it.
         bits = _shared(x.view(sys.modules["torch"].int16))
         return None if bits is None else bits.view(BFLOAT16)
-    # DLPack before __array__, after which PyTorch never lets the storage be resized again, as FSDP does; but not where
-    # its producer does not say what may be written, and NumPy takes it for read-only.
+    # DLPack is tried before __array__, because PyTorch never lets a storage be resized again after __array__, as FSDP
+    # does. But if the producer does not say that it is writable, NumPy makes a read-only array; then __array__ is used.
     readers: list[Callable[[Any], Array]] = [np.from_dlpack] if hasattr(x, "__dlpack__") else []
     readers += [np.asarray] if hasattr(x, "__array__") else []
-    found, refusals = None, []
+    array: Array | None = None
+    refusals = []
     for read in readers:
         try:
-            found = _read_by(read, x)
+            array = _read_by(read, x)
         except _REFUSALS as error:
             refusals.append(str(error))
             continue
-        if found.flags.writeable:
-            return found
-    if found is not None:
-        return found
+        if array.flags.writeable:
+            return array
+    if array is not None:
+        return array
     if refusals:
         raise DtypeError("; ".join(dict.fromkeys(refusals)))
     try:
@@ -120,7 +122,7 @@ def _shared(x: Any) -> Array | None:
 
 def _read_by(read: Callable[[Any], Array], x: Any) -> Array:
     array = read(x)
-    # Neither protocol tells NumPy whether it copied. Who asks twice and gets the same memory shares it.
+    # Neither protocol says whether it copied. If two reads give the same memory, they share it.
     return array if not array.size or np.may_share_memory(array, read(x)) else _read_only(array)
 
 
@@ -131,17 +133,17 @@ def _read_only(array: Array) -> Array:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """A text that `dtype_of` turns back into the dtype: "<f4"; "<bfloat16", which NumPy itself would call "<V2"."""
+    """The dtype as text that `dtype_of` reads: "<f4"; "<bfloat16", which NumPy would write as "<V2"."""
     return f"{dtype.str[0]}bfloat16" if dtype.type is BFLOAT16.type else dtype.str
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype that `dtype_name` put into words."""
+    """The dtype that `dtype_name` wrote as text."""
     return BFLOAT16.newbyteorder(name[0]) if name[1:] == "bfloat16" else np.dtype(name)
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """`out` as an array that a result of this shape and dtype can be written into.
+    """`out` as an array into which a result of this shape and dtype can be written.
 
     Raises: ArgumentError if shape or dtype differ, or it is read-only.
     """
@@ -149,17 +151,17 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def check_shape(array: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """`out`, on the host or a GPU. Raises: ArgumentError if it has another shape or dtype than the result."""
+    """Returns `array`, on the host or a GPU. Raises: ArgumentError if its shape or dtype is not the result's."""
     if array.shape != shape or array.dtype != dtype:
         raise ArgumentError(f"out should be {dtype} {shape}, is {array.dtype} {array.shape}")
     return array
 
 
-def writable(array: Array, what: str) -> Array:
-    """The same array. Raises: ArgumentError if it is read-only, as scalars are, and what was read by a copy."""
+def writable(array: Array, name: str) -> Array:
+    """Returns `array`. Raises: ArgumentError if it is read-only, as scalars are, and what was read through a copy."""
     if not array.flags.writeable:
         raise ArgumentError(
-            f"{what} is read-only, or could only be read by a copy, and this rank's result would be written into it: "
+            f"{name} is read-only, or could only be read by a copy, and this rank's result would be written into it: "
             "pass an array that can be written to"
         )
     return array
@@ -177,7 +179,7 @@ def as_bytes(array: Array) -> Array:
 
 
 def is_plain(array: Array) -> bool:
-    """True if a library written in C can take the array's memory as it is: C-contiguous, its items aligned."""
+    """True if a C library can use the array's memory as it is: C-contiguous and aligned."""
     return array.flags.c_contiguous and array.flags.aligned
 
 
@@ -187,42 +189,44 @@ def contiguous(array: Array) -> Array:
 
 
 def rows(array: Array) -> Array:
-    """The array seen as rows along axis 0; a 0-d array is one row."""
+    """The array as rows along axis 0; a 0-d array becomes one row."""
     return array.reshape(1) if array.ndim == 0 else array
 
 
 def row_bytes(array: Array) -> int:
-    """Bytes of one row along axis 0, also of an array that has none."""
+    """Bytes of one row along axis 0, also for an array without rows."""
     count = 1
     for length in array.shape[1:]:
         count *= length
     return count * array.itemsize
 
 
-CPU, CUDA = 1, 2  # kinds of device
-#: Those whose memory the CPU reads: its own, and what is pinned for CUDA or ROCm.
+# DLPack's device types.
+CPU = 1
+CUDA = 2
+#: Device types whose memory the CPU can read: its own, and memory pinned for CUDA or ROCm.
 HOST = frozenset({CPU, 3, 11})
-#: Those that a GPU array library can take: CUDA, ROCm, and CUDA's managed memory.
+#: Device types that a GPU array library can read: CUDA, ROCm, and CUDA's managed memory.
 GPU = frozenset({CUDA, 10, 13})
 
 
-# Lengths along axis 0: how many rows each rank brings, gets or sends, as callers say it and as ranks must agree on it.
+# Lengths along axis 0: how many rows each rank contributes, receives or sends.
 
-#: Rows of each rank; "equal": of every rank as many as of this one; None: the ranks tell each other.
+#: Rows of each rank; "equal": every rank has as many as this one; None: the ranks exchange their lengths.
 Lengths = Sequence[int] | Literal["equal"] | None
 
 
-def check_lengths(lengths: Sequence[int], size: int, what: str = "lengths") -> list[int]:
-    """One length a rank, along axis 0. what: the argument's name
+def check_lengths(lengths: Sequence[int], size: int, name: str = "lengths") -> list[int]:
+    """Checks that there is one length per rank, along axis 0. name: of the argument, for errors
 
-    Raises: ArgumentError unless there are `size` whole numbers of at least 0.
+    Raises: ArgumentError unless they are `size` integers of at least 0.
     """
     try:
-        read = [operator.index(length) for length in lengths]  # int() would cut 4.5 down to 4
+        read = [operator.index(length) for length in lengths]  # int() would truncate 4.5 to 4.
     except (TypeError, ValueError):
-        raise ArgumentError(f"{what} should be whole numbers, one a rank, are {lengths!r}") from None
+        raise ArgumentError(f"{name} should be whole numbers, one a rank, are {lengths!r}") from None
     if len(read) != size or any(length < 0 for length in read):
-        raise ArgumentError(f"{what} should be {size} numbers of at least 0, one a rank, are {read}")
+        raise ArgumentError(f"{name} should be {size} numbers of at least 0, one a rank, are {read}")
     return read
 
 
@@ -232,9 +236,9 @@ def even_lengths(total: int, size: int) -> list[int]:
 
 
 def split_rows(rows: int, lengths: Sequence[int] | None, size: int) -> list[int]:
-    """The rows of each rank when `rows` of them are split by lengths, or as evenly as possible.
+    """The rows of each rank when `rows` rows are split by `lengths`, or as evenly as possible.
 
-    Raises: ArgumentError if lengths do not add up to them.
+    Raises: ArgumentError if the lengths do not add up to `rows`.
     """
     parts = even_lengths(rows, size) if lengths is None else check_lengths(lengths, size)
     if sum(parts) != rows:
@@ -243,9 +247,9 @@ def split_rows(rows: int, lengths: Sequence[int] | None, size: int) -> list[int]
 
 
 def joined_rows(rows: int, lengths: Lengths, rank: int, size: int) -> list[int] | None:
-    """The rows of each rank when each brings some, this one `rows`; None if the ranks have to tell each other.
+    """The rows of each rank when every rank contributes some, this one `rows`; None if they must be exchanged.
 
-    Raises: ArgumentError if lengths say another number for this rank.
+    Raises: ArgumentError if `lengths` contradicts this rank's `rows`.
     """
     if lengths is None:
         return [rows] if size == 1 else None
@@ -260,9 +264,9 @@ def joined_rows(rows: int, lengths: Lengths, rank: int, size: int) -> list[int] 
 
 
 def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[int], list[list[int]] | None]:
-    """The rows that this rank, which has `rows`, sends to each; the whole table, if it is known already.
+    """The rows that this rank sends to each rank; and the table of all ranks' rows, or None if not known yet.
 
-    Raises: ArgumentError if lengths are none, or do not add up.
+    Raises: ArgumentError for invalid lengths, or if they do not add up to `rows`.
     """
     table = None
     if isinstance(lengths, str):
@@ -285,14 +289,14 @@ def exchanged_rows(rows: int, lengths: Any, rank: int, size: int) -> tuple[list[
 
 
 def as_tuples(lengths: Any, size: int) -> tuple[Any, ...]:
-    """Lengths, or a table of them, as `exchanged_rows` takes them; hashable. Raises: ArgumentError if they are none."""
+    """Lengths, or a table of lengths, as nested tuples for `exchanged_rows`. Raises: ArgumentError if invalid."""
     if np.ndim(lengths) == 2:
         return tuple(tuple(check_lengths(row, size)) for row in lengths)
     return tuple(check_lengths(lengths, size))
 
 
-def in_words(lengths: object, known: object) -> str:
-    """Lengths in words that are the same whatever kind of sequence, and of numbers, they are given as."""
+def describe_lengths(lengths: object, known: object) -> str:
+    """Lengths as text that does not depend on the type of the sequence or of its numbers."""
     if lengths is None:
         return ""
     return f" lengths {lengths if isinstance(lengths, str) else known}"

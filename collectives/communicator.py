@@ -1,7 +1,8 @@
-"""A communicator as users hold it: every collective by its family, and its life from duplicate or split to close.
+"""The communicator that users hold: every collective, and its life from duplicate or split to close.
 
-Every method checks its arguments in the caller, describes its steps as a generator over the transport's nonblocking
-operations, and hands them to the communicator's queue, which runs them now (`async_op=False`) or starts them.
+Every method checks its arguments in the calling thread, describes its steps as a generator over the transport's
+nonblocking operations, and passes them to the communicator's queue, which runs them now (`async_op=False`) or starts
+them.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays import as_array, is_device_array
-from collectives.backends.shm.hierarchy import share
-from collectives.backends.shm.inline import Layout, PrefixOf, nothing
+from collectives.backends.shm.hierarchy import use_shared_memory
+from collectives.backends.shm.inline import Layout, PrefixOf, no_result
 from collectives.engine.array_header import exchange_numbers
 from collectives.engine.call import CollectiveOp, Plan
-from collectives.engine.communicator_base import check_timeout, whole
+from collectives.engine.communicator_base import check_int, check_timeout
 from collectives.engine.registry import CommunicatorRegistry
-from collectives.errors import ArgumentError, DtypeError
+from collectives.errors import ArgumentError, DtypeError, name_ranks
 from collectives.ops.data_movement import DataMovement
 from collectives.ops.objects import Objects
 from collectives.ops.p2p import LARGEST_TAG, PointToPoint
 from collectives.ops.reductions import Reductions
 from collectives.reduction import Array
-from collectives.transport import ExitNotice, Signatures, Steps, Transport, all_of, make_group, spans
+from collectives.transport import ExitNotice, Signatures, Steps, Transport, all_of, make_group
 
 if TYPE_CHECKING:
     from collectives.backends.device.device_communicator import DeviceCommunicator
@@ -39,23 +40,23 @@ if TYPE_CHECKING:
 class Communicator(Reductions, DataMovement, Objects, PointToPoint):
     """A group of ranks that call the same collectives in the same order.
 
-    rank, size: this rank and how many there are
-    ranks: which rank of `init()`'s communicator each rank of this one is
-    local_rank, local_size, node: the same among the ranks of this node, and which node it is
-    backend: "single", "mpi", "threads", or "nccl" if that was asked for by name
+    rank, size: this rank and the number of ranks
+    ranks: for each rank of this communicator, its rank in `init()`'s communicator
+    local_rank, local_size, node: this rank among those of its node, their number, and the node's number
+    backend: "single", "mpi", "threads", or "nccl" if that was requested by name
     timeout: seconds after which a collective raises CollectiveTimeout
 
     Every collective takes `async_op=True` to return a `Work` at once. Arrays may be anything that NumPy can read
-    without a copy; they may be 0-d, empty, strided, or read-only where they are only read. Results are new
-    C-contiguous arrays unless `out` is given.
+    without a copy; they may be 0-d, empty or strided, and inputs may be read-only. Results are new C-contiguous arrays
+    unless `out` is given.
 
-    Before data moves the ranks compare what they call: another collective, op, root, scale, dtype or shape on one of
-    them is a MismatchError on all, after which the communicator can be used as before. Ranks of one node compare every
+    Before data moves the ranks compare their calls: if one calls another collective, or with another op, root, scale,
+    dtype or shape, all ranks raise MismatchError, and the communicator remains usable. Ranks of one node compare every
     call, ranks on different nodes the first 100 of each communicator, or all (`init(check="always")`).
 
-    Raises: ArgumentError on this rank alone for arguments that no rank could mean; MismatchError on every rank;
-    CollectiveTimeout, PeerLeft and CollectivesError when the ranks do not meet, after which the communicator raises the
-    same error for ever; CommunicatorClosed after `close`.
+    Raises: ArgumentError on this rank only, for arguments that are invalid on any rank; MismatchError on every rank;
+    CollectiveTimeout, PeerLeft and CollectivesError if ranks do not take part, after which every call on this
+    communicator raises the same error; CommunicatorClosed after `close`.
     """
 
     def __init__(
@@ -71,145 +72,145 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         self._groups: Counter[tuple[int, ...]] = Counter()
         self._groups_lock = threading.Lock()
         self._group_numbers = itertools.count()
-        self._device_communicator: DeviceCommunicator | None = None  # made when the first array on a GPU comes
+        self._device_communicator: DeviceCommunicator | None = None  # Made for the first array on a GPU.
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self.size}, {self.backend}>"
 
     def _device(self, x: Any) -> DeviceCommunicator:
         if self._device_communicator is None:
-            # Here: host arrays need nothing of it.
+            # Imported late: host arrays do not need it.
             from collectives.backends.device.device_communicator import open_device
 
             self._device_communicator = open_device(self, self.transport, x)
         return self._device_communicator
 
     def watch_device(self, name: str, keep: Any = None) -> None:
-        """What is on the current stream has to end: a graph with captured collectives of this communicator, say.
+        """Watches the work on the current stream, e.g. a graph with captured collectives of this communicator.
 
-        Where it does not within the communicator's time limit, it is treated as a collective that does not.
-        keep: kept until then
-        Raises: what has gone wrong on the device before.
+        If it does not end within the communicator's time limit, it is treated like a collective that timed out.
+        keep: an object that is kept alive until then
+        Raises: an earlier failure on the device.
         """
         if self._device_communicator is not None:
             self._device_communicator.watch_stream(name, keep)
 
     def connect_nccl(self) -> None:
-        """Has the ranks meet in NCCL if it was asked for by name. Collective.
+        """Connects the ranks over NCCL if it was requested by name. Collective.
 
         Raises: BackendError on every rank if one of them cannot use it.
         """
-        if self.registry.wanted == "nccl":
+        if self.registry.requested == "nccl":
             from collectives.backends.device.device_communicator import connect_nccl
 
             self._device_communicator = connect_nccl(self, self.transport)
 
-    def _ended(self) -> None:
+    def _on_closed(self) -> None:
         if self._device_communicator is not None:
             self._device_communicator.close()
-        super()._ended()
+        super()._on_closed()
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Returns once every rank has called it."""
         return self._host.start(self._plan(self._plan_barrier, ("", "barrier")), None, async_op=async_op)
 
-    def _plan_barrier(self, where: str, name: str) -> Plan:
+    def _plan_barrier(self, device_text: str, name: str) -> Plan:
         def body(call: CollectiveOp[None], transport: Any, sent: Any, received: Any) -> Steps[None]:
-            if call.signatures is None:  # else the ranks have met just now
+            if call.signatures is None:  # Otherwise the ranks have just met, by exchanging them.
                 yield self.transport.barrier()
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
-            return Layout(None, [], nothing)
+            return Layout(None, [], no_result)
 
         return Plan(name, body=body, layout=layout)
 
     def empty(self, shape: int | Sequence[int], dtype: Any = np.float32, like: Any = None) -> Any:
         """An array in memory that the ranks of a node share, so that reducing and gathering it needs no copy.
 
-        like: an array on a GPU: then the new one is an ordinary array there, and the call is not collective
+        like: an array on a GPU: then the result is an ordinary array there, and the call is not collective
 
-        Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. What it
-        holds at first is zero. The memory is given back when every rank has let go of its array and all its views.
-        Where memory cannot be shared (a node with one rank, a system that forbids it, which the log says) it is this
-        rank's own.
+        Collective, as every rank needs the others' memory: all ranks call it, with the same shape and dtype. The array
+        is zero at first. The memory is freed when every rank has dropped its array and all views of it. If memory
+        cannot be shared (only one rank on the node, or the system forbids it, which is logged), the array is in this
+        rank's own memory.
 
         Returns: (shape) of that dtype, C-contiguous
-        Raises: ArgumentError if a length is no number of at least 0; DtypeError if the dtype holds no numbers;
-        MismatchError on every rank if shapes or dtypes differ.
+        Raises: ArgumentError if a length is not an integer of at least 0; DtypeError if the dtype does not hold
+        numbers; MismatchError on every rank if shapes or dtypes differ.
         """
         lengths = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if not all(isinstance(length, (int, np.integer)) and length >= 0 for length in lengths):
             raise ArgumentError(f"shape should be lengths of at least 0, is {shape!r}")
-        lengths = tuple(map(int, lengths))  # NumPy's numbers have other texts
+        lengths = tuple(map(int, lengths))  # NumPy's integers print differently.
         try:
-            asked = np.dtype(dtype)
+            requested = np.dtype(dtype)
         except TypeError:
             raise DtypeError(f"dtype should be one of NumPy's or ml_dtypes.bfloat16, is {dtype!r}") from None
-        kind = as_array(np.empty(0, asked)).dtype
+        dtype = as_array(np.empty(0, requested)).dtype
         if is_device_array(like):
-            return self._device(like).empty(lengths, kind)
-        nbytes = math.prod(lengths) * kind.itemsize
+            return self._device(like).empty(lengths, dtype)
+        nbytes = math.prod(lengths) * dtype.itemsize
 
         def steps(call: CollectiveOp[Array]) -> Steps[Array]:
             yield from self.verify(call)
             memory = (yield from self.transport.empty(nbytes)) if nbytes else None
             if memory is None:
-                return np.zeros(lengths, kind)
-            return memory.view(kind).reshape(lengths)
+                return np.zeros(lengths, dtype)
+            return memory.view(dtype).reshape(lengths)
 
-        return self.queue.run(self._described(Plan("empty", f"{kind} {lengths}"), steps))
+        return self.queue.run(self._new_call(Plan("empty", f"{dtype} {lengths}"), steps))
 
     def duplicate(self, purpose: str = "") -> Communicator:
         """A communicator of the same ranks whose calls never mix with this one's. Collective.
 
-        purpose: what this rank uses it for; errors and reports name it beside the key
+        purpose: what this rank uses it for; errors and reports show it beside the key
         """
 
         def steps(call: CollectiveOp[Communicator]) -> Steps[Communicator]:
             yield from self.verify(call)
             transport = yield from self._descendant(range(self.size))
             assert transport is not None
-            transport = yield from share(transport, self.transport)
+            transport = yield from use_shared_memory(transport, self.transport)
             transport.purpose = purpose
             return Communicator(transport, self.timeout, self.registry, self.ranks)
 
-        return self.queue.run(self._described(Plan("duplicate"), steps))
+        return self.queue.run(self._new_call(Plan("duplicate"), steps))
 
     def split(self, color: int | None, key: int | None = None, *, timeout: float | None = None) -> Communicator | None:
-        """A communicator of the ranks that give the same color. Collective: every rank of this one calls it.
+        """A communicator of the ranks that pass the same color. Collective: every rank of this one calls it.
 
-        color: any whole number; None: this rank is in none of the new communicators
-        key: ranks are ordered by it, equal ones as they are here; None: this rank's number here
+        color: any integer; None: this rank is in none of the new communicators
+        key: ranks are ordered by it, and equal keys by their rank here; None: this rank's rank here
         timeout: seconds, of each call of the new communicator; None: as here
         Returns: this rank's new communicator, or None
-        Raises: ArgumentError if color or key is no whole number, or timeout is no number above 0.
+        Raises: ArgumentError if color or key is not an integer, or timeout is not a number above 0.
         """
         limit = self.timeout if timeout is None else check_timeout(timeout)
-        for what, number in (("color", color), ("key", key)):
+        for name, number in (("color", color), ("key", key)):
             if not isinstance(number, (int, np.integer, type(None))) or not -(2**63) <= (number or 0) < 2**63:
-                raise ArgumentError(f"{what} should be a whole number of 64 bits or None, is {number!r}")
-        mine = [color is not None, color or 0, self.rank if key is None else key]
+                raise ArgumentError(f"{name} should be a whole number of 64 bits or None, is {number!r}")
+        numbers = [color is not None, color or 0, self.rank if key is None else key]
 
         def steps(call: CollectiveOp[Communicator | None]) -> Steps[Communicator | None]:
             yield from self.verify(call)
-            everyones = yield from exchange_numbers(self.transport, mine)
-            members = None if color is None else plan_split(everyones, int(color))
+            all_numbers = yield from exchange_numbers(self.transport, numbers)
+            members = None if color is None else plan_split(all_numbers, int(color))
             transport = yield from self._descendant(members, "" if color is None else f":{int(color)}")
             if transport is None or members is None:
                 return None
             return (yield from self._child(transport, members, limit))
 
-        return self.queue.run(self._described(Plan("split"), steps))
+        return self.queue.run(self._new_call(Plan("split"), steps))
 
     def create_group(self, ranks: Sequence[int], *, timeout: float | None = None) -> Communicator:
-        """A communicator of these ranks, made by them alone: each of them calls it, and no other rank needs to.
+        """A communicator of these ranks. Only its members call this, each of them.
 
-        ranks: of this communicator, each once, in the order that they have in the new one; the same on all of them
+        ranks: of this communicator, without repetition, in their order in the new one; the same on all members
         timeout: seconds, of each call of the new communicator; None: as here
-        Raises: ArgumentError if this rank is not among them, one of them does not exist or comes twice, or timeout is
-        no number above 0; CollectiveTimeout if not all of them call it; PeerLeft if one of them leaves without.
+        Raises: ArgumentError if this rank is not among them, one of them does not exist or is repeated, or timeout is
+        not a number above 0; CollectiveTimeout if a member does not call it in time; PeerLeft if one has left.
         """
-        members = tuple(whole(rank, 0, self.size - 1, "ranks should hold ranks") for rank in ranks)
+        members = tuple(check_int(rank, 0, self.size - 1, "ranks should hold ranks") for rank in ranks)
         if len(set(members)) != len(members) or self.rank not in members:
             raise ArgumentError(
                 f"rank {self.rank}: ranks should name each member once, the calling rank among them, is {ranks!r}"
@@ -218,7 +219,7 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
         with self._groups_lock:
             number = self._groups[members]
             self._groups[members] += 1
-        # Members alone count the groups they make, so that theirs must be part of the key.
+        # Only members count the groups that they make, so the key must name the members.
         digest = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()
         key = f"{self.transport.key}.group {digest}.{number}"
 
@@ -230,70 +231,70 @@ class Communicator(Reductions, DataMovement, Objects, PointToPoint):
             return (yield from self._child(transport, members, limit))
 
         def gone(exit_notices: Mapping[int, ExitNotice]) -> list[int]:
-            left = {rank: each for rank, each in exit_notices.items() if rank in members}
-            return [rank for rank, each in sorted(left.items()) if each.failed or key not in each.calls]
+            left = {rank: notice for rank, notice in exit_notices.items() if rank in members}
+            return [rank for rank, notice in sorted(left.items()) if notice.failed or key not in notice.calls]
 
-        call = self._described(Plan("create_group", f"ranks {spans(sorted(members))}"), steps)
+        call = self._new_call(Plan("create_group", name_ranks(sorted(members))), steps)
         call.gone = gone
         call.peers = missing
-        made = self.queue.run(call, ordered=False)
-        made.connect_nccl()
-        return made
+        group = self.queue.run(call, ordered=False)
+        group.connect_nccl()
+        return group
 
     def _child(self, transport: Transport, members: Sequence[int], limit: float) -> Steps[Communicator]:
-        """A communicator of these ranks of this one."""
+        """A communicator of `members`, which are ranks of this one."""
         ranks = [self.ranks[rank] for rank in members]
-        return Communicator((yield from share(transport)), limit, self.registry, ranks)
+        return Communicator((yield from use_shared_memory(transport)), limit, self.registry, ranks)
 
     def _descendant(self, members: Sequence[int] | None, color: str = "") -> Steps[Transport | None]:
         """The transport of a communicator that all ranks of this one make together: see `make_group`."""
-        # Counted when all have met: a call that only some of them make has no number.
+        # Counted only now that all ranks are here: a call that only some of them make must not change the count.
         number = next(self._descendants)
         return (yield from make_group(self.transport, members, f"{self.transport.key}.{number}{color}", 2 * number))
 
     def _meet(self, members: Sequence[int], key: str, missing: list[int]) -> Steps[int]:
-        """Waits until each other member of a group has come. Returns: the number of the group for `Transport.group`.
+        """Waits until all other members of a group have called. Returns: the group's number for `Transport.group`.
 
-        missing: the other members; those that have come are taken out of it
+        missing: the other members; those that have called are removed from it
         """
-        # MPI cannot end the making of a group before all members have come, not even when the process exits. The second
-        # round is for a member that gave up after the first: what it sent there still arrives.
+        # MPI cannot abort the making of a group before all members are there, not even when the process exits. The
+        # second round detects a member that gave up after the first, whose message of the first still arrives.
         others = list(missing)
-        mine = np.array([next(self._group_numbers)])
-        numbers = {self.rank: mine}
+        own_number = np.array([next(self._group_numbers)])
+        numbers = {self.rank: own_number}
         for round_ in range(2):
             tag = group_tag(key, round_)
             received = {rank: self._p2p.post(rank, tag) for rank in others}
-            sent = all_of([self._send_eager(mine, rank, tag) for rank in others])
+            sent = all_of([self._send_eager(own_number, rank, tag) for rank in others])
             yield functools.partial(self._p2p.all_matched, received, missing)
             yield sent
             for rank, receive in received.items():
                 assert receive.message is not None
                 numbers[rank] = receive.message.body.view(np.int64)
-        # The first member's number, with that rank in it: no two groups that any rank makes at once have the same one.
+        # The first member's number, combined with its rank: unique among all groups being made at once.
         leader = members[0]
         return 2 * (int(numbers[leader][0]) * self.size + leader) + 1
 
     def close(self) -> None:
-        """Takes no further calls; those under way are finished. May be called at any time, in any order, repeatedly."""
+        """Accepts no further calls; those in progress are finished. May be called at any time, and repeatedly."""
         self.queue.close()
 
     @property
     def key(self) -> str:
-        """The same text on every rank, and another one for each communicator of a world."""
+        """A text that identifies the communicator: the same on all its ranks, unique in its world."""
         return self.transport.key
 
 
 def group_tag(key: str, round_: int) -> int:
-    """The tag of the messages by which the members of a group meet: beyond those of users, and another for each key."""
+    """The tag of the messages by which the members of a group meet: unique for each key, above the tags of users."""
     digest = hashlib.blake2b(f"{key} {round_}".encode(), digest_size=7).digest()
     return LARGEST_TAG + 1 + int.from_bytes(digest, "little")
 
 
-def plan_split(everyones: Sequence[Sequence[int]], color: int) -> list[int]:
-    """The ranks of one color in their new order. everyones: [takes part, color, key] of each rank.
+def plan_split(numbers: Sequence[Sequence[int]], color: int) -> list[int]:
+    """The ranks of one color in their new order. numbers: [takes part, color, key] of each rank
 
     `plan_split([[1, 7, 5], [1, 7, 2], [0, 0, 0], [1, 8, 0]], 7) == [1, 0]`
     """
-    ranks = [rank for rank, (takes_part, theirs, _) in enumerate(everyones) if takes_part and theirs == color]
-    return sorted(ranks, key=lambda rank: everyones[rank][2])
+    ranks = [rank for rank, (takes_part, its_color, _) in enumerate(numbers) if takes_part and its_color == color]
+    return sorted(ranks, key=lambda rank: numbers[rank][2])

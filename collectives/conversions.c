@@ -1,7 +1,7 @@
-/* Conversions between float32 and floats of 16 bits: to the bits of NumPy (float16) and ml_dtypes (bfloat16).
+/* Conversions between float32 and 16-bit floats, with the same bits as NumPy (float16) and ml_dtypes (bfloat16).
  *
- * Rounded to nearest even. They are shifts and selections of integers, which compilers make vectors of on every CPU; the
- * instructions for float16 would make quiet nan of signalling ones, as NumPy does not.
+ * Rounding is to nearest even. They use only integer shifts and selections, which compilers vectorize on every CPU. The
+ * CPU's float16 instructions would turn signalling NaNs into quiet ones, which NumPy does not do.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -23,25 +23,31 @@ static inline uint32_t as_bits(float x)
 
 static inline uint32_t bf16(uint32_t x)
 {
-    const uint32_t nan = (x >> 16 & 0x8000) | 0x7fc0, rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16;
+    const uint32_t nan = (x >> 16 & 0x8000) | 0x7fc0;
+    const uint32_t rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16;
     return (x & 0x7fffffff) > 0x7f800000 ? nan : rounded;
 }
 
 /* Exponents are biased by 127 in float32 and by 15 in float16. */
 static inline float as_f32(uint16_t x)
 {
-    const uint32_t sign = (uint32_t)(x & 0x8000) << 16, bits = (uint32_t)(x & 0x7fff) << 13;
-    const uint32_t normal = bits + (bits < 0x0f800000 ? 112u << 23 : 224u << 23); /* 31 becomes 255: infinity and nan */
+    const uint32_t sign = (uint32_t)(x & 0x8000) << 16;
+    const uint32_t bits = (uint32_t)(x & 0x7fff) << 13;
+    /* An exponent of 31 becomes 255: infinity and NaN. */
+    const uint32_t normal = bits + (bits < 0x0f800000 ? 112u << 23 : 224u << 23);
     const uint32_t subnormal = as_bits(as_float(bits + (113u << 23)) - as_float(113u << 23));
     return as_float(sign | (bits < 0x00800000 ? subnormal : normal));
 }
 
 static inline uint32_t f16(uint32_t x)
 {
-    const uint32_t sign = x >> 16 & 0x8000, bits = x & 0x7fffffff;
+    const uint32_t sign = x >> 16 & 0x8000;
+    const uint32_t bits = x & 0x7fffffff;
     const uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
-    const uint32_t subnormal = as_bits(as_float(bits) + 0.5f) - 0x3f000000; /* the sum rounds to multiples of 2^-24 */
-    const uint32_t payload = bits >> 13 & 0x3ff, nan = 0x7c00 | (payload ? payload : 1);
+    /* The sum rounds to multiples of 2^-24. */
+    const uint32_t subnormal = as_bits(as_float(bits) + 0.5f) - 0x3f000000;
+    const uint32_t payload = bits >> 13 & 0x3ff;
+    const uint32_t nan = 0x7c00 | (payload ? payload : 1);
     uint32_t out = bits < 0x38800000 ? subnormal : normal;
     out = bits < 0x47800000 ? out : 0x7c00;
     return sign | (bits > 0x7f800000 ? nan : out);

@@ -1,37 +1,38 @@
-"""What can go wrong between ranks, as one tree:
+"""The errors of `collectives`, as one tree:
 
     CollectivesError (RuntimeError)
-    ├── WorldError                      the world is not the one the launcher promised, or cannot be reached
-    ├── BackendError                    a backend asked for by name cannot be used
-    │   └── TooManyCommunicators        MPI has no room for another one; all ranks raise it, and can go on
-    ├── ArgumentError (ValueError)      a collective was called with arguments it cannot take
-    │   └── DtypeError (TypeError)      … or with a dtype it cannot take
+    ├── WorldError                      the world is not the one that the launcher promised, or cannot be reached
+    ├── BackendError                    a backend requested by name cannot be used
+    │   └── TooManyCommunicators        MPI has no room for another one; all ranks raise it and can continue
+    ├── ArgumentError (ValueError)      a collective was called with invalid arguments
+    │   └── DtypeError (TypeError)      or with a dtype that it does not support
     ├── MismatchError                   ranks made different calls at the same place in the order
     ├── CommunicatorClosed              a call on a communicator after close()
-    ├── CollectiveInterrupted           an earlier call was interrupted half-way; the communicator cannot go on
-    ├── CollectiveTimeout (TimeoutError)  a collective passed its time limit
-    ├── PeerLeft                        a rank left the job, or failed, while this one waits for it
-    ├── NcclError                       a call of NCCL failed, with NCCL's own words
+    ├── CollectiveInterrupted           an earlier call was interrupted before its end; the communicator is broken
+    ├── CollectiveTimeout (TimeoutError)  a collective exceeded its time limit
+    ├── PeerLeft                        a rank exited or failed while this one waits for it
+    ├── NcclError                       an NCCL call failed; the message has NCCL's own text
     └── RecordError                     a process's flight record cannot be read
 
-A message says what was asked, what was expected, what was got, on which rank, and what to do next.
+A message says what was asked, what was expected and what was got, on which rank, and what to do next.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 
 class CollectivesError(RuntimeError):
-    """The root: anything that `collectives` raises on purpose."""
+    """The root of all errors that `collectives` raises on purpose."""
 
 
 class WorldError(CollectivesError):
-    """The world is not the one the launcher promised, or cannot be reached."""
+    """The world is not the one that the launcher promised, or cannot be reached."""
 
 
 def no_rank(rank: int, size: int) -> WorldError:
-    """What every call of a communicator raises in a process that a rank has forked or started."""
+    """The error of every communicator call in a process that a rank has forked or started."""
     return WorldError(
         f"this process works for rank {rank} of {size} and is no rank: it has comm.rank and comm.size, and makes no "
         "calls. Make them in the rank itself; ddp-launch starts a program in a world of its own"
@@ -39,19 +40,19 @@ def no_rank(rank: int, size: int) -> WorldError:
 
 
 class BackendError(CollectivesError):
-    """A backend asked for by name cannot be used; it never falls back."""
+    """A backend requested by name cannot be used; it never falls back."""
 
 
 class TooManyCommunicators(BackendError):
-    """MPI has no room for another communicator. Every rank raises it, and those that there are can be used."""
+    """MPI has no room for another communicator. Every rank raises it; existing communicators still work."""
 
 
 class ArgumentError(CollectivesError, ValueError):
-    """A collective was called with arguments it cannot take."""
+    """A collective was called with invalid arguments."""
 
 
 class DtypeError(ArgumentError, TypeError):
-    """A collective was called with a dtype it cannot take, or with something that is no array."""
+    """A collective was called with a dtype that it does not support, or with something that is not an array."""
 
 
 class MismatchError(CollectivesError):
@@ -63,28 +64,49 @@ class CommunicatorClosed(CollectivesError):
 
 
 class CollectiveInterrupted(CollectivesError):
-    """An earlier call on this communicator was interrupted half-way, so ranks no longer agree on what comes next."""
+    """An earlier call on this communicator was interrupted before its end: ranks may disagree on the next call."""
 
 
 class CollectiveTimeout(CollectivesError, TimeoutError):
-    """A collective passed its time limit; the communicator is broken from then on."""
+    """A collective exceeded its time limit; the communicator is broken from then on."""
 
 
 class PeerLeft(CollectivesError):
-    """A rank left the job, or failed, while this one waits for it."""
+    """A rank exited or failed while this one waits for it."""
 
 
 class NcclError(CollectivesError):
-    """A call of NCCL failed; the message has the call, the result code's meaning and NCCL's own last error."""
+    """An NCCL call failed; the message names the call, explains the result code and quotes NCCL's last error."""
 
 
 class RecordError(CollectivesError):
-    """A process's flight record cannot be read: there is none, it is not ours to read, or it is damaged."""
+    """A process's flight record cannot be read: it does not exist, belongs to another user, or is damaged."""
 
 
 def how_to_install(extra: str) -> str:
-    """The command that brings an extra of this project: from the folder of its sources, or from the package index."""
+    """The command that installs an extra of this project: from its source folder, or from the package index."""
     sources = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if os.path.exists(os.path.join(sources, "setup.cfg")):
         return f"pip install -e '{sources}[{extra}]'"
     return f"pip install 'ddp-runtime[{extra}]'"
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """The ranks' numbers as text: `format_ranks([0, 1, 2, 5]) == "0-2, 5"`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """The ranks as a noun: `name_ranks([1, 2, 5]) == "ranks 1-2, 5"`, `name_ranks([3]) == "rank 3"`."""
+    return f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
+
+
+def ranks_have(ranks: Sequence[int]) -> str:
+    """The ranks with a verb: `ranks_have([1, 2, 5]) == "ranks 1-2, 5 have"`, `ranks_have([3]) == "rank 3 has"`."""
+    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"

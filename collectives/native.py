@@ -1,7 +1,7 @@
-"""Native code for the CPU: the loader of such libraries, `ddp`'s too, and the conversions of floats of 16 bits.
+"""Native code for the CPU: the loader of such libraries, also used by `ddp`, and the conversions of 16-bit floats.
 
-The libraries are built when the package is installed, if there is a compiler. Without `conversions.c` NumPy and
-ml_dtypes convert, to the same bits: ranks with it and ranks without it agree.
+The libraries are built when the package is installed, if there is a compiler. Without `conversions.c`, NumPy and
+ml_dtypes convert to the same bits, so ranks with and without it agree.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-FLOAT16, BFLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
-# What each build asks of the CPU, the best first.
+FLOAT16 = np.dtype(np.float16)
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT32 = np.dtype(np.float32)
+# The CPU features that each build needs, the best build first.
 LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2"},
     "x86-64-v3": {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"},
@@ -25,7 +27,7 @@ LEVELS = {
 
 
 def cpu_flags() -> set[str]:
-    """What the CPU can do, as /proc/cpuinfo names it."""
+    """The CPU's features, as /proc/cpuinfo names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -34,69 +36,74 @@ def cpu_flags() -> set[str]:
 
 
 def builds(folder: Path, name: str) -> list[Path]:
-    """The builds of a library that are installed and that this CPU runs, the best first."""
+    """The installed builds of a library that this CPU can run, the best first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         names = [name]
     else:
         flags = cpu_flags()
         names = [f"{name}-{level}" for level, needed in LEVELS.items() if needed <= flags]
-    return [path for each in names if (path := folder / f"{each}.so").exists()]
+    return [path for build in names if (path := folder / f"{build}.so").exists()]
 
 
 def load(folder: Path, name: str) -> tuple[ctypes.CDLL | None, str]:
-    """The library, or None and the reason why there is none."""
-    found = builds(folder, name)
-    if not found:
+    """The library and "", or None and the reason why it cannot be loaded."""
+    usable = builds(folder, name)
+    if not usable:
         installed = sorted(path.name for path in folder.glob(f"{name}*.so"))
         if installed:
             return None, f"this CPU runs none of {', '.join(installed)}: they need AVX2 and FMA"
         return None, "they were not built: install a C compiler (gcc), then this package again"
     try:
-        return ctypes.CDLL(str(found[0])), ""
+        return ctypes.CDLL(str(usable[0])), ""
     except OSError as error:
-        return None, f"{found[0].name} cannot be loaded: {error}"
+        return None, f"{usable[0].name} cannot be loaded: {error}"
 
 
-_addressof, _from_buffer = ctypes.addressof, ctypes.c_char.from_buffer
+_addressof = ctypes.addressof
+_from_buffer = ctypes.c_char.from_buffer
 
 
 def address(x: Any) -> int | None:
-    """Where the numbers of x begin; None for None."""
+    """The memory address of the array's first item; None for None."""
     if x is None:
         return None
     try:
-        return _addressof(_from_buffer(x))  # a fifth of the time of x.ctypes.data
-    except (BufferError, TypeError, ValueError):  # not in one piece, not writable, or empty
+        # Five times as fast as x.ctypes.data.
+        return _addressof(_from_buffer(x))
+    except (BufferError, TypeError, ValueError):  # not contiguous, read-only, or empty
         return int(x.ctypes.data)
 
 
-# Not bfloat16 to float32: ml_dtypes' loop is as fast.
+# bfloat16 to float32 is left to ml_dtypes, whose loop is as fast.
 _KERNELS = {
     (FLOAT16, FLOAT32): "widen_f16",
     (FLOAT32, BFLOAT16): "narrow_bf16",
     (FLOAT32, FLOAT16): "narrow_f16",
 }
-_FEW = 256  # numbers that NumPy converts before a kernel has been called
+# Up to this many numbers NumPy is faster than calling a kernel.
+_FEW = 256
 _library, _ = load(Path(__file__).parent, "conversions")
 _conversions = {pair: getattr(_library, name) for pair, name in _KERNELS.items() if hasattr(_library, name)}
 for _kernel in _conversions.values():
-    _kernel.argtypes, _kernel.restype = (ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_void_p), None
+    _kernel.argtypes = (ctypes.c_ssize_t, ctypes.c_void_p, ctypes.c_void_p)
+    _kernel.restype = None
 
 
 def copy(target: Array, source: Array) -> None:
-    """target = source, in target's dtype; they have one shape and share no memory."""
+    """Copies source into target, converted to target's dtype; they have the same shape and share no memory."""
     convert = _conversions.get((source.dtype, target.dtype))
-    a, b = source.flags, target.flags
+    a = source.flags
+    b = target.flags
     plain = a.c_contiguous and a.aligned and b.c_contiguous and b.aligned and b.writeable
     if convert is not None and plain and source.size == target.size > _FEW:
-        # As bytes: ml_dtypes' arrays are no buffers, and to find that out takes 10 us.
+        # As bytes: ml_dtypes' arrays do not support the buffer protocol, and the failed attempt takes 10 us.
         convert(source.size, address(source.view(np.uint8)), address(target.view(np.uint8)))
     else:
         np.copyto(target, source, casting="unsafe")
 
 
 def astype(x: Array, dtype: np.dtype[Any], order: Literal["C", "K"] = "K") -> Array:
-    """A copy of x in that dtype. order: of its memory, as NumPy's"""
+    """A copy of x in that dtype. order: its memory layout, as in NumPy"""
     if (x.dtype, dtype) not in _conversions or x.size <= _FEW or not x.flags.c_contiguous:
         return x.astype(dtype, order=order)
     out = np.empty(x.shape, dtype)

@@ -1,4 +1,4 @@
-"""What a reduction means for each dtype, whatever the backend: decided here once, so that no two backends differ.
+"""The meaning of each reduction for each dtype, defined here once so that no two backends differ.
 
     dtype               sum, prod     mean                       max, min
     bool                -             -                          or, and
@@ -7,12 +7,12 @@
     float32 and wider   yes           yes                        yes
     complex             yes           yes                        -
 
-"-" is an error. In float32: the ranks' values are widened, combined, divided and scaled there, and rounded once. The
-sum behind a mean of 64-bit integers wraps around as any other. A NaN on one rank is the max and the min of all. The
-answer has x's dtype, its byte order too.
+"-" is an error. "in float32": values are widened to float32, combined, divided and scaled there, and rounded once. The
+sum behind a mean of 64-bit integers wraps around like any other. A NaN on one rank makes max and min NaN. The result
+has x's dtype, including its byte order.
 
-Where this code combines values it does so in one binary tree over ranks (`tree`). A transport whose library does it,
-MPI or NCCL, may take another order each time that there are other ranks, nodes or lengths.
+Where this package combines values itself, it does so in one binary tree over ranks (`tree`). A transport whose library
+does it, MPI or NCCL, may choose another order for other ranks, nodes or lengths.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HALVES = frozenset({FLOAT16, BFLOAT16})
 
 
 class ReduceOp(Enum):
-    """How a reduction combines the ranks' values; collectives accept the values' names as strings too."""
+    """How a reduction combines the ranks' values; collectives also accept the lowercase names as strings."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -45,11 +45,12 @@ class ReduceOp(Enum):
     MIN = "min"
     PROD = "prod"
 
-    __hash__ = object.__hash__  # each is one object, and Enum's own takes longer than a lookup by it
+    # Members are singletons, and Enum's own hash takes longer than the dict lookup that uses it.
+    __hash__ = object.__hash__
 
     @staticmethod
     def parse(op: ReduceOp | str) -> ReduceOp:
-        """The op of that name. Raises: ArgumentError naming the ones there are."""
+        """The op of that name. Raises: ArgumentError that lists the valid names."""
         if isinstance(op, ReduceOp):
             return op
         try:
@@ -63,7 +64,7 @@ _ARITHMETIC = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)
 _ORDER = (ReduceOp.MAX, ReduceOp.MIN)
 _ALLOWED = {"b": _ORDER, "i": tuple(ReduceOp), "u": tuple(ReduceOp), "f": tuple(ReduceOp), "c": _ARITHMETIC}
 
-#: How two values are combined, on the wire's dtype; MEAN is a SUM until `finish`.
+#: The ufunc that combines two values in the wire dtype; MEAN is a SUM until `finish`.
 COMBINE: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.PROD: np.multiply,
@@ -98,39 +99,39 @@ def combine_in_tree(sources: Sequence[Any], add: Any, out: Any = None) -> Any:
 
 
 def wire_op(op: ReduceOp) -> ReduceOp:
-    """The op that ranks carry out between them; what is left is done by `finish`."""
+    """The op that ranks carry out between them; `finish` does the rest."""
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
-@cache  # on the way of every reduction, and there are few dtypes
+@cache  # Every reduction calls it, and there are few dtypes.
 def wire_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
-    """The dtype in which `op` is carried out on arrays of `dtype`.
+    """The dtype in which `op` is computed on arrays of `dtype`.
 
-    Raises: DtypeError if the pair has no meaning.
+    Raises: DtypeError if `op` is not defined for `dtype`.
     """
     kind = _kind(dtype)
     allowed = _ALLOWED.get(kind, ())
     if op not in allowed:
-        can = f"it has {', '.join(each.value for each in allowed)}" if allowed else "it cannot be reduced"
+        can = f"it has {', '.join(op.value for op in allowed)}" if allowed else "it cannot be reduced"
         raise DtypeError(f"{op.value} of {dtype} is not defined: {can}")
     if kind == "b":
         return np.dtype(np.uint8)
     if op is ReduceOp.MEAN and kind in "iu" and dtype.itemsize < 8:
-        return np.dtype(np.int64)  # the sum of 8-bit numbers has wrapped long before it is divided
+        return np.dtype(np.int64)  # A sum of 8-bit numbers would wrap around before the division.
     if kind == "f" and dtype.itemsize == 2:
         return np.dtype(np.float32)
     return dtype.newbyteorder("=")
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
-    # NumPy sees plain bytes ("V") in bfloat16.
+    # NumPy reports kind "V" (plain bytes) for bfloat16.
     return "f" if dtype.type is BFLOAT16.type else dtype.kind
 
 
 def check_scale(dtype: np.dtype[Any], scale: object) -> float | None:
-    """The scale as a number. None if there is none, or if it is a function: that is called later.
+    """The scale as a number. None for None, and for a function, which is called later.
 
-    Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is no number.
+    Raises: DtypeError if a scale is given for a dtype that cannot be scaled; ArgumentError if it is not a number.
     """
     if scale is None:
         return None
@@ -141,12 +142,13 @@ def check_scale(dtype: np.dtype[Any], scale: object) -> float | None:
 
 _DOUBLE = struct.Struct("<d")
 _INT64 = struct.Struct("<q")
-_ONE = 0x3FF0000000000000  # the bits of 1.0
+# The bits of 1.0.
+_ONE = 0x3FF0000000000000
 
 
 def scale_bits(scale: float | None) -> int:
-    """What a scale changes in the hash that ranks compare: another number for each; 0 for None and 1.0, which scale
-    nothing.
+    """What a scale contributes to the digest that ranks compare: different for each number, 0 for None and 1.0, which
+    change nothing.
     """
     if scale is None:
         return 0
@@ -156,7 +158,7 @@ def scale_bits(scale: float | None) -> int:
 
 def _factor(scale: object) -> float:
     known = isinstance(scale, numbers.Real)
-    if isinstance(scale, (np.ndarray, np.generic)):  # NumPy's own scalars, and bfloat16's, which is no Real
+    if isinstance(scale, (np.ndarray, np.generic)):  # NumPy's scalars, and bfloat16's, which is not a numbers.Real
         known = scale.ndim == 0 and _kind(scale.dtype) in "iuf"
     if not known:
         raise ArgumentError(f"scale should be a real number, or a function that returns one, is {scale!r:.60}")
@@ -164,28 +166,30 @@ def _factor(scale: object) -> float:
 
 
 def finish(total: Array, op: ReduceOp, size: int, scale: float | None) -> None:
-    """Turns the wire's result into the answer, in place: the division of a mean, then the scale.
+    """Turns a reduction's total into its result, in place: divides for a mean, then multiplies by the scale.
 
-    Raises: ArgumentError if the scale is no number.
+    Raises: ArgumentError if the scale is not a number.
     """
     if op is ReduceOp.MEAN and size > 1:
         if total.dtype.kind in "iu":
             negative = (total < 0) & (total % size != 0)
             np.floor_divide(total, size, out=total)
             total += negative.astype(total.dtype)
+        elif size & (size - 1) == 0:
+            np.multiply(total, 1.0 / size, out=total)
         else:
-            np.multiply(total, 1.0 / size, out=total) if size & (size - 1) == 0 else np.divide(total, size, out=total)
+            np.divide(total, size, out=total)
     if scale is not None and (factor := _factor(scale)) != 1.0:
-        # A Python number, or a float64 scale would be applied in float64 and the same Python float in float32.
+        # A Python float: NumPy would apply a float64 scalar in float64, but a Python float in the array's float32.
         np.multiply(total, factor, out=total)
 
 
 class Reduction(NamedTuple):
     """A reduction whose arguments are checked.
 
-    wire: the dtype in which it is carried out; shape: of this rank's result, None if it gets none
-    parts: each rank's rows, for reduce_scatter alone; text: what ranks must agree on beside dtype, shape and scale
-    in_tree: the order of combining is the tree's, whatever the transport's own
+    wire: the dtype in which it is computed; shape: of this rank's result, None if it gets none
+    parts: rows of each rank, for reduce_scatter only; text: what ranks must agree on beside dtype, shape and scale
+    in_tree: values are combined in the tree's order, whatever the transport's own order
     """
 
     name: str
@@ -199,14 +203,14 @@ class Reduction(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether the total may take the place of what is sent: they are as long."""
+        """Whether the total may overwrite the input: they have the same length."""
         return self.name == "all_reduce"
 
     def start(self, transport: Any, op: ReduceOp, sent: Any, total: Any, *rest: Any) -> Any:
-        """Starts it on a transport of host or device arrays.
+        """Starts the reduction on a transport of host or device arrays.
 
-        op: as that transport takes it; sent, total: one-dimensional, of the wire's dtype
-        rest: what a host transport shall do with the total, its `Finish`
+        op: as that transport takes it; sent, total: one-dimensional, of the wire dtype
+        rest: for a host transport, the `Finish` that it applies to the total
         """
         if self.name == "all_reduce":
             return transport.all_reduce(sent, total, op, *rest)
@@ -252,9 +256,9 @@ def describe(
     size: int,
     order: str | None = None,
 ) -> Reduction:
-    """What a call of all_reduce, reduce or reduce_scatter means for an array of this dtype and shape.
+    """Describes a call of all_reduce, reduce or reduce_scatter for an array of this dtype and shape.
 
-    Raises: ArgumentError, DtypeError as those do.
+    Raises: ArgumentError, DtypeError as those methods do.
     """
     if order not in (None, "tree"):
         raise ArgumentError(f"order should be 'tree' or None, is {order!r}")

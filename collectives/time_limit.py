@@ -1,7 +1,7 @@
-"""Time limits that stand still while a rank is debugged, or while the whole job is suspended.
+"""Time limits that are paused while a rank is debugged, or while the whole job is suspended.
 
-The agent of a rank shares a page of memory with it and notes there when the job is suspended. Only a wait that is about
-to give up looks at it, so it costs nothing until then; without an agent nothing is ever suspended.
+The agent of a rank shares a page of memory with it and records there when the job is suspended. Only a wait that is
+about to time out reads it, so it costs nothing until then; without an agent nothing is ever suspended.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from collectives import world
 
 T = TypeVar("T")
 
-# Words of 64 bits: whether the job is suspended now, and the nanoseconds for which it was before.
-_NOW, _BEFORE = 0, world.PAUSED_AT // 8
-_POLL = 0.05  # s; how often a wait that would have given up looks whether the job is still suspended
+# Indices of 64-bit words: whether the job is suspended now, and the length of all earlier suspensions (ns).
+_NOW = 0
+_BEFORE = world.PAUSED_AT // 8
+# How often a wait whose time is up checks whether the job is still suspended (s).
+_POLL = 0.05
 
 
 def _page() -> memoryview:
     fd = os.environ.get(world.PAUSE_FD)
-    if fd is None or not world.supervised():  # a child of a rank has inherited the variable, but not the descriptor
+    # A child of a rank has inherited the variable, but not the descriptor.
+    if fd is None or not world.supervised():
         return memoryview(bytes(world.PAUSED_AT + 8)).cast("q")
     return memoryview(mmap.mmap(int(fd), mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)).cast("q")
 
@@ -34,14 +37,14 @@ _words = _page()
 
 
 def suspended_seconds() -> float:
-    """Seconds for which the job was suspended, without the time since it was last if that has not ended."""
+    """Seconds for which the job was suspended; a suspension that has not ended is not counted."""
     return _words[_BEFORE] * 1e-9
 
 
 class TimeLimit:
-    """A limit in time, from now on.
+    """A time limit that starts when this object is made.
 
-    seconds: that count
+    seconds: its length
     """
 
     __slots__ = ("_before", "_deadline")
@@ -51,42 +54,42 @@ class TimeLimit:
         self._before = suspended_seconds()
 
     def remaining(self) -> float:
-        """Seconds, 0 if it has passed; to be asked again after so long, since a suspension may have put it off."""
+        """Seconds left, 0 if the limit has passed. Ask again after that time: a suspension may have extended it."""
         seconds = self._deadline - time.monotonic()
         if seconds <= 0:
             if _words[_NOW] & 0xFF:
                 return _POLL
-            # The agent counts a suspension before it ends it.
+            # The agent adds a suspension to the total before it clears the word that says it is suspended.
             seconds += suspended_seconds() - self._before
         return max(0.0, seconds)
 
     def passed(self) -> bool:
-        """True once it has passed."""
+        """True once the limit has passed."""
         return self.remaining() <= 0.0
 
 
-# C code cannot be interrupted: a call that may block for ever is made in a daemon thread, which can be left behind.
+# C code cannot be interrupted: a call that may block forever runs in a daemon thread, which can be abandoned.
 
 
 class StillRunning(Exception):
-    """The call has not returned in time; its thread goes on, and its outcome is lost. Or the process is ending."""
+    """The call has not returned in time, or the process is exiting. Its thread continues, and its result is lost."""
 
 
 def run_in_thread(call: Callable[[], T], name: str) -> Future[T]:
-    """Runs `call` in a daemon thread called `name`. Returns: a future of its result or exception."""
+    """Runs `call` in a daemon thread called `name`. Returns: a future with its result or exception."""
     outcome: Future[T] = Future()
     try:
         threading.Thread(target=carry_out, args=(call, outcome), name=name, daemon=True).start()
     except RuntimeError as error:
         if "shutdown" not in str(error):
             raise
-        # From Python 3.12 on no thread starts any more once the script has ended; and here it could wait for ever.
+        # From Python 3.12 on no thread can start once the script has ended. Running `call` here could block forever.
         outcome.set_exception(StillRunning(f"{name}: {error}"))
     return outcome
 
 
 def run_within(seconds: float, call: Callable[[], T], name: str) -> T:
-    """What `call` returns or raises, if it does so in time; it runs in a daemon thread called `name`.
+    """Returns or raises what `call` does, if it ends in time; it runs in a daemon thread called `name`.
 
     Raises: StillRunning after `seconds`.
     """
@@ -100,8 +103,8 @@ def run_within(seconds: float, call: Callable[[], T], name: str) -> T:
 
 
 def carry_out(call: Callable[[], T], outcome: Future[T]) -> None:
-    """Calls `call`; its result or exception becomes that of `outcome`."""
+    """Calls `call` and stores its result or exception in `outcome`."""
     try:
         outcome.set_result(call())
-    except BaseException as error:  # raised where the outcome is waited for
+    except BaseException as error:  # re-raised by `outcome.result()`
         outcome.set_exception(error)

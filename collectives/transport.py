@@ -1,12 +1,12 @@
-"""What a backend must be able to do: move and combine contiguous host arrays without ever blocking.
+"""What a backend must implement: moving and combining contiguous host arrays without ever blocking.
 
-A transport knows nothing of dtypes' meaning, lengths, scales, queues or time limits: `Communicator` has those once for
-all backends. Each method starts one collective and returns its `Test`; the caller keeps the arrays alive and unchanged
-until that test answers True. All ranks call the same methods in the same order, except `send` and `recv`.
+A transport knows nothing about the meaning of dtypes, lengths, scales, queues or time limits: `Communicator` handles
+those once for all backends. Each method starts one collective and returns its `Test`; the caller keeps the arrays alive
+and unchanged until that test returns True. All ranks call the same methods in the same order, except `send` and `recv`.
 
-A leaving rank tells every other its exit status and how many calls it made on each communicator (`ExitNotice`). The
-count is what makes the answer exact: a rank that took part in call #5 and left is no reason to give up call #5, which
-may still be waiting for a slow rank; one that left before call #5 is.
+A rank that leaves sends every other rank its exit status and its number of calls on each communicator (`ExitNotice`).
+With that count others can tell whether to go on waiting: a rank that took part in call #5 before it left is no reason
+to give up call #5, which may only be waiting for a slow rank; a rank that left before call #5 is.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from collectives.errors import TooManyCommunicators
+from collectives.errors import TooManyCommunicators, ranks_have
 from collectives.reduction import Array, ReduceOp
 from collectives.world import STOPPED
 
-#: The exit status of a rank that ended without a word: killed, or by os._exit.
+#: The exit status of a rank that ended without an exit notice: killed, or by os._exit.
 LOST = -1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExitNotice:
-    """What a rank says when it leaves. status: its exit status; calls: communicator → number of calls it made."""
+    """What a rank sends when it leaves. status: its exit status; calls: its number of calls by communicator."""
 
     status: int
     calls: Mapping[str, int]
@@ -41,7 +41,7 @@ class ExitNotice:
         return not is_clean(self.status)
 
     def encode(self) -> bytes:
-        """This notice as JSON. Communicators that differ by a number alone and made as many calls are one entry."""
+        """This notice as JSON. Communicators whose keys differ only by a number, with equal counts, share an entry."""
         runs: list[list[Any]] = []  # [text before the number, text after it, first, last, calls]
         for before, after, number, count in sorted((*_numbered(key), count) for key, count in self.calls.items()):
             if runs and runs[-1] == [before, after, runs[-1][2], number - 1, count]:
@@ -71,7 +71,7 @@ def _numbered(key: str) -> tuple[str, str, int]:
 
 
 def is_clean(status: int) -> bool:
-    """True for the exit status of a rank that has done its work, or has stopped as it was asked to.
+    """True for the exit status of a rank that has finished its work, or has stopped on request.
 
     >>> [is_clean(status) for status in (0, STOPPED, 1, 143)]
     [True, True, False, False]
@@ -82,65 +82,79 @@ def is_clean(status: int) -> bool:
 def left_before(exit_notices: Mapping[int, ExitNotice], communicator: str, number: int) -> list[int]:
     """The ranks that left before making call `number` (counted from 0) on that communicator, in rank order.
 
-    A rank that failed counts whatever it made: it may have died with calls queued, and the job is lost anyway.
+    A rank that failed always counts: it may have died with calls queued, and the job is lost anyway.
     """
     return sorted(
         rank for rank, left in exit_notices.items() if left.failed or left.calls.get(communicator, 0) <= number
     )
 
 
-def among(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dict[int, ExitNotice]:
-    """The exit notices by rank in a communicator. members: the ranks of the world that are in it, in its order"""
+def notices_of(members: Sequence[int], exit_notices: Mapping[int, ExitNotice]) -> dict[int, ExitNotice]:
+    """The exit notices of a communicator's members, by their rank there. members: their ranks in the world, in order"""
     return {rank: exit_notices[member] for rank, member in enumerate(members) if member in exit_notices}
 
 
-def describe_exits(exit_notices: Mapping[int, ExitNotice], ranks: list[int]) -> str:
-    """`rank 1 has left (exit status 0)`, for one rank or several."""
-    return " and ".join(f"rank {rank} has {_how(exit_notices[rank].status)}" for rank in ranks)
+def describe_exits(exit_notices: Mapping[int, ExitNotice], ranks: Sequence[int]) -> str:
+    """How ranks have left: `"rank 0 has failed (exit status 1) and ranks 1-2 have left (exit status 0)"`."""
+    by_status: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_status.setdefault(exit_notices[rank].status, []).append(rank)
+    return " and ".join(f"{ranks_have(group)} {_describe_status(status)}" for status, group in by_status.items())
 
 
-def _how(status: int) -> str:
+def _describe_status(status: int) -> str:
     if status == LOST:
         return "ended without leaving (killed?)"
     if status == STOPPED:
         return f"stopped as asked (exit status {status})"
-    return "left (exit status 0)" if status == 0 else f"failed (exit status {status})"
+    if status == 0:
+        return "left (exit status 0)"
+    return f"failed (exit status {status})"
 
 
 T = TypeVar("T")
 
-#: Makes progress; True once the collective is complete on this rank; raises if it failed.
+#: Makes progress; returns True once the collective is complete on this rank; raises if it failed.
 Test = Callable[[], bool]
-#: A call's steps: yields the test of each operation, and returns the call's result.
+#: The steps of a call: yields the test of each operation, and returns the call's result.
 Steps = Generator[Test, None, T]
-#: Turns a reduction's total, or any part of it, into the result, in place.
+#: Turns a reduction's total, or any slice of it, into the result, in place.
 Finish = Callable[[Array], None]
 
-#: Bytes of the longest eager message, which is sent at once; longer messages may wait until they are received.
+#: Bytes of the longest eager message, which is sent at once. Longer messages may wait until they are received.
 EAGER_LIMIT = 4096
 #: The tag of eager messages, which `arrived` returns; the user's tag is part of the message.
 EAGER_TAG = 0
-#: Tags of the arrays that follow an eager message are from this one up to twice it.
+#: The first of the tags of arrays that follow an eager message; all are below twice this number.
 RENDEZVOUS_TAG = 2**14
 
-#: int64 words of a signature, as ranks exchange it.
+#: Number of int64 words of a signature, as ranks exchange it.
 WORDS = 16
-#: What the words are. SEQUENCE is written last; IN and OUT are two words each: segment and offset of a shared array.
-SEQUENCE, HASH, ROWS, NBYTES, PREFIX, IN, OUT = 0, 1, 2, 3, 4, 5, 7
+# The index of each word. SEQUENCE is written last. IN and OUT have two words: segment and offset of a shared array.
+SEQUENCE = 0
+DIGEST = 1
+ROWS = 2
+NBYTES = 3
+PREFIX = 4
+IN = 5
+OUT = 7
 #: The words of each rank's signature.
 Signatures = Sequence[Sequence[int]]
 
 
 class Signature(NamedTuple):
-    """What one rank calls. digest: of what must be equal; rows: length along axis 0; nbytes: of its contribution."""
+    """What ranks compare before a call.
+
+    digest: of what must be equal; rows: length along axis 0; nbytes: of this rank's array
+    """
 
     digest: int
     rows: int = 0
     nbytes: int = 0
 
 
-class Placement(NamedTuple):
-    """A rank in a communicator, the same among the ranks of its node, and which node that is."""
+class RankInfo(NamedTuple):
+    """A rank's numbers: in its communicator, among the ranks of its node, and its node's."""
 
     rank: int
     size: int
@@ -152,11 +166,11 @@ class Placement(NamedTuple):
 class Transport(ABC):
     """One rank's end of a communicator. Arrays are one-dimensional and C-contiguous.
 
-    name: the backend's name; key: the same text on all ranks and different for each communicator of a world
-    purpose: what this rank uses it for, in reports
-    shares_memory: ranks of a node move arrays through shared memory
-    combines_halves: reductions take floats of 16 bits, combine and finish them in float32, and round once
-    combines_in_tree: reductions are carried out in the order of `reduction.tree` over ranks
+    name: the backend's name; key: identifies the communicator: the same on all its ranks, unique in its world
+    purpose: what this rank uses the communicator for, shown in reports
+    shares_memory: ranks of a node exchange arrays through shared memory
+    combines_halves: reductions take 16-bit floats, compute and finish in float32, and round once
+    combines_in_tree: reductions combine in the order of `reduction.tree` over ranks
     """
 
     name: str
@@ -167,29 +181,31 @@ class Transport(ABC):
     local_rank: int
     local_size: int
     node: int
-    shares_memory = combines_halves = combines_in_tree = False
+    shares_memory = False
+    combines_halves = False
+    combines_in_tree = False
     _signatures: Array | None = None
-    shared_arrays: Any = None  # of `comm.empty`, which duplicates have in common; `None` without shared memory
+    shared_arrays: Any = None  # The arrays of `comm.empty`, shared with duplicates; None without shared memory.
 
     @property
     def label(self) -> str:
-        """The communicator as reports name it: `world.1 (DataParallel of Net)`."""
+        """The communicator's name in reports: `world.1 (DataParallel of Net)`."""
         return f"{self.key} ({self.purpose})" if self.purpose else self.key
 
     @property
-    def placement(self) -> Placement:
-        return Placement(self.rank, self.size, self.local_rank, self.local_size, self.node)
+    def rank_info(self) -> RankInfo:
+        return RankInfo(self.rank, self.size, self.local_rank, self.local_size, self.node)
 
-    @placement.setter
-    def placement(self, value: Placement) -> None:
+    @rank_info.setter
+    def rank_info(self, value: RankInfo) -> None:
         self.rank, self.size, self.local_rank, self.local_size, self.node = value
 
     def inline_calls(
         self, plan: Any, steps: Callable[..., Steps[Any]], after_exchange: Callable[..., Steps[Any]]
     ) -> Any:
-        """What carries out calls of this plan with the headers alone; None: they take the steps of any transport.
+        """A fast path for calls of this plan whose arrays travel with the signatures; None if there is none.
 
-        steps: gives these; after_exchange: those from where ranks have shown each other their signatures
+        steps: returns all steps of a call; after_exchange: returns those after the exchange of signatures
         """
         return None
 
@@ -198,43 +214,43 @@ class Transport(ABC):
     def exchange_signatures(
         self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        """Shows the others this rank's signature of the next collective; complete when all have shown theirs.
+        """Shows the others this rank's signature of its next call; complete when all ranks have shown theirs.
 
-        payload, out: what the next operation of this transport reads and writes, if anything, as it will be given there
-        prefix: (n,) uint8, n the same on all ranks that give one: what `root_prefix` and `all_prefixes` hand out
+        payload, out: the arrays that the next operation of this transport reads and writes, if any
+        prefix: (n,) uint8 that `root_prefix` and `all_prefixes` give to others; n is equal on all ranks that pass one
         """
         self._signatures = np.zeros((self.size, WORDS), np.int64)
-        mine = np.zeros(WORDS, np.int64)
-        mine[HASH : HASH + len(signature)] = signature
-        return self.all_prefixes(mine.view(np.uint8), self._signatures.view(np.uint8))
+        words = np.zeros(WORDS, np.int64)
+        words[DIGEST : DIGEST + len(signature)] = signature
+        return self.all_prefixes(words.view(np.uint8), self._signatures.view(np.uint8))
 
     def signatures(self) -> Signatures | None:
-        """The signatures of all ranks; None if this call's were not exchanged."""
+        """The signatures of all ranks; None if they were not exchanged for this call."""
         return None if self._signatures is None else self._signatures.tolist()
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
-        """The transports whose ranks compare their signatures, each with those ranks as this transport counts them."""
+        """The transports whose ranks compare signatures, each with its ranks as this transport numbers them."""
         return [(self, range(self.size))]
 
     def root_prefix(self, buffer: Array, root: int) -> Test:
-        """buffer: (n,) uint8, written off the root with the root's prefix; on the root it is that prefix."""
+        """buffer: (n,) uint8; holds the root's prefix on the root, and receives it elsewhere."""
         return self.broadcast(buffer, root)
 
     def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
-        """prefix: this rank's; buffer: (size, n) uint8, written with all ranks' prefixes."""
+        """prefix: this rank's; buffer: (size, n) uint8, receives all ranks' prefixes."""
         return self.all_gather(prefix, buffer.reshape(-1), [prefix.nbytes] * self.size)
 
     def late(self) -> Sequence[int]:
-        """The ranks for which this one waits, as far as that is known."""
+        """The ranks for which this one waits, as far as it knows."""
         return []
 
     def pid(self, rank: int) -> int | None:
-        """The process of a rank, None if it is on another node or not known."""
+        """The process id of a rank; None if it is on another node or unknown."""
         return None
 
     @abstractmethod
     def exit_notices(self) -> Mapping[int, ExitNotice]:
-        """The ranks of this communicator that are known to have left."""
+        """The ranks of this communicator that are known to have left, with their exit notices."""
 
     # Collectives -----------------------------------------------------------------------------------------------------
 
@@ -270,7 +286,7 @@ class Transport(ABC):
 
     @abstractmethod
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
-        """x: (sum(table[rank]),) uint8; out: (...,) uint8; table[s][d]: how many bytes rank s sends to rank d."""
+        """x: (sum(table[rank]),) uint8; out: (...,) uint8; table[s][d]: number of bytes from rank s to rank d."""
 
     @abstractmethod
     def barrier(self) -> Test:
@@ -280,20 +296,20 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, x: Array, dst: int, tag: int) -> Test:
-        """x: (n,) uint8 to another rank; those of one tag arrive in order.
+        """x: (n,) uint8, sent to another rank; messages with the same tag arrive in order.
 
         tag: EAGER_TAG, or RENDEZVOUS_TAG <= tag < 2 * RENDEZVOUS_TAG
         """
 
     @abstractmethod
     def recv(self, out: Array, src: int, tag: int) -> Test:
-        """out: (n,) uint8, as long as what the other rank sends under that tag, which is not EAGER_TAG."""
+        """out: (n,) uint8, as long as what the other rank sends with that tag, which is not EAGER_TAG."""
 
     @abstractmethod
     def arrived(self) -> tuple[int, Array] | None:
-        """The next eager message that has arrived from any rank, with that rank; None: there is none now.
+        """The next eager message that has arrived from any rank, as (rank, message); None if there is none.
 
-        Those of one rank come in the order in which it sent them. One thread at a time calls it.
+        Messages of one rank come in the order in which it sent them. Only one thread at a time may call this.
         """
 
     # Life ------------------------------------------------------------------------------------------------------------
@@ -302,27 +318,29 @@ class Transport(ABC):
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[Transport]:
         """A transport of some or all of these ranks, in the order of `members`, whose calls never mix with this one's.
 
-        The members alone call it, at about the same time.
-        number: the same on all of them, and another one for each group that they may be making at once
-        Raises: TooManyCommunicators, on this rank alone, if the backend has no room for it.
+        Only the members call it, at about the same time.
+        number: the same on all members, and different for any two groups that they may be making at once
+        Raises: TooManyCommunicators, on this rank only, if the backend has no room for it.
         """
 
     def empty(self, nbytes: int) -> Steps[Array | None]:
-        """(nbytes,) uint8 in memory that the ranks of this node share; None if they share none. Collective."""
+        """(nbytes,) uint8 in memory that the ranks of this node share; None if they share no memory. Collective."""
         yield from ()
         return None
 
     def close(self) -> None:
-        """Frees what the backend holds for it; nothing is in flight, and other ranks may still use theirs."""
+        """Frees what the backend holds for it. Nothing may be in flight; other ranks may still use their ends."""
         return
 
 
 class LayeredTransport(Transport):
-    """A transport on top of an inner one of the same ranks, which does what is rare or needs no speed."""
+    """A transport on top of an inner one of the same ranks; the inner one does what is rare or not time-critical."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
-        self.name, self.key, self.placement = inner.name, inner.key, inner.placement
+        self.name = inner.name
+        self.key = inner.key
+        self.rank_info = inner.rank_info
 
     def pid(self, rank: int) -> int | None:
         return self._inner.pid(rank)
@@ -347,48 +365,49 @@ class LayeredTransport(Transport):
 
 
 def gather_records(transport: Transport, record: Any, nbytes: int = 4096) -> Steps[list[Any]]:
-    """Every rank's record, which JSON can hold in that many bytes, in rank order. Collective."""
+    """Every rank's record, in rank order; as JSON it must fit into `nbytes`. Collective."""
     text = json.dumps(record, ensure_ascii=False).encode()
     assert len(text) <= nbytes, f"{len(text)} bytes"
-    everyones = np.empty((transport.size, nbytes), np.uint8)
-    mine = np.frombuffer(text.ljust(nbytes), np.uint8)
-    yield transport.all_gather(mine, everyones.reshape(-1), [nbytes] * transport.size)
-    return [json.loads(row.tobytes()) for row in everyones]
+    texts = np.empty((transport.size, nbytes), np.uint8)
+    padded = np.frombuffer(text.ljust(nbytes), np.uint8)
+    yield transport.all_gather(padded, texts.reshape(-1), [nbytes] * transport.size)
+    return [json.loads(row.tobytes()) for row in texts]
 
 
 def make_group(transport: Transport, members: Sequence[int] | None, key: str, number: int) -> Steps[Transport | None]:
-    """As `Transport.group`, and every rank calls it. members: None on a rank that is in no group
+    """Like `Transport.group`, but every rank calls it. members: None on a rank that is in no group
 
-    Returns: this rank's transport, or None
+    Returns: this rank's new transport, or None
     Raises: TooManyCommunicators on every rank if one of them has no room.
     """
-    yield transport.barrier()  # before it takes all members
-    made = failure = None
+    yield transport.barrier()  # `group` needs all members to be there.
+    group: Transport | None = None
+    failure = None
     if members is not None:
         try:
-            made = yield from transport.group(members, key, number)
+            group = yield from transport.group(members, key, number)
         except TooManyCommunicators as error:
             failure = error
     failures = yield from gather_records(transport, failure is not None, 16)
     if any(failures):
-        if made is not None:
-            made.close()
+        if group is not None:
+            group.close()
         raise failure or TooManyCommunicators(
             f"rank {transport.rank}: another rank cannot make another communicator: close those that are not needed "
             "any more (comm.close())"
         )
-    return made
+    return group
 
 
 def completed() -> bool:
-    """The test of an operation that is complete when it starts."""
+    """The test of an operation that was complete when it started."""
     return True
 
 
 def differ(signatures: Signatures) -> bool:
     """True if the ranks' signatures are not of the same call."""
-    first = signatures[0][HASH]
-    return any(signature[HASH] != first for signature in signatures)
+    first = signatures[0][DIGEST]
+    return any(signature[DIGEST] != first for signature in signatures)
 
 
 def chunks(length: int, step: int) -> list[tuple[int, int]]:
@@ -397,56 +416,41 @@ def chunks(length: int, step: int) -> list[tuple[int, int]]:
 
 
 def then(test: Test, finish: Finish | None, total: Array | None) -> Test:
-    """The test of an operation that is complete once `finish` has been applied to its total, too."""
+    """A test that applies `finish` to the total once `test` is True, and is True after that."""
     if finish is None or total is None:
         return test
     done = False
 
-    def both() -> bool:
+    def test_and_finish() -> bool:
         nonlocal done
         if not done and test():
             done = True
             finish(total)
         return done
 
-    return both
+    return test_and_finish
 
 
 def all_of(tests: list[Test]) -> Test:
-    """The test of operations that go on beside each other; none is asked again once it was complete."""
+    """The test of several operations in progress at once; each test is called until it has returned True."""
 
     def test() -> bool:
-        tests[:] = [each for each in tests if not each()]
+        tests[:] = [pending for pending in tests if not pending()]
         return not tests
 
     return test
 
 
-def parts_of(whole: Any, counts: Sequence[int]) -> list[Any]:
+def parts_of(joined: Any, counts: Sequence[int]) -> list[Any]:
     """Each rank's part of a joined array, on the host or a GPU."""
-    return [whole[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
+    return [joined[start : start + count] for start, count in zip(offsets(counts), counts, strict=True)]
 
 
 def offsets(counts: Sequence[int]) -> list[int]:
-    """Where each rank's part starts: `offsets([2, 0, 3]) == [0, 2, 2]`."""
-    starts, at = [], 0
+    """The index where each rank's part starts: `offsets([2, 0, 3]) == [0, 2, 2]`."""
+    starts = []
+    start = 0
     for count in counts:
-        starts.append(at)
-        at += count
+        starts.append(start)
+        start += count
     return starts
-
-
-def spans(ranks: Sequence[int]) -> str:
-    """`spans([0, 1, 2, 5]) == "0-2, 5"`"""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], rank]
-        else:
-            runs.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """`name_ranks([1, 2, 5]) == "ranks 1-2, 5"`, `name_ranks([3]) == "rank 3"`"""
-    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}"

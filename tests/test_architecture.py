@@ -162,7 +162,7 @@ FLOORS = {
         ("backends",),
         ("ops",),
         ("communicator",),
-        ("heartbeat",),
+        ("monitored_section",),
         ("start",),
         ("torch",),
     ),

@@ -1,4 +1,4 @@
-"""A world of one: every collective is a copy, and nothing is imported."""
+"""A world of one rank: every collective is a copy, and nothing is imported."""
 
 from __future__ import annotations
 
@@ -9,29 +9,32 @@ import numpy as np
 
 from collectives.errors import BackendError, no_rank
 from collectives.reduction import Array, ReduceOp
-from collectives.transport import ExitNotice, Finish, Placement, Signature, Steps, Test, Transport, completed, then
+from collectives.transport import ExitNotice, Finish, RankInfo, Signature, Steps, Test, Transport, completed, then
 from collectives.world import World
 
 
-def join(promised: World | None, timeout: float, checks: int | None) -> tuple[SingleTransport, None]:
+def join(expected: World | None, timeout: float, checks: int | None) -> tuple[SingleTransport, None]:
     """Raises: BackendError in a world of several ranks."""
-    if promised is not None and promised.size > 1:
-        raise BackendError(f'backend "single" was asked for in a world of {promised.size} ranks')
+    if expected is not None and expected.size > 1:
+        raise BackendError(f'backend "single" was asked for in a world of {expected.size} ranks')
     return SingleTransport(), None
 
 
 class SingleTransport(Transport):
-    """The transport of a rank that has no peers."""
+    """The transport of a rank that is alone."""
 
     name = "single"
-    rank = local_rank = node = 0
-    size = local_size = 1
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+    node = 0
 
     def __init__(self, key: str = "world") -> None:
         self.key = key
 
     def exchange_signatures(
-        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+        self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
         return completed
 
@@ -87,14 +90,14 @@ def _copy(x: Array, out: Array | None) -> Test:
 
 
 class DetachedTransport(SingleTransport):
-    """The transport of a process that a rank has started: it has the rank's placement, and no collective works.
+    """The transport of a process that a rank has started: it has the rank's numbers, and its collectives raise.
 
-    A worker that reads data needs its rank's placement to choose its part: as a world of one, it would read everything.
+    A worker that reads data needs its rank's numbers to choose its part: as a world of one, it would read everything.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, rank_info: RankInfo) -> None:
         super().__init__()
-        self.placement = placement
+        self.rank_info = rank_info
 
     def _refuse(self, *_: Any, **more: Any) -> NoReturn:
         raise no_rank(self.rank, self.size)

@@ -1,6 +1,6 @@
-"""Ranks as threads of one process: the transport of fast tests and of simulation.
+"""Ranks as threads of one process, for fast tests and for simulation.
 
-Each collective is a row in a table that all ranks share. A rank writes its arrays into the row; the last one to arrive
+Each collective is an entry in a table that all ranks share. A rank adds its arrays to the entry; the last one to arrive
 does the work for all, in the order of `reduction.tree`: the same inputs give the same bits whichever rank is last.
 """
 
@@ -22,18 +22,18 @@ from collectives.transport import (
     Steps,
     Test,
     Transport,
-    among,
     completed,
+    notices_of,
     offsets,
     then,
 )
 
-#: Does a collective for all ranks, from what each one sends and where each one receives.
-Work = Callable[[list[Any], list[Any]], None]
+#: Does a collective for all ranks. Takes what each rank sends, and where each one receives.
+Execute = Callable[[list[Any], list[Any]], None]
 
 
 class _Call:
-    """One collective: what each rank sends and receives into, and its outcome."""
+    """One collective: each rank's input and output arrays, and the outcome."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, tuple[Any, Any]] = {}
@@ -42,19 +42,19 @@ class _Call:
 
 
 class ThreadGroup:
-    """What the ranks of one communicator share."""
+    """The state that the ranks of one communicator share."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.lock = threading.Lock()
         self._calls: dict[int, _Call] = {}
         self._groups: dict[str, tuple[ThreadGroup, int]] = {}
-        # source, destination, tag → arrays in the order of their sends, and whether each was received
+        # source, destination, tag → arrays in the order of sending, each with a list that is filled once it is received
         self._messages: dict[tuple[int, int, int], deque[tuple[Array, list[bool]]]] = {}
         self.mailboxes: list[deque[tuple[int, Array]]] = [deque() for _ in range(size)]
 
-    def post(self, rank: int, number: int, x: Any, out: Any, work: Work) -> Test:
-        """Adds a rank's arrays to collective `number`; the last rank to come does the work."""
+    def post(self, rank: int, number: int, x: Any, out: Any, execute: Execute) -> Test:
+        """Adds a rank's arrays to collective `number`; the last rank executes it for all."""
         with self.lock:
             call = self._calls.setdefault(number, _Call())
             call.ranks[rank] = x, out
@@ -62,8 +62,8 @@ class ThreadGroup:
                 del self._calls[number]
                 ranks = [call.ranks[rank] for rank in range(self.size)]
                 try:
-                    work([x for x, _ in ranks], [out for _, out in ranks])
-                except Exception as error:  # raised by every rank, not only by the last one
+                    execute([x for x, _ in ranks], [out for _, out in ranks])
+                except Exception as error:  # Raised by every rank, not only by the last one.
                     call.error = error
                 call.done = True
                 call.ranks.clear()
@@ -76,13 +76,13 @@ class ThreadGroup:
         return test
 
     def missing(self, number: int) -> list[int]:
-        """The ranks that have not come to collective `number`; none if it is complete."""
+        """The ranks that have not called collective `number`; none if it is complete."""
         with self.lock:
             call = self._calls.get(number)
             return [] if call is None else [rank for rank in range(self.size) if rank not in call.ranks]
 
     def send(self, src: int, dst: int, tag: int, x: Array) -> Test:
-        """Posts an array that src sends to dst under that tag."""
+        """Posts an array that src sends to dst with that tag."""
         if tag == EAGER_TAG:
             self.mailboxes[dst].append((src, x.copy()))
             return completed
@@ -92,7 +92,7 @@ class ThreadGroup:
         return lambda: bool(received)
 
     def recv(self, src: int, dst: int, tag: int, out: Array) -> Test:
-        """Takes that array once it is there."""
+        """Receives that array once it is there."""
         done = False
 
         def test() -> bool:
@@ -110,10 +110,10 @@ class ThreadGroup:
         return test
 
     def part(self, key: str, size: int) -> ThreadGroup:
-        """The group of `size` of these ranks with the communicator called `key`: the first rank to ask makes it."""
+        """The group of `size` of these ranks for the communicator `key`; the first rank that asks for it creates it."""
         with self.lock:
             group, ranks = self._groups.pop(key, (ThreadGroup(size), 0))
-            if ranks + 1 < size:  # kept until every rank has it
+            if ranks + 1 < size:  # Kept until every rank has got it.
                 self._groups[key] = group, ranks + 1
             return group
 
@@ -121,7 +121,7 @@ class ThreadGroup:
 class ThreadTransport(Transport):
     """One thread's end of a `ThreadGroup`.
 
-    left: rank of the world → exit notice, shared by all communicators; members: the ranks of the world that are in this
+    world_notices: by rank of the world, shared by all communicators; members: for each rank, its rank in the world
     """
 
     name = "threads"
@@ -132,7 +132,7 @@ class ThreadTransport(Transport):
         self,
         group: ThreadGroup,
         rank: int,
-        left: Mapping[int, ExitNotice],
+        world_notices: Mapping[int, ExitNotice],
         key: str = "world",
         members: Sequence[int] | None = None,
     ) -> None:
@@ -140,13 +140,14 @@ class ThreadTransport(Transport):
         self.rank = self.local_rank = rank
         self.size = self.local_size = group.size
         self._group = group
-        self._left = left
+        self._world_notices = world_notices
         self._members = list(range(group.size)) if members is None else members
         self._number = 0
 
-    def _post(self, work: Work, x: Any = None, out: Any = None) -> Test:
-        number, self._number = self._number, self._number + 1
-        return self._group.post(self.rank, number, x, out, work)
+    def _post(self, execute: Execute, x: Any = None, out: Any = None) -> Test:
+        number = self._number
+        self._number += 1
+        return self._group.post(self.rank, number, x, out, execute)
 
     def late(self) -> Sequence[int]:
         return self._group.missing(self._number - 1)
@@ -197,34 +198,34 @@ class ThreadTransport(Transport):
 
     def _part(self, members: Sequence[int], key: str) -> ThreadTransport:
         group = self._group.part(key, len(members))
-        everyones = [self._members[rank] for rank in members]
-        return ThreadTransport(group, members.index(self.rank), self._left, key, everyones)
+        world_ranks = [self._members[rank] for rank in members]
+        return ThreadTransport(group, members.index(self.rank), self._world_notices, key, world_ranks)
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
-        return among(self._members, self._left)
+        return notices_of(self._members, self._world_notices)
 
 
-def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Work:
-    """parts: of the total, for each rank"""
+def _reduce(op: ReduceOp, parts: Sequence[slice]) -> Execute:
+    """parts: for each rank, its part of the total"""
 
-    def work(xs: list[Any], outs: list[Any]) -> None:
-        total = combine_in_tree(xs, COMBINE[op])  # in memory of its own: an in-place rank's result must not feed others
+    def execute(xs: list[Any], outs: list[Any]) -> None:
+        total = combine_in_tree(xs, COMBINE[op])  # A copy: if a rank reduces in place, its result must not feed others.
         for out, part in zip(outs, parts, strict=True):
             if out is not None:
                 np.copyto(out, total[part])
 
-    return work
+    return execute
 
 
-def _move(sources: Mapping[int, Sequence[slice]]) -> Work:
-    """sources: of each rank that sends, the part for each destination"""
+def _move(sources: Mapping[int, Sequence[slice]]) -> Execute:
+    """sources: for each rank that sends, the parts for each destination"""
 
-    def work(xs: list[Any], outs: list[Any]) -> None:
-        for to, out in enumerate(outs):
+    def execute(xs: list[Any], outs: list[Any]) -> None:
+        for dst, out in enumerate(outs):
             if out is not None:
-                np.concatenate([xs[rank][parts[to]] for rank, parts in sources.items()], out=out)
+                np.concatenate([xs[src][parts[dst]] for src, parts in sources.items()], out=out)
 
-    return work
+    return execute
 
 
 def _slices(counts: Sequence[int]) -> list[slice]:

@@ -1,1 +1,1 @@
-"""How a communicator runs its calls: one queue, progress on every wait, verification before data moves, shutdown."""
+"""How a communicator runs its calls: one queue, progress during every wait, comparison before data moves, shutdown."""

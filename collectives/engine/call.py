@@ -1,4 +1,4 @@
-"""A collective under way: what it is called and with what, its steps, its outcome, and the user's hold on it.
+"""A collective in progress: its name and arguments, its steps, its outcome, and the `Work` that the user holds.
 
 Its steps are a generator that yields each operation's test and returns the result, so that one description serves
 whichever thread takes the next step.
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 _log = logging.getLogger("collectives")
 _OURS = tuple(os.path.join(ROOT, package) + os.sep for package in ("collectives", "ddp"))
-# Where calls are never said to be made. `with model.join():` calls from its end, through contextlib.
+# Files that never count as the place of a call. `with model.join():` makes calls at its end, through contextlib.
 _SKIPPED = (*_OURS, contextlib.__file__)
-# bytes; larger arrays are left to the helper thread, since to convert and copy them would hold the caller up.
+# Bytes. Larger arrays are left to the helper thread, since converting and copying them would delay the caller.
 _SMALL = 1 << 16
 
 
 def skip_frames(*packages: str) -> None:
-    """Errors and reports name the line of the user that led to a call through these packages, not their own lines.
+    """Makes errors and reports name the user's line that led to a call through these packages, not the packages' line.
 
     packages: names of packages or modules that call collectives for their users, as `import` takes them
     Raises: ArgumentError if one of them is not installed.
@@ -53,33 +53,33 @@ def skip_frames(*packages: str) -> None:
         if spec is None or spec.origin is None:
             raise ArgumentError(f"skip_frames takes packages that are installed; there is no {name!r}")
         folders = spec.submodule_search_locations
-        places = (spec.origin,) if folders is None else tuple(os.path.join(folder, "") for folder in folders)
-        _SKIPPED = tuple(dict.fromkeys((*_SKIPPED, *places)))
+        paths = (spec.origin,) if folders is None else tuple(os.path.join(folder, "") for folder in folders)
+        _SKIPPED = tuple(dict.fromkeys((*_SKIPPED, *paths)))
 
 
 @functools.lru_cache(maxsize=4096)
-def signature_hash(name: str, more: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> int:
-    """A hash, the same in every process, of what ranks must agree on; 63 bits."""
+def signature_digest(name: str, more: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None) -> int:
+    """A 63-bit hash of what ranks must agree on, the same in every process."""
     text = repr((name, more, None if dtype is None else (dtype.str, dtype.name), shape))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """What all calls of one kind have in common: made at the first of them, and changed by none.
+    """What all calls of one kind have in common. Made for the first of them, and not changed by any.
 
     name, more: the collective, and its other arguments as text; dtype, shape: of its array, None without one
-    agreed: what ranks must agree on beside the dtype: the shape, or a part of it; None: they may bring any array
-    rows: a number that each rank shows the others: its length along axis 0, or a checksum of what may differ
-    prefix: (n,) uint8 that is shown with the array; shown: the others may read the array as soon as this rank has come
-    reduction: what a reduction does, with the dtype in which the array travels
-    body: the steps that move the array once ranks have compared the call
-    layout: what the result is made of where all arrays travel with the headers; None: not known for this collective
-    result: the shape of this rank's result, where it is known before the call
-    depth: how many functions of ours have called each other where a call is made, up to the public method at least
-    inline: carries out calls whose arrays travel with the headers, on a transport that can
-    recorded: its signatures in the flight record, by place of the call: the id of the code and the instruction. With
-    the code, which must live as long as its id stands here
+    agreed: what ranks must agree on beside the dtype: the shape or a part of it; None: any array, of any dtype
+    checksum: a number that each rank shows the others: the length along axis 0, or a checksum of what may differ
+    prefix: (n,) uint8 that is shown with the array; shown: others may read the array as soon as this rank has called
+    reduction: for reductions: what to compute, and the dtype in which the array is sent
+    body: the steps that move the array after ranks have compared the call
+    layout: describes the result if all arrays travel with the signatures; None if the collective cannot do that
+    result: the shape of this rank's result, if it is known before the call
+    depth: number of our stack frames at the creation of a call, at least those up to the public method
+    inline: the fast path for calls whose arrays travel with the signatures, on a transport that has one
+    recorded: the number of the flight record's call text by call site, which is the id of a code object and an
+    instruction. The code object is kept with it, so that its id is not reused
     """
 
     name: str
@@ -87,7 +87,7 @@ class Plan:
     dtype: Any = None
     shape: tuple[int, ...] | None = None
     agreed: tuple[int, ...] | None = None
-    rows: int = 0
+    checksum: int = 0
     prefix: Array | None = None
     shown: bool = True
     reduction: Reduction | None = None
@@ -96,40 +96,65 @@ class Plan:
     result: tuple[int, ...] | None = None
     depth: int = 2
     digest: int = field(init=False)
-    small: bool = field(init=False)  # the thread that asks for a call may take its first step
+    small: bool = field(init=False)  # The calling thread may take the first step itself.
     inline: Any = field(default=None, init=False)
     recorded: dict[tuple[int, int], tuple[int, CodeType]] = field(default_factory=dict, init=False)
 
     @property
     def wire(self) -> Any:
-        """The dtype in which the array travels."""
+        """The dtype in which the array is sent."""
         return self.dtype if self.reduction is None else self.reduction.wire
 
     def __post_init__(self) -> None:
         dtype = None if self.agreed is None else self.dtype
-        self.digest = signature_hash(self.name, self.more, dtype, self.agreed)
+        self.digest = signature_digest(self.name, self.more, dtype, self.agreed)
         self.small = self.shape is None or math.prod(self.shape) * self.dtype.itemsize <= _SMALL
 
 
-_parents: list[Any] = []  # in a forked child: the steps of calls that go on in the parent
+# In a forked child: tests and steps of the parent's calls, which must not be closed here.
+_parents_steps: list[Any] = []
 
-_FAILED_SCALE = signature_hash("", "a scale that failed", None, None)
+_FAILED_SCALE = signature_digest("", "a scale that failed", None, None)
 
 
 class CollectiveOp(Generic[T]):
-    """One collective, send or receive on one rank: what it is called, its steps, and its outcome.
+    """One collective, send or receive on one rank: its arguments, its steps, and its outcome.
 
-    arrays: what reads and makes its arrays: see `HostArrays`; source: the caller's array
-    target: `out` as an array, if the result shall be there; out: as the caller gave it
-    scale: the number by which a reduction's result is multiplied, or the function that gives it until that is asked
-    early: memory for the result, where it was made before the call
+    arrays: reads and makes its arrays: see `HostArrays`; source: the caller's array
+    target: `out` as an array, if the result should be written there; out: as the caller passed it
+    scale: the factor of a reduction's result; a function that returns it, until that has been called
+    preallocated: memory for the result, if it was made before the call
     """
 
-    # A class without slots, or a dataclass, takes half a microsecond longer.
+    # Without slots, or as a dataclass, it takes half a microsecond longer.
     __slots__ = (
-        *("plan", "timeout", "arrays", "source", "target", "out", "scale", "early", "code", "instruction"),
-        *("waited_for", "steps", "test", "limit", "peers", "gone", "failure", "signatures", "queue", "number"),
-        *("recorder", "record", "state", "result", "error", "done", "_callbacks"),
+        "_callbacks",
+        "arrays",
+        "code",
+        "done",
+        "error",
+        "failure",
+        "gone",
+        "instruction",
+        "limit",
+        "number",
+        "out",
+        "peers",
+        "plan",
+        "preallocated",
+        "queue",
+        "record",
+        "recorder",
+        "result",
+        "scale",
+        "signatures",
+        "source",
+        "state",
+        "steps",
+        "target",
+        "test",
+        "timeout",
+        "waited_for",
     )
 
     def __init__(
@@ -141,7 +166,7 @@ class CollectiveOp(Generic[T]):
         target: Any = None,
         out: Any = None,
         scale: Any = None,
-        early: Any = None,
+        preallocated: Any = None,
     ) -> None:
         self.plan = plan
         self.timeout = timeout
@@ -150,31 +175,40 @@ class CollectiveOp(Generic[T]):
         self.target = target
         self.out = out
         self.scale = scale
-        self.early = early
-        self.waited_for = False  # by a thread that has nothing else to do
+        self.preallocated = preallocated
+        # A thread waits for it and does nothing else.
+        self.waited_for = False
         self.steps: Steps[T] | None = None
-        self.test: Test | None = None  # kept, since a backend's request owns what it still reads and writes
-        self.limit: TimeLimit | None = None  # of the test, once it has not been True for a while
-        self.peers: Sequence[int] | None = None  # of a send or receive: the ranks that can answer it,
-        self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None  # and those whose leaving ends it
-        self.failure: Exception | None = None  # of the function given as scale
-        self.signatures: Signatures | None = None  # of all ranks, once they have been compared
-        self.queue: CallQueue | None = None  # that it was entered into, under this number,
+        # Kept, since a backend's request owns the buffers that it still reads and writes.
+        self.test: Test | None = None
+        # The time limit of `test`, set once it has not been True for a while.
+        self.limit: TimeLimit | None = None
+        # For a send or receive: the ranks that can answer it, and a function that returns those whose exit ends it.
+        self.peers: Sequence[int] | None = None
+        self.gone: Callable[[Mapping[int, ExitNotice]], list[int]] | None = None
+        # What the function given as scale has raised.
+        self.failure: Exception | None = None
+        # The signatures of all ranks, once they have been compared.
+        self.signatures: Signatures | None = None
+        # The queue that it was added to, and its number there.
+        self.queue: CallQueue | None = None
         self.number = -1
-        self.recorder: Recorder | None = None  # and in the flight record at this index
+        # The flight recorder, its index there, and the state with which it was recorded.
+        self.recorder: Recorder | None = None
         self.record = -1
-        self.state = QUEUED  # as it was entered there
+        self.state = QUEUED
         self.result: T | None = None
         self.error: BaseException | None = None
         self.done = False
         self._callbacks: list[Callable[[], object]] | None = None
         try:
             frame = sys._getframe(plan.depth + 1)
-        except ValueError:  # the interpreter itself has called the public method, at its end
+        except ValueError:  # The interpreter itself has called the public method, while it exits.
             frame = sys._getframe(plan.depth)
         while frame.f_code.co_filename.startswith(_SKIPPED) and frame.f_back is not None:
             frame = frame.f_back
-        self.code = frame.f_code  # the user's code that called, and where in it: to find the line takes much longer
+        # The call site: the user's code object, and the instruction in it. Finding the line takes much longer.
+        self.code = frame.f_code
         self.instruction = frame.f_lasti
 
     @property
@@ -183,12 +217,12 @@ class CollectiveOp(Generic[T]):
 
     @property
     def more(self) -> str:
-        """Its other arguments as text."""
+        """The call's other arguments as text."""
         return self.plan.more if self.failure is None else f"{self.plan.more} with a scale that failed"
 
     @property
     def line(self) -> int:
-        """The line of the user's file."""
+        """The call's line in the user's file."""
         for start, stop, line in self.code.co_lines():
             if start <= self.instruction < stop and line is not None:
                 return line
@@ -208,27 +242,28 @@ class CollectiveOp(Generic[T]):
         return " ".join(filter(None, (f"{self.name} #{self.number} ({self.site})", self.more, self.array)))
 
     def ask_scale(self) -> None:
-        """Asks the function given as scale; what it raises is kept, and becomes part of what ranks compare."""
+        """Calls the function given as scale. An exception is stored, and becomes part of what ranks compare."""
         try:
             self.scale = check_scale(np.dtype(np.float64), contextvars.copy_context().run(self.scale))
             if self.scale is None:
                 raise ArgumentError("it returned no number")
         except Exception as error:
-            self.scale, self.failure = None, error
+            self.scale = None
+            self.failure = error
 
     @property
     def digest(self) -> int:
-        """What ranks compare, in one number."""
+        """A hash of what ranks compare."""
         digest = self.plan.digest
         if self.scale is not None and not callable(self.scale):
             digest ^= scale_bits(self.scale)
         return digest if self.failure is None else digest ^ _FAILED_SCALE
 
-    def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Lets its arrays go and publishes the outcome, once, then runs the done callbacks."""
+    def set_outcome(self, result: T | None, error: BaseException | None) -> None:
+        """Releases its arrays and publishes the outcome, once, then runs the done callbacks."""
         if self.done:
             return
-        self.steps = self.source = self.target = self.early = self.out = self.scale = None
+        self.steps = self.source = self.target = self.preallocated = self.out = self.scale = None
         self.result = result
         self.error = error
         if self.recorder is not None:
@@ -238,14 +273,14 @@ class CollectiveOp(Generic[T]):
             self._run_callbacks()
 
     def abandon(self, error: BaseException) -> None:
-        """In a forked child: this call goes on in the parent, whose flight record and callbacks it has."""
+        """In a forked child: ends the parent's call here, without touching the parent's flight record and callbacks."""
         self.recorder = None
         self._callbacks = None
-        _parents.append((self.test, self.steps))  # which must not be closed here
-        self.finish(None, error)
+        _parents_steps.append((self.test, self.steps))
+        self.set_outcome(None, error)
 
     def add_done_callback(self, fn: Callable[[], object]) -> None:
-        """Calls fn once the outcome is known, in the thread that publishes it; now if it is known already."""
+        """Calls fn once the outcome is known, in the thread that publishes it; immediately if it is known already."""
         if self._callbacks is None:
             self._callbacks = []
         self._callbacks.append(fn)
@@ -256,25 +291,26 @@ class CollectiveOp(Generic[T]):
         assert self._callbacks is not None
         while True:
             try:
-                fn = self._callbacks.pop(0)  # by one thread, should `finish` and `add_done_callback` run at once
+                # `set_outcome` and `add_done_callback` may run at once; each callback runs in one of their threads.
+                fn = self._callbacks.pop(0)
             except IndexError:
                 return
             try:
                 contextvars.copy_context().run(fn)
-            except (Exception, SystemExit):  # which would end the helper thread
+            except (Exception, SystemExit):  # These would end the helper thread.
                 _log.exception("a done callback of %s raised", self)
 
     def outcome(self) -> T:
-        """The result of a finished call. Raises: the error that ended it."""
+        """The result of a finished call. Raises: the call's error."""
         if self.error is not None:
             raise copy_error(self.error)
-        return self.result  # type: ignore[return-value]  # a finished call without an error has its result
+        return self.result  # type: ignore[return-value]  # A finished call without an error has a result.
 
 
 class Work(Generic[T]):
-    """A collective under way, as `async_op=True` returns it. It keeps its arrays alive until it is complete.
+    """A collective in progress, as `async_op=True` returns it. It keeps its arrays alive until it is complete.
 
-    Until `wait` returns, the arrays given to the collective must be neither changed nor, if they are written, read.
+    Until `wait` returns, the arrays passed to the collective must not be changed, and output arrays not be read.
     """
 
     __slots__ = ("_call",)
@@ -283,18 +319,18 @@ class Work(Generic[T]):
         self._call = call
 
     def done(self) -> bool:
-        """True once `wait` would return, or raise, at once."""
+        """True if `wait` would return or raise immediately."""
         call = self._call
         if not call.done and call.queue is not None:
-            call.queue.help()
+            call.queue.wake_helper()
         return call.done
 
     def wait(self, timeout: float | None = None) -> T:
         """The collective's result; may be called again.
 
-        timeout: seconds that this call waits at most; the collective's own time limit holds besides
-        Raises: CollectiveTimeout if it is not complete by then (a limit given here leaves the communicator usable);
-        whatever ended the collective.
+        timeout: seconds that this call waits at most; the collective's own time limit holds as well
+        Raises: CollectiveTimeout if it is not complete by then (a timeout given here leaves the communicator usable);
+        the error of the collective, if it failed.
         """
         call = self._call
         if not call.done:
@@ -304,13 +340,13 @@ class Work(Generic[T]):
         return call.outcome()
 
     def add_done_callback(self, fn: Callable[[Work[T]], object]) -> None:
-        """Calls fn(work) once the collective is complete or has failed; at once if it is.
+        """Calls fn(work) once the collective is complete or has failed; immediately if it already is.
 
-        fn: runs in the thread that completed the call: a helper thread, or one that waits for a call of the same
-        communicator; callbacks run in the order in which they were added. It may start calls with `async_op=True`, but
-        not wait for another call of the same communicator, which it holds up: that raises CollectivesError. What it
-        raises is logged, and changes nothing.
-        Raises: ArgumentError if fn cannot be called.
+        fn: runs in the thread that completes the call: a helper thread, or one that waits for a call of the same
+        communicator. Callbacks run in the order in which they were added. They may start calls with `async_op=True`,
+        but not wait for another call of the same communicator, since they delay it: that raises CollectivesError.
+        Exceptions of callbacks are logged and otherwise ignored.
+        Raises: ArgumentError if fn is not callable.
         """
         if not callable(fn):
             raise ArgumentError(f"a done callback should be a function of one argument, is {fn!r}")
@@ -318,9 +354,9 @@ class Work(Generic[T]):
         self.done()
 
     def times(self) -> tuple[int, int, int] | None:
-        """When it was asked for, started and complete on this rank: nanoseconds of `time.monotonic_ns()`, 0: not yet.
+        """When it was requested, started and completed on this rank, in ns of `time.monotonic_ns()`; 0: not yet.
 
-        None where the flight record has forgotten it: over a thousand later calls have begun. On a GPU complete means
+        None if the flight record no longer has it, after more than a thousand later calls. On a GPU, complete means
         handed to the device.
         """
         call = self._call
@@ -331,7 +367,7 @@ class Work(Generic[T]):
 
 
 def copy_error(error: BaseException) -> BaseException:
-    """A fresh exception: one instance raised at several places would collect all their tracebacks."""
-    fresh = type(error)(*error.args)
-    fresh.__cause__ = error.__cause__
-    return fresh
+    """A copy of an exception: a single instance raised in several places would collect all their tracebacks."""
+    copy = type(error)(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

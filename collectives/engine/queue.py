@@ -1,10 +1,10 @@
-"""The calls of a communicator under way: collectives in their one order, sends and receives each on its own.
+"""The calls of a communicator in progress: collectives in their fixed order, sends and receives independently.
 
 Steps are taken by whichever thread waits for a call of the communicator, for all of its calls, as in MPI. So a call
-that a thread waits for never changes threads. A helper thread takes the steps while no thread waits.
+that a thread waits for never changes threads. A helper thread takes steps while no thread waits.
 
-Nothing here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C arrives or a
-rank turns out to have left.
+Nothing here blocks inside a backend: a test is repeated until it is True, the time limit passes, Ctrl-C is pressed, or
+a rank turns out to have left.
 """
 
 from __future__ import annotations
@@ -39,120 +39,132 @@ from collectives.transport import Steps, Transport
 
 T = TypeVar("T")
 
-# Raised by a step only after its last operation, or by all ranks together: they still agree on what comes next.
-_IN_ORDER = (ArgumentError, MismatchError, TooManyCommunicators)
-_LOOK = 0.05  # s; how often a waiting rank looks who has left, and at the time
-_UNRECORDED = 0, None
-_IDLE_LOOKS = 10  # of the helper thread, after which it sleeps until it is woken
+# Errors that a step raises only after its last operation, or on all ranks together: ranks still agree on the next call.
+_RECOVERABLE = (ArgumentError, MismatchError, TooManyCommunicators)
+# Interval at which a waiting rank checks for exits and time limits (s).
+_CHECK_INTERVAL = 0.05
+_UNRECORDED = (0, None)
+# A plan remembers the texts of this many call sites. Code that is compiled anew for each call never repeats a site.
+_MAX_SITES = 256
+# After this many rounds without work the helper thread sleeps until it is woken.
+_IDLE_ROUNDS = 10
 
-# MPI cannot cancel a collective: what a broken call may still write into must live until the process ends.
+# MPI cannot cancel a collective: the buffers of a failed call must live until the process ends.
 _never_freed: list[Any] = []
 
 
 class CallQueue:
     """The calls of one communicator on one rank.
 
-    started: how many collectives; p2p_counts: returns what a leaving rank says of its sends and receives
+    started: number of collectives; p2p_counts: returns the counts of sends and receives for the exit notice
     lock: guards the order of calls
     enter_helper: called in the helper thread before it takes steps
     """
 
-    def __init__(self, transport: Transport, ended: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, transport: Transport, on_closed: Callable[[], None] = lambda: None) -> None:
         self._transport = transport
-        self._ended = ended  # called once, when it is closed and all its calls are finished
-        self._closed = self._closing = self._given_back = False
-        self._error: BaseException | None = None  # once a call has ended half-way
-        self._heard: Callable[[], None] = lambda: None  # called before it is raised
-        self._broken_off = False
+        self._on_closed = on_closed  # Called once, when the queue is closed and all its calls are finished.
+        self._closed = False
+        self._closing = False
+        self._released = False
+        # The error of the first call that failed before its end: all later calls raise it, after calling `_notify`.
+        self._error: BaseException | None = None
+        self._notify: Callable[[], None] = lambda: None
+        self._aborted = False
         self.enter_helper: Callable[[], object] = lambda: None
         self.recorder = process_recorder()
         self.started = 0
         self.p2p_counts: Callable[[], dict[str, int]] = dict
         self._unordered_numbers: Counter[str] = Counter()
-        self._begin()
+        self._reset()
         _queues.add(self)
 
-    def _begin(self) -> None:
-        """Nothing is under way."""
-        self.lock = threading.RLock()  # reentrant: a signal handler may come in the middle
-        self._ordered: deque[CollectiveOp[Any]] = deque()  # the first one is being carried out
+    def _reset(self) -> None:
+        """Sets up a queue without calls."""
+        self.lock = threading.RLock()  # Reentrant: a signal handler may interrupt its holder.
+        self._ordered: deque[CollectiveOp[Any]] = deque()  # The first call is in progress.
         self._unordered: list[CollectiveOp[Any]] = []
-        # Steps run in here, one thread at a time: infinities and NaN are values in them, and errors on no rank.
+        # Steps run in this context, one thread at a time. Infinities and NaN are values in it, and raise on no rank.
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
-        self._stepping = threading.RLock()  # held by the thread that takes steps,
-        self._stepper = 0  # which is this one
-        self._waiting: set[int] = set()  # threads; one that Ctrl-C left in here leaves with its next wait
-        self._next_look = 0.0
+        # Held by the thread that takes steps, whose id is `_stepper`.
+        self._stepping = threading.RLock()
+        self._stepper = 0
+        self._waiting: set[int] = set()  # Thread ids. One that Ctrl-C left here is removed by the thread's next wait.
+        self._next_check = 0.0
         self._helper: threading.Thread | None = None
         self._wake = threading.Event()
         self._asleep = False
 
     def _detach_from_parent(self) -> None:
-        """In a forked child: what is under way is the parent's, and so are the threads that see it through."""
+        """In a forked child: calls in progress, and the threads that complete them, are the parent's."""
         no_calls = no_rank(self._transport.rank, self._transport.size)
         for call in (*self._ordered, *self._unordered):
             parent = f"goes on in process {os.getppid()}, of which this one was forked: wait for it there"
             call.abandon(WorldError(f"{call} {parent}"))
-        self._begin()
-        if self._transport.name != "single":  # else no other rank would take it for the parent
-            self._error, self._heard = no_calls, lambda: None
-            self._closed = self._closing = self._given_back = True  # all that it holds is the parent's
+        self._reset()
+        if self._transport.name != "single":  # With other ranks the child must not act as the parent.
+            self._notify = lambda: None
+            self._error = no_calls
+            # All its resources are the parent's.
+            self._closed = True
+            self._closing = True
+            self._released = True
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
     def run(self, call: CollectiveOp[T], ordered: bool = True) -> T:
-        """Runs `call` now, and returns its result. ordered: after all collectives that were submitted before it."""
+        """Runs `call` now and returns its result. ordered: after all collectives that were submitted before it"""
         if self._stepper:
-            self._refuse_nested(call)  # before it is counted
+            self._refuse_nested(call)  # Before it is counted.
         call.waited_for = True
-        self._enter(call, ordered)
+        self._add(call, ordered)
         try:
             self._take(self._advance_all)
             if not call.done:
-                self._see_through(call, None)
+                self._wait_until_done(call, None)
         except BaseException as error:
             self._break(call, error)
             raise
         if call.error is not None:
             raise copy_error(call.error)
-        return call.result  # type: ignore[return-value]  # a finished call without an error has its result
+        return call.result  # type: ignore[return-value]  # A finished call without an error has a result.
 
     def submit(self, call: CollectiveOp[Any], ordered: bool = True, awaited: bool = True) -> None:
-        """Starts `call`, which goes on in the threads that wait for a call, or in the helper thread.
+        """Starts `call`, which is continued by threads that wait for a call, or by the helper thread.
 
-        awaited: False if no other rank waits for it, and the helper thread has time until it is asked for: see `help`
+        awaited: False if no other rank waits for it: the helper thread continues it only after `wake_helper`
         """
-        self._enter(call, ordered)
+        self._add(call, ordered)
         if not ordered:
             self._take(self._start_unordered)
-        elif call.plan.small and not callable(call.scale):  # that function may take its time
+        elif call.plan.small and not callable(call.scale):  # That function may be slow.
             self._take(self._start, call)
         if awaited and not call.done:
-            self.help()
+            self.wake_helper()
 
-    def help(self) -> None:
-        """Has the helper thread see to the calls that no thread waits for."""
+    def wake_helper(self) -> None:
+        """Makes the helper thread continue the calls that no thread waits for."""
         if self._helper is None:
             self._start_helper()
-        elif self._asleep and not self._waiting:  # else it looks soon: to be woken takes as long as a small call
+        elif self._asleep and not self._waiting:  # Otherwise it tests soon. Waking it takes as long as a small call.
             self._wake.set()
 
-    def note(self, call: CollectiveOp[Any]) -> None:
-        """Enters a call that is on a device already, outside the collectives' order."""
+    def record_launched(self, call: CollectiveOp[Any]) -> None:
+        """Records a call that already runs on a device, outside of the order of collectives."""
         with self.lock:
             if self._error is not None or self._closed:
                 self._refuse(call)
             self._record(call, self.started, STARTED)
-        call.finish(None, None)
+        call.set_outcome(None, None)
 
     def wait(self, call: CollectiveOp[Any], timeout: float | None) -> bool:
-        """Takes steps until `call` is finished; False if it is not after `timeout` seconds."""
+        """Takes steps until `call` is finished. Returns: whether it finished within `timeout` seconds."""
         if self._stepper:
             self._refuse_nested(call)
-        return self._see_through(call, None if timeout is None else TimeLimit(timeout))
+        return self._wait_until_done(call, None if timeout is None else TimeLimit(timeout))
 
-    def _see_through(self, call: CollectiveOp[Any], limit: TimeLimit | None) -> bool:
+    def _wait_until_done(self, call: CollectiveOp[Any], limit: TimeLimit | None) -> bool:
         thread = threading.get_ident()
         call.waited_for = True
         try:
@@ -172,8 +184,8 @@ class CallQueue:
         return True
 
     def drain(self, limit: TimeLimit) -> bool:
-        """Waits until nothing is under way and a closed queue has ended; False if that is not so within the limit."""
-        while self._ordered or self._unordered or (self._closed and not self._given_back):
+        """Waits until no call is in progress and a closed queue is released. Returns: whether so within the limit."""
+        while self._ordered or self._unordered or (self._closed and not self._released):
             if limit.passed():
                 return False
             self._take(self._advance_all, True)
@@ -181,7 +193,7 @@ class CallQueue:
         return True
 
     def close(self) -> None:
-        """Takes no further calls. The helper thread finishes those under way."""
+        """Accepts no further calls. The helper thread finishes those in progress."""
         with self.lock:
             if self._closed:
                 return
@@ -189,9 +201,9 @@ class CallQueue:
             self._wake.set()
             if self._helper is None and (self._ordered or self._unordered):
                 self._start_helper()
-        self._end_if_idle()
+        self._release_if_idle()
 
-    def _enter(self, call: CollectiveOp[Any], ordered: bool) -> None:
+    def _add(self, call: CollectiveOp[Any], ordered: bool) -> None:
         with self.lock:
             if self._error is not None or self._closed:
                 self._refuse(call)
@@ -207,7 +219,7 @@ class CallQueue:
 
     def _refuse(self, call: CollectiveOp[Any]) -> None:
         if self._error is not None:
-            self._heard()
+            self._notify()
             raise copy_error(self._error)
         raise CommunicatorClosed(f"rank {self._transport.rank}: {call.name} ({call.site}) on a closed communicator")
 
@@ -219,14 +231,16 @@ class CallQueue:
         call.number = number
         call.recorder = recorder
         call.state = state
-        site = id(code), call.instruction
-        signature, _ = plan.recorded.get(site, _UNRECORDED)
-        if signature <= recorder.oldest:
-            signature = recorder.intern(
+        site = (id(code), call.instruction)
+        text, _ = plan.recorded.get(site, _UNRECORDED)
+        if text <= recorder.oldest:
+            text = recorder.intern(
                 self._transport.label, plan.name, plan.dtype, plan.shape, plan.more, code.co_filename, call.line
             )
-            plan.recorded[site] = signature, code
-        call.record = recorder.begin(signature, number, state)
+            if len(plan.recorded) >= _MAX_SITES:
+                plan.recorded.clear()
+            plan.recorded[site] = text, code
+        call.record = recorder.begin(text, number, state)
 
     def _refuse_nested(self, call: CollectiveOp[Any]) -> None:
         if self._stepper == threading.get_ident():
@@ -238,9 +252,10 @@ class CallQueue:
     # Steps -----------------------------------------------------------------------------------------------------------
 
     def _take(self, steps: Callable[..., bool], *arguments: Any) -> bool:
-        """Calls `steps` as the one thread that takes steps. False if another does, or this one before a signal handler.
+        """Calls `steps` as the only thread that takes steps. False if another thread, or this one, is already doing so.
 
-        Never waits for the other thread: its done callbacks may want a lock that this thread holds.
+        Never waits for the other thread: its done callbacks may need a lock that this thread holds. This thread itself
+        may be interrupted in its steps by a signal handler that makes a call.
         """
         if self._stepper:
             return False
@@ -252,20 +267,20 @@ class CallQueue:
             taken = self._context.run(steps, *arguments)
             self._stepper = 0
             self._stepping.release()
-        except BaseException:  # Ctrl-C, which may have come with the lock taken
+        except BaseException:  # Ctrl-C, which may have come right after the lock was acquired.
             if self._stepper == thread:
                 self._stepper = 0
             try:
                 self._stepping.release()
-            except RuntimeError:  # `suppress` runs Python code, where Ctrl-C may come again
+            except RuntimeError:  # Not `suppress`, which runs Python code, where Ctrl-C may come again.
                 pass
             raise
         if self._closed:
-            self._end_if_idle()
+            self._release_if_idle()
         return taken
 
-    def _advance_all(self, look: bool = False) -> bool:
-        """Takes all steps that can be taken now; True if there was any. look: also ends calls that wait in vain."""
+    def _advance_all(self, check_waits: bool = False) -> bool:
+        """Takes all steps that can be taken now. Returns: whether there was any. check_waits: see `_check_waits`"""
         taken = False
         ordered = self._ordered
         while ordered:
@@ -279,12 +294,12 @@ class CallQueue:
                 taken = self._advance(call) or taken
                 if call.done:
                     self._unordered.remove(call)
-        if look:
-            self._look()
+        if check_waits:
+            self._check_waits()
         return taken
 
     def _start(self, call: CollectiveOp[Any]) -> bool:
-        """Takes the first step of a collective if it is the next."""
+        """Takes the first step of a collective if it is first in order."""
         if not self._ordered or self._ordered[0] is not call:
             return False
         self._advance(call, first=True)
@@ -293,7 +308,7 @@ class CallQueue:
         return True
 
     def _start_unordered(self) -> bool:
-        """Starts the sends and receives, in order: messages of one tag arrive as they were sent."""
+        """Starts the sends and receives, in order: messages with the same tag must arrive in the order of sending."""
         for call in [call for call in self._unordered if call.test is None]:
             self._advance(call)
             if call.done:
@@ -301,7 +316,7 @@ class CallQueue:
         return True
 
     def _advance(self, call: CollectiveOp[Any], first: bool = False) -> bool:
-        """Takes the steps of one call that can be taken now; True if there was any. first: at most one"""
+        """Takes the steps of one call that can be taken now. Returns: whether there was any. first: at most one step"""
         before = call.test
         try:
             try:
@@ -309,39 +324,40 @@ class CallQueue:
                     return True
                 if before is None:
                     if self._error is not None:
-                        call.finish(None, copy_error(self._error))
+                        call.set_outcome(None, copy_error(self._error))
                         return True
                     if call.state == QUEUED:
                         self.recorder.start(call.record)
-                    if call.steps is None and call.plan.inline.is_done_at_once(call):
+                    if call.steps is None and call.plan.inline.complete_now(call):
                         return True
                 assert call.steps is not None
                 while call.test is None or (not first and call.test()):
-                    call.test, call.limit = next(call.steps), None
+                    call.test = next(call.steps)
+                    call.limit = None
             except StopIteration as end:
-                call.finish(end.value, None)
-            except _IN_ORDER as error:
-                call.finish(None, error)
+                call.set_outcome(end.value, None)
+            except _RECOVERABLE as error:
+                call.set_outcome(None, error)
             except Exception as error:
                 self._break(call, error)
-        except BaseException as error:  # Ctrl-C, half-way in a step or at its end: the step must not be taken again
+        except BaseException as error:  # Ctrl-C, perhaps in the middle of a step: it must not be taken again.
             if not call.done:
                 self._break(call, error)
             raise
         return call.done or call.test is not before
 
-    def _look(self) -> None:
-        """Now and then looks who has left, what has broken, and at the time."""
+    def _check_waits(self) -> None:
+        """At intervals, fails calls whose time limit has passed, whose peers have left, or that were aborted."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + _LOOK
-        # By index: to copy a deque fails if another thread appends to it meanwhile. Only this thread removes calls.
+        self._next_check = now + _CHECK_INTERVAL
+        # By index: copying a deque fails if another thread appends to it meanwhile. Only this thread removes calls.
         first = [self._ordered[0]] if self._ordered else []
         for call in (*first, *tuple(self._unordered)):
             try:
-                if self._broken_off:
-                    self._heard()
+                if self._aborted:
+                    self._notify()
                     assert self._error is not None
                     raise copy_error(self._error)
                 check_wait(call, self._transport)
@@ -353,22 +369,23 @@ class CallQueue:
                     self._unordered.remove(call)
 
     def _has_work(self) -> bool:
-        """Whether the helper thread has steps to take: not while a thread waits, whose core it would share."""
+        """Whether the helper thread has steps to take. Not while a thread waits: it would only compete for its core."""
         return bool(self._ordered or self._unordered) and not self._waiting
 
-    def _help(self) -> None:
-        idle = 0
+    def _run_helper(self) -> None:
+        idle_rounds = 0
         while not self._closing:
             if not self._has_work():
-                idle += 1
-                self._end_if_idle()
-                self._asleep = bool(self._waiting) or idle > _IDLE_LOOKS
+                idle_rounds += 1
+                self._release_if_idle()
+                self._asleep = bool(self._waiting) or idle_rounds > _IDLE_ROUNDS
                 self._wake.clear()
                 if not self._has_work():
                     self._wake.wait(None if self._asleep and not self._closed else LONG_PAUSE)
                 continue
-            idle, self._asleep = 0, False
-            with contextlib.suppress(Exception):  # of a broken device, which the steps will tell
+            idle_rounds = 0
+            self._asleep = False
+            with contextlib.suppress(Exception):  # A broken device, whose error the steps will raise.
                 self.enter_helper()
             if self._take(self._advance_all, True):
                 while not self._waiting and spin(lambda: self._take(self._advance_all)):
@@ -376,41 +393,44 @@ class CallQueue:
             time.sleep(LONG_PAUSE)
 
     def _start_helper(self) -> None:
-        self._helper = threading.Thread(target=self._help, name=f"collectives-{self._transport.key}", daemon=True)
+        name = f"collectives-{self._transport.key}"
+        self._helper = threading.Thread(target=self._run_helper, name=name, daemon=True)
         self._helper.start()
 
     # Ends ------------------------------------------------------------------------------------------------------------
 
-    def _end_if_idle(self) -> None:
-        """Gives back what a closed queue holds, once all its calls are finished."""
+    def _release_if_idle(self) -> None:
+        """Releases what a closed queue holds, once all its calls are finished."""
         with self.lock:
             if not self._closed or self._closing or self._ordered or self._unordered:
                 return
             self._closing = True
         try:
             self._wake.set()
-            if self._error is None:  # a broken one may still be written to
+            if self._error is None:  # Otherwise a failed call may still write to it.
                 self._transport.close()
-            self._ended()
+            self._on_closed()
         finally:
-            self._given_back = True
+            self._released = True
 
     @property
     def broken(self) -> bool:
-        """True once a call ended half-way: no further call on this communicator can be trusted."""
+        """True once a call failed before its end: no further call on this communicator can be trusted."""
         return self._error is not None
 
-    def break_off(self, error: CollectivesError, heard: Callable[[], None]) -> None:
-        """From any thread: what a finished call left running on a device has failed, so no further call can be trusted.
+    def abort(self, error: CollectivesError, notify: Callable[[], None]) -> None:
+        """From any thread: the device work of a finished call has failed, so all later calls must raise `error`.
 
-        heard: called when a call is about to raise the error
+        notify: called when a call is about to raise the error
         """
         with self.lock:
             if self._error is None:
-                self._error, self._heard, self._broken_off = error, heard, True
+                self._notify = notify
+                self._error = error
+                self._aborted = True
 
     def _break(self, call: CollectiveOp[Any], error: BaseException) -> None:
-        """Ends a call half-way: ranks no longer agree on what comes next."""
+        """Fails a call before its end. From then on ranks may disagree on what comes next."""
         if not isinstance(error, Exception):
             error = CollectiveInterrupted(
                 f"rank {self._transport.rank}: {call} was interrupted ({type(error).__name__}); this communicator "
@@ -423,8 +443,8 @@ class CallQueue:
         if self._error is None:
             self._error = error
         if not call.done:
-            _never_freed.append((call.test, call.steps, call.source, call.target, call.early, call.out))
-        call.finish(None, error)
+            _never_freed.append((call.test, call.steps, call.source, call.target, call.preallocated, call.out))
+        call.set_outcome(None, error)
 
 
 def _passed(limit: TimeLimit | None) -> bool:
@@ -432,7 +452,7 @@ def _passed(limit: TimeLimit | None) -> bool:
 
 
 def run_to_completion(name: str, steps: Steps[T], transport: Transport, timeout: float) -> T:
-    """Takes steps that belong to no communicator yet to their end. Raises: CollectiveTimeout, PeerLeft."""
+    """Takes the steps of something that has no communicator yet. Raises: CollectiveTimeout, PeerLeft."""
     call: CollectiveOp[T] = CollectiveOp(Plan(name), timeout)
     call.steps = steps
     return CallQueue(transport).run(call)

@@ -1,4 +1,4 @@
-"""The communicators of one world on one rank: how many calls each has made, which the other ranks hear at the end."""
+"""All communicators of one world on one rank, and their numbers of calls, which other ranks receive at exit."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from collectives.time_limit import TimeLimit
 
 
 class CommunicatorRegistry:
-    """The call queues of all communicators of one world on this rank; of a closed communicator, the number of calls.
+    """The call queues of all open communicators of one world on this rank, and the call counts of closed ones.
 
-    wanted: the backend for arrays on GPUs that was asked for by name, if any
-    nccl: the `NcclConfig` with which its communicators are made
+    requested: the backend for arrays on GPUs that was requested by name, if any
+    nccl: the `NcclConfig` of its NCCL communicators
     """
 
-    def __init__(self, wanted: str | None = None, nccl: Any = None) -> None:
-        self.wanted = wanted
+    def __init__(self, requested: str | None = None, nccl: Any = None) -> None:
+        self.requested = requested
         self.nccl = nccl
         self._open: dict[str, CallQueue] = {}
-        self._closed: dict[str, int] = {}  # calls, by communicator, and of sends and receives by pair of ranks
-        self._closed_with: dict[str, list[CallQueue]] = {}  # what was made of a communicator for its own use
+        self._closed: dict[str, int] = {}  # Call counts by communicator, and of sends and receives by pair of ranks.
+        self._closed_with: dict[str, list[CallQueue]] = {}  # Queues to close together with the communicator.
 
     def join(self, key: str, queue: CallQueue) -> None:
-        """A communicator has been made."""
+        """Adds a new communicator."""
         self._open[key] = queue
 
     def leave(self, key: str) -> None:
-        """A communicator has been closed, and its calls are finished."""
-        # Entered first: a rank that leaves at this moment must find it in one of the two.
+        """Removes a communicator that is closed and whose calls are finished; keeps its counts."""
+        # Counts are stored first: a rank that exits at this moment must find them in one of the two.
         self._closed.update(_calls_of(key, self._open[key]))
         del self._open[key]
         self._close_followers(key)
 
     def close_with(self, key: str, queue: CallQueue) -> None:
-        """Closes `queue` when the communicator of `key` is closed, or now if it is."""
+        """Closes `queue` when the communicator of `key` is closed, or now if it already is."""
         self._closed_with.setdefault(key, []).append(queue)
         if key not in self._open:
             self._close_followers(key)
 
     def calls(self) -> Mapping[str, int]:
-        """How many calls each communicator made, and how many sends and receives by pair; closed ones too."""
+        """Call counts by communicator, and of sends and receives by pair of ranks; closed communicators too."""
         calls: dict[str, int] = {}
         for key, queue in self._open.copy().items():
             calls.update(_calls_of(key, queue))
         return {**calls, **self._closed.copy()}
 
     def drain(self, limit: TimeLimit) -> None:
-        """Waits until no call is under way, or the limit is over."""
+        """Waits until no call is in progress, or the limit has passed."""
         for queue in self._open.copy().values():
             queue.drain(limit)
 
     def broken(self) -> bool:
-        """True if a call ended half-way on any of them."""
+        """True if a call on any of them failed before its end."""
         return any(queue.broken for queue in self._open.copy().values())
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""The orderly exit: no rank ends alone.
+"""The orderly exit: ranks leave together, or the job ends.
 
-MPI_Finalize waits for all ranks, without a limit and without a word. So finalizing is ours: at exit every rank tells
-the others its status and how far it came, and waits until it has heard from all of them. All there: finalize. Somebody
-failed, or did not come in time: say who, and end the job with the first failing rank's status. Ranks that stopped as
-they were asked to (STOPPED) part like those that are done: an engine that sees one die before the others have finalized
-ends these, and says so on a page.
+MPI_Finalize waits for all ranks, without a time limit or a message. So at exit every rank first sends the others its
+status and call counts, and waits for theirs. If all are there, MPI is finalized. If a rank failed, or did not come in
+time, this says which, and ends the job with the status of the first rank that failed. Ranks that stopped on request
+(STOPPED) leave like those that are done: an engine that saw one exit before the others have finalized MPI would kill
+these, and print a page about it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
 from collectives.engine.registry import CommunicatorRegistry
+from collectives.errors import name_ranks
 from collectives.time_limit import TimeLimit
-from collectives.transport import LOST, ExitNotice, is_clean, name_ranks
+from collectives.transport import LOST, ExitNotice, is_clean
 from collectives.world import STOPPED
 
-_GRACE = 1.0  # s; how long a failing rank lets the others find out and speak before it ends them
-_READ = 0.1  # s; engines kill on abort and drop what they have not read: the traceback just printed
-_PAUSE = 0.2e-3  # s
+# How long a failing rank lets others notice and print their errors before it ends them (s).
+_GRACE = 1.0
+# Engines kill on abort and drop output that they have not read, such as the traceback just printed. Time for that (s).
+_READ = 0.1
+# The pause between two looks at exit notices (s).
+_PAUSE = 0.2e-3
 
 
 class Membership(Protocol):
-    """What leaving needs of a world: see `MPIWorld`."""
+    """What leaving needs from a world: see `MPIWorld`."""
 
     @property
     def rank(self) -> int: ...
@@ -44,10 +48,10 @@ class Membership(Protocol):
 
 
 class ExitStatus:
-    """How this process is ending, as far as that can be known before it has ended.
+    """The exit status with which this process is ending, as far as that is known before it has ended.
 
-    Python shows atexit handlers neither the argument of sys.exit nor that an exception ended the script, so both are
-    watched on their way. A SystemExit that was caught is forgotten when calls are made after it.
+    Python shows atexit handlers neither the argument of sys.exit nor whether an exception ended the script, so both are
+    intercepted. A SystemExit that was caught is ignored if calls were made after it.
     """
 
     def __init__(self, calls_made: Callable[[], int]) -> None:
@@ -56,22 +60,24 @@ class ExitStatus:
         self._asked: tuple[int, int] | None = None
 
     def watch(self) -> None:
-        """From now on, sys.exit and sys.excepthook pass through here."""
-        exit_, excepthook = sys.exit, sys.excepthook
+        """Replaces sys.exit and sys.excepthook by functions that note the status."""
+        original_exit = sys.exit
+        original_excepthook = sys.excepthook
 
         def exit(status: Any = None, /) -> NoReturn:
             if threading.current_thread() is threading.main_thread():
                 self._asked = (exit_code(status), self._calls_made())
-            exit_(status)
+            original_exit(status)
 
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             self._raised = 130 if issubclass(kind, KeyboardInterrupt) else 1
-            excepthook(kind, error, trace)
+            original_excepthook(kind, error, trace)
 
-        sys.exit, sys.excepthook = exit, hook
+        sys.exit = exit
+        sys.excepthook = hook
 
     def status(self) -> int:
-        """The exit status, by what was seen."""
+        """The exit status, as far as it was seen."""
         if self._raised is not None:
             return self._raised
         if self._asked is not None and self._asked[1] == self._calls_made():
@@ -80,18 +86,18 @@ class ExitStatus:
 
 
 def exit_code(status: object) -> int:
-    """What `sys.exit(status)` makes of its argument: None is 0, a number is itself, all else is printed and is 1."""
+    """The exit code of `sys.exit(status)`: 0 for None, a number itself, 1 for anything else, which is printed."""
     if status is None:
         return 0
     return status & 0xFF if isinstance(status, int) else 1
 
 
-def job_status(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
-    """The job's status: the first failure known; without one STOPPED, if any rank stopped as it was asked to.
+def job_status(own: int, before: Sequence[int], after: Sequence[int]) -> int:
+    """The job's status: the first known failure; otherwise STOPPED if any rank stopped on request, else 0.
 
-    before: the others' statuses that had arrived when this rank left, in order; after: those that arrived later
+    own: this rank's status; before: statuses that had arrived when this rank left, in order; after: later ones
     """
-    known = [*before, mine, *after]
+    known = [*before, own, *after]
     first = next((status for status in known if not is_clean(status)), STOPPED if STOPPED in known else 0)
     return 1 if first == LOST else first
 
@@ -99,18 +105,19 @@ def job_status(mine: int, before: Sequence[int], after: Sequence[int]) -> int:
 def shut_down(
     membership: Membership, registry: CommunicatorRegistry, status: int, timeout: float, supervised: bool
 ) -> None:
-    """Leaves the world together with the others, or ends the job; returns only where Python may go on exiting.
+    """Leaves the world together with the other ranks, or ends the job. Returns only if Python may continue exiting.
 
-    status: this process's exit status; timeout: seconds to wait for the others; supervised: a launcher ends the others
+    status: this process's exit status; timeout: seconds to wait for the others; supervised: whether a launcher ends
+    the other ranks after a failure
     """
     limit = TimeLimit(timeout)
-    before = [left.status for left in membership.exit_notices().values()]
+    before = [notice.status for notice in membership.exit_notices().values()]
     if is_clean(status):
         registry.drain(limit)
     membership.leave(ExitNotice(status=status, calls=registry.calls()))
     if supervised and not is_clean(status):
         _flush()
-        os._exit(status)  # the launcher knows already, and ends the others
+        os._exit(status)  # The launcher knows of the failure, and ends the other ranks.
     failed = _wait_for_notices(membership, status, limit)
     broken = registry.broken()
     exit_notices = membership.exit_notices()
@@ -118,9 +125,9 @@ def shut_down(
     if not missing and not (failed and (broken or not membership.aborts_all)):
         membership.finalize()
         return
-    code = job_status(status, before, [left.status for left in exit_notices.values()])
+    code = job_status(status, before, [notice.status for notice in exit_notices.values()])
     if not failed and missing:
-        _say(
+        _print(
             f"collectives: rank {membership.rank} has finished and waited {timeout:g} s for {name_ranks(missing)}, "
             "still at work or hanging. Ending the job"
         )
@@ -129,18 +136,18 @@ def shut_down(
     if supervised:
         os._exit(code)
     if is_clean(status):
-        time.sleep(_GRACE)  # the rank that failed ends the job, and has something to say first
+        time.sleep(_GRACE)  # The rank that failed ends the job, and prints its error first.
     time.sleep(_READ)
     membership.abort(code)
 
 
 def _wait_for_notices(membership: Membership, status: int, limit: TimeLimit) -> bool:
-    """Waits for all others' exit notices; for a short grace only once a failure is known. True if one is."""
+    """Waits for all exit notices; only a short time once a failure is known. Returns: whether one is known."""
     failed_at: float | None = None
     while True:
         exit_notices = membership.exit_notices()
         now = time.monotonic()
-        if failed_at is None and (not is_clean(status) or any(left.failed for left in exit_notices.values())):
+        if failed_at is None and (not is_clean(status) or any(notice.failed for notice in exit_notices.values())):
             failed_at = now
         everyone = len(exit_notices) == membership.size - 1 and membership.notices_sent()
         enough = failed_at is not None and now > failed_at + _GRACE
@@ -150,16 +157,16 @@ def _wait_for_notices(membership: Membership, status: int, limit: TimeLimit) -> 
 
 
 def _flush() -> None:
-    # The process ends without Python's own clean-up: what it would have written out is written here.
+    # The process ends without Python's own cleanup, so buffered output is written here.
     if "logging" in sys.modules:
         sys.modules["logging"].shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed, or never there: nothing can be said there anyway
+        except (OSError, ValueError, AttributeError):  # Closed or missing: there is nowhere to report that.
             pass
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
-"""How a rank waits for others: spinning, then sleeping, and when it has waited in vain.
+"""How a rank waits for others: it spins, then sleeps between tests, and raises when the time limit has passed.
 
-Ranks may share cores with each other, and with processes that compute. So a waiting rank spins for a moment, gives its
-core to whoever can use it for a little longer, and then sleeps between looks. Nothing blocks inside a backend, so that
-time limits, Ctrl-C and the end of another rank reach every wait.
+Ranks may share cores with each other, and with processes that compute. So a waiting rank spins for a moment, then
+yields its core between tests, and then sleeps between them. Nothing blocks inside a backend, so time limits, Ctrl-C and
+the exit of another rank end every wait.
 """
 
 from __future__ import annotations
@@ -12,41 +12,43 @@ import time
 from typing import Any
 
 from collectives.engine.call import CollectiveOp
-from collectives.errors import CollectiveTimeout, PeerLeft
+from collectives.errors import CollectiveTimeout, PeerLeft, ranks_have
 from collectives.flight.words import describe_process, on_communicator
 from collectives.time_limit import TimeLimit
-from collectives.transport import Test, Transport, describe_exits, left_before, spans
+from collectives.transport import Test, Transport, describe_exits, left_before
 
-# All in seconds.
-# A peer that is about to arrive is worth a short spin.
+# All times are in seconds.
+# Test without a pause for this long: a peer that is about to arrive is worth a short spin.
 _SPIN = 20e-6
-# Until then a rank yields its core between looks: another rank may need it.
+# Until this much time has passed, yield the core between tests: another rank may need it. Then sleep.
 _YIELD = 300e-6
-# A sched_yield that takes longer than this means that the core is shared: for a while waiting ranks spin no longer.
+# A sched_yield that takes longer than this means that the core is shared. Waiting ranks then spin less for a while.
 _SHARED = 5e-6
-# One that takes longer than this gave the core to a process that computes, for a whole time slice. Who sleeps gets the
-# core back at once, so for a while waiting ranks sleep instead (benchmarks/collectives.py --busy 1).
+# A sched_yield that takes longer than this gave the core to a computing process for a whole time slice. A sleeping
+# process gets its core back at once, so waiting ranks then sleep instead (benchmarks/collectives.py --busy 1).
 _TAKEN = 200e-6
-# How long a while is.
+# For how long the last two rules hold.
 _CROWDED = 5e-3
-# The shortest sleep: the system makes about 55 us of it.
+# The shortest sleep; the system makes it about 55 us.
 _NAP = 1e-6
-# Between looks of a rank that has waited longer than _YIELD. Longer sleeps save a little of the core, and where that is
-# busy they cost much of the wire's bandwidth (benchmarks/overlap.py).
+# The sleep between tests after _YIELD. A longer one would save little CPU time, and on a busy core it would cost much
+# of the network's bandwidth (benchmarks/overlap.py).
 PAUSE = 100e-6
-# The same for a call that no thread waits for yet, while the program computes: each look costs the core some 10 us, and
-# the bandwidth that is lost at the end of the wait is hidden by computing. Shorter than _YIELD, so that ranks of a node
-# that look in turns meet.
+# The same for a call that no thread waits for yet, while the program computes. Each test costs the core some 10 us, and
+# the bandwidth lost to the longer pause is hidden by computing. Shorter than _YIELD, so that ranks of a node that test
+# in turn still meet.
 LONG_PAUSE = 250e-6
 
-_SHOWN = 8  # late ranks of which a timeout says what they do
+# A timeout describes the last call of at most this many late ranks.
+_SHOWN = 8
+
 _ORDER = "Every rank must make the same calls in the same order"
 
 _shared_until = _crowded_until = 0.0
 
 
 def spin(test: Test) -> bool:
-    """Repeats a test for a fraction of a millisecond; False if it is not True by then."""
+    """Repeats a test for a fraction of a millisecond. Returns: whether it became True."""
     global _shared_until, _crowded_until
     start = now = time.monotonic()
     while now - start < _YIELD:
@@ -68,34 +70,34 @@ def spin(test: Test) -> bool:
 
 
 def check_wait(call: CollectiveOp[Any], transport: Transport) -> None:
-    """Looks at a call whose test has not been True for a while.
+    """Checks a call whose test has not been True for a while.
 
     Raises: PeerLeft if a rank that it waits for has left; CollectiveTimeout if the time limit of this step has passed.
     """
-    what = f"{call}{on_communicator(transport.label)}"
+    name = f"{call}{on_communicator(transport.label)}"
     exit_notices = transport.exit_notices()
     if exit_notices:
         if call.gone is not None:
             gone = call.gone(exit_notices)
         else:
             gone = left_before(exit_notices, transport.key, call.number)
-        # Tested again: what it sent before it left may have arrived just before the notice.
+        # Tested once more: what the rank sent before it left may have arrived just before its notice.
         if gone and not (call.test is not None and call.test()):
-            raise PeerLeft(f"{describe_exits(exit_notices, gone)} while rank {transport.rank} waits in {what}")
+            raise PeerLeft(f"{describe_exits(exit_notices, gone)} while rank {transport.rank} waits in {name}")
     if call.limit is None:
         call.limit = TimeLimit(call.timeout)
     elif call.limit.passed():
         late = describe_late(call, transport)
-        raise CollectiveTimeout(f"rank {transport.rank}: {what} was not complete after {call.timeout:g} s. {late}")
+        raise CollectiveTimeout(f"rank {transport.rank}: {name} was not complete after {call.timeout:g} s. {late}")
 
 
 def describe_late(call: CollectiveOp[Any], transport: Transport) -> str:
-    """Names the ranks that are late for a call, as far as this rank knows, and the last call of those on its node."""
+    """Names the ranks that are late for a call, as far as this rank knows, and the last calls of those on its node."""
     late = list(transport.late() if call.peers is None else call.peers)
     if not late:
         return f"{_ORDER}; one has not arrived, or hangs elsewhere"
     missed = "arrived" if call.peers is None else "made the call that it answers"
-    head = f"{'Rank' if len(late) == 1 else 'Ranks'} {spans(late)} {'has' if len(late) == 1 else 'have'} not {missed}"
+    head = f"{ranks_have(late)} not {missed}".capitalize()
     processes = {rank: pid for rank in late[:_SHOWN] if (pid := transport.pid(rank)) is not None}
     lines = [f"\n  rank {rank} (pid {pid}): {describe_process(pid)}" for rank, pid in processes.items()]
     return f"{head}:{''.join(lines)}\n  {_ORDER}." if lines else f"{head}. {_ORDER}"

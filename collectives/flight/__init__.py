@@ -1,5 +1,5 @@
-"""The flight recorder: what each rank called last, and where its Python stands, readable from outside at any moment.
+"""The flight recorder: each rank's last calls and the position of its Python code, readable from outside at any moment.
 
 A rank that hangs cannot be asked. So every process keeps its last calls in shared memory, and others
-(another rank, the launcher, `ddp-doctor`) read them there, even if the process is stopped or never lets go of the GIL.
+(another rank, the launcher, `ddp-doctor`) read them there, even if the process is stopped or never releases the GIL.
 """

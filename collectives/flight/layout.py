@@ -1,10 +1,10 @@
 """The layout of a flight record.
 
-    header | Python position | ring of the last CALLS calls | signatures
+    header | Python position | ring of the last CALLS calls | call texts
 
-A call is a fixed record of seven words. It points to a signature (communicator, name, dtype, shape, ..., file, line),
-which is text and written once. The first word of a call and its last one both name it: the first is written first, the
-last one last, so a record whose two ends disagree is being written. Texts carry a checksum instead.
+A call is a fixed record of seven words. It points to a call text (communicator, name, dtype, shape, ..., file, line),
+which is written once for all calls that share it. The first and last word of a call both contain its index: the first
+is written first, the last one last, so a record in which they disagree is being written. Texts carry a checksum.
 """
 
 from __future__ import annotations
@@ -13,48 +13,65 @@ from binascii import crc32
 from collections.abc import Sequence
 from struct import Struct, error
 
-#: The name of the memfd, as it appears in /proc/PID/fd.
+#: The name of the memfd, which appears in /proc/PID/fd.
 NAME = "ddp-flight"
 MAGIC = b"ddpfligh"
 VERSION = 5
 
-#: magic, VERSION, SIZE, pid, rank, world size (-1: not known), the step by the program's own count, synchronized
-#: backwards (-1: none yet, both), FIGURES
+#: magic, VERSION, SIZE, pid, rank, world size (-1: unknown), the program's own step count (-1: none yet), the number of
+#: synchronized backwards (-1: none yet), FIGURES.
 HEADER = Struct("=8s7q6d")
-RANK_WORD, SIZE_WORD, STEP_WORD, BACKWARDS_WORD = 4, 5, 6, 7  # words of 8 bytes from the start
-#: Of a training, and their words: sums since the process began (samples, s of exposed communication, s in which other
-#: ranks waited for this one, bytes of gradients reduced), bytes of a GPU's memory, the last loss.
-FIGURES = {"samples": 8, "exposed": 9, "waited": 10, "reduced_bytes": 11, "device_bytes": 12, "loss": 13}
-NOT_KNOWN = float("-inf")  # a loss may be no number
-#: index, signature, number, queued, started, ended (monotonic ns; 0: not yet), stamp
-CALL = Struct("7q")  # native, so that each word is written at once
-#: number (never 0), checksum, text
+# Index of 8-byte words of the header.
+RANK_WORD = 4
+SIZE_WORD = 5
+STEP_WORD = 6
+BACKWARDS_WORD = 7
+#: Figures of a training and the words that hold them. Sums since the process began: samples, exposed communication (s),
+#: time in which other ranks waited for this one (s), bytes of reduced gradients. Then GPU memory (bytes), last loss.
+FIGURES = {
+    "samples": 8,
+    "exposed": 9,
+    "waited": 10,
+    "reduced_bytes": 11,
+    "device_bytes": 12,
+    "loss": 13,
+}
+#: The value of an unknown figure. Not NaN, which a loss may be.
+NOT_KNOWN = float("-inf")
+#: index, text number, call number, queued, started, ended (monotonic ns; 0: not yet), stamp. In native byte order, so
+#: that each word is written at once.
+CALL = Struct("7q")
+# number (never 0), checksum; the text follows.
 _TEXT = Struct("=qq")
 
 CALLS = 1_000
-SIGNATURES = 2_048
-SIGNATURE_SIZE = 432  # bytes
+TEXTS = 2_048
+# Sizes and offsets in bytes.
+TEXT_SIZE = 432
 POSITION_SIZE = 896
 POSITION_AT = 128
 CALLS_AT = 1_024
-SIGNATURES_AT = 57_344
-SIZE = SIGNATURES_AT + SIGNATURES * SIGNATURE_SIZE
+TEXTS_AT = 57_344
+SIZE = TEXTS_AT + TEXTS * TEXT_SIZE
 
-# The state is the low part of a call's stamp, the index its high part.
-QUEUED, STARTED, DONE, FAILED = 1, 2, 3, 4
+# The low bits of a call's stamp hold its state, the high bits its index.
+QUEUED = 1
+STARTED = 2
+DONE = 3
+FAILED = 4
 STATES = {QUEUED: "queued", STARTED: "started", DONE: "done", FAILED: "failed"}
 STATE_BITS = 3
 
 
-def signature_at(number: int) -> int:
-    """The offset of a signature's slot."""
-    return SIGNATURES_AT + number % SIGNATURES * SIGNATURE_SIZE
+def text_at(number: int) -> int:
+    """The offset of the slot of a call text."""
+    return TEXTS_AT + number % TEXTS * TEXT_SIZE
 
 
 def pack_text(number: int, fields: Sequence[str], size: int) -> bytes:
     r"""A slot of `size` bytes: `number`, a checksum, and the fields in UTF-8, with \0 between them.
 
-    Raises: ValueError if they do not fit.
+    Raises: ValueError if the fields do not fit.
     """
     text = "\0".join(field.replace("\0", " ") for field in fields).encode(errors="replace")
     if _TEXT.size + len(text) > size:
@@ -63,20 +80,20 @@ def pack_text(number: int, fields: Sequence[str], size: int) -> bytes:
 
 
 def unpack_text(slot: bytes, fields: int) -> tuple[int, list[str]] | None:
-    """Number and fields of a slot; None if it is empty, being overwritten, or none of ours."""
+    """Number and fields of a slot; None if it is empty, being overwritten, or invalid."""
     try:
         number, check = _TEXT.unpack_from(slot)
     except error:
         return None
     text = slot[_TEXT.size :].rstrip(b"\0")
-    text += b"\0" * (fields - 1 - text.count(b"\0"))  # fields at the end may be empty
+    text += b"\0" * (fields - 1 - text.count(b"\0"))  # Empty fields at the end were stripped.
     if number == 0 or check != crc32(text, number & 0xFFFFFFFF):
         return None
     return number, text.decode(errors="replace").split("\0")
 
 
 def truncate(text: str, limit: int, *, keep_end: bool = False) -> str:
-    """`text` in at most `limit` bytes of UTF-8, without half a character; what is missing is marked by an ellipsis."""
+    """`text` in at most `limit` bytes of UTF-8, without partial characters; an ellipsis marks what was cut."""
     data = text.encode(errors="replace")
     if len(data) <= limit:
         return data.decode()

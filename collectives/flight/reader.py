@@ -1,8 +1,8 @@
 """The reading side of a flight record: from any process of the same user, at any moment.
 
-Nothing is asked of the process that is read: it may be stopped, compute with the GIL held, or write a million calls a
-second. A call is believed only if two readings of the ring agree on it, with its texts read between them: what a call
-of the ring points to is not overwritten.
+The process that is read does nothing for it: it may be stopped, compute with the GIL held, or write a million calls a
+second. A call counts only if two readings of the ring agree on it; its text is read between them, because the text of
+a call in the ring is never overwritten.
 
 Each rank's agent holds a reader and asks for the newest call every second, so this module imports almost nothing.
 """
@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 from collectives.errors import RecordError
 from collectives.flight import layout
-from collectives.flight.layout import CALLS, FIGURES, NOT_KNOWN, SIGNATURES_AT, unpack_text
+from collectives.flight.layout import CALLS, FIGURES, NOT_KNOWN, TEXTS_AT, unpack_text
 
-TYPE_CHECKING = False  # not of `typing`, whose import would cost an agent a tenth of its memory
+# Not from `typing`, whose import would cost an agent a tenth of its memory.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -33,9 +34,9 @@ class RecordedCall(
 ):
     """One call of a process. Times are of the monotonic clock, in ns; 0: not yet.
 
-    order: counts all calls of the process from 1; number: those of its communicator, from 0
-    communicator: its key, and what it is used for if that was said; state: "queued", "started", "done" or "failed"
-    name, dtype, shape, more: all_reduce, float32, (512, 10), sum, as text; file, line: of the user's code
+    order: the call's number among all calls of the process, from 1; number: among those of its communicator, from 0
+    communicator: its key, and its purpose if it has one; state: "queued", "started", "done" or "failed"
+    name, dtype, shape, more: as text, e.g. all_reduce, float32, (512, 10), sum; file, line: of the user's code
     """
 
     __slots__ = ()
@@ -50,16 +51,16 @@ class RecordedCall(
 
     @property
     def since(self) -> int:
-        """When it came into its state."""
+        """When the call entered its present state."""
         return int({"queued": self.queued, "started": self.started}.get(self.state, self.ended))
 
 
 class Position(namedtuple("Position", "time file line function within")):
-    """Where the main thread's Python code stood.
+    """Where the main thread's Python code was.
 
     time: of the sample; monotonic clock, ns
     file, line, function: the innermost frame of the user's code
-    within: file, line and function of the innermost frame of all, if that one is a library's or ours
+    within: file, line and function of the innermost frame overall, if that is in a library or in our packages
     """
 
     __slots__ = ()
@@ -76,44 +77,45 @@ class FlightRecord(namedtuple("FlightRecord", "pid rank size calls position step
     """What a process did last.
 
     rank, size: -1 while the process does not know them
-    calls: the last ones, in the order in which they began; those being written at this moment are missing
-    position: the last sample, None if none was taken
-    step: that it has finished, by the program's own count or else that of `ddp.DataParallel`; None if neither counts
-    figures: FIGURES, in their order
+    calls: the last ones, in the order in which they began, without those being written at this moment
+    position: the last sample, None if there is none
+    step: the last finished one, by the program's own count or else by `ddp.DataParallel`; None if neither counts
+    figures: the values of FIGURES, in that order
     """
 
     __slots__ = ()
 
     @property
     def current(self) -> tuple[RecordedCall | None, int]:
-        """The last call, or the one for which it waits, and how many more are queued; None before any."""
+        """The last call, or the one that is in progress, and how many more are queued; (None, 0) before any call."""
         if not self.calls or self.calls[-1].state != "queued":
             return (self.calls[-1] if self.calls else None), 0
         queued = sum(call.state == "queued" for call in self.calls)
-        return next(((call, queued) for call in reversed(self.calls) if call.state == "started"), (self.calls[-1], 0))
+        in_progress = [call for call in self.calls if call.state == "started"]
+        return (in_progress[-1], queued) if in_progress else (self.calls[-1], 0)
 
 
 class FlightReader:
-    """One process's flight record: opened once, read many times, also after the process has died.
+    """One process's flight record: opened once, read many times, even after the process has died.
 
-    peek: returns the `length` bytes at `offset` of the record
+    peek: returns `length` bytes at `offset` of the record
     """
 
     def __init__(self, peek: Callable[[int, int], bytes], fd: int | None = None) -> None:
         self._peek = peek
         self._fd = fd
-        self._signatures: dict[int, list[str] | None] = {}  # a number never changes its meaning
+        self._texts: dict[int, list[str] | None] = {}  # By number, whose text never changes.
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """The record of a running process. Raises: RecordError if it has none, or it is not ours to read."""
+        """Opens the record of a running process. Raises: RecordError if it has none, or belongs to another user."""
         try:
             fds = [int(fd) for fd in os.listdir(f"/proc/{pid}/fd") if _is_record(pid, fd)]
         except OSError as error:
             raise _explain(pid, error) from None
         for fd in fds:
             reader = cls.of_fd(pid, fd)
-            # Else it is a parent's, or that of an agent's rank.
+            # Otherwise it is the record of its parent, or the process is an agent and it is its rank's.
             if reader.record(with_calls=False).pid == _own_pid(pid):
                 return reader
             reader.close()
@@ -123,12 +125,12 @@ class FlightReader:
 
     @classmethod
     def of_fd(cls, pid: int, fd: int) -> Self:
-        """The record that process `pid` has open as `fd`. Raises: RecordError"""
+        """Opens the record that process `pid` has open as `fd`. Raises: RecordError."""
         try:
             own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise _explain(pid, error) from None
-        # Read, never mapped: a foreign file may shrink, and a mapping of it would kill the reader.
+        # Read by pread and never mapped: if another process truncated the file, accessing a mapping would kill us.
         reader = cls(lambda offset, length: os.pread(own, length, offset), own)
         try:
             reader.record(with_calls=False)
@@ -150,7 +152,7 @@ class FlightReader:
         self.close()
 
     def record(self, with_calls: bool = True) -> FlightRecord:
-        """What the process has done so far. Raises: RecordError if this is no flight record."""
+        """Reads the record. Raises: RecordError if this is not a flight record."""
         data = self._peek(0, layout.HEADER.size)
         if len(data) < layout.HEADER.size or not data.startswith(layout.MAGIC):
             raise RecordError("this is not a flight record, or it is only being made")
@@ -165,17 +167,18 @@ class FlightReader:
         return FlightRecord(pid, rank, world_size, calls, self._position(), step, figures)
 
     def newest(self, now: int) -> dict[str, object]:
-        """What the process does, as a message. Raises: RecordError.
+        """The newest state of the process, as a message. Raises: RecordError.
 
         now: of the monotonic clock, ns
-        step: that it has finished, None if nothing counts them
-        calls: how many it has begun; call: the last one in words, or the one for which it waits; call_on: its
-        communicator; call_state: queued, started, done or failed; call_age: seconds in that state. None before any
-        where: line and function in which its Python stood, where_age: seconds ago. None if no sample was taken
-        samples and so on: FIGURES that are known
+        step: the last finished one, None if nothing counts them
+        calls: number of calls begun; call: the last one as text, or the one in progress; call_on: its communicator;
+        call_state: queued, started, done or failed; call_age: seconds in that state. None before any call
+        where: line and function of its Python code; where_age: age of that sample in seconds. None without a sample
+        samples and so on: the known FIGURES
         """
         record = self.record()
-        call, stood = record.current[0], record.position
+        call, _ = record.current
+        position = record.position
         return {
             "step": record.step,
             "calls": record.calls[-1].order if record.calls else 0,
@@ -183,29 +186,30 @@ class FlightReader:
             "call_on": call and call.communicator,
             "call_state": call and call.state,
             "call_age": call and seconds(call.since, now),
-            "where": stood and f"{_site(stood.file, stood.line)} in {stood.function}",
-            "where_age": stood and seconds(stood.time, now),
+            "where": position and f"{_site(position.file, position.line)} in {position.function}",
+            "where_age": position and seconds(position.time, now),
             **{name: figure for name, figure in zip(FIGURES, record.figures, strict=True) if figure != NOT_KNOWN},
         }
 
     def _position(self) -> Position | None:
         for _ in range(_ATTEMPTS):
-            found = unpack_text(self._peek(layout.POSITION_AT, layout.POSITION_SIZE), 6)
-            if found is not None:
-                at, (file, line, function, in_file, in_line, in_function) = found
+            slot = unpack_text(self._peek(layout.POSITION_AT, layout.POSITION_SIZE), 6)
+            if slot is not None:
+                time, (file, line, function, in_file, in_line, in_function) = slot
                 within = (in_file, int(in_line), in_function) if in_file else None
-                return Position(at, file, int(line), function, within)
+                return Position(time, file, int(line), function, within)
         return None
 
     def _calls(self) -> list[RecordedCall]:
         for _ in range(_ATTEMPTS):
-            first, known = self._ring(), self._signatures
+            first = self._ring()
+            known = self._texts
             unknown = any(not known.get(words[1]) for words in first)
-            # In one piece: a process whose calls all differ is once around the ring in a few milliseconds.
-            texts = self._peek(SIGNATURES_AT, layout.SIZE - SIGNATURES_AT) if unknown else b""
+            # In one piece: a process that makes a new text for each call reuses a slot after a few milliseconds.
+            slots = self._peek(TEXTS_AT, layout.SIZE - TEXTS_AT) if unknown else b""
             agreed = [words for words, again in zip(first, self._ring(), strict=True) if words == again and any(words)]
             numbers = {words[1] for words in agreed}
-            self._signatures = {number: known.get(number) or _signature(texts, number) for number in numbers}
+            self._texts = {number: known.get(number) or _text(slots, number) for number in numbers}
             calls = sorted(call for call in map(self._call, agreed) if call is not None)
             if calls or not any(map(any, first)):
                 break
@@ -216,27 +220,30 @@ class FlightReader:
 
     def _call(self, words: tuple[int, ...]) -> RecordedCall | None:
         """The call that these words describe; None if it is being written."""
-        index, signature, number, queued, started, ended, stamp = words
+        index, text, number, queued, started, ended, stamp = words
         state = layout.STATES.get(stamp & (1 << layout.STATE_BITS) - 1)
         if state is None or index != stamp >> layout.STATE_BITS:
             return None
-        communicator, name, dtype, shape, more, file, line = self._signatures[signature] or _UNKNOWN
-        # A time is written just before the state to which it belongs, and means nothing until then.
-        started, ended = started if state != "queued" else 0, ended if state in ("done", "failed") else 0
+        communicator, name, dtype, shape, more, file, line = self._texts[text] or _UNKNOWN
+        # A time is written just before the state to which it belongs, and is not valid until then.
+        if state == "queued":
+            started = 0
+        if state not in ("done", "failed"):
+            ended = 0
         return RecordedCall(
             index, communicator, number, state, queued, started, ended, name, dtype, shape, more, file, int(line)
         )
 
 
-def _signature(texts: bytes, number: int) -> list[str] | None:
-    """The texts of a signature, out of those of all; None if it has been overwritten."""
-    at = layout.signature_at(number) - SIGNATURES_AT
-    found = unpack_text(texts[at : at + layout.SIGNATURE_SIZE], 7)
-    return found[1] if found is not None and found[0] == number else None
+def _text(slots: bytes, number: int) -> list[str] | None:
+    """The fields of a call text; None if it has been overwritten. slots: of all texts"""
+    start = layout.text_at(number) - TEXTS_AT
+    slot = unpack_text(slots[start : start + layout.TEXT_SIZE], 7)
+    return slot[1] if slot is not None and slot[0] == number else None
 
 
 def read(source: int | FlightReader) -> FlightRecord:
-    """What a process has done so far, read from outside. source: its pid, or a reader of its record
+    """Reads a process's flight record from outside. source: its pid, or a reader of its record
 
     Raises: RecordError if there is no such process, it keeps no record, or we may not read it.
     """
@@ -247,7 +254,7 @@ def read(source: int | FlightReader) -> FlightRecord:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process as one letter (R, S, D, T, t, Z); "" once it has gone."""
+    """The state of a process as one letter (R, S, D, T, t, Z); "" if it has ended."""
     return _proc(pid, "stat").rpartition(") ")[2][:1]
 
 
@@ -262,7 +269,7 @@ def seconds(since: int, now: int) -> float:
 def _is_record(pid: int, fd: str) -> bool:
     try:
         return os.readlink(f"/proc/{pid}/fd/{fd}").startswith(f"/memfd:{layout.NAME}")
-    except FileNotFoundError:  # closed meanwhile
+    except FileNotFoundError:  # closed in the meantime
         return False
 
 
@@ -275,13 +282,13 @@ def _explain(pid: int, error: OSError) -> RecordError:
 
 
 def _own_pid(pid: int) -> int:
-    """What the process itself takes for its pid, which is another number in a container."""
+    """The pid that the process itself sees, which differs in a container."""
     numbers = _proc(pid, "status").partition("NSpid:")[2].split("\n")[0].split()
-    return int(numbers[-1]) if numbers else pid  # without: it has ended, or hides from us
+    return int(numbers[-1]) if numbers else pid  # No numbers: it has ended, or we may not see it.
 
 
 def _proc(pid: int, name: str) -> str:
-    """The start of a file of /proc/PID; "" if it cannot be read."""
+    """The first 4096 characters of a file in /proc/PID; "" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/{name}", errors="replace") as file:
             return file.read(4096)

@@ -1,4 +1,4 @@
-"""Flight records in words: for time limits, hang reports and `ddp-doctor calls`."""
+"""Flight records as text, for time limits, hang reports and `ddp-doctor calls`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collectives.flight.reader import FlightRecord, read, seconds, state_of
 
 
 def describe_process(pid: int) -> str:
-    """What another process did last and where its Python stands, in words; else why that is not known."""
+    """What another process did last and where its Python code is, as text; or why that is unknown."""
     try:
         record = read(pid)
     except RecordError as error:
@@ -20,12 +20,12 @@ def describe_process(pid: int) -> str:
 
 
 def on_communicator(label: str) -> str:
-    """`" on world.1 (DataParallel of Net)"`; "" for the world, on which most programs make all their calls."""
+    """`" on world.1 (DataParallel of Net)"`; "" for the world, where most programs make all their calls."""
     return "" if label == "world" else f" on {label}"
 
 
 def describe_last(record: FlightRecord, now: int) -> str:
-    """What a process did last, in words.
+    """What a process did last, as text.
 
     now: of the monotonic clock, ns
 
@@ -36,12 +36,11 @@ def describe_last(record: FlightRecord, now: int) -> str:
     text = "no call yet"
     if call is not None:
         ago = f"{seconds(call.since, now):.1f} s"
-        state = {"queued": f"queued for {ago}", "started": f"under way for {ago}"}.get(
-            call.state, f"{call.state} {ago} ago"
-        )
-        text = f"last call {call}{on_communicator(call.communicator)}, {state}" + (
-            f", {queued} more queued" if queued else ""
-        )
+        states = {"queued": f"queued for {ago}", "started": f"under way for {ago}"}
+        state = states.get(call.state, f"{call.state} {ago} ago")
+        text = f"last call {call}{on_communicator(call.communicator)}, {state}"
+        if queued:
+            text += f", {queued} more queued"
     if record.step is not None:
         text += f"; step {record.step}"
     if record.position is not None:
@@ -49,24 +48,39 @@ def describe_last(record: FlightRecord, now: int) -> str:
     return text
 
 
-_HEADINGS = ("rank", "pid", "call", "", "dtype", "shape", "where", "communicator", "state", "begun", "took")
+_HEADINGS = (
+    "rank",
+    "pid",
+    "call",
+    "",
+    "dtype",
+    "shape",
+    "where",
+    "communicator",
+    "state",
+    "begun",
+    "took",
+)
 
 
 def table(records: Sequence[FlightRecord], now: int, last: int = 10) -> str:
-    """The last calls of several ranks, and where their Python stands, as aligned text.
+    """The last calls of several ranks, and where their Python code is, as aligned text.
 
-    now: of the monotonic clock, ns; last: calls of each rank
+    now: of the monotonic clock, ns; last: number of calls shown for each rank
     """
     rows: list[tuple[str, ...]] = [_HEADINGS]
-    notes = []
+    positions = []
     for record in sorted(records, key=lambda record: (record.rank, record.pid)):
         rank = str(record.rank) if record.rank >= 0 else "?"
         for call in record.calls[-last:]:
             took = f"{(call.ended - call.started) / 1e6:.4g} ms" if call.ended and call.started else ""
-            named, begun = f"{call.name} #{call.number}", f"{seconds(call.queued, now):.1f} s ago"
+            name = f"{call.name} #{call.number}"
+            begun = f"{seconds(call.queued, now):.1f} s ago"
             array = (call.more, call.dtype, call.shape)
-            rows.append((rank, str(record.pid), named, *array, call.site, call.communicator, call.state, begun, took))
-        notes.append(f"rank {rank} (pid {record.pid}): {describe_last(record, now)}")
+            rows.append((rank, str(record.pid), name, *array, call.site, call.communicator, call.state, begun, took))
+        positions.append(f"rank {rank} (pid {record.pid}): {describe_last(record, now)}")
+    if len(rows) == 1:
+        return "\n".join(positions)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows] if len(rows) > 1 else []
-    return "\n".join([*lines, *([""] if lines else []), *notes])
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, "", *positions])

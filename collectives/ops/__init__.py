@@ -1,1 +1,1 @@
-"""The collectives: each one described once, as steps over a transport."""
+"""The collectives, each described once as steps over a transport."""

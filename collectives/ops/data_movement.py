@@ -1,4 +1,4 @@
-"""Collectives that move rows between ranks and leave their values alone: broadcast, gather, scatter and their kin."""
+"""Collectives that move rows between ranks without changing their values: broadcast, gather, scatter and others."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from collectives.arrays import (
     as_bytes,
     as_tuples,
     check_lengths,
+    describe_lengths,
     exchanged_rows,
-    in_words,
     is_device_array,
     joined_rows,
     row_bytes,
     rows,
     split_rows,
 )
-from collectives.backends.shm.inline import Layout, Piece, PrefixOf, filled, joined, nothing, unchanged
+from collectives.backends.shm.inline import Layout, Piece, PrefixOf, copy_piece, keep_input, make_join, no_result
 from collectives.engine import array_header as header
 from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase
-from collectives.errors import ArgumentError, MismatchError
-from collectives.transport import ROWS, Signatures, Steps, name_ranks
+from collectives.errors import ArgumentError, MismatchError, name_ranks
+from collectives.transport import ROWS, Signatures, Steps
 
 
 class DataMovement(CommunicatorBase):
-    """The movements of a communicator. A plan outlives the calls: it holds none of their arrays."""
+    """The data movements of a communicator. A plan outlives its calls, so it holds none of their arrays."""
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
-        """The root's x, on every rank: written into x elsewhere.
+        """Copies the root's x into every other rank's x.
 
         x: (...), the same shape and dtype on every rank
         Returns: x
@@ -44,10 +44,12 @@ class DataMovement(CommunicatorBase):
         source = arrays.read(x)
         if self.rank != root:
             arrays.check_writable(source, "x")
-        plan = self._plan(self._plan_broadcast, (arrays.where, "broadcast", root, source.dtype, source.shape))
+        plan = self._plan(self._plan_broadcast, (arrays.device_text, "broadcast", root, source.dtype, source.shape))
         return arrays.start(plan, source, source, x, async_op)
 
-    def _plan_broadcast(self, where: str, name: str, root: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Plan:
+    def _plan_broadcast(
+        self, device_text: str, name: str, root: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> Plan:
         is_root = self.rank == root
 
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
@@ -58,8 +60,8 @@ class DataMovement(CommunicatorBase):
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
             if is_root:
-                return Layout(dtype, [], unchanged)
-            return Layout(dtype, [Piece(root, shape)], filled)
+                return Layout(dtype, [], keep_input)
+            return Layout(dtype, [Piece(root, shape)], copy_piece)
 
         return Plan(name, f"root {root}", dtype, shape, agreed=shape, shown=is_root, body=body, layout=layout)
 
@@ -67,7 +69,7 @@ class DataMovement(CommunicatorBase):
         """All ranks' x joined along axis 0 in rank order, on the root alone.
 
         x: (n_r, ...); the n_r may differ, the rest and the dtype may not; 0-d arrays count as (1,)
-        lengths: the n_r, if every rank knows them; "equal" if all are x's own; None: they are exchanged first
+        lengths: all n_r, if every rank knows them; "equal" if all are x's own length; None: they are exchanged first
         out: (n_0 + n_1 + ..., ...), used on the root only
         Returns: (n_0 + n_1 + ..., ...) on the root, None elsewhere
         Raises: ArgumentError if there is no such root, or lengths or out do not fit.
@@ -89,16 +91,16 @@ class DataMovement(CommunicatorBase):
         part = rows(arrays.read(x))
         if lengths is not None and not isinstance(lengths, str):
             lengths = tuple(check_lengths(lengths, self.size))
-        plan = self._plan(self._plan_gather, (arrays.where, name, root, lengths, part.dtype, part.shape))
+        plan = self._plan(self._plan_gather, (arrays.device_text, name, root, lengths, part.dtype, part.shape))
         if root is not None and self.rank != root:
             return arrays.start(plan, part, None, None, async_op)
         target = None if out is None else arrays.read(out, "out")
-        early = None if plan.result is None else arrays.early(plan.result, part.dtype, part, target)
-        return arrays.start(plan, part, target, out, async_op, early=early)
+        memory = None if plan.result is None else arrays.preallocate(plan.result, part.dtype, part, target)
+        return arrays.start(plan, part, target, out, async_op, preallocated=memory)
 
     def _plan_gather(
         self,
-        where: str,
+        device_text: str,
         name: str,
         root: int | None,
         lengths: Lengths,
@@ -111,35 +113,35 @@ class DataMovement(CommunicatorBase):
 
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, _: Any) -> Steps[Any]:
             counts = yield from header.exchange_lengths(self.transport, sent, known, call.signatures)
-            whole = call.early
-            if receives and whole is None:
-                whole = call.arrays.result((sum(counts), *row), dtype, call.source, call.target)
+            joined = call.preallocated
+            if receives and joined is None:
+                joined = call.arrays.result((sum(counts), *row), dtype, call.source, call.target)
             nbytes = [n * row_bytes(sent) for n in counts]
-            buffer = None if whole is None else as_bytes(whole)
+            buffer = None if joined is None else as_bytes(joined)
             if root is None:
                 operation = transport.all_gather(as_bytes(sent), buffer, nbytes)
             else:
                 operation = transport.gather(as_bytes(sent), buffer, nbytes, root)
             yield from call.arrays.complete(operation)
-            return None if whole is None else call.arrays.deliver(whole, call.target, call.out)
+            return None if joined is None else call.arrays.deliver(joined, call.target, call.out)
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout | None:
             counts = [signature[ROWS] for signature in signatures]
             if known is not None and counts != known:
                 return None
             if not receives:
-                return Layout(dtype, [], nothing)
+                return Layout(dtype, [], no_result)
             pieces = [Piece(rank, (count, *row)) for rank, count in enumerate(counts)]
-            return Layout(dtype, pieces, joined(dtype), result=(sum(counts), *row))
+            return Layout(dtype, pieces, make_join(dtype), result=(sum(counts), *row))
 
-        more = ("" if root is None else f"root {root}") + in_words(lengths, known)
+        more = ("" if root is None else f"root {root}") + describe_lengths(lengths, known)
         return Plan(
             name,
             more.strip(),
             dtype,
             shape,
             agreed=row,
-            rows=shape[0],
+            checksum=shape[0],
             body=body,
             layout=layout,
             result=(sum(known), *row) if receives and known is not None else None,
@@ -149,37 +151,37 @@ class DataMovement(CommunicatorBase):
     def scatter(
         self, x: Any, root: int = 0, *, lengths: Sequence[int] | None = None, out: Any = None, async_op: bool = False
     ) -> Any:
-        """The root's x split along axis 0, one part for each rank.
+        """Splits the root's x along axis 0, one part for each rank.
 
-        x: (n, ...) on the root, ignored elsewhere; lengths: the parts' lengths, read on the root only; None:
-        `np.array_split`'s rule, as even as possible, longer parts first; out: (n_r, ...)
+        x: (n, ...) on the root, ignored elsewhere; lengths: of the parts, used on the root only; None: as
+        `np.array_split` splits, as evenly as possible, longer parts first; out: (n_r, ...)
         Returns: (n_r, ...) of the root's dtype
         Raises: ArgumentError if there is no such root, or x, lengths or out do not fit.
         """
-        # Off the root, out alone tells that the root's x is on a GPU.
+        # Off the root, only out shows whether the root's x is on a GPU.
         arrays = self._arrays(x if is_device_array(x) else out)
         root = self._check_root(root)
-        whole = None
+        source = None
         kind: tuple[Any, ...] = (None, None, None)
         if self.rank == root:
-            whole = _splittable(arrays, x, "scatter")
-            parts = split_rows(len(whole), lengths, self.size)
-            kind = (tuple(parts), whole.dtype, whole.shape)
-        plan = self._plan(self._plan_scatter, (arrays.where, "scatter", root, *kind))
+            source = _splittable(arrays, x, "scatter")
+            parts = split_rows(len(source), lengths, self.size)
+            kind = (tuple(parts), source.dtype, source.shape)
+        plan = self._plan(self._plan_scatter, (arrays.device_text, "scatter", root, *kind))
         target = None if out is None else arrays.read(out, "out")
-        return arrays.start(plan, whole, target, out, async_op)
+        return arrays.start(plan, source, target, out, async_op)
 
     def _plan_scatter(
         self,
-        where: str,
+        device_text: str,
         name: str,
         root: int,
         parts: Sequence[int] | None,
         dtype: np.dtype[Any] | None,
         shape: tuple[int, ...] | None,
     ) -> Plan:
-        """parts, dtype, shape: on the root alone."""
-        # What the other ranks cannot know is dtype, shape and lengths: they stand at the head of what the root sends.
+        """parts, dtype, shape: on the root only."""
+        # Other ranks do not know dtype, shape and lengths: the root sends them first, in a header.
         prefix = None
         checksum = 0
         if parts is not None and shape is not None:
@@ -200,15 +202,15 @@ class DataMovement(CommunicatorBase):
             message = prefix_of(root)
             dtype, row, parts = header.decode(message)
             first = sum(parts[: self.rank])
-            mine = Piece(root, (sum(parts), *row), first, first + parts[self.rank], len(message))
-            return Layout(dtype, [mine], joined(dtype), result=(parts[self.rank], *row))
+            piece = Piece(root, (sum(parts), *row), first, first + parts[self.rank], len(message))
+            return Layout(dtype, [piece], make_join(dtype), result=(parts[self.rank], *row))
 
         return Plan(
             name,
             f"root {root}",
             dtype,
             shape,
-            rows=checksum,
+            checksum=checksum,
             prefix=prefix,
             body=body,
             layout=layout,
@@ -223,15 +225,15 @@ class DataMovement(CommunicatorBase):
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Each rank's x split along axis 0, part d for rank d; each rank gets the parts meant for it.
+        """Splits each rank's x along axis 0 and sends part d to rank d; each rank gets the parts meant for it.
 
         x: (n_r, ...); the n_r may differ, the rest and the dtype may not
-        lengths: the rows that this rank sends to each rank; None: `np.array_split`'s rule. In both cases the ranks
-        first tell each other the lengths. No exchange takes place with "equal" (every rank sends n / size rows to each)
-        or with the whole table, `lengths[source][destination]`
-        out_lengths: the rows that this rank expects from each rank, to be checked; None: any
+        lengths: the rows that this rank sends to each rank; None: as `np.array_split` splits. In both cases the ranks
+        first exchange the lengths. Nothing is exchanged with "equal" (every rank sends n / size rows to each), or if
+        the whole table is given, `lengths[source][destination]`
+        out_lengths: the rows that this rank expects from each rank, which are checked; None: not checked
         out: (rows received, ...)
-        Returns: (rows received, ...), what came from each rank, joined in rank order
+        Returns: (rows received, ...), the parts from all ranks joined in rank order
         Raises: ArgumentError if x is 0-d, or lengths, out_lengths or out do not fit; MismatchError on every rank if
         dtypes or row shapes differ and lengths are exchanged.
         """
@@ -241,14 +243,14 @@ class DataMovement(CommunicatorBase):
             lengths = as_tuples(lengths, self.size)
         if out_lengths is not None:
             out_lengths = tuple(check_lengths(out_lengths, self.size, "out_lengths"))
-        kind = arrays.where, "all_to_all", lengths, out_lengths, source.dtype, source.shape
+        kind = (arrays.device_text, "all_to_all", lengths, out_lengths, source.dtype, source.shape)
         plan = self._plan(self._plan_all_to_all, kind)
         target = None if out is None else arrays.read(out, "out")
         return arrays.start(plan, source, target, out, async_op)
 
     def _plan_all_to_all(
         self,
-        where: str,
+        device_text: str,
         name: str,
         lengths: Any,
         out_lengths: tuple[int, ...] | None,
@@ -274,14 +276,14 @@ class DataMovement(CommunicatorBase):
             nbytes = [[n * row_bytes(sent) for n in sends] for sends in table]
             yield from call.arrays.complete(transport.all_to_all(as_bytes(sent), as_bytes(buffer), nbytes))
             if out_lengths is not None and list(out_lengths) != received:
-                # Only now: the other ranks wait for this one's rows.
+                # Raised only now, because the other ranks wait for this one's rows.
                 raise ArgumentError(
                     f"rank {self.rank}: {name} expected rows {list(out_lengths)} from the ranks, and got {received}"
                 )
             return call.arrays.deliver(buffer, call.target, call.out)
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout | None:
-            # An inline buffer holds the rows that its rank sends to each, then x.
+            # The prefix in each rank's inline buffer is the number of rows that it sends to each rank. Then comes x.
             table = [prefix_of(rank).view(np.int64).tolist() for rank in range(self.size)]
             received = [sends[self.rank] for sends in table]
             if (known is not None and table != known) or (out_lengths is not None and received != list(out_lengths)):
@@ -290,16 +292,16 @@ class DataMovement(CommunicatorBase):
             for rank, sends in enumerate(table):
                 first = sum(sends[: self.rank])
                 pieces.append(Piece(rank, (sum(sends), *row), first, first + sends[self.rank], len(prefix)))
-            return Layout(dtype, pieces, joined(dtype), result=(sum(received), *row))
+            return Layout(dtype, pieces, make_join(dtype), result=(sum(received), *row))
 
-        more = "" if known is None else in_words(lengths, known).strip()
+        more = "" if known is None else describe_lengths(lengths, known).strip()
         return Plan(
             name,
             more,
             dtype,
             shape,
             agreed=row,
-            rows=checksum(sends),
+            checksum=checksum(sends),
             prefix=prefix,
             body=body,
             layout=layout,
@@ -307,19 +309,19 @@ class DataMovement(CommunicatorBase):
 
 
 def checksum(sends: Sequence[int]) -> int:
-    """The CRC-32 of the numbers of rows that a rank sends to each rank."""
+    """The CRC-32 of the numbers of rows that a rank sends to the ranks."""
     return zlib.crc32(np.array(sends, np.int64).tobytes())
 
 
 def check_sends(table: Sequence[Sequence[int]], signatures: Signatures) -> None:
-    """Compares a given table of rows with what the ranks show of their own. Raises: MismatchError if they differ."""
+    """Checks a given table of rows against the checksums of all ranks. Raises: MismatchError if they differ."""
     wrong = [rank for rank, sends in enumerate(table) if signatures[rank][ROWS] != checksum(sends)]
     if wrong:
         raise MismatchError(f"lengths say that all send rows as in {table}, which is not so for {name_ranks(wrong)}")
 
 
 def _splittable(arrays: Any, x: Any, name: str) -> Any:
-    whole = arrays.read(x)
-    if whole.ndim == 0:
+    source = arrays.read(x)
+    if source.ndim == 0:
         raise ArgumentError(f"{name} splits axis 0, and x is 0-d")
-    return whole
+    return source

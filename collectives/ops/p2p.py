@@ -1,11 +1,11 @@
-"""Point to point: send and recv, for what only two ranks have to do with.
+"""Point to point: send and recv, between two ranks.
 
-An eager message goes first: dtype and shape, and the array itself if it is small. A large array follows under a tag
-that the message names, so that it can be received in place whatever else is under way between the two ranks.
+An eager message goes first: dtype and shape, and the array itself if it is small. A large array follows with a tag that
+the message names, so that it can be received in place whatever else is in flight between the two ranks.
 
 Eager messages of all ranks and tags arrive in one stream, and are matched with receives in the order in which they were
-sent and posted, as in MPI (4.1, §3.5). So a receive may name any source, and a tag any number. Only steps of calls use
-the queue of messages, which one thread at a time takes.
+sent and posted, as in MPI (4.1, §3.5). So a receive may accept any source, and a tag may be any number. Only steps of
+calls use the queue of messages, and one thread at a time takes steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collectives.arrays import as_array, as_bytes, contiguous, is_device_array
 from collectives.engine import array_header as header
 from collectives.engine.array_header import EagerMessage, decode_eager
 from collectives.engine.call import CollectiveOp, Plan
-from collectives.engine.communicator_base import CommunicatorBase, whole
+from collectives.engine.communicator_base import CommunicatorBase, check_int
 from collectives.engine.registry import CommunicatorRegistry
 from collectives.reduction import Array
 from collectives.transport import (
@@ -37,7 +37,7 @@ from collectives.transport import (
 
 @dataclass(slots=True, eq=False)
 class Receive:
-    """A posted receive. src: a rank, None: any; message: once it is matched"""
+    """A posted receive. src: a rank, None: any rank; message: set once it is matched"""
 
     src: int | None
     tag: int
@@ -51,8 +51,11 @@ class P2PQueue:
         self._transport = transport
         self._posted: list[Receive] = []
         self._unexpected: list[EagerMessage] = []
-        # By rank: eager messages sent to it and arrived from it; large arrays received from it and received by it.
-        self.sent, self._arrived, self._received, self.fetched = ([0] * transport.size for _ in range(4))
+        # By rank: eager messages sent to it and arrived from it; large arrays received from it, and received by it.
+        self.sent = [0] * transport.size
+        self._arrived = [0] * transport.size
+        self._received = [0] * transport.size
+        self.fetched = [0] * transport.size
 
     def post(self, src: int | None, tag: int) -> Receive:
         """Posts a receive; `matched` is its test."""
@@ -65,13 +68,13 @@ class P2PQueue:
         return receive
 
     def matched(self, receive: Receive) -> bool:
-        """Looks for eager messages that have arrived, for all receives; True if this one has got its own."""
+        """Takes in eager messages that have arrived, for all receives; True if this one has got its message."""
         while receive.message is None and (arrived := self._transport.arrived()) is not None:
             self.deliver(decode_eager(*arrived))
         return receive.message is not None
 
     def all_matched(self, receives: Mapping[int, Receive], missing: list[int]) -> bool:
-        """True if each of these, by rank, has got its message. missing: becomes the ranks of the others"""
+        """True if all of these, by rank, have got their messages. missing: set to the ranks of the others"""
         missing[:] = [rank for rank, receive in receives.items() if not self.matched(receive)]
         return not missing
 
@@ -85,7 +88,7 @@ class P2PQueue:
         self._unexpected.append(message)
 
     def _match(self, receive: Receive, message: EagerMessage) -> bool:
-        """Gives the message to that receive if it fits."""
+        """Gives the message to that receive if it matches."""
         if receive.tag != message.tag or receive.src not in (None, message.src):
             return False
         receive.message = message
@@ -93,34 +96,36 @@ class P2PQueue:
         return True
 
     def never_sent(self, src: int | None, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
-        """The ranks whose leaving ends an unmatched receive: all that they sent has arrived, and no other can send."""
+        """The ranks whose exit ends an unmatched receive: all they sent has arrived, and no other rank can send."""
         me = self._transport.rank
         gone = [
             rank
             for rank, left in exit_notices.items()
-            if src in (None, rank) and left_before({rank: left}, self._line(rank, me, "sent"), self._arrived[rank])
+            if src in (None, rank) and left_before({rank: left}, self._key(rank, me, "sent"), self._arrived[rank])
         ]
-        others_left = len(gone) == self._transport.size - 1
-        return gone if src is not None or others_left else [rank for rank in gone if exit_notices[rank].failed]
+        if src is not None or len(gone) == self._transport.size - 1:
+            return gone
+        return [rank for rank in gone if exit_notices[rank].failed]
 
     def never_received(self, dst: int, exit_notices: Mapping[int, ExitNotice]) -> list[int]:
-        """That rank, if it has left without receiving the large array that a send offers."""
+        """That rank, if it has left without receiving the large array that a send offers to it."""
         left = {dst: exit_notices[dst]} if dst in exit_notices else {}
-        return left_before(left, self._line(self._transport.rank, dst, "received"), self.fetched[dst])
+        return left_before(left, self._key(self._transport.rank, dst, "received"), self.fetched[dst])
 
     def counts(self) -> dict[str, int]:
-        """How many eager messages this rank sent and large arrays it received, for the others when it leaves."""
+        """How many eager messages this rank sent and large arrays it received, for its exit notice."""
         me = self._transport.rank
-        sent = {self._line(me, dst, "sent"): n for dst, n in enumerate(self.sent) if n}
-        return sent | {self._line(src, me, "received"): n for src, n in enumerate(self._received) if n}
+        sent = {self._key(me, dst, "sent"): n for dst, n in enumerate(self.sent) if n}
+        return sent | {self._key(src, me, "received"): n for src, n in enumerate(self._received) if n}
 
-    def _line(self, src: int, dst: int, what: str) -> str:
-        return f"{self._transport.key} {src}>{dst} {what}"
+    def _key(self, src: int, dst: int, counted: str) -> str:
+        return f"{self._transport.key} {src}>{dst} {counted}"
 
 
 T = TypeVar("T")
 
-LARGEST_TAG = 2**31 - 1  # as in mpi4py and torch.distributed
+#: As in mpi4py and torch.distributed.
+LARGEST_TAG = 2**31 - 1
 
 
 class PointToPoint(CommunicatorBase):
@@ -136,51 +141,53 @@ class PointToPoint(CommunicatorBase):
     def send(self, x: Any, dst: int, *, tag: int = 0, async_op: bool = False) -> Any:
         """Sends x to rank dst, which receives it by `recv`.
 
-        x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, messages of different tags do not mix
-        What is sent to one rank under one tag arrives in order. An array of up to about 4,000 bytes is on its way when
+        x: (...), of any dtype; dst: a rank; tag: 0 to 2,147,483,647, messages with different tags do not mix
+        What is sent to one rank with one tag arrives in order. An array of up to about 4,000 bytes is in transit when
         this returns; a larger one is complete only when dst receives it, so two ranks that exchange large arrays must
         send with `async_op=True`, or one of them receive first. What a rank sends to itself is copied.
 
         Returns: None
         Raises: ArgumentError if there is no such rank or tag; PeerLeft if dst leaves without receiving it.
         """
-        dst, tag = whole(dst, 0, self.size - 1, "dst should be a rank"), _check_tag(tag)
+        dst = check_int(dst, 0, self.size - 1, "dst should be a rank")
+        tag = _check_tag(tag)
         source = self._device(x).to_host(x) if is_device_array(x) else as_array(x)
-        moved = contiguous(source)
+        dense = contiguous(source)
 
         def steps(call: CollectiveOp[None]) -> Steps[None]:
             if dst == self.rank:
-                copy = moved.copy()
+                copy = dense.copy()
                 self._p2p.deliver(header.EagerMessage(dst, tag, 0, copy.dtype, copy.shape, as_bytes(copy)))
                 return
             rendezvous_tag = RENDEZVOUS_TAG + next(self._rendezvous_tags) % RENDEZVOUS_TAG
-            message, rendezvous_tag = header.encode_eager(moved, tag, rendezvous_tag)
-            first = self._send_message(message, dst)
-            second = self.transport.send(as_bytes(moved), dst, rendezvous_tag) if rendezvous_tag else None
-            yield first
-            if second is not None:
-                yield second
+            message, rendezvous_tag = header.encode_eager(dense, tag, rendezvous_tag)
+            eager = self._send_message(message, dst)
+            large = self.transport.send(as_bytes(dense), dst, rendezvous_tag) if rendezvous_tag else None
+            yield eager
+            if large is not None:
+                yield large
                 self._p2p.fetched[dst] += 1
 
         plan = self._plan(_plan_message, ("", "send", dst, tag, source.dtype, source.shape))
-        call = self._described(plan, steps)
+        call = self._new_call(plan, steps)
         call.peers = (dst,)
         call.gone = partial(self._p2p.never_received, dst)
         return self._run(call, async_op, ordered=False)
 
     def recv(self, src: int | None, *, tag: int = 0, out: Any = None, async_op: bool = False) -> Any:
-        """What rank src sends to this one; None: what any rank sends, together with that rank's number.
+        """Receives what rank src sends to this one; src None: what any rank sends, with that rank's number.
 
         src, tag: as in `send`; out: (...) of the sender's shape and dtype
         Returns: a new array of the sender's shape and dtype, or out; for src None a pair of that and the sender's rank
-        Raises: ArgumentError if there is no such rank or tag, or out does not fit, in which case the message is lost;
-        PeerLeft if src leaves without sending it, and for src None if every other rank does, or one has failed.
+        Raises: ArgumentError if there is no such rank or tag, or if out does not fit, in which case the message is
+        lost; PeerLeft if src leaves without sending; for src None, if every other rank leaves, or one fails.
         """
         if src is not None:
-            src = whole(src, 0, self.size - 1, "src should be None, for any, or a rank")
+            src = check_int(src, 0, self.size - 1, "src should be None, for any, or a rank")
         tag = _check_tag(tag)
         device = self._device(out) if is_device_array(out) else None
-        arrays, host_out = self._host, None if device else out
+        arrays = self._host
+        host_out = None if device else out
         target = None if host_out is None else arrays.read(host_out, "out")
 
         def steps(call: CollectiveOp[Any]) -> Steps[Any]:
@@ -198,10 +205,10 @@ class PointToPoint(CommunicatorBase):
 
         dtype = None if target is None else target.dtype
         shape = None if target is None else target.shape
-        call = self._described(self._plan(_plan_message, ("", "recv", src, tag, dtype, shape)), steps)
+        call = self._new_call(self._plan(_plan_message, ("", "recv", src, tag, dtype, shape)), steps)
         call.peers = self._others if src is None else (src,)
         call.gone = partial(self._p2p.never_sent, src)
-        # Who sends what fits into an eager message does not wait for its receiver.
+        # The sender of an array that fits into an eager message does not wait for its receiver.
         awaited = target is None or target.nbytes > EAGER_LIMIT // 2
         result = self._run(call, async_op, ordered=False, awaited=awaited)
         if device is None:
@@ -209,7 +216,7 @@ class PointToPoint(CommunicatorBase):
         return device.receive_work(call, out) if async_op else device.to_device(result, out)
 
     def _send_eager(self, array: Array, dst: int, tag: int) -> Test:
-        """Sends a small array of ours."""
+        """Sends a small array of this module's own use."""
         return self._send_message(header.encode_eager(array, tag, 0)[0], dst)
 
     def _send_message(self, message: Array, dst: int) -> Test:
@@ -217,10 +224,10 @@ class PointToPoint(CommunicatorBase):
         return self.transport.send(message, dst, EAGER_TAG)
 
 
-def _plan_message(where: str, name: str, peer: int | None, tag: int, dtype: Any, shape: Any) -> Plan:
+def _plan_message(device_text: str, name: str, peer: int | None, tag: int, dtype: Any, shape: Any) -> Plan:
     direction = "to" if name == "send" else "from"
     return Plan(name, f"{direction} {'any rank' if peer is None else peer} tag {tag}", dtype, shape)
 
 
 def _check_tag(tag: Any) -> int:
-    return whole(tag, 0, LARGEST_TAG, "tag should be a number")
+    return check_int(tag, 0, LARGEST_TAG, "tag should be a number")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import check_lengths
-from collectives.backends.shm.inline import Layout, Piece, PrefixOf, nothing, reduced
+from collectives.backends.shm.inline import Layout, Piece, PrefixOf, make_reduction, no_result
 from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.communicator_base import CommunicatorBase, Scale
 from collectives.reduction import HALVES, ReduceOp, check_scale, describe
@@ -31,17 +31,16 @@ class Reductions(CommunicatorBase):
         """The reduction of all ranks' x, on every rank.
 
         x: (...), the same shape and dtype on every rank
-        op: what `ReduceOp` has; a mean of integers is rounded toward zero
-        scale: the result is multiplied by it: the same number on every rank, or a function that returns it. The
-        function is called when all earlier calls of this communicator are complete, so that it may depend on one of
-        them. Ranks compare the numbers, except what a function returns for x on a GPU
+        op: a `ReduceOp`, or its name; a mean of integers is rounded toward zero
+        scale: a factor of the result: the same number on every rank, or a function that returns it. The function is
+        called when all earlier calls of this communicator are complete, so it may depend on their results. Ranks
+        compare the numbers, except those that a function returns for x on a GPU
         order: "tree": values are combined in one binary tree over ranks, so that the bits of a sum depend on neither
-        transport, nodes nor length; where the transport has another order of its own, by all-to-all of parts, each of
-        which one rank combines, and an all-gather. None: as the transport does it
+        transport, nodes nor length. A transport with an order of its own then does an all-to-all of parts, each of
+        which one rank combines, and an all-gather. None: the transport's order
         out: (...) of x's dtype; `out=x` reduces in place
-        Returns: (...) of x's dtype, a NumPy array whatever x is; or `out` itself
-        Raises: DtypeError if op has no meaning for the dtype; ArgumentError if out does not fit, or there is no such
-        order.
+        Returns: (...) of x's dtype, a NumPy array, or a CuPy array for x on a GPU; or `out` itself
+        Raises: DtypeError if op is not defined for the dtype; ArgumentError if out does not fit, or for another order.
         """
         return self._reduce("all_reduce", x, op, 0, None, scale, out, async_op, order)
 
@@ -75,7 +74,7 @@ class Reductions(CommunicatorBase):
         out: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """The reduction of all ranks' x, of which each rank gets its own rows.
+        """The reduction of all ranks' x, split along axis 0: each rank gets its own rows.
 
         x: (n, ...), the same shape and dtype on every rank; op, scale: as in `all_reduce`
         lengths: the rows of each rank, the same list on every rank; None: `np.array_split`'s rule, as even as possible,
@@ -103,7 +102,7 @@ class Reductions(CommunicatorBase):
         source = arrays.read(x)
         if lengths is not None:
             lengths = tuple(check_lengths(lengths, self.size))
-        kind = arrays.where, name, op, root, lengths, source.dtype, source.shape, order
+        kind = (arrays.device_text, name, op, root, lengths, source.dtype, source.shape, order)
         plan = self._plan(self._plan_reduction, kind)
         if scale is not None:
             number = check_scale(source.dtype, scale)
@@ -113,7 +112,7 @@ class Reductions(CommunicatorBase):
 
     def _plan_reduction(
         self,
-        where: str,
+        device_text: str,
         name: str,
         op: ReduceOp | str,
         root: int,
@@ -124,7 +123,7 @@ class Reductions(CommunicatorBase):
     ) -> Plan:
         op = ReduceOp.parse(op)
         reduction = describe(name, op, root, lengths, dtype, shape, self.rank, self.size, order)
-        if not where and self.transport.combines_halves and dtype in HALVES:
+        if not device_text and self.transport.combines_halves and dtype in HALVES:
             reduction = reduction._replace(wire=dtype)
 
         def body(call: CollectiveOp[Any], transport: Any, sent: Any, total: Any) -> Steps[Any]:
@@ -132,13 +131,13 @@ class Reductions(CommunicatorBase):
 
         def layout(signatures: Signatures, prefix_of: PrefixOf) -> Layout:
             if reduction.shape is None:
-                return Layout(reduction.wire, [], nothing)
+                return Layout(reduction.wire, [], no_result)
             first = last = None
             if reduction.parts:
                 first = sum(reduction.parts[: self.rank])
                 last = first + reduction.parts[self.rank]
             pieces = [Piece(rank, shape, first, last) for rank in range(self.size)]
-            return Layout(reduction.wire, pieces, reduced(op, reduction.wire, dtype, self.size))
+            return Layout(reduction.wire, pieces, make_reduction(op, reduction.wire, dtype, self.size))
 
         return Plan(
             name,

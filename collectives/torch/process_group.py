@@ -103,7 +103,7 @@ class GroupCalls:
         queue = self._comm.queue
         if not queue.drain(TimeLimit(grace)):
             error = CommunicatorClosed(f"rank {self._comm.rank}: the process group was destroyed while this call ran")
-            queue.break_off(error, lambda: None)
+            queue.abort(error, lambda: None)
 
     def _set_sequence_number_for_group(self) -> None:
         """The queue counts."""

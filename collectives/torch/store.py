@@ -21,12 +21,12 @@ from collectives.backends.mpi.rendezvous import SECRET, settings
 from collectives.communicator import Communicator
 from collectives.errors import WorldError
 from collectives.start import init
-from collectives.world import promised
+from collectives.world import world_from_env
 
 
 def set_variables() -> None:
     """Sets RANK, WORLD_SIZE and LOCAL_RANK where mpiexec, srun or ddp-launch started this rank: scripts read them."""
-    world = promised()
+    world = world_from_env()
     if world is None:
         return
     os.environ.setdefault("RANK", str(world.rank))
@@ -41,7 +41,7 @@ def add_rendezvous() -> None:
     from_variables = handlers["env"]
 
     def from_mpi(url: str, timeout: timedelta, **more: Any) -> Iterator[tuple[Any, int, int]]:
-        if "MASTER_ADDR" in os.environ or promised() is None:
+        if "MASTER_ADDR" in os.environ or world_from_env() is None:
             yield from from_variables(url, timeout=timeout, **more)
             return
         comm = init(timeout=timeout.total_seconds())
@@ -59,7 +59,7 @@ def add_rendezvous() -> None:
 
 def join(store: Any, rank: int, size: int, timeout: float) -> Communicator:
     """A communicator of PyTorch's default group. Raises: WorldError if it is not the world that was started."""
-    by_store = promised() is None and size > 1
+    by_store = world_from_env() is None and size > 1
     world = _meet(store, rank, size, timeout) if by_store else init(timeout=timeout)
     if (world.rank, world.size) != (rank, size):
         raise WorldError(

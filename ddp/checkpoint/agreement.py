@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from collectives.communicator import Communicator
 from collectives.errors import CollectiveTimeout
-from collectives.heartbeat import Heartbeat
+from collectives.monitored_section import MonitoredSection
 from ddp.errors import CheckpointError
 
 T = TypeVar("T")
@@ -48,14 +48,14 @@ class Agreement:
     """One rank's end of the agreement. Collective, from any one thread.
 
     comm: of the ranks, of which a duplicate is made; None: this process alone
-    A disk may take longer than a collective may, so ranks work under heartbeats (`collectives.heartbeat`).
+    A disk may take longer than a collective may, so ranks work in a `MonitoredSection`.
     """
 
     def __init__(self, comm: Communicator | None = None) -> None:
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         self._comm = None if comm is None or comm.size == 1 else comm.duplicate()
         self._broken: str | None = None
-        self._beat: Heartbeat | None = None
+        self._beat: MonitoredSection | None = None
 
     def close(self) -> None:
         """Takes no further calls."""
@@ -96,7 +96,7 @@ class Agreement:
         return [value for value, _ in results]
 
     def _gather(self, comm: Communicator, failed: str, attempt: Callable[[], tuple[Any, str]]) -> list[tuple[Any, str]]:
-        self._beat = beat = Heartbeat(comm, PATIENCE)
+        self._beat = beat = MonitoredSection(comm, PATIENCE)
         try:
             with beat:
                 mine = attempt()

@@ -25,7 +25,7 @@ from multiprocessing import context, forkserver, popen_forkserver, reduction, re
 from typing import Any
 
 from collectives.start import child_environment, joined
-from collectives.world import promised
+from collectives.world import world_from_env
 from ddp.data import worker
 from ddp.errors import ArgumentError, WorkerError
 from ddp.multiprocessing.connections import make_pipe
@@ -45,7 +45,7 @@ def worker_environment() -> dict[str, str]:
     for name in _OF_A_RANK:
         environ.pop(name, None)
     environ.update(dict.fromkeys(_ONE_THREAD, "1"), MPI4PY_RC_INITIALIZE="0")
-    environ.update(child_environment(joined(), promised()))
+    environ.update(child_environment(joined(), world_from_env()))
     return environ
 
 

@@ -1,7 +1,7 @@
 """One rank before the others: for downloads and preprocessing, where one rank does the work that all need.
 
-The others do not wait in one long collective: under a `collectives.heartbeat` a thread of each rank makes small ones.
-So no collective times out however long it takes, and the launcher sees that the job lives.
+The others do not wait in one long collective: in a `MonitoredSection` a thread of each rank makes small ones. So no
+collective times out however long it takes, and the launcher sees that the job lives.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 import collectives
-from collectives.heartbeat import Heartbeat
+from collectives.monitored_section import MonitoredSection
 from ddp.errors import PeerError
 
 
@@ -32,7 +32,7 @@ def rank0_first(comm: collectives.Communicator | None = None, per_node: bool = F
     comm = collectives.init() if comm is None else comm
     apart = comm.split(comm.node) if per_node else comm.duplicate()
     assert apart is not None  # it has a color
-    beat = Heartbeat(apart)
+    beat = MonitoredSection(apart)
     try:
         if apart.rank == 0:
             try:

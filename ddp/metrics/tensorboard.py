@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.world import promised
+from collectives.world import world_from_env
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, how_to_install
 from ddp.metrics.values import as_plain, is_writer
@@ -112,7 +112,7 @@ class SummaryWriter:
         self.log_dir = os.fspath(log_dir or default)
         self._files: dict[str, Any] = {}  # by folder below log_dir
         self._options = max_queue, flush_secs, filename_suffix
-        world = promised()
+        world = world_from_env()
         self._writes = world is None or world.rank == 0
         if self._writes:
             _import_library("SummaryWriter")

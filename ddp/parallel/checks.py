@@ -23,7 +23,7 @@ from weakref import WeakSet
 import numpy as np
 
 from collectives import Communicator
-from collectives.transport import name_ranks
+from collectives.errors import name_ranks
 from ddp._device import CPU, device_of, place
 from ddp._engine import Node
 from ddp._tensor.core import Tensor

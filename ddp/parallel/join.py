@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from collectives import Communicator, ReduceOp
-from collectives.transport import name_ranks
+from collectives.errors import name_ranks
 from ddp._tensor.core import Tensor
 from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel.error_context import error_context

@@ -21,7 +21,7 @@ import resource
 import signal
 from collections.abc import Sequence
 
-from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, World, promised
+from collectives.world import AGENT, DEBUG_RANK, PAUSE_FD, REPORT, World, world_from_env
 from launcher import errors
 from launcher.agent import rank
 from launcher.agent.rank import STACKS_NAME, STDIN, unquote_colons
@@ -50,7 +50,7 @@ def main(args: Sequence[str]) -> NoReturn:
     files = os.environ.pop("DDP_LAUNCH_FILES", None)
     if files is not None and len(above) == 1:  # on the launcher's host, whose own limit has come down to here
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    world = promised() or World("", 0, 1, 0, 1)
+    world = world_from_env() or World("", 0, 1, 0, 1)
     # Taken out, so that nothing the rank starts inherits them.
     address, secret = os.environ.pop("DDP_LAUNCH_ADDRESS"), os.environ.pop("DDP_LAUNCH_SECRET")
     reader = int(os.environ.get(DEBUG_RANK, "0"))

@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     argv = sys.argv[1:] if argv is None else argv
-    place = world.promised()
+    place = world.world_from_env()
     try:
         if "--help" in argv or "-h" in argv:
             print(parser().format_help(), end="")

@@ -16,10 +16,10 @@ from collectives import ArgumentError, Communicator, DtypeError
 from collectives.arrays import (
     as_array,
     check_out,
+    describe_lengths,
     dtype_name,
     dtype_of,
     exchanged_rows,
-    in_words,
     is_device_array,
     joined_rows,
     split_rows,
@@ -343,5 +343,5 @@ def test_what_cannot_be(function: Any, lengths: Any, reason: str) -> None:
 
 
 def test_words_do_not_depend_on_the_kind_of_sequence() -> None:
-    assert in_words((np.int64(1), 2), [1, 2]) == in_words([1, 2], [1, 2]) == " lengths [1, 2]"
-    assert (in_words("equal", [1, 1]), in_words(None, None)) == (" lengths equal", "")
+    assert describe_lengths((np.int64(1), 2), [1, 2]) == describe_lengths([1, 2], [1, 2]) == " lengths [1, 2]"
+    assert (describe_lengths("equal", [1, 1]), describe_lengths(None, None)) == (" lengths equal", "")

@@ -51,7 +51,7 @@ class TestThreads(Contract):
         return functools.partial(collectives.run_threads, size=request.param, timeout=20)
 
 
-if world.promised() is not None:  # inside the job that the last test starts
+if world.world_from_env() is not None:  # inside the job that the last test starts
 
     class TestMPI(Contract):
         @pytest.fixture

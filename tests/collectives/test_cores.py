@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from collectives.backends.mpi.mpi_world import BLAS_VARIABLES, blas_threads, share_of_cores
+from collectives.backends.mpi.mpi_world import BLAS_VARIABLES, blas_threads, count_own_cores
 
 
 def bound(*masks: set[int]) -> list[frozenset[int]]:
@@ -31,7 +31,7 @@ EIGHT = set(range(8))
     ],
 )
 def test_a_core_is_split_among_the_ranks_that_may_run_on_it(node: list[frozenset[int]], shares: list[int]) -> None:
-    assert [share_of_cores(node, rank) for rank in range(len(node))] == shares
+    assert [count_own_cores(node, rank) for rank in range(len(node))] == shares
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_lines_printed_meanwhile_stand_above() -> None:
 def test_a_log_has_plain_lines(
     options: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "_EVERY", options.pop("every", 10.0))
+    monkeypatch.setattr(module, "_LOG_INTERVAL", options.pop("every", 10.0))
     count_to_3(**options)
     text = capsys.readouterr().err
     lines = text.split("\n")[:-1]

@@ -16,12 +16,12 @@ import pytest
 import collectives
 from collectives import Communicator, backends
 from collectives.backends.single import DetachedTransport
-from collectives.start import asked_for, child_environment, inherited_placement
-from collectives.transport import Placement
+from collectives.start import child_environment, inherited_rank_info, requested_backend
+from collectives.transport import RankInfo
 from collectives.world import World
 from tests.conftest import ROOT, python_path
 
-WHERE = Placement(rank=3, size=8, local_rank=1, local_size=2, node=1)
+WHERE = RankInfo(rank=3, size=8, local_rank=1, local_size=2, node=1)
 X = np.ones(4)
 
 CALLS: list[Callable[[Communicator], Any]] = [
@@ -46,12 +46,12 @@ def test_it_makes_no_calls() -> None:
 
 def test_it_knows_its_place() -> None:
     comm = Communicator(DetachedTransport(WHERE), timeout=5.0)
-    assert inherited_placement(child_environment(comm, None)) == WHERE
+    assert inherited_rank_info(child_environment(comm, None)) == WHERE
     assert (comm.rank, comm.size, comm.local_rank, comm.local_size, comm.node) == WHERE
     assert child_environment(None, None) == {}
-    assert inherited_placement({}) is None
+    assert inherited_rank_info({}) is None
     promised = World("slurm", 3, 8, 1, None)  # before the rank has joined the others
-    assert inherited_placement(child_environment(None, promised)) == (3, 8, 1, 1, 0)
+    assert inherited_rank_info(child_environment(None, promised)) == (3, 8, 1, 1, 0)
 
 
 def test_init_gives_it_that() -> None:
@@ -74,7 +74,7 @@ def test_a_ranks_own_pid_makes_it_hold_for_what_that_rank_starts() -> None:
         (os.getppid(), {}, None),  # without the engine's variables it is a world of its own
         (os.getpid(), engine, None),  # the rank itself
     ):
-        assert inherited_placement({**child_environment(comm, None, pid), **environ}) == expected
+        assert inherited_rank_info({**child_environment(comm, None, pid), **environ}) == expected
 
 
 FORKING = """
@@ -177,16 +177,16 @@ def test_what_a_rank_starts_is_no_rank(run_script: Callable[..., subprocess.Comp
 def test_the_launchers_backend_fills_what_the_script_leaves_open(
     backend: str, environ: dict[str, str], expected: str
 ) -> None:
-    assert asked_for(backend, environ) == expected
+    assert requested_backend(backend, environ) == expected
     with pytest.raises(collectives.BackendError, match=r"variable DDP_BACKEND should be one of auto, .*, is 'gloo'"):
-        asked_for("auto", {"DDP_BACKEND": "gloo"})
+        requested_backend("auto", {"DDP_BACKEND": "gloo"})
 
 
 def test_a_backend_that_lacks_a_module_says_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
-        asked_for("half", {})
+        requested_backend("half", {})
 
 
 def test_a_time_limit_may_be_infinite_and_must_be_above_zero() -> None:

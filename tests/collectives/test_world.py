@@ -15,8 +15,8 @@ import pytest
 import collectives
 from collectives import world
 from collectives.backends import single
-from collectives.backends.mpi.mpi_world import Placement, place_rank
-from collectives.start import choose
+from collectives.backends.mpi.mpi_world import RankInfo, rank_info_of
+from collectives.start import choose_backend
 from collectives.world import World
 from launcher.engines.mpiexec import MPICH, mpi_family
 from launcher.linux import remove_stale_segments
@@ -55,12 +55,12 @@ STEP = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3", "SLURM_LOCALID": "0"}
     ],
 )
 def test_the_engine_is_read_from_the_environment(environ: dict[str, str], expected: World | None) -> None:
-    assert world.promised(environ) == expected
+    assert world.world_from_env(environ) == expected
 
 
 def test_a_variable_that_holds_no_number_is_named() -> None:
     with pytest.raises(ValueError, match="PMI_SIZE should be a whole number, is 'many'"):
-        world.promised({"PMI_RANK": "0", "PMI_SIZE": "many"})
+        world.world_from_env({"PMI_RANK": "0", "PMI_SIZE": "many"})
 
 
 def test_only_the_agents_own_child_is_supervised() -> None:
@@ -71,7 +71,7 @@ def test_only_the_agents_own_child_is_supervised() -> None:
 
 def test_seats_are_counted_by_host_name() -> None:
     hosts = [b"a", b"b", b"a", b"b", b"b"]
-    seats = [place_rank(hosts, rank) for rank in range(5)]
+    seats = [rank_info_of(hosts, rank) for rank in range(5)]
     assert [(seat.local_rank, seat.local_size, seat.node) for seat in seats] == [
         (0, 2, 0),
         (0, 3, 1),
@@ -79,13 +79,13 @@ def test_seats_are_counted_by_host_name() -> None:
         (1, 3, 1),
         (2, 3, 1),
     ]
-    assert seats[4] == Placement(rank=4, size=5, local_rank=2, local_size=3, node=1)
+    assert seats[4] == RankInfo(rank=4, size=5, local_rank=2, local_size=3, node=1)
 
 
 def test_the_backend_follows_the_promise() -> None:
     two = World(engine="mpich", rank=0, size=2)
-    assert [choose("auto", each) for each in (None, two._replace(size=1), two)] == ["single", "single", "mpi"]
-    assert choose("mpi", None) == "mpi"
+    assert [choose_backend("auto", each) for each in (None, two._replace(size=1), two)] == ["single", "single", "mpi"]
+    assert choose_backend("mpi", None) == "mpi"
 
 
 def test_a_backend_asked_for_by_name_never_falls_back() -> None:
@@ -138,7 +138,7 @@ def test_a_rank_that_never_calls_init_does_not_hold_the_others_for_ever(
 ) -> None:
     code = (
         "import time, collectives\nfrom collectives import world\n"
-        "if world.promised().rank == 1: time.sleep(15)\n"
+        "if world.world_from_env().rank == 1: time.sleep(15)\n"
         "collectives.init(timeout=3)\n"
     )
     began = time.time()

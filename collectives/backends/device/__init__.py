@@ -1,10 +1,10 @@
-"""Collectives on CuPy arrays: over NCCL where every rank can, else through host memory and the host's own transport.
+"""Collectives on CuPy arrays: over NCCL if every rank can use it, otherwise through host memory and the host transport.
 
-Nothing here but `cuda` is loaded before a communicator first meets an array on a GPU, or is asked for NCCL by name.
+Except for `cuda`, nothing here is loaded before a communicator first gets an array on a GPU, or is asked for NCCL.
 
     device_communicator   what a communicator calls: reads and makes the arrays of a call, orders streams, keeps buffers
-    device_transport      what moves the arrays: the protocol; copies of a world of one; through pinned host memory
-    nccl_transport        ... by NCCL, on a stream of their own
-    negotiation           which of these it is: all ranks decide together
-    cuda                  the one module that speaks to CuPy
+    device_transport      moves the arrays: the interface; copies in a world of one; through pinned host memory
+    nccl_transport        moves them over NCCL, on a stream of its own
+    negotiation           chooses the transport, on all ranks together
+    cuda                  the only module that uses CuPy
 """

@@ -1,24 +1,24 @@
 r"""A communicator's end for arrays on a GPU: the collectives with the arguments that `Communicator` documents.
 
-The order of calls is the communicator's own: device calls and host calls go through one queue, and what ranks must
-exchange first (lengths, the choice of a transport) goes over the host's transport. `wait` orders streams and does not
-make the host wait for the device, unless a result has to come from there.
+Device calls and host calls go through one queue, in the communicator's order. What ranks must exchange first (lengths,
+the choice of a transport) goes over the host transport. `wait` orders streams; it does not make the host wait for the
+device, unless a result has to come from there.
 
-Reductions are carried out in the dtype that `collectives.reduction` says, cast on the communication stream; rows move
-as bytes. send and recv go through host memory, whatever moves the collectives: sends are not part of the order of
-collectives, and two ranks may send to each other at once. An NCCL send occupies its communicator until the other side
-receives, so two such sends would wait for each other for ever.
+Reductions are computed in the dtype that `collectives.reduction` defines, converted on the communication stream; rows
+move as bytes. send and recv always go through host memory: they are not part of the order of collectives, and two ranks
+may send to each other at once. An NCCL send occupies its communicator until the other side receives, so two such sends
+would deadlock.
 
-What orders a collective after the caller's kernels and before those that use its result:
+How a collective is ordered after the caller's kernels and before those that use its result:
 
     the caller's stream   ── kernels ── ready ──────────────────────── wait(done) ── kernels ──
                                            \                          /
     communication stream   ───────────── wait(ready) ── collective ── done
 
-The host waits for neither edge. CuPy's memory pool keeps one arena a stream and reuses freed memory at once, in that
-stream's order, which knows nothing of the communication stream. So a result lies in the arena of the caller's stream
-and `ready` is recorded after its allocation; everything that the communication stream touches is kept by the watchdog
-until `done` has passed; and what it makes for itself lies in its own arena and is used by no other stream.
+The host waits for neither. CuPy's memory pool has one arena per stream and reuses freed memory at once, in that
+stream's order, without regard to the communication stream. So a result is allocated in the arena of the caller's
+stream, before `ready` is recorded. Everything that the communication stream uses is kept by the watchdog until `done`
+is complete. What that stream allocates for itself is in its own arena, and no other stream uses it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ T = TypeVar("T")
 
 
 class DeviceWork(Work[T]):
-    """A collective on a GPU under way.
+    """A collective on a GPU in progress.
 
-    `wait` makes what the calling thread's current stream does next come after the collective; the host waits only until
-    the collective has been put on its stream. `done` says that it has been put there, not that it is over.
+    `wait` orders the later work of the calling thread's current stream after the collective; the host waits only until
+    the collective has been put on its stream. `done` means that it has been put there, not that it is complete.
     """
 
     __slots__ = ("_arrays",)
@@ -63,9 +63,9 @@ class DeviceWork(Work[T]):
         self._arrays = arrays
 
     def wait(self, timeout: float | None = None) -> T:
-        """The collective's result, which the current stream may use; may be called again, on other streams too.
+        """The collective's result, which the current stream may use. May be called again, also on other streams.
 
-        Raises: as `Work.wait`; what has gone wrong on the device since.
+        Raises: as `Work.wait`; a failure on the device since then.
         """
         result = super().wait(timeout)
         self._arrays.wait()
@@ -73,7 +73,7 @@ class DeviceWork(Work[T]):
 
 
 class DeviceReceiveWork(Work[Any]):
-    """A receive into an array on a GPU: it is copied there by the stream that first waits for it.
+    """A receive into an array on a GPU: the stream that first waits for it copies the data there.
 
     deliver: copies what `recv` returned to the device
     """
@@ -86,7 +86,7 @@ class DeviceReceiveWork(Work[Any]):
         self._result: Any = None
 
     def wait(self, timeout: float | None = None) -> Any:
-        """`out`, which the current stream may use; with the sender's rank if any could send."""
+        """`out`, which the current stream may use; with the sender's rank for a receive from any source."""
         received = super().wait(timeout)
         if self._result is None:
             self._result = self._deliver(received)
@@ -94,7 +94,7 @@ class DeviceReceiveWork(Work[Any]):
 
 
 class DeviceCommunicator:
-    """All collectives of one communicator on device arrays, and the two ends of a message whose array is on a GPU.
+    """All collectives of one communicator on device arrays, and send and recv for arrays on a GPU.
 
     device: this rank's, None if it has none, for the reason `why_not`
     """
@@ -105,7 +105,7 @@ class DeviceCommunicator:
         self._device = device
         self._why_not = why_not
         self.watchdog = Watchdog(
-            comm.rank, lambda event: self._cuda.passed(event), self._failed, enter=lambda: self._cuda.use()
+            comm.rank, lambda event: self._cuda.is_complete(event), self._failed, enter=lambda: self._cuda.use()
         )
         if device is not None:
             comm.queue.enter_helper = device.use
@@ -119,31 +119,37 @@ class DeviceCommunicator:
         return self._device
 
     def transport(self) -> Steps[DeviceTransport]:
-        """What moves the arrays; chosen by all ranks together when it is first needed."""
+        """The device transport, chosen by all ranks together when it is first needed."""
         if self._device_transport is None:
-            registry, timeout = self._comm.registry, self._comm.timeout
+            registry = self._comm.registry
             self._device_transport = yield from negotiate(
-                self._device, self._transport, timeout, registry.wanted, self.watchdog, self._why_not, registry.nccl
+                self._device,
+                self._transport,
+                self._comm.timeout,
+                registry.requested,
+                self.watchdog,
+                self._why_not,
+                registry.nccl,
             )
         return self._device_transport
 
     def close(self) -> None:
-        """Frees what the device transport holds; no call is under way on this rank."""
-        with contextlib.suppress(CollectivesError):  # the communicator is broken, and says so elsewhere
+        """Frees what the device transport holds. No call may be in progress on this rank."""
+        with contextlib.suppress(CollectivesError):  # The communicator is broken, which other calls raise.
             self.watchdog.close()
         if self._device_transport is not None:
             with contextlib.suppress(CollectivesError):
                 self._device_transport.close()
 
     def watch_stream(self, name: str, keep: Any) -> None:
-        """The current stream must pass what it has now in time; keeps `keep` until then. Raises: what went wrong."""
+        """Requires the current stream to complete in time; keeps `keep` until then. Raises: an earlier failure."""
         if self._device_transport is None:
             return
         self.watchdog.check()
         call: CollectiveOp[None] = CollectiveOp(Plan(name, "on GPU"), self._comm.timeout)
-        self._comm.queue.note(call)
+        self._comm.queue.record_launched(call)
         # Recorded outside of any capture, so that the watchdog may query it.
-        event = self._cuda.mark(self._cuda.current_stream())
+        event = self._cuda.record_event(self._cuda.current_stream())
         self.watchdog.watch(event, keep, call, self._device_transport.timeout)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -154,23 +160,23 @@ class DeviceCommunicator:
         return array
 
     def _failed(self, error: Exception, calls: list[object]) -> None:
-        """Called by another thread when the device's part of a call has failed: host calls must raise it, too."""
+        """Called by the watchdog's thread when the device has failed: host calls must raise the error, too."""
         for call in calls:
             if isinstance(call, CollectiveOp) and call.recorder is not None:
                 call.recorder.end(call.record, FAILED)
         assert isinstance(error, CollectivesError)
-        self._comm.queue.break_off(error, self.watchdog.received)
+        self._comm.queue.abort(error, self.watchdog.received)
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
     def arrays(self) -> DeviceArrays:
-        """What reads and makes the arrays of one call. Raises: what has gone wrong on the device."""
+        """An object that reads and makes the arrays of one call. Raises: an earlier failure on the device."""
         return DeviceArrays(self._comm, self, self._cuda)
 
     # Point to point --------------------------------------------------------------------------------------------------
 
     def to_host(self, x: Any) -> Array:
-        """x in host memory, to be sent. The host waits for what is on the current stream, and for the copy.
+        """Copies x to host memory, to be sent. The host waits for the current stream, and for the copy.
 
         Raises: CollectiveTimeout if that takes longer than the communicator's limit.
         """
@@ -178,11 +184,12 @@ class DeviceCommunicator:
         stream = self._cuda.current_stream()
         dense = source if source.flags.c_contiguous else source.copy(order="C")
         host = self._cuda.pinned(dense.nbytes)
-        self._cuda.copy_down(host, dense, stream)
-        event, limit = self._cuda.mark(stream), TimeLimit(self._comm.timeout)
-        while not self._cuda.passed(event):
+        self._cuda.copy_d2h(host, dense, stream)
+        event = self._cuda.record_event(stream)
+        limit = TimeLimit(self._comm.timeout)
+        while not self._cuda.is_complete(event):
             if limit.passed():
-                self.watchdog.leak((host, dense))
+                self.watchdog.keep_forever((host, dense))
                 raise CollectiveTimeout(
                     f"rank {self.rank}: send waits for what is before it on its stream, longer than "
                     f"{self._comm.timeout:g} s"
@@ -191,9 +198,9 @@ class DeviceCommunicator:
         return host.view(source.dtype).reshape(source.shape)
 
     def to_device(self, received: Array | tuple[Array, int], out: Any) -> Any:
-        """What has been received, in `out`, for what the current stream does next.
+        """Copies what was received into `out`, for the later work of the current stream. Returns: `out`
 
-        received: what `recv` returned, for any source with the rank that sent it; so is the result
+        received: what `recv` returned. From any source, it is a pair with the sender's rank, and so is the result
         Raises: ArgumentError if it does not fit.
         """
         if isinstance(received, tuple):
@@ -203,59 +210,61 @@ class DeviceCommunicator:
         staged = self._cuda.pinned(received.nbytes)
         staged[:] = received.reshape(-1).view(np.uint8)
         dense = target if target.flags.c_contiguous else self._cuda.empty(received.shape, received.dtype)
-        self._cuda.copy_up(dense, staged, stream)
+        self._cuda.copy_h2d(dense, staged, stream)
         if dense is not target:
             self._cuda.xp.copyto(target, dense)
-        self.watchdog.watch(self._cuda.mark(stream), (staged, dense))
+        self.watchdog.watch(self._cuda.record_event(stream), (staged, dense))
         return out
 
     def receive_work(self, call: CollectiveOp[Array], out: Any) -> DeviceReceiveWork:
-        """What `recv(async_op=True)` returns for an `out` on the GPU."""
+        """The result of `recv(async_op=True)` for an `out` on the GPU."""
         return DeviceReceiveWork(call, lambda received: self.to_device(received, out))
 
 
 class DeviceArrays:
-    """The arrays of one call on a GPU, and the edges between streams: how they are read, made, kept and handed out.
+    """The arrays of one call on a GPU: reads, makes, keeps and delivers them, and orders the streams.
 
-    `HostArrays` is the same on the host. Made in the caller's thread, on the caller's current stream.
+    `HostArrays` does the same on the host. Created in the caller's thread, for the caller's current stream.
     """
 
-    where = "on GPU"
+    device_text = "on GPU"
 
     def __init__(self, comm: CommunicatorBase, device: DeviceCommunicator, cuda: Cuda) -> None:
         device.watchdog.check()
-        self._comm, self._device, self._cuda = comm, device, cuda
-        self._origin = cuda.current_stream()
-        self._buffers: list[Any] = []  # what the collective reads and writes
+        self._comm = comm
+        self._device = device
+        self._cuda = cuda
+        self._caller_stream = cuda.current_stream()
+        self._buffers: list[Any] = []  # The arrays that the collective reads and writes.
         self._ready: Any = None
-        self._stream: Any = None  # of the communication
+        self._stream: Any = None  # The communication stream.
         self._done: Any = None
-        self._captured = cuda.capturing(self._origin)
+        self._captured = cuda.capturing(self._caller_stream)
 
     def new(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array for the caller, in the arena of the caller's stream; before or after `record_ready`."""
-        if self._ready is not None and self._cuda.is_per_thread(self._origin):
+        """An array for the caller, in the arena of the caller's stream; made before or after `record_ready`."""
+        if self._ready is not None and self._cuda.is_per_thread(self._caller_stream):
             raise ArgumentError(
                 "the result's shape has to be exchanged first, and another thread cannot make an array in the order of "
                 "this thread's own default stream: give lengths, or call it under a cupy.cuda.Stream"
             )
-        with self._cuda.on(self._origin):
+        with self._cuda.on(self._caller_stream):
             array = self._cuda.empty(shape, dtype)
         if self._ready is not None:
-            # What was freed since `ready` may lie here, and kernels of the caller's may still use it.
-            self._stream.wait_event(self._cuda.mark(self._origin))
+            # Memory freed since `ready` may be reused here, and the caller's kernels may still use it.
+            self._stream.wait_event(self._cuda.record_event(self._caller_stream))
         self._buffers.append(array)
         return array
 
     def scratch(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array for the communication stream alone; after `begin`."""
+        """An array for the communication stream only; to be called after `begin`."""
         with self._cuda.on(self._stream):
             array = self._cuda.empty(shape, dtype)
         self._buffers.append(array)
         return array
 
     def contiguous(self, source: Any, dtype: Any) -> Any:
-        """source itself, or a contiguous copy of it in this dtype, made on the communication stream; after `begin`."""
+        """source itself, or a contiguous copy of it in this dtype, made on the communication stream after `begin`."""
         if dtype == source.dtype and source.flags.c_contiguous:
             return source
         array = self.scratch(source.shape, dtype)
@@ -263,45 +272,46 @@ class DeviceArrays:
         return array
 
     def record_ready(self) -> None:
-        """Compute before communication: the collective will come after all that the caller's stream has now."""
-        self._ready = self._cuda.mark(self._origin)
+        """Orders the collective after everything that is on the caller's stream now."""
+        self._ready = self._cuda.record_event(self._caller_stream)
 
     def begin(self, stream: Any) -> None:
-        """Has the communication stream wait for `ready`; in whichever thread drives the collective."""
+        """Makes the communication stream wait for `ready`. Called in whichever thread takes the steps."""
         assert self._ready is not None
         self._stream = stream
         stream.wait_event(self._ready)
 
     def end(self, call: object, transport: DeviceTransport) -> None:
-        """Everything has been put on the communication stream: buffers are kept until it has passed."""
-        buffers, self._buffers = [*self._buffers, transport.staged], []
+        """Called when everything is on the communication stream. Buffers are kept until that is complete."""
+        buffers = [*self._buffers, transport.staged]
+        self._buffers = []
         transport.staged = None
         try:
-            self._done = self._cuda.mark(self._stream)
+            self._done = self._cuda.record_event(self._stream)
         except Exception:
-            self._device.watchdog.leak(buffers)  # the device has failed: what is still written to is not known
+            self._device.watchdog.keep_forever(buffers)  # The device has failed, and may still write to them.
             raise
         if self._captured:
-            self._device.watchdog.leak(buffers)
+            self._device.watchdog.keep_forever(buffers)
         else:
             self._device.watchdog.watch(self._done, buffers, call, transport.timeout)
 
     def wait(self) -> None:
-        """Communication before compute: what the calling thread's current stream does next may use the result."""
+        """Orders later work of the calling thread's current stream after the collective."""
         self._device.watchdog.check()
         self._cuda.current_stream().wait_event(self._done)
 
-    def read(self, x: Any, what: str = "x") -> Any:
+    def read(self, x: Any, name: str = "x") -> Any:
         """x as a CuPy array that shares its memory, which is kept until the collective is done."""
-        array = self._cuda.as_array(x, what)
+        array = self._cuda.as_array(x, name)
         self._buffers.append(array)
         return array
 
-    def check_writable(self, array: Any, what: str) -> None:
+    def check_writable(self, array: Any, name: str) -> None:
         """An array on a GPU can always be written."""
 
     def result(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
-        """Where a result arrives: in `target` if it can be there at once, which must not be the memory of `source`."""
+        """Memory for a result: `target` if it fits and does not overlap `source`, otherwise a new array."""
         fits = target is not None and (target.shape, target.dtype) == (shape, dtype) and target.flags.c_contiguous
         if fits and (source is None or not overlap(target, source)):
             return target
@@ -312,23 +322,23 @@ class DeviceArrays:
         return operation
 
     def copy(self, target: Any, source: Any) -> None:
-        """target = source, on the communication stream."""
+        """Copies source into target, on the communication stream."""
         self._cuda.copy(target, source, self._stream)
 
-    def deliver(self, whole: Any, target: Any, out: Any) -> Any:
-        """The result: what arrived, or `out` as the caller gave it, whose array is `target`."""
+    def deliver(self, received: Any, target: Any, out: Any) -> Any:
+        """The result: `received`, or `out` as the caller passed it, whose array is `target`."""
         if target is None:
-            return whole
-        if target is not whole:
-            self.copy(check_shape(target, whole.shape, whole.dtype), whole)
+            return received
+        if target is not received:
+            self.copy(check_shape(target, received.shape, received.dtype), received)
         return out
 
-    def early(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
-        """Where a result arrives, made here: another thread has no part in the order of the caller's stream."""
+    def preallocate(self, shape: tuple[int, ...], dtype: Any, source: Any, target: Any) -> Any:
+        """Memory for a result, allocated now, because other threads cannot use the order of the caller's stream."""
         return self.result(shape, dtype, source, target)
 
     def reduction_target(self, plan: Plan, source: Any, out: Any, in_place: bool) -> Any:
-        """Where a reduction's result shall be; None: this rank gets none. Raises: ArgumentError if it does not fit."""
+        """Memory for a reduction's result; None on ranks that get none. Raises: ArgumentError if it does not fit."""
         if plan.result is None:
             return None
         if out is None:
@@ -345,11 +355,12 @@ class DeviceArrays:
         out: Any = None,
         async_op: bool = False,
         scale: Any = None,
-        early: Any = None,
+        preallocated: Any = None,
     ) -> Any:
-        """Carries a call out in the communicator's order, or starts it. early: what `early` has made"""
+        """Runs a call in the communicator's order, or starts it. preallocated: from `preallocate`"""
         self.record_ready()
-        call: CollectiveOp[Any] = CollectiveOp(plan, self._comm.timeout, self, source, target, out, scale, early)
+        timeout = self._comm.timeout
+        call: CollectiveOp[Any] = CollectiveOp(plan, timeout, self, source, target, out, scale, preallocated)
         call.steps = self._steps(call)
         if async_op:
             self._comm.queue.submit(call)
@@ -372,7 +383,7 @@ class DeviceArrays:
             if call.source is not None:
                 sent = self.contiguous(call.source, call.plan.wire)
             result = yield from call.plan.body(call, transport, sent, None)
-        except GeneratorExit:  # the process ends in the middle of it, where no event can be watched any more
+        except GeneratorExit:  # The process exits in the middle of the call, when no event can be watched any more.
             raise
         except BaseException:
             self.end(call, transport)
@@ -385,7 +396,7 @@ class DeviceArrays:
     def reduce(
         self, call: CollectiveOp[Any], reduction: Reduction, transport: DeviceTransport, sent: Any, _: None
     ) -> Steps[Any]:
-        """The steps of a reduction that launch it, and finish its total on the communication stream."""
+        """The steps of a reduction: they launch it, and finish its total on the communication stream."""
         result = call.target
         factor = self._factor(call.scale, transport)
         total = None if result is None else self._total(call, sent, result)
@@ -410,22 +421,22 @@ class DeviceArrays:
             on_device = isinstance(factor, self._cuda.xp.ndarray)
             op = ReduceOp.SUM if averages else reduction.op
             finish(total, op, self._comm.size, None if on_device else factor)
-            if on_device:  # not read by the host, which would wait for it
+            if on_device:  # The host does not read it, since it would wait for it.
                 self._cuda.xp.multiply(total, factor.astype(total.dtype), out=total)
         if total is not result:
             self.copy(result, total)
         return result if call.out is None else call.out
 
     def _total(self, call: CollectiveOp[Any], sent: Any, result: Any) -> Any:
-        """Where the wire's result arrives: in the answer itself if it can be there at once."""
+        """Memory for the total: the result itself if that fits."""
         if call.name == "all_reduce" and (result is call.source or sent is not call.source):
-            return sent  # in place, or in a private copy, which can take the result as well
+            return sent  # In place; or `sent` is a private copy, which can also receive the total.
         if result.dtype == sent.dtype and result.flags.c_contiguous and not overlap(result, sent):
             return result
         return self.scratch(result.shape, sent.dtype)
 
     def _factor(self, scale: Scale, transport: DeviceTransport) -> Any:
-        """The scale, evaluated when the sum is about to be launched: what it depends on is on its stream by then."""
+        """The scale. A function is called right before the sum is launched: its inputs are on the stream by then."""
         if not callable(scale):
             return scale
         with self._cuda.on(transport.stream):
@@ -436,13 +447,14 @@ class DeviceArrays:
 
 
 def overlap(a: Any, b: Any) -> bool:
-    """Whether two device arrays may share memory, by the addresses between which they lie.
+    """Whether the address ranges of two device arrays overlap, so that they may share memory.
 
-    `cupy.may_share_memory` says no of two views of one PyTorch tensor: each import makes a memory object of its own.
+    `cupy.may_share_memory` denies it for two views of one PyTorch tensor, since each import makes a new memory object.
     """
     if not a.size or not b.size:
         return False
-    (a_low, a_high), (b_low, b_high) = _bounds(a), _bounds(b)
+    a_low, a_high = _bounds(a)
+    b_low, b_high = _bounds(b)
     return a_low < b_high and b_low < a_high
 
 
@@ -455,7 +467,7 @@ def _bounds(array: Any) -> tuple[int, int]:
 
 
 def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceCommunicator:
-    """One communicator's end for arrays on the GPU that x is on.
+    """One communicator's end for arrays on x's GPU.
 
     Raises: BackendError if this process cannot use it.
     """
@@ -470,20 +482,21 @@ def open_device(comm: CommunicatorBase, transport: Transport, x: Any) -> DeviceC
 
 
 def connect_nccl(comm: CommunicatorBase, transport: Transport) -> DeviceCommunicator:
-    """The end of a communicator for which NCCL was asked by name. Collective.
+    """Connects a communicator for which NCCL was requested by name. Collective. Returns: its end for arrays on GPUs
 
-    Ranks of one node that all use its first GPU take one each.
+    If ranks of one node all use its first GPU, each takes one of its own.
     Raises: BackendError on every rank if any of them cannot use NCCL.
     """
-    reason, device = cuda.why_absent() or "", None
+    reason = cuda.why_absent() or ""
+    device = None
     if not reason:
         try:
             device = cuda.load()
-            device.take_turns(comm.local_rank)
+            device.take_own_device(comm.local_rank)
         except CollectivesError as error:
             reason = str(error)
-    made = DeviceCommunicator(comm, transport, device, reason)
+    device_comm = DeviceCommunicator(comm, transport, device, reason)
     call: CollectiveOp[DeviceTransport] = CollectiveOp(Plan("init", "nccl"), comm.timeout)
-    call.steps = made.transport()
+    call.steps = device_comm.transport()
     comm.queue.run(call)
-    return made
+    return device_comm

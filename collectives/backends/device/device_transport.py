@@ -1,10 +1,10 @@
-"""The protocol of what moves device arrays; the transport of a world of one, and that through host memory.
+"""The interface of what moves device arrays; the transport of a world of one; the transport through host memory.
 
-Where a host `Transport` has host arrays and tests, this has device arrays and one stream: a device transport puts the
-collective on its `stream`, after what is there already, and returns once it has been put there. All arrays are
-one-dimensional, contiguous, and stay alive until an event behind the collective has passed.
+A host `Transport` has host arrays and tests; a device transport has device arrays and one stream. It puts each
+collective on its `stream`, after what is there already, and returns when it is there. All arrays are one-dimensional
+and contiguous, and stay alive until an event after the collective is complete.
 
-Over the host's transport an array is copied into pinned memory, transferred, and copied up again.
+Through the host transport, an array is copied into pinned memory, transferred, and copied back to the device.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from collectives.transport import Steps, Test, Transport
 class DeviceTransport(ABC):
     """One rank's end of a communicator for device arrays.
 
-    name: as the log calls it; capturable: its collectives can be part of a graph; stream: where they are enqueued
-    averages: MEAN of floats and complex numbers is done by the transport; else its caller divides a SUM
-    timeout: s; until the event behind a collective has to pass, None where nothing on the stream waits for other ranks
-    staged: host memory of the collective, which has to live as long as its other buffers
+    name: its name in logs; capturable: its collectives can be part of a graph; stream: where they are enqueued
+    averages: the transport computes MEAN of floats and complex numbers itself; otherwise its caller divides a SUM
+    timeout: s; within which the event after a collective must be complete, None if its stream never waits for ranks
+    staged: host memory of the collective, which must live as long as its other buffers
     """
 
     name: str
@@ -39,20 +39,20 @@ class DeviceTransport(ABC):
         self.stream = cuda.stream()
 
     def reduces(self, dtype: Any, op: ReduceOp) -> bool:
-        """Whether the reductions below serve this dtype and op; else each rank combines a part by itself."""
+        """Whether the reductions below support this dtype and op; otherwise each rank combines a part by itself."""
         return True
 
     @abstractmethod
     def all_reduce(self, x: Any, out: Any, op: ReduceOp) -> Steps[None]:
-        """x, out: (n,) of the wire's dtype, the same array or apart."""
+        """x, out: (n,) of the wire dtype; the same array, or not overlapping."""
 
     @abstractmethod
     def reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int) -> Steps[None]:
-        """x: (n,); out: (n,) on the root, the same array as x or apart, None elsewhere."""
+        """x: (n,); out: (n,) on the root, the same array as x or not overlapping, None elsewhere."""
 
     @abstractmethod
     def reduce_scatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> Steps[None]:
-        """x: (sum(counts),); out: (counts[rank],), apart from x."""
+        """x: (sum(counts),); out: (counts[rank],), not overlapping x."""
 
     @abstractmethod
     def broadcast(self, x: Any, root: int) -> Steps[None]:
@@ -75,7 +75,7 @@ class DeviceTransport(ABC):
         """table: bytes, [source][destination]; x: (sum of this rank's row,) uint8; out: (sum of its column,) uint8."""
 
     def close(self) -> None:
-        """Frees what it holds; nothing is under way on this rank."""
+        """Frees what it holds. Nothing may be in progress on this rank."""
         return
 
 
@@ -99,7 +99,7 @@ class HostStagedTransport(DeviceTransport):
     """The device transport that goes through host memory, over any transport."""
 
     name = "host memory"
-    capturable = False  # the host takes part in it
+    capturable = False  # The host takes part in its collectives.
 
     def __init__(self, cuda: Cuda, host: Transport) -> None:
         super().__init__(cuda)
@@ -132,15 +132,16 @@ class HostStagedTransport(DeviceTransport):
         return self._move(self._host.all_to_all, x, out, table)
 
     def _move(self, transfer: Callable[..., Test], source: Any, target: Any, *how: Any) -> Steps[None]:
-        """Copies `source` down, has the host transfer it, and copies what came up; either array may be None."""
-        sent, received = self._pinned(source), self._pinned(target)
-        self.staged = self.staged, sent, received  # the last one: what earlier transfers of this collective have
+        """Copies `source` to the host, transfers it there, and copies the result to `target`. Either may be None."""
+        sent = self._pinned(source)
+        received = self._pinned(target)
+        self.staged = (self.staged, sent, received)  # Keeps also what earlier transfers of this collective staged.
         if sent is not None:
-            self._cuda.copy_down(sent, source, self.stream)
-            yield functools.partial(self._cuda.passed, self._cuda.mark(self.stream))
+            self._cuda.copy_d2h(sent, source, self.stream)
+            yield functools.partial(self._cuda.is_complete, self._cuda.record_event(self.stream))
         yield transfer(sent, received, *how)
         if received is not None:
-            self._cuda.copy_up(target, received, self.stream)
+            self._cuda.copy_h2d(target, received, self.stream)
 
     def _pinned(self, like: Any) -> Array | None:
         """Host memory for a device array, from CuPy's pool."""

@@ -1,15 +1,15 @@
-"""Device arrays over NCCL: each collective is one group of calls on a stream of its own, made by the device's issuer.
+"""Device arrays over NCCL: each collective is one group of NCCL calls on its own stream, made by the device's issuer.
 
-What NCCL has no call for is made of those it has:
+Collectives that NCCL lacks are composed of those it has:
 
-    complex            SUM and MEAN on pairs of reals
+    complex            SUM and MEAN on pairs of real numbers
     uneven parts       a group of broadcasts (all_gather), of reduces (reduce_scatter)
-    gather and kin     a group of sends and receives
+    gather and others  a group of sends and receives
 
-What it does not reduce as NumPy does (`reduces`), its caller combines, each rank a part.
+What it does not reduce as NumPy does (`reduces`), the caller combines, each rank a part.
 
-Two communicators of one device whose operations are started in different order on two ranks can wait for each other
-for ever. So one thread of the device issues the operations of all, in an order that is the same on all ranks.
+If two communicators of a device start their operations in different order on two ranks, they can deadlock. So one
+thread of the device issues the operations of all, in an order that is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _lock = threading.Lock()
 
 
 def issuer_of(device: int, enter: Callable[[], object] = lambda: None) -> Issuer:
-    """The one issuer of a device, made at the first request; it lives as long as the process.
+    """The issuer of a device, created by the first request; it lives as long as the process.
 
-    enter: called once in the thread, to make the device its current one (`cupy.cuda.Device(i).use`)
+    enter: called once in its thread, to make the device current (`cupy.cuda.Device(i).use`)
     """
     with _lock:
         if device not in _issuers:
@@ -54,7 +54,7 @@ def issuer_of(device: int, enter: Callable[[], object] = lambda: None) -> Issuer
 
 
 class Issuer:
-    """A thread that carries out calls one after the other."""
+    """A thread that makes calls one after the other."""
 
     def __init__(self, name: str, enter: Callable[[], object] = lambda: None) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -62,7 +62,7 @@ class Issuer:
         threading.Thread(target=self._issue, name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queues `call`. Returns: a future of its result or exception."""
+        """Queues `call`. Returns: a future with its result or exception."""
         outcome: Future[T] = Future()
         self._queue.put((outcome, call))
         return outcome
@@ -78,11 +78,11 @@ class Issuer:
                 error = RuntimeError("the issuing thread could not enter its device")
                 error.__cause__ = entered.exception()
                 outcome.set_exception(error)
-            del outcome, call  # an idle thread must not keep what they hold
+            del outcome, call  # An idle thread must not keep their objects alive.
 
 
 class NcclTransport(DeviceTransport):
-    """The device transport over NCCL. watchdog: aborts the communicator when what was issued has failed"""
+    """The device transport over NCCL. watchdog: aborts the communicator if an operation fails"""
 
     name = "NCCL"
     averages = True
@@ -95,29 +95,32 @@ class NcclTransport(DeviceTransport):
         watchdog.guard(communicator)
 
     @property
-    def timeout(self) -> float:  # type: ignore[override]  # read anew for each collective
+    def timeout(self) -> float:  # type: ignore[override]  # Read again for each collective.
         return self._nccl.timeout
 
     def reduces(self, dtype: Any, op: ReduceOp) -> bool:
         if dtype.kind == "c":
             return op is not ReduceOp.PROD
-        # NCCL's max and min prefer numbers to a NaN, and a NaN must win on every rank.
+        # NCCL's max and min prefer numbers to NaN, but NaN must be the result on every rank.
         return dtype in DTYPES and not (dtype.kind == "f" and op in (ReduceOp.MAX, ReduceOp.MIN))
 
     def all_reduce(self, x: Any, out: Any, op: ReduceOp) -> Steps[None]:
-        x, out = _reals(x), _reals(out)
+        x = _reals(x)
+        out = _reals(out)
         return self._issue(
             lambda: self._nccl.all_reduce(_address(x), _address(out), x.size, x.dtype, op, self.stream.ptr)
         )
 
     def reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int) -> Steps[None]:
-        x, out = _reals(x), _reals(out)
+        x = _reals(x)
+        out = _reals(out)
         return self._issue(lambda: self._reduce(x, out, op, root))
 
     def reduce_scatter(self, x: Any, out: Any, counts: Sequence[int], op: ReduceOp) -> Steps[None]:
         reals = _reals(x)
         counts = [count * reals.size // x.size for count in counts] if x.size else counts
-        x, out = reals, _reals(out)
+        x = reals
+        out = _reals(out)
 
         def launch() -> None:
             if len(set(counts)) == 1:
@@ -154,7 +157,7 @@ class NcclTransport(DeviceTransport):
     def close(self) -> None:
         self._nccl.close()
 
-    # Calls of NCCL; both sides know which parts are empty ------------------------------------------------------------
+    # NCCL calls. Both sides know which parts are empty, and skip them -------------------------------------------------
 
     def _reduce(self, x: Any, out: Any | None, op: ReduceOp, root: int) -> None:
         if x.size:
@@ -166,7 +169,7 @@ class NcclTransport(DeviceTransport):
             self._nccl.broadcast(send, _address(out), out.size, _BYTE, root, self.stream.ptr)
 
     def _exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> Steps[None]:
-        """Arrays of bytes to some ranks and from some."""
+        """Sends arrays of bytes to some ranks and receives from some."""
 
         def launch() -> None:
             for start, parts in ((self._nccl.send, sends), (self._nccl.recv, receives)):
@@ -186,7 +189,7 @@ class NcclTransport(DeviceTransport):
         try:
             issued.result()
         except CollectivesError as error:
-            # Part of it may have been started, and other ranks wait for the rest: the abort ends their waits.
+            # Part of it may have started, and other ranks wait for the rest: the abort ends their waits.
             self._watchdog.fail(error)
             self._watchdog.received()
             raise
@@ -200,6 +203,6 @@ def _reals(array: Any) -> Any:
     return array if array is None else array.view(_REALS.get(array.dtype, array.dtype))
 
 
-def _numbered(whole: Any | None, counts: Sequence[int]) -> list[tuple[int, Any]]:
-    """Each rank with its part; nothing of no array."""
-    return [] if whole is None else list(enumerate(parts_of(whole, counts)))
+def _numbered(joined: Any | None, counts: Sequence[int]) -> list[tuple[int, Any]]:
+    """Each rank with its part; an empty list for None."""
+    return [] if joined is None else list(enumerate(parts_of(joined, counts)))

@@ -1,8 +1,8 @@
-"""NCCL or host memory for device arrays: decided by all ranks, since one without NCCL would leave the others waiting.
+"""Chooses NCCL or host memory for device arrays, on all ranks together: a rank without NCCL would block the others.
 
-Each rank says what it can do: what keeps it from using NCCL, if anything, which GPU it has, which NCCL. The decision is
-a pure function of what all ranks say, so every rank comes to the same one. Those that chose NCCL then connect; the
-library may be there, and the ranks still not reach each other: then again no rank uses it.
+Each rank describes what it can do: what prevents it from using NCCL, if anything, its GPU, its NCCL version. The
+decision is a pure function of all ranks' descriptions, so every rank makes the same. If they choose NCCL, they connect.
+That may still fail although the library is there; then no rank uses it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from collectives.transport import Steps, Transport, gather_records
 
 logger = logging.getLogger("collectives")
 
-_BYTES, _TEXT = 8192, 600  # of a capability; characters of each text in it
-_SHARING = (2, 30)  # the first NCCL that lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 asks for it
+# Bytes of a capability, and characters of each text in it.
+_BYTES = 8192
+_TEXT = 600
+# The first NCCL that lets ranks share a GPU, if NCCL_MULTI_RANK_GPU_ENABLE=1 is set.
+_SHARING = (2, 30)
 
 _logged: set[str] = set()
 
@@ -37,37 +40,38 @@ _logged: set[str] = set()
 class Capability:
     """What one rank can do.
 
-    reason: why it cannot use NCCL, "" if it can; gpu: tells its GPU from every other of its node
-    nccl: NCCL's version, (2, 30, 4); shares: ranks may share a GPU; config: what is set of NCCL's
+    reason: why it cannot use NCCL, "" if it can; gpu: distinguishes its GPU from all others of its node
+    nccl: NCCL's version, (2, 30, 4); allows_shared_gpu: ranks may share a GPU; config: the NCCL options that are set
     """
 
     reason: str = ""
     node: int = 0
     gpu: str = ""
     nccl: tuple[int, ...] = ()
-    shares: bool = False
+    allows_shared_gpu: bool = False
     config: str = ""
 
 
 def decide(capabilities: Sequence[Capability]) -> tuple[bool, str]:
-    """Whether NCCL serves device arrays, and why: every rank can use it, and no two of them want the same GPU."""
-    against = [f"rank {rank}: {each.reason}" for rank, each in enumerate(capabilities) if each.reason]
-    if against:
-        return False, "; ".join(against)
-    first, version = capabilities[0], _dotted(capabilities[0].nccl)
-    if any(each.nccl != first.nccl for each in capabilities):
-        table = ", ".join(f"rank {rank}: {_dotted(each.nccl)}" for rank, each in enumerate(capabilities))
+    """Whether to use NCCL for device arrays, and why. It is used if every rank can, and no two need the same GPU."""
+    reasons = [f"rank {rank}: {capability.reason}" for rank, capability in enumerate(capabilities) if capability.reason]
+    if reasons:
+        return False, "; ".join(reasons)
+    first = capabilities[0]
+    version = _dotted(first.nccl)
+    if any(capability.nccl != first.nccl for capability in capabilities):
+        table = ", ".join(f"rank {rank}: {_dotted(capability.nccl)}" for rank, capability in enumerate(capabilities))
         return False, f"the ranks have different NCCLs ({table})"
     owners: dict[tuple[int, str], int] = {}
-    sharing = first.nccl[:2] >= _SHARING and all(each.shares for each in capabilities)
-    for rank, each in enumerate(capabilities):
-        if each.config != first.config:
-            texts = f"rank 0 has ({first.config}), rank {rank} ({each.config})"
+    sharing = first.nccl[:2] >= _SHARING and all(capability.allows_shared_gpu for capability in capabilities)
+    for rank, capability in enumerate(capabilities):
+        if capability.config != first.config:
+            texts = f"rank 0 has ({first.config}), rank {rank} ({capability.config})"
             return False, f"the ranks were given different NcclConfigs: {texts}"
-        owner = owners.setdefault((each.node, each.gpu), rank)
+        owner = owners.setdefault((capability.node, capability.gpu), rank)
         if owner != rank and not sharing:
             return False, (
-                f"ranks {owner} and {rank} share GPU {each.gpu}, which NCCL {version} refuses (from 2.30 on "
+                f"ranks {owner} and {rank} share GPU {capability.gpu}, which NCCL {version} refuses (from 2.30 on "
                 "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it)"
             )
     return True, f"NCCL {version} on every rank"
@@ -77,31 +81,31 @@ def negotiate(
     cuda: Cuda | None,
     transport: Transport,
     timeout: float,
-    wanted: str | None,
+    requested: str | None,
     watchdog: Watchdog,
     why_not: str = "",
     config: NcclConfig | None = None,
 ) -> Steps[DeviceTransport]:
-    """What moves device arrays between the ranks of `transport`. Collective.
+    """The transport of device arrays between the ranks of `transport`. Collective.
 
     cuda: this rank's device, None if it has none, for the reason `why_not`
-    wanted: "nccl" if NCCL was asked for by name; config: how NCCL's communicator is made
-    Raises: BackendError on every rank if NCCL was asked for, and one of them cannot use it.
+    requested: "nccl" if NCCL was requested by name; config: options of NCCL's communicator
+    Raises: BackendError on every rank if NCCL was requested, and one of them cannot use it.
     """
-    if cuda is not None and transport.size == 1 and wanted != "nccl":
+    if cuda is not None and transport.size == 1 and requested != "nccl":
         return SingleDeviceTransport(cuda)
     settings = [f"{name}={value}" for name, value in asdict(config or NcclConfig()).items() if value is not None]
-    nccl, mine = capability(cuda, transport.node, why_not, ", ".join(settings))
-    use_nccl, reason = decide((yield from _exchange(transport, mine)))
+    nccl, own = capability(cuda, transport.node, why_not, ", ".join(settings))
+    use_nccl, reason = decide((yield from _exchange(transport, own)))
     communicator: NcclCommunicator | None = None
     if use_nccl:
         assert cuda is not None
         assert nccl is not None
         communicator, trouble = yield from _connect(cuda, nccl, transport, timeout, config)
-        use_nccl, reason = decide((yield from _exchange(transport, replace(mine, reason=trouble, config=""))))
+        use_nccl, reason = decide((yield from _exchange(transport, replace(own, reason=trouble, config=""))))
         if not use_nccl and communicator is not None:
             communicator.close()
-    if wanted == "nccl" and not use_nccl:
+    if requested == "nccl" and not use_nccl:
         raise BackendError(f'rank {transport.rank}: backend "nccl" was asked for, but cannot be used: {reason}')
     text = f"arrays on GPUs go over {'NCCL' if use_nccl else 'host memory'}: {reason}"
     if transport.rank == 0 and text not in _logged:
@@ -115,30 +119,30 @@ def negotiate(
 
 
 def capability(cuda: Cuda | None, node: int, why_not: str, config: str) -> tuple[Nccl | None, Capability]:
-    """NCCL, if it can be loaded, and what this rank says of itself."""
+    """NCCL, if it can be loaded, and this rank's capability."""
     if cuda is None:
         return None, Capability(reason=why_not, node=node)
-    shares = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
-    mine = Capability(node=node, gpu=cuda.identity(), shares=shares, config=config)
+    allows_shared_gpu = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    own = Capability(node=node, gpu=cuda.identity(), allows_shared_gpu=allows_shared_gpu, config=config)
     try:
         nccl = library.load()
     except CollectivesError as error:
-        return None, replace(mine, reason=str(error))
-    return nccl, replace(mine, nccl=nccl.version)
+        return None, replace(own, reason=str(error))
+    return nccl, replace(own, nccl=nccl.version)
 
 
-def _exchange(transport: Transport, mine: Capability) -> Steps[list[Capability]]:
-    """All ranks' capabilities, in rank order; long texts are cut. Collective."""
-    cut = replace(mine, reason=mine.reason[:_TEXT], config=mine.config[:_TEXT])
-    everyones = yield from gather_records(transport, asdict(cut), _BYTES)
-    return [Capability(**{**each, "nccl": tuple(each["nccl"])}) for each in everyones]
+def _exchange(transport: Transport, own: Capability) -> Steps[list[Capability]]:
+    """All ranks' capabilities, in rank order; long texts are truncated. Collective."""
+    truncated = replace(own, reason=own.reason[:_TEXT], config=own.config[:_TEXT])
+    records = yield from gather_records(transport, asdict(truncated), _BYTES)
+    return [Capability(**{**record, "nccl": tuple(record["nccl"])}) for record in records]
 
 
 def _connect(
     cuda: Cuda, nccl: Nccl, transport: Transport, timeout: float, config: NcclConfig | None
 ) -> Steps[tuple[NcclCommunicator | None, str]]:
-    """This rank's end of a new NCCL communicator, or why there is none."""
-    message = np.zeros(1 + UNIQUE_ID_BYTES, np.uint8)  # whether there is an id, and the id
+    """This rank's end of a new NCCL communicator, or None and the reason why there is none."""
+    message = np.zeros(1 + UNIQUE_ID_BYTES, np.uint8)  # Whether rank 0 has an id, then the id.
     trouble = ""
     if transport.rank == 0:
         try:
@@ -146,15 +150,17 @@ def _connect(
             message[0] = 1
         except CollectivesError as error:
             trouble = str(error)
-    yield transport.broadcast(message, 0)  # the id travels by the host's transport
+    yield transport.broadcast(message, 0)  # The id travels over the host transport.
     if not message[0]:
         return None, trouble or "rank 0 could not make an id"
-    rank, size, unique = transport.rank, transport.size, message[1:].tobytes()
+    rank = transport.rank
+    size = transport.size
+    unique = message[1:].tobytes()
 
     def connect() -> NcclCommunicator:
         return NcclCommunicator.connect(nccl, unique, rank, size, timeout=timeout, enter=cuda.use, config=config)
 
-    connected = run_in_thread(connect, "collectives-connect")  # it waits for the other ranks
+    connected = run_in_thread(connect, "collectives-connect")  # It blocks until the other ranks connect.
     yield connected.done
     try:
         return connected.result(), ""

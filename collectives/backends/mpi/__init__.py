@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collectives.backends.mpi.mpi_world import MPIWorld
 
 
-def join(promised: World | None, timeout: float, checks: int | None) -> tuple[MPITransport, MPIWorld]:
-    """Joins MPI's world, and gives this rank its part of the node, where no launcher has: cores for BLAS, and a GPU."""
-    # Here, so that a world of one never loads MPI.
+def join(expected: World | None, timeout: float, checks: int | None) -> tuple[MPITransport, MPIWorld]:
+    """Joins MPI's world, and limits this rank to its cores and GPU on the node, unless a launcher has done so."""
+    # Imported late, so that a world of one never loads MPI.
     from collectives.backends.device.cuda import take_local_gpu
     from collectives.backends.mpi.mpi_transport import world_transport
     from collectives.backends.mpi.mpi_world import MPIWorld, limit_threads
 
-    membership = MPIWorld(promised, timeout, checks)
+    membership = MPIWorld(expected, timeout, checks)
     if membership.size > 1:
         local_rank = membership.node.index(membership.rank)
         limit_threads(membership.cores, local_rank)

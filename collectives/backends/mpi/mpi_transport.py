@@ -1,7 +1,7 @@
-"""Collectives over MPI: nonblocking calls only, each tested until complete, so that every wait can end (decision 10).
+"""Collectives over MPI: only nonblocking calls, each tested until complete, so that every wait can end.
 
-An MPI before 4.0 counts in C's int. What is longer goes in pieces there: reductions and broadcasts one piece after the
-other, everything else by sends and receives between the ranks. Source of the operations: MPI 4.1, chapters 3 and 6.
+An MPI before 4.0 counts in C's int. Longer operations are split there: reductions and broadcasts into pieces one after
+the other, everything else into sends and receives between the ranks. Source of the operations: MPI 4.1, chapters 3, 6.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from collectives.transport import (
     Test,
     Transport,
     all_of,
-    among,
     chunks,
     completed,
+    notices_of,
     offsets,
     parts_of,
     then,
 )
 
-#: MPI before 4.0 counts in C's int.
+#: The largest count of an MPI before 4.0.
 INT = 2**31 - 1
 
-# Bytes from which every rank reduces a part and the root gathers these: MPICH's own way goes on by a short step a test.
-_TOGETHER = 8 << 20
+# From this many bytes on, every rank reduces a part and the root gathers the parts. MPICH's own algorithm makes only a
+# short step per test.
+_SCATTER_FROM = 8 << 20
 
-# Beyond the tags of `send` and `recv`, and beyond those that every MPI must have; the ones that need it have 2^31.
+# A tag above those of `send` and `recv`, and above those that every MPI must have; an MPI that needs it has 2^31 tags.
 _PIECES = 2 * RENDEZVOUS_TAG
 
 _THREAD = "collectives-split"
 
-# Eager messages that MPI was still writing when their communicator was closed.
+# Eager messages that MPI was still receiving when their communicator was closed.
 _unfinished: list[Any] = []
 
 
@@ -61,7 +62,7 @@ def world_transport(membership: MPIWorld) -> MPITransport:
 class MPITransport(Transport):
     """One MPI communicator of our own.
 
-    members: the ranks of the world that are in it; limit: the largest count and displacement that this MPI takes
+    members: for each rank, its rank in the world; limit: the largest count and displacement that this MPI takes
     """
 
     name = "mpi"
@@ -73,11 +74,11 @@ class MPITransport(Transport):
         self._members = members
         self.key = key
         self._limit = limit
-        self._longest = max(limit, EAGER_LIMIT)  # eager messages go in one piece
-        self.placement = membership.placement(members, members.index(membership.rank))
+        self._longest = max(limit, EAGER_LIMIT)  # Eager messages must not be split.
+        self.rank_info = membership.rank_info(members, members.index(membership.rank))
         self._status = MPI.Status()
         self._arriving: tuple[int, Array, Any] | None = None
-        # How many calls are still checked; None: all of them, which costs little where no wire is between the ranks.
+        # How many more calls are compared; None: all of them, which costs little without a network between the ranks.
         self._checks = None if self.local_size == self.size else membership.checks
 
     def exchange_signatures(
@@ -94,38 +95,39 @@ class MPITransport(Transport):
         return self._membership.pid(self._members[rank])
 
     def all_reduce(self, x: Array, out: Array, op: ReduceOp, finish: Finish | None = None) -> Test:
-        ours, in_place = self._membership.op(op, out.dtype), self._MPI.IN_PLACE
-        # In place on every rank: Open MPI crashes or hangs where only some say so. An MPI that is given two buffers
-        # begins by the same copy.
+        mpi_op = self._membership.op(op, out.dtype)
+        in_place = self._MPI.IN_PLACE
+        # In place on every rank: Open MPI crashes or hangs if only some ranks use it. Without it, MPI itself would
+        # begin with this copy.
         if x is not out:
             np.copyto(out, x)
-        test = self._pieces(len(out), lambda a, b: self._comm.Iallreduce(in_place, out[a:b], ours))
+        test = self._pieces(len(out), lambda a, b: self._comm.Iallreduce(in_place, out[a:b], mpi_op))
         return then(test, finish, out)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        if x.nbytes >= _TOGETHER:
-            return then(_in_turn(self._reduce_together(x, out, op, root)), finish, out)
-        ours = self._membership.op(op, x.dtype)
+        if x.nbytes >= _SCATTER_FROM:
+            return then(_in_turn(self._reduce_by_scattering(x, out, op, root)), finish, out)
+        mpi_op = self._membership.op(op, x.dtype)
         test = self._pieces(
-            len(x), lambda a, b: self._comm.Ireduce(x[a:b], None if out is None else out[a:b], ours, root)
+            len(x), lambda a, b: self._comm.Ireduce(x[a:b], None if out is None else out[a:b], mpi_op, root)
         )
         return then(test, finish, out)
 
-    def _reduce_together(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Iterator[Test]:
+    def _reduce_by_scattering(self, x: Array, out: Array | None, op: ReduceOp, root: int) -> Iterator[Test]:
         counts = even_lengths(len(x), self.size)
         part = np.empty(counts[self.rank], x.dtype)
         yield self.reduce_scatter(x, part, counts, op)
-        whole = None if out is None else out.view(np.uint8)
-        yield self.gather(part.view(np.uint8), whole, [n * x.itemsize for n in counts], root)
+        joined = None if out is None else out.view(np.uint8)
+        yield self.gather(part.view(np.uint8), joined, [n * x.itemsize for n in counts], root)
 
     def reduce_scatter(
         self, x: Array, out: Array, counts: Sequence[int], op: ReduceOp, finish: Finish | None = None
     ) -> Test:
-        ours = self._membership.op(op, x.dtype)
+        mpi_op = self._membership.op(op, x.dtype)
         if len(x) <= self._limit:
-            return then(self._comm.Ireduce_scatter(x, out, list(counts), ours).Test, finish, out)
+            return then(self._comm.Ireduce_scatter(x, out, list(counts), mpi_op).Test, finish, out)
         test = _in_turn(
-            self._comm.Ireduce(x[start + a : start + b], out[a:b] if rank == self.rank else None, ours, rank).Test
+            self._comm.Ireduce(x[start + a : start + b], out[a:b] if rank == self.rank else None, mpi_op, rank).Test
             for rank, (start, count) in enumerate(zip(offsets(counts), counts, strict=True))
             for a, b in chunks(count, self._limit)
         )
@@ -150,8 +152,9 @@ class MPITransport(Transport):
         return self._exchange([(rank, x) for rank in range(self.size)], enumerate(parts_of(out, counts)))
 
     def all_to_all(self, x: Array, out: Array, table: Sequence[Sequence[int]]) -> Test:
-        sends, receives = table[self.rank], [row[self.rank] for row in table]
-        # In pairs whatever the length: MPICH's own way takes one step a test, and waits here test with pauses between.
+        sends = table[self.rank]
+        receives = [row[self.rank] for row in table]
+        # In pairs at any length: MPICH's own algorithm makes one step per test, and tests have pauses between them.
         return self._exchange(enumerate(parts_of(x, sends)), enumerate(parts_of(out, receives)))
 
     def send(self, x: Array, dst: int, tag: int) -> Test:
@@ -168,7 +171,8 @@ class MPITransport(Transport):
 
     def arrived(self) -> tuple[int, Array] | None:
         if self._arriving is None:
-            MPI, status = self._MPI, self._status
+            MPI = self._MPI
+            status = self._status
             message = self._comm.Improbe(MPI.ANY_SOURCE, EAGER_TAG, status)
             if message is None:
                 return None
@@ -184,20 +188,20 @@ class MPITransport(Transport):
         return self._comm.Ibarrier().Test
 
     def group(self, members: Sequence[int], key: str, number: int) -> Steps[MPITransport]:
-        # MPI has no nonblocking way. All members are here, so it takes microseconds; but one that is stopped in these
-        # must not take the others' time limit away, so a thread of its own waits for it.
-        everyone = self._comm.Get_group()
-        chosen = everyone.Incl(list(members))
+        # MPI has no nonblocking call for it. All members are here, so it takes microseconds. But it runs in a thread of
+        # its own, so that the time limit still holds if one of them is stopped in the meantime.
+        all_members = self._comm.Get_group()
+        chosen = all_members.Incl(list(members))
         tag = number % (self._MPI.COMM_WORLD.Get_attr(self._MPI.TAG_UB) + 1)
-        made = run_in_thread(lambda: self._comm.Create_group(chosen, tag), _THREAD)
-        yield made.done
-        everyone.Free()
+        created = run_in_thread(lambda: self._comm.Create_group(chosen, tag), _THREAD)
+        yield created.done
+        all_members.Free()
         chosen.Free()
-        error = made.exception()
+        error = created.exception()
         if error is not None:
             raise self._no_room(error)
-        of_world = [self._members[rank] for rank in members]
-        return MPITransport(self._MPI, made.result(), self._membership, of_world, key, self._limit)
+        world_ranks = [self._members[rank] for rank in members]
+        return MPITransport(self._MPI, created.result(), self._membership, world_ranks, key, self._limit)
 
     def _no_room(self, error: BaseException) -> TooManyCommunicators:
         reason = str(error).strip().rpartition("\n")[2]
@@ -210,24 +214,25 @@ class MPITransport(Transport):
         if self._arriving is not None:
             _unfinished.append(self._arriving)
         if self.key != "world":
-            # Collective by the standard, local in MPICH and Open MPI; an MPI has about 2,000 of these in all.
+            # Collective by the standard, local in MPICH and Open MPI. An MPI has about 2,000 communicators in all.
             self._comm.Free()
 
     def exit_notices(self) -> Mapping[int, ExitNotice]:
-        return among(self._members, self._membership.exit_notices())
+        return notices_of(self._members, self._membership.exit_notices())
 
     def _pieces(self, length: int, start: Callable[[int, int], Any]) -> Test:
-        """The test of an operation on `length` items, in pieces where MPI counts no further, one after the other."""
+        """The test of an operation on `length` items, which is split if it is longer than MPI can count."""
         if length <= self._limit:
             return start(0, length).Test
         return _in_turn(start(a, b).Test for a, b in chunks(length, self._limit))
 
-    def _parts(self, whole: Array | None, counts: Sequence[int]) -> Any:
-        return None if whole is None else [whole, (list(counts), offsets(counts)), self._MPI.BYTE]
+    def _parts(self, joined: Array | None, counts: Sequence[int]) -> Any:
+        return None if joined is None else [joined, (list(counts), offsets(counts)), self._MPI.BYTE]
 
     def _exchange(self, sends: Iterable[tuple[int, Array]], receives: Iterable[tuple[int, Array]]) -> Test:
-        """Each rank with what goes to it, and with what comes from it; empty parts are not sent."""
-        sent, received = dict(sends), dict(receives)
+        """Sends parts to ranks and receives parts from ranks, both as (rank, part). Empty parts are not sent."""
+        sent = dict(sends)
+        received = dict(receives)
         if self.rank in sent:
             np.copyto(received.pop(self.rank), sent.pop(self.rank))
         tests = [self.recv(part, rank, _PIECES) for rank, part in received.items() if len(part)]
@@ -235,17 +240,17 @@ class MPITransport(Transport):
         return all_of(tests)
 
 
-def _in_turn(started: Iterator[Test]) -> Test:
-    """Each is started when its predecessor is complete, which bounds what the MPI must keep for them."""
-    now = next(started)
+def _in_turn(tests: Iterator[Test]) -> Test:
+    """Starts each operation when the one before it is complete, to limit the resources that MPI uses for them."""
+    current = next(tests)
 
     def test() -> bool:
-        nonlocal now
-        while now():
-            following = next(started, None)
+        nonlocal current
+        while current():
+            following = next(tests, None)
             if following is None:
                 return True
-            now = following
+            current = following
         return False
 
     return test

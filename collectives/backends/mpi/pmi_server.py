@@ -1,11 +1,11 @@
-"""PMI server: lets MPICH's ranks find each other where no mpiexec has started them.
+"""PMI server: lets MPICH's ranks find each other if no mpiexec has started them.
 
-Rank 0 runs this file as a process of its own, because a rank inside MPI_Init holds the interpreter lock. Every rank
-opens two connections. On "control" it learns who is missing, when all have come, and later who has died. The other,
-"pmi", is handed to MPI, which speaks PMI-1 on it. `ddp-launch` uses `KeyValueSpace` alone, over inherited sockets.
+Rank 0 runs this file as a separate process, because a rank inside MPI_Init holds the GIL. Every rank opens two
+connections. On "control" it learns which ranks are missing, when all have joined, and later which have died. The other,
+"pmi", is passed to MPI, which speaks PMI-1 on it. `ddp-launch` uses only `KeyValueSpace`, over inherited sockets.
 
 Both sides prove that they know the job's secret before anything else is read. The process ends when all ranks have
-left, or rank 0 has ended. It needs nothing but the standard library, and imports little: the launcher loads it too.
+left, or rank 0 has ended. It needs only the standard library, and imports little, because the launcher loads it too.
 """
 
 from __future__ import annotations
@@ -21,44 +21,48 @@ import time
 from collections.abc import Callable
 
 BANNER = "ddp-pmi-1"
-CONTROL, PMI = "control", "pmi"
-# s; a peer has so long to prove that it is a rank.
+CONTROL = "control"
+PMI = "pmi"
+# Time that a peer has to prove that it is a rank (s).
 _HANDSHAKE = 10.0
-# Connections that may be unauthenticated at a time. One more drops the oldest: ranks, which answer within milliseconds,
-# get in while strangers hold all of them, and a rank that was dropped in a flood connects again.
+# Largest number of unauthenticated connections. A further one drops the oldest: ranks answer within milliseconds, so
+# they get in even if strangers hold all of them, and a rank that was dropped in a flood connects again.
 _UNAUTHENTICATED = 64
-_LINE = 1 << 16  # bytes; no message is longer, and none before the proof is longer than _HELLO
+# Bytes of the longest message, and of the longest one before the proof.
+_LINE = 1 << 16
 _HELLO = 512
-_LINGER = 2.0  # s; how long the process outlives rank 0, for ranks that end with an error
-_POLL = 0.2  # s; between checks whether rank 0 lives
+# How long the process outlives rank 0, for ranks that end with an error (s).
+_LINGER = 2.0
+# Interval at which the server checks whether rank 0 is alive (s).
+_POLL = 0.2
 
 
 def nonce() -> str:
-    """A random number, good for one challenge."""
+    """A random number for one challenge."""
     return os.urandom(16).hex()
 
 
 def proof(secret: bytes, *words: str) -> str:
-    """The answer to a challenge, which takes the secret to compute."""
+    """The answer to a challenge, which only holders of the secret can compute."""
     return hmac.digest(secret, " ".join(words).encode(), "sha256").hex()
 
 
 class KeyValueSpace:
-    """Answers what the ranks' MPICH asks by PMI-1, one text line a message: a key-value space and a barrier.
+    """Answers the PMI-1 requests of the ranks' MPICH, one line of text per message: a key-value space and a barrier.
 
-    size: number of ranks; keys: what the space holds from the beginning
+    size: number of ranks; keys: the initial contents
     """
 
     def __init__(self, size: int, keys: dict[str, str] | None = None) -> None:
         self._size = size
         self._keys = dict(keys or {})
-        # MPICH names its shared-memory file after it: two jobs of one name on a host would share that.
+        # MPICH names its shared-memory file after this: two jobs with the same name on a host would share the file.
         self._name = f"ddp_{os.getpid()}_{nonce()}"
         self._barrier: list[Callable[[str], None]] = []
         self._dead: int | None = None
 
     def answer(self, line: str, send: Callable[[str], None]) -> None:
-        """Answers one line of a rank by `send`; a barrier's answer comes when all ranks have entered it."""
+        """Answers one line of a rank through `send`; a barrier is answered when all ranks have entered it."""
         fields = dict(word.partition("=")[::2] for word in line.split(" "))
         command = fields.get("cmd", "")
         if command == "barrier_in":
@@ -72,22 +76,23 @@ class KeyValueSpace:
             send("cmd=put_result rc=0 msg=success")
         elif command == "get":
             value = self._keys.get(fields.get("key", ""))
-            found = "rc=-1 msg=key_not_found" if value is None else f"rc=0 msg=success value={value}"
-            send(f"cmd=get_result {found}")
+            result = "rc=-1 msg=key_not_found" if value is None else f"rc=0 msg=success value={value}"
+            send(f"cmd=get_result {result}")
         elif command in _REPLIES:
             send(_REPLIES[command].format(size=self._size, name=self._name))
-        elif command != "abort":  # spawning processes and naming ports are not supported
+        elif command != "abort":  # Spawning processes and naming ports are not supported.
             send(f"cmd={command}_result rc=-1 msg=not_supported")
 
     def rank_died(self, rank: int) -> None:
-        """Ends the ranks that wait in MPI_Init for one that has died: MPI ends its process on this answer."""
+        """Ends the ranks that wait in MPI_Init for a dead one: MPI ends its process when it gets this answer."""
         self._dead = rank
         if self._barrier:
             print(f"collectives: rank {rank} ended while other ranks wait for it in MPI", file=sys.stderr, flush=True)
         self._leave_barrier("rc=-1 msg=a_rank_has_ended")
 
     def _leave_barrier(self, result: str) -> None:
-        waiting, self._barrier = self._barrier, []
+        waiting = self._barrier
+        self._barrier = []
         for send in waiting:
             send(f"cmd=barrier_out {result}")
 
@@ -114,12 +119,12 @@ class Server:
         self._secret = secret
         self._size = size
         self._parent = parent
-        self._lock = threading.Lock()  # held to change what follows, and to send
+        self._lock = threading.Lock()  # Held to change the attributes below, and to send.
         self._ranks: dict[str, dict[int, socket.socket]] = {CONTROL: {}, PMI: {}}
-        self._gone: set[int] = set()
+        self._departed: set[int] = set()
         self._complete = False
         self._space = KeyValueSpace(size)
-        self._unauthenticated: dict[socket.socket, None] = {}  # a set in order, the oldest first
+        self._unauthenticated: dict[socket.socket, None] = {}  # An ordered set, the oldest first.
         self._over = threading.Event()
 
     def serve(self) -> None:
@@ -127,8 +132,8 @@ class Server:
         threading.Thread(target=self._accept, daemon=True).start()
         while not self._over.wait(_POLL):
             if os.getppid() != self._parent:
-                # A restarted job must not find this server. MPI in the other ranks may, on its way out.
-                self._listener.shutdown(socket.SHUT_RDWR)  # else `accept` in the other thread takes one more
+                # A restarted job must not find this server; MPI in the other ranks may still use it while they exit.
+                self._listener.shutdown(socket.SHUT_RDWR)  # Otherwise `accept` in the other thread takes one more.
                 self._listener.close()
                 time.sleep(_LINGER)
                 return
@@ -140,7 +145,7 @@ class Server:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                time.sleep(_POLL)  # the caller has gone again, or no descriptor is left
+                time.sleep(_POLL)  # The caller has disconnected, or no descriptor is free.
                 continue
             with self._lock:
                 if len(self._unauthenticated) >= _UNAUTHENTICATED:
@@ -149,9 +154,9 @@ class Server:
             threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _drop(self, sock: socket.socket) -> None:
-        """Ends an unauthenticated connection: the thread that serves it reads its end, and closes it."""
+        """Ends an unauthenticated connection: the thread that serves it then reads its end, and closes it."""
         del self._unauthenticated[sock]
-        with contextlib.suppress(OSError):  # the other side was faster
+        with contextlib.suppress(OSError):  # The other side has closed it.
             sock.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, sock: socket.socket) -> None:
@@ -175,20 +180,21 @@ class Server:
 
     def _authenticate(self, sock: socket.socket) -> tuple[str, int]:
         """The role and rank of the peer. Raises: ValueError, OSError if it is not a rank of this job."""
-        mine = nonce()
-        _send(sock, f"{BANNER} {mine}")
-        role, number, theirs, answer = read_line(sock, _HANDSHAKE).split()
-        expected = proof(self._secret, "rank", role, number, theirs, mine)
+        challenge = nonce()
+        _send(sock, f"{BANNER} {challenge}")
+        role, number, rank_nonce, answer = read_line(sock, _HANDSHAKE).split()
+        expected = proof(self._secret, "rank", role, number, rank_nonce, challenge)
         if not hmac.compare_digest(answer.encode(), expected.encode()):
             raise ValueError("another secret")
-        rank, ranks = int(number), self._ranks[role]
+        rank = int(number)
+        ranks = self._ranks[role]
         with self._lock:
             if sock not in self._unauthenticated:
                 raise ValueError("too late")
             del self._unauthenticated[sock]
             sock.settimeout(None)
-            taken = rank in ranks or rank in self._gone
-            _send(sock, f"{proof(self._secret, 'server', theirs)} {'taken' if taken else 'welcome'}")
+            taken = rank in ranks or rank in self._departed
+            _send(sock, f"{proof(self._secret, 'server', rank_nonce)} {'taken' if taken else 'welcome'}")
             if taken:
                 raise ValueError("taken")
             ranks[rank] = sock
@@ -205,24 +211,24 @@ class Server:
             _send(sock, line)
 
     def _leave(self, rank: int) -> None:
-        self._gone.add(rank)
-        if self._complete and len(self._gone) == self._size:
+        self._departed.add(rank)
+        if self._complete and len(self._departed) == self._size:
             self._over.set()
 
     def _disconnected(self, rank: int) -> None:
         del self._ranks[CONTROL][rank]
         if not self._complete:
             self._notify(self._missing())
-        elif rank not in self._gone:
+        elif rank not in self._departed:
             self._notify(f"died {rank}")
             self._space.rank_died(rank)
             self._leave(rank)
 
 
 def read_line(sock: socket.socket, seconds: float) -> str:
-    """The next line, read byte by byte: what follows it is for MPI.
+    """The next line, read byte by byte, because what follows it is for MPI.
 
-    Raises: TimeoutError if it has not come within so many seconds, however often something comes; ValueError if it is
+    Raises: TimeoutError if it is not complete within so many seconds, even if some bytes arrive; ValueError if it is
     too long, or the connection ends.
     """
     line = b""
@@ -237,13 +243,13 @@ def read_line(sock: socket.socket, seconds: float) -> str:
 
 
 def _send(sock: socket.socket, line: str) -> None:
-    with contextlib.suppress(OSError):  # it has gone, which the next read finds out
+    with contextlib.suppress(OSError):  # It is closed, which the next read finds out.
         sock.sendall(line.encode() + b"\n")
 
 
 def main() -> None:
     """Arguments: the listening descriptor, the number of ranks, rank 0's pid; the secret comes on stdin."""
-    # The job's signals are for the ranks; this process ends with rank 0.
+    # The job's signals are meant for the ranks; this process ends with rank 0.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     descriptor, size, parent = map(int, sys.argv[1:])

@@ -1,9 +1,9 @@
-"""Rendezvous: how ranks that no MPI engine has started find each other, from RANK, WORLD_SIZE and MASTER_ADDR.
+"""Rendezvous: how ranks that were not started by an MPI engine find each other, by RANK, WORLD_SIZE and MASTER_ADDR.
 
 torchrun, Kubernetes' PyTorchJob, Ray and others set these variables and start plain processes. Rank 0 starts a PMI
-server (`pmi_server`) at a port near MASTER_PORT, which belongs to the launcher's own store; the others connect to it,
-and all wait here, in Python, until the last has come. Only then does MPI_Init begin, which could neither be interrupted
-nor say who is missing.
+server (`pmi_server`) at a port near MASTER_PORT, which itself belongs to the launcher's own store. The others connect
+to it, and all wait here, in Python, until the last has joined. Only then do they call MPI_Init, which can neither be
+interrupted nor say who is missing.
 """
 
 from __future__ import annotations
@@ -20,28 +20,34 @@ import time
 from collections.abc import Iterator, Mapping
 
 from collectives.backends.mpi import pmi_server
-from collectives.errors import WorldError
+from collectives.errors import WorldError, name_ranks
 from collectives.world import World
 
 _log = logging.getLogger("collectives")
 
-#: Set by the user, to the same on every host: what only ranks of this job know.
+#: Set by the user to the same value on every host: a secret that only ranks of this job know.
 SECRET = "DDP_JOB_SECRET"
-#: Set to 1 by the user: whoever reaches rank 0's host over the network may join the job.
+#: Set to 1 by the user: everyone who can reach rank 0's host over the network may join the job.
 TRUST = "DDP_TRUST_NETWORK"
-_PORTS = 16  # ports to try, one after the other: other programs may have some
-_PATIENCE = 2.0  # s; for one port. A server of ours greets at once
-_TAKEN = 3.0  # s; how long a server that has this rank already is taken for one of an earlier start, about to end
-_QUIET = 10.0  # s; after that, a waiting rank 0 says for whom it waits
-_LEAVE = 10.0  # s; how long rank 0 stays for the others, which need the server until MPI is finalized
-# What an outer engine says of a process that started the launcher, not of this one.
+# Number of ports that are tried in turn, since other programs may use some.
+_PORTS = 16
+# Time limit of one handshake (s). Our server answers at once.
+_HANDSHAKE = 2.0
+# How long to retry a server that already has this rank (s): it may be of an earlier start, and about to end.
+_TAKEN = 3.0
+# After this time a waiting rank 0 logs which ranks are missing (s).
+_WARN_AFTER = 10.0
+# How long rank 0 stays for the other ranks, which need the server until MPI is finalized (s).
+_LEAVE = 10.0
+# Variables of an outer engine that started the launcher, not this process.
 _FOREIGN = ("PMI_", "PMIX_", "MPI_LOCAL")
 
-Address = tuple[str, int]  # of a host and a port
+#: Host and port.
+Address = tuple[str, int]
 
 
 def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
-    """Where the server may listen, the likeliest address first. Raises: WorldError if the variables do not say.
+    """The addresses where the server may listen, the likeliest first. Raises: WorldError if variables are invalid.
 
     >>> world = World("environment", 1, 4, 1, 2)
     >>> addresses(world, {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})[:2]
@@ -49,24 +55,25 @@ def addresses(world: World, environ: Mapping[str, str]) -> list[Address]:
     """
     if not 0 <= world.rank < world.size:
         raise WorldError(f"RANK should be from 0 to {world.size - 1} (WORLD_SIZE is {world.size}), is {world.rank}")
-    host, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    host = environ.get("MASTER_ADDR", "")
+    port = environ.get("MASTER_PORT", "")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise WorldError(
             f"rank {world.rank} of {world.size}: RANK and WORLD_SIZE are set and no MPI engine has started this "
             f"process, so MASTER_ADDR and MASTER_PORT must say where rank 0 is; they are {host!r} and {port!r}. "
             "Or start with ddp-launch or mpiexec"
         )
-    if world.local_size == world.size:  # all on this host
+    if world.local_size == world.size:  # All ranks are on this host.
         host = "localhost"
-    # Below 1024 is the system's, and after the last port comes 1024 again.
+    # Ports below 1024 are the system's, so 1024 follows after the last port.
     return [(host, 1024 + (int(port) - 1024 + number) % (0x10000 - 1024)) for number in range(1, _PORTS + 1)]
 
 
 def secret(world: World, environ: Mapping[str, str]) -> bytes:
-    """The key with which ranks of this start of the job authenticate, made of variables that are the same on all.
+    """The key with which ranks of this start of the job authenticate, derived from variables that are equal on all.
 
-    Without the user's own secret the others are easily guessed: torchrun's run id is "none" unless it was told another.
-    Its restarts count up, so that no rank joins a server of an earlier start. MASTER_ADDR is not in it: hosts may know
+    Without the user's own secret, the others are easily guessed: torchrun's run id is "none" by default. Its restart
+    count makes sure that no rank joins a server of an earlier start. MASTER_ADDR is not included, since hosts may know
     rank 0's by different names.
 
     Raises: WorldError if ranks on several hosts have no secret, and the network is not trusted.
@@ -85,31 +92,31 @@ def secret(world: World, environ: Mapping[str, str]) -> bytes:
 
 @contextlib.contextmanager
 def settings(wanted: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables while MPI starts, and removes them afterwards. Those that the user has set stay."""
-    ours = [name for name in wanted if name not in os.environ]
-    os.environ.update((name, wanted[name]) for name in ours)
+    """Sets environment variables while MPI starts, and removes them afterwards. Variables set by the user are kept."""
+    added = [name for name in wanted if name not in os.environ]
+    os.environ.update((name, wanted[name]) for name in added)
     try:
         yield
     finally:
-        for name in ours:
+        for name in added:
             os.environ.pop(name, None)
 
 
 class Rendezvous:
-    """This rank's part in a job whose ranks have all come.
+    """This rank's part in a job whose ranks have all joined.
 
-    Raises: WorldError if they have not after `timeout` seconds, naming who is missing.
+    Raises: WorldError if they have not after `timeout` seconds, naming the missing ones.
     """
 
     def __init__(self, world: World, timeout: float, environ: Mapping[str, str] = os.environ) -> None:
         self._world = world
-        self._me = f"rank {world.rank} of {world.size}"
+        self._name = f"rank {world.rank} of {world.size}"
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
         self._addresses = addresses(world, environ)
         self._secret = secret(world, environ)
-        self._rest = b""  # the beginning of a line
-        self._missing: list[str] | None = []  # None: all ranks have come
+        self._partial_line = b""
+        self._missing: list[int] | None = []  # None: all ranks have joined.
         self._died: set[int] = set()
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -118,17 +125,17 @@ class Rendezvous:
                 self._serve()
             self._control = self._connect(pmi_server.CONTROL)
             self._wait()
-            self._deadline = max(self._deadline, time.monotonic() + _PATIENCE)
+            self._deadline = max(self._deadline, time.monotonic() + _HANDSHAKE)
             self._pmi = self._connect(pmi_server.PMI)
             self._pmi.settimeout(None)
         except BaseException:
             self._end()
             raise
-        # A forked child must not hold the connection, by whose end the others learn that this rank has died.
+        # A forked child must not hold the connection: when it closes, the others learn that this rank has died.
         os.register_at_fork(after_in_child=self._control.close)
 
     def environment(self) -> contextlib.AbstractContextManager[None]:
-        """MPI_Init finds its way to the server in here."""
+        """The environment in which MPI_Init finds the server."""
         for name in [name for name in os.environ if name.startswith(_FOREIGN)]:
             del os.environ[name]
         return settings(
@@ -145,12 +152,12 @@ class Rendezvous:
             while self._receive(0.0):
                 pass
             return self._died
-        if self._world.rank:  # the server ends with rank 0, unless all have left
+        if self._world.rank:  # The server ends with rank 0, unless all have left.
             self._died.add(0)
         return self._died
 
     def _receive(self, timeout: float) -> bool:
-        """Reads what the server sends within `timeout`; False if it sends nothing. Raises: EOFError if it has ended."""
+        """Reads what the server sends within `timeout`. Returns: whether it did. Raises: EOFError if it has ended."""
         assert self._control is not None
         try:
             self._control.settimeout(timeout)
@@ -161,11 +168,12 @@ class Rendezvous:
             data = b""
         if not data:
             raise EOFError
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
-            word, *ranks = line.decode().split()
+            word, *numbers = line.decode().split()
+            ranks = [int(number) for number in numbers]
             if word == "died":
-                self._died.add(int(ranks[0]))
+                self._died.update(ranks)
             else:
                 self._missing = ranks if word == "missing" else None
         return True
@@ -189,15 +197,15 @@ class Rendezvous:
             self._server.wait()
 
     def _answer_finalize(self) -> None:
-        """Some MPICHs speak to their PMI server once more when the process exits, and crash if it has gone.
+        """Leaves an answer for MPICHs that send their PMI server one more request at exit, and crash without an answer.
 
-        The descriptor is made to lead to a socket of this process, in which the answer lies ready.
+        The connection's descriptor is replaced by a socket of this process that already contains the answer.
         """
-        ours, theirs = socket.socketpair()
-        theirs.sendall(pmi_server.FINALIZED.encode() + b"\n")
-        os.dup2(ours.detach(), self._pmi.fileno())
-        self._pmi.detach()  # open as long as the process lives
-        theirs.detach()
+        reading, writing = socket.socketpair()
+        writing.sendall(pmi_server.FINALIZED.encode() + b"\n")
+        os.dup2(reading.detach(), self._pmi.fileno())
+        self._pmi.detach()  # Both stay open until the process ends.
+        writing.detach()
 
     def _serve(self) -> None:
         for address in self._addresses:
@@ -207,9 +215,9 @@ class Rendezvous:
             except OSError as error:
                 reason = error
         else:
-            raise WorldError(f"{self._me}: no free port for the other ranks to connect to ({reason})")
+            raise WorldError(f"{self._name}: no free port for the other ranks to connect to ({reason})")
         with listener:
-            # -I and -S: nothing but the standard library, whatever the user's variables and folders hold.
+            # -I and -S: only the standard library, whatever the user's variables and folders contain.
             options = [sys.executable, "-I", "-S", pmi_server.__file__]
             numbers = [str(listener.fileno()), str(self._world.size), str(os.getpid())]
             try:
@@ -219,7 +227,7 @@ class Rendezvous:
             except OSError as error:
                 raise WorldError(f"rank 0 cannot start its PMI server, {' '.join(options)}: {error}") from None
         assert self._server.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._server.stdin as stdin:  # it has ended: found out by _connect
+        with contextlib.suppress(BrokenPipeError), self._server.stdin as stdin:  # If it has ended, _connect finds out.
             stdin.write(self._secret)
 
     def _connect(self, role: str) -> socket.socket:
@@ -228,27 +236,28 @@ class Rendezvous:
         while True:
             reasons: dict[str, None] = {}
             for host, port in self._addresses:
-                try:  # rank 0 reaches its own server by another name: MASTER_ADDR may lead to it by detours
+                try:  # Rank 0 reaches its own server by "localhost": MASTER_ADDR may lead to it by a detour.
                     sock, answer = self._greet(("localhost" if self._world.rank == 0 else host, port), role)
                 except (OSError, ValueError) as error:
                     reasons[str(getattr(error, "strerror", None) or error)] = None
                     continue
                 if answer == "welcome":
-                    self._addresses = [(host, port)]  # the second connection goes to the same server
+                    self._addresses = [(host, port)]  # The second connection must go to the same server.
                     return sock
                 sock.close()
                 if time.monotonic() > taken_until:
                     raise WorldError(
-                        f"{self._me} has joined already: RANK must be another in every process, and a process that a "
+                        f"{self._name} has joined already: RANK must be another in every process, and a process that a "
                         "rank starts is no rank"
                     )
                 reasons["this rank has joined already"] = None
             if self._server is not None and self._server.poll() is not None:
                 raise WorldError(f"rank 0's PMI server ended at once, with exit status {self._server.returncode}")
             if time.monotonic() > self._deadline:
-                (host, first), (_, last) = self._addresses[0], self._addresses[-1]
+                host, first = self._addresses[0]
+                _, last = self._addresses[-1]
                 raise WorldError(
-                    f"{self._me} has not found rank 0 at {host}, ports {first} to {last}, within {self._timeout:g} s "
+                    f"{self._name} has not found rank 0 at {host}, ports {first} to {last}, within {self._timeout:g} s "
                     f"({'; '.join(reasons)}): rank 0 must call collectives.init() too, the hosts must reach each "
                     f"other, and WORLD_SIZE, MASTER_PORT, TORCHELASTIC_RUN_ID and {SECRET} must be the same everywhere"
                 )
@@ -257,17 +266,19 @@ class Rendezvous:
 
     def _greet(self, address: Address, role: str) -> tuple[socket.socket, str]:
         """A connection to this job's server, and its answer. Raises: OSError, ValueError if it is not there."""
-        sock = socket.create_connection(address, _PATIENCE)
+        sock = socket.create_connection(address, _HANDSHAKE)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            banner, _, challenge = pmi_server.read_line(sock, _PATIENCE).partition(" ")
+            banner, _, challenge = pmi_server.read_line(sock, _HANDSHAKE).partition(" ")
             if banner != pmi_server.BANNER:
                 raise ValueError("another program answers")
-            mine, rank = pmi_server.nonce(), str(self._world.rank)
-            answer = pmi_server.proof(self._secret, "rank", role, rank, mine, challenge)
-            sock.sendall(f"{role} {rank} {mine} {answer}\n".encode())
-            theirs, _, decision = pmi_server.read_line(sock, _PATIENCE).partition(" ")
-            if not hmac.compare_digest(theirs.encode(), pmi_server.proof(self._secret, "server", mine).encode()):
+            nonce = pmi_server.nonce()
+            rank = str(self._world.rank)
+            answer = pmi_server.proof(self._secret, "rank", role, rank, nonce, challenge)
+            sock.sendall(f"{role} {rank} {nonce} {answer}\n".encode())
+            server_proof, _, decision = pmi_server.read_line(sock, _HANDSHAKE).partition(" ")
+            expected = pmi_server.proof(self._secret, "server", nonce)
+            if not hmac.compare_digest(server_proof.encode(), expected.encode()):
                 raise ValueError("another job answers, or one with another secret")
         except BaseException:
             sock.close()
@@ -275,25 +286,27 @@ class Rendezvous:
         return sock, decision
 
     def _wait(self) -> None:
-        """Until all ranks have come."""
-        warn_at = min(time.monotonic() + _QUIET, self._deadline)
+        """Waits until all ranks have joined."""
+        warn_at = min(time.monotonic() + _WARN_AFTER, self._deadline)
         while self._missing is not None:
             try:
                 self._receive(max(0.01, warn_at - time.monotonic()))
             except EOFError:
-                # It may have left the list of those present before the connection closed.
-                missing = ", ".join(rank for rank in self._missing if rank != "0")
+                # Rank 0 may have been removed from the list of those present before its connection closed.
+                missing = name_ranks([rank for rank in self._missing if rank != 0])
                 raise WorldError(
-                    f"{self._me}: rank 0 ended while ranks were joining; rank {missing} had not come"
+                    f"{self._name}: rank 0 ended while ranks were joining; {missing} had not come"
                 ) from None
             if self._missing is None or (now := time.monotonic()) < warn_at:
                 continue
-            missing = ", ".join(self._missing)
+            missing = name_ranks(self._missing)
             if now > self._deadline:
-                raise WorldError(f"{self._me}: rank {missing} did not come within {self._timeout:g} s: has it failed?")
+                raise WorldError(
+                    f"{self._name}: {missing} did not come within {self._timeout:g} s: look at their output"
+                )
             warn_at = self._deadline
             if self._world.rank == 0:
-                _log.warning("%s waits for rank %s", self._me, missing)
+                _log.warning("%s waits for %s", self._name, missing)
 
 
 def _listen(host: str, port: int) -> socket.socket:

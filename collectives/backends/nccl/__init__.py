@@ -1,6 +1,6 @@
-"""NCCL by its C interface: raw pointers in, result codes turned into exceptions. Knows nothing of arrays or streams.
+"""NCCL through its C interface: takes raw pointers, turns result codes into exceptions, knows no arrays or streams.
 
-library            where libnccl comes from, and every function of it that is called
+library            finds libnccl, and declares every function of it that is called
 nccl_communicator  one rank's end of an NCCL communicator; no call blocks without limit
-watchdog           keeps what is in flight, and ends what failed or timed out
+watchdog           keeps buffers in flight alive, and ends what failed or timed out
 """

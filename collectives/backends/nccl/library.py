@@ -1,10 +1,10 @@
-"""libnccl: where it comes from, and every function of it that is called here, declared once.
+"""libnccl: finds and loads it, and declares every function of it that is called here.
 
-The library is one; how it is found differs from one installation to the next:
+Installations differ in where the library is:
 
     "pynccl"  the binding pynccl finds and loads it (through numba, which must be installed with it)
-    "cupy"    the one that `cupy.cuda.nccl` is linked to
-    "path"    the file of the package nvidia-nccl-cu12 or -cu13, else the system's
+    "cupy"    the library that `cupy.cuda.nccl` is linked to
+    "path"    the file in the package nvidia-nccl-cu12 or -cu13, otherwise the system's
 
 A binding that declares counts as 32-bit integers truncates them silently, and one that is older than the library lacks
 its newer functions and result codes. So a binding only locates the library, and the functions come from `FUNCTIONS`.
@@ -30,10 +30,11 @@ from collectives.errors import ArgumentError, BackendError, DtypeError, NcclErro
 from collectives.native import BFLOAT16
 from collectives.reduction import ReduceOp
 
-_UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
+# NCCL_CONFIG_UNDEF_INT
+_UNDEFINED = -(2**31)
 _MAGIC = 0xCAFEBEEF
 _MOST = 2**31 - 1
-#: What may be set: the field of `Config`, and the least and most that NCCL takes; None for text.
+#: The options: field of `Config`, and the least and most that NCCL accepts; least None: a text.
 _OPTIONS: dict[str, tuple[str, int | None, int]] = {
     "min_ctas": ("minCTAs", 1, _MOST),
     "max_ctas": ("maxCTAs", 1, _MOST),
@@ -43,23 +44,31 @@ _OPTIONS: dict[str, tuple[str, int | None, int]] = {
 
 
 class Config(ctypes.Structure):
-    """`ncclConfig_t` of 2.18, which newer libraries take by its size and version."""
+    """`ncclConfig_t` of 2.18, which newer libraries accept by its size and version."""
 
-    _fields_ = [  # ctypes reads it so
-        *(("size", c_size_t), ("magic", c_uint), ("version", c_uint), ("blocking", c_int), ("cgaClusterSize", c_int)),
-        *(("minCTAs", c_int), ("maxCTAs", c_int), ("netName", c_char_p), ("splitShare", c_int)),
+    # Read by ctypes.
+    _fields_ = [
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        ("blocking", c_int),
+        ("cgaClusterSize", c_int),
+        ("minCTAs", c_int),
+        ("maxCTAs", c_int),
+        ("netName", c_char_p),
+        ("splitShare", c_int),
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NcclConfig:
-    """What NCCL's communicators are made with; None leaves it to NCCL and its environment. The same on every rank.
+    """Options of NCCL's communicators; None leaves one to NCCL and its environment. The same on every rank.
 
-    min_ctas, max_ctas: thread blocks, which NCCL also calls channels, that a collective takes of the GPU at least and
-    at most: fewer leave more of it to what is computed at the same time. cga_cluster_size: thread blocks of a cluster,
-    0 to 8, on Hopper and newer. net_name: of the network plugin, "IB" or "Socket" say.
+    min_ctas, max_ctas: the least and most thread blocks, which NCCL also calls channels, that a collective uses: fewer
+    leave more of the GPU to what is computed at the same time. cga_cluster_size: thread blocks of a cluster, 0 to 8, on
+    Hopper and newer. net_name: the network plugin, e.g. "IB" or "Socket".
 
-    Raises: ArgumentError for what NCCL would refuse.
+    Raises: ArgumentError for values that NCCL would refuse.
     """
 
     min_ctas: int | None = None
@@ -70,23 +79,24 @@ class NcclConfig:
     def __post_init__(self) -> None:
         for name, (_, least, most) in _OPTIONS.items():
             value = getattr(self, name)
-            right = isinstance(value, str) and value if least is None else type(value) is int and least <= value <= most
-            if value is not None and not right:
+            is_text = isinstance(value, str) and value != ""
+            valid = is_text if least is None else type(value) is int and least <= value <= most
+            if value is not None and not valid:
                 raise ArgumentError(f"NcclConfig: {name}={value!r} is nothing that NCCL takes")
         if self.min_ctas is not None and self.max_ctas is not None and self.min_ctas > self.max_ctas:
             raise ArgumentError(f"NcclConfig: min_ctas={self.min_ctas} is above max_ctas={self.max_ctas}")
 
 
-def configuration(wanted: NcclConfig | None) -> Config:
-    """The structure of a communicator whose calls never block."""
-    made = Config(size=ctypes.sizeof(Config), magic=_MAGIC, version=21800, blocking=0, splitShare=_UNDEFINED)
+def configuration(options: NcclConfig | None) -> Config:
+    """The C structure for a communicator whose calls never block."""
+    config = Config(size=ctypes.sizeof(Config), magic=_MAGIC, version=21800, blocking=0, splitShare=_UNDEFINED)
     for name, (field, least, _) in _OPTIONS.items():
-        value = getattr(wanted, name, None)
+        value = getattr(options, name, None)
         if least is not None:
-            setattr(made, field, _UNDEFINED if value is None else value)
-        elif value is not None:  # a text is undefined as a null pointer
-            setattr(made, field, value.encode())
-    return made
+            setattr(config, field, _UNDEFINED if value is None else value)
+        elif value is not None:  # An undefined text is a null pointer.
+            setattr(config, field, value.encode())
+    return config
 
 
 UNIQUE_ID_BYTES = 128
@@ -95,7 +105,7 @@ SUCCESS = 0
 IN_PROGRESS = 7
 TIMEOUT = 8
 
-#: What a result code means, and what to look at.
+#: The meaning of each result code, and what to check.
 RESULTS = {
     SUCCESS: "ncclSuccess",
     1: "ncclUnhandledCudaError, a call of CUDA failed",
@@ -110,9 +120,10 @@ RESULTS = {
 
 
 class UniqueId(ctypes.Structure):
-    """What ranks of one communicator must share before they can meet; passed by value."""
+    """What ranks of one communicator must share before they can connect; passed by value."""
 
-    _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]  # ctypes reads it so
+    # Read by ctypes.
+    _fields_ = [("internal", ctypes.c_char * UNIQUE_ID_BYTES)]
 
 
 _COMM = c_void_p
@@ -121,7 +132,7 @@ _BUFFER = c_void_p
 _DTYPE = c_int
 _OP = c_int
 
-#: The arguments of every function; all return a result code, but those of `_TEXTS`.
+#: The argument types of every function. All return a result code, except those in `_TEXTS`.
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ncclGetVersion": (POINTER(c_int),),
     "ncclGetUniqueId": (POINTER(UniqueId),),
@@ -143,25 +154,37 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ncclGroupEnd": (),
 }
 _TEXTS = ("ncclGetErrorString", "ncclGetLastError")
-#: The oldest version that is used: older ones lack parts of nonblocking communicators.
+#: The oldest supported version: older ones lack parts of nonblocking communicators.
 OLDEST = (2, 18)
 
-#: NCCL's number of a dtype.
+#: NCCL's code of each dtype.
 DTYPES: dict[np.dtype[Any], int] = {
-    np.dtype(kind): code
-    for code, kind in enumerate(
-        (np.int8, np.uint8, np.int32, np.uint32, np.int64, np.uint64, np.float16, np.float32, np.float64, BFLOAT16)
-    )
+    np.dtype(np.int8): 0,
+    np.dtype(np.uint8): 1,
+    np.dtype(np.int32): 2,
+    np.dtype(np.uint32): 3,
+    np.dtype(np.int64): 4,
+    np.dtype(np.uint64): 5,
+    np.dtype(np.float16): 6,
+    np.dtype(np.float32): 7,
+    np.dtype(np.float64): 8,
+    BFLOAT16: 9,
 }
 
-#: NCCL's number of a reduction. NCCL's mean of integers is their sum, divided.
-OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.MEAN: 4}
+#: NCCL's code of each reduction. NCCL's mean of integers is their sum, divided.
+OPS = {
+    ReduceOp.SUM: 0,
+    ReduceOp.PROD: 1,
+    ReduceOp.MAX: 2,
+    ReduceOp.MIN: 3,
+    ReduceOp.MEAN: 4,
+}
 
 
 class Nccl:
     """A loaded libnccl, whose functions are called by name.
 
-    path: the file it was loaded from; version: (major, minor, patch)
+    path: of the file it was loaded from; version: (major, minor, patch)
     Raises: BackendError if the library is not NCCL, or older than 2.18.
     """
 
@@ -170,9 +193,10 @@ class Nccl:
         self._functions: dict[str, Any] = {}
         for name, arguments in FUNCTIONS.items():
             if hasattr(dll, name):
-                found = dll[name]  # a new object: other users of the library keep their declarations
-                found.argtypes, found.restype = arguments, c_char_p if name in _TEXTS else c_int
-                self._functions[name] = found
+                function = dll[name]  # A new object: other users of the library keep their declarations.
+                function.argtypes = arguments
+                function.restype = c_char_p if name in _TEXTS else c_int
+                self._functions[name] = function
         if "ncclGetVersion" not in self._functions:
             raise BackendError(f"{path} is not NCCL, and not linked to it: it has no ncclGetVersion")
         code = c_int()
@@ -187,7 +211,7 @@ class Nccl:
         return f"<NCCL {'.'.join(map(str, self.version))} of {self.path}>"
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The function's result, unchecked. Raises: BackendError if the library has no such function."""
+        """Calls the function and returns its result, unchecked. Raises: BackendError if the library lacks it."""
         if name not in self._functions:
             raise BackendError(f"{self!r} has no {name}: it is too old, or incomplete")
         return self._functions[name](*arguments)
@@ -199,18 +223,18 @@ class Nccl:
             raise NcclError(f"{name} returned {self.explain(result)}")
 
     def dtype_code(self, dtype: np.dtype[Any]) -> int:
-        """NCCL's number of a dtype. Raises: DtypeError if NCCL has none."""
+        """NCCL's code of a dtype. Raises: DtypeError if NCCL has none."""
         if dtype not in DTYPES:
             raise DtypeError(f"NCCL has no {dtype}; it has {', '.join(map(str, DTYPES))}: move it as bytes (uint8)")
         return DTYPES[dtype]
 
     def explain(self, result: int) -> str:
-        """A result code in words, with NCCL's own words about the last error of this process."""
+        """A result code as text, with NCCL's own text about the last error of this process."""
         meaning = RESULTS.get(result)
         if meaning is None:
             meaning = _text(self.call("ncclGetErrorString", result)) or "which this version of NCCL does not explain"
-        words = _text(self.call("ncclGetLastError", None))
-        return f"{result} ({meaning})" + (f"; NCCL says: {words}" if words else "")
+        last_error = _text(self.call("ncclGetLastError", None))
+        return f"{result} ({meaning})" + (f"; NCCL says: {last_error}" if last_error else "")
 
 
 def _text(text: bytes | None) -> str:
@@ -220,15 +244,15 @@ def _text(text: bytes | None) -> str:
 # Where the library comes from ----------------------------------------------------------------------------------------
 
 _SONAME = "libnccl.so.2"
-_PYNCCL_PATH = "NUMBA_NCCLLIB"  # where pynccl looks for it; else in sys.prefix/lib alone
+# The variable by which pynccl finds the library; without it, it looks in sys.prefix/lib only.
+_PYNCCL_PATH = "NUMBA_NCCLLIB"
 
 
 def load(source: str = "auto") -> Nccl:
-    """The loaded library.
+    """Loads the library.
 
     source: "pynccl", "cupy", "path", or "auto": the first of these that works, in this order
-    Raises: ArgumentError for another source; BackendError if none works, with everything that was tried and why it
-    failed.
+    Raises: ArgumentError for another source; BackendError if none works, listing every attempt and why it failed.
     """
     if source not in ("auto", *_LOADERS):
         raise ArgumentError(f"source should be auto, {', '.join(_LOADERS)}, is {source!r}")
@@ -237,28 +261,29 @@ def load(source: str = "auto") -> Nccl:
         try:
             dll = _LOADERS[name]()
             return Nccl(dll, dll._name)
-        except Exception as error:  # pynccl, numba and CuPy raise whatever they like
+        except Exception as error:  # pynccl, numba and CuPy may raise anything.
             tried.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
     raise BackendError(f"NCCL cannot be used: {_SONAME} could not be loaded. Tried " + "; ".join(tried))
 
 
 def wheel() -> Path | None:
-    """The library's file in the package nvidia-nccl-cu12 or -cu13, None if neither is installed."""
+    """The library's file in the package nvidia-nccl-cu12 or -cu13; None if neither is installed."""
     spec = importlib.util.find_spec("nvidia")
-    homes = (spec.submodule_search_locations or ()) if spec else ()
-    return next((found for home in homes for found in sorted(Path(home).glob(f"*/lib/{_SONAME}"))), None)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((path for folder in folders for path in sorted(Path(folder).glob(f"*/lib/{_SONAME}"))), None)
 
 
 def _from_pynccl() -> ctypes.CDLL:
-    found = None if _PYNCCL_PATH in os.environ else wheel()  # the user's own choice stands
-    if found is not None:
-        os.environ[_PYNCCL_PATH] = str(found.parent)
+    path = None if _PYNCCL_PATH in os.environ else wheel()  # The user's own choice takes precedence.
+    if path is not None:
+        os.environ[_PYNCCL_PATH] = str(path.parent)
     try:
         from pynccl import binding
 
-        return binding.libnccl().dll  # its other classes want a numba context, and declare counts as 32-bit integers
+        # Its other classes need a numba context, and declare counts as 32-bit integers.
+        return binding.libnccl().dll
     finally:
-        if found is not None:
+        if path is not None:
             del os.environ[_PYNCCL_PATH]
 
 
@@ -268,11 +293,15 @@ def _from_cupy() -> ctypes.CDLL:
     if not nccl.available:
         raise BackendError("this CuPy has no NCCL: its own loader found no library, or it was built without")
     extension = sys.modules[nccl.NcclCommunicator.__module__].__file__
-    return ctypes.CDLL(extension)  # symbols are looked up in what it is linked to as well
+    return ctypes.CDLL(extension)  # Symbols are also looked up in the libraries that it is linked to.
 
 
 def _from_path() -> ctypes.CDLL:
     return ctypes.CDLL(str(wheel() or _SONAME))
 
 
-_LOADERS: dict[str, Callable[[], ctypes.CDLL]] = {"pynccl": _from_pynccl, "cupy": _from_cupy, "path": _from_path}
+_LOADERS: dict[str, Callable[[], ctypes.CDLL]] = {
+    "pynccl": _from_pynccl,
+    "cupy": _from_cupy,
+    "path": _from_path,
+}

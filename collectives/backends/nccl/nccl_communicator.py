@@ -1,10 +1,10 @@
-"""One rank's end of an NCCL communicator: the collectives on raw pointers, groups, and its life.
+"""One rank's end of an NCCL communicator: collectives on raw pointers, groups, and its life cycle.
 
 NCCL has no time limits, so communicators are nonblocking: a call that has not finished returns ncclInProgress, and its
-state is polled until its limit. What may block nevertheless runs in a thread that can be left behind.
+state is polled until its time limit. Calls that may still block run in a thread that can be abandoned.
 
 Calls come from one thread at a time, in the same order on every rank. `abort` and `async_error` may come from any
-thread at any time: the handle is used and taken away under a lock, so that it is never used after it was freed.
+thread at any time: the handle is used and taken away under a lock, so it is never used after it was freed.
 """
 
 from __future__ import annotations
@@ -34,34 +34,37 @@ from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeou
 from collectives.reduction import ReduceOp
 from collectives.time_limit import StillRunning, TimeLimit, run_within
 
-_SPIN = 50e-6  # s; most calls that are in progress are so for a moment
-_PAUSE = 100e-6  # s; a first call, which connects the ranks, takes long enough to sleep
-_GRACE = 2.0  # s; how long an abort lets another thread leave a call or a group, before it takes that for stuck
+# Poll without a pause for this long (s): most calls are in progress only briefly.
+_SPIN = 50e-6
+# Then sleep between polls (s): a first call, which connects the ranks, takes long enough.
+_PAUSE = 100e-6
+# How long an abort lets another thread leave a call or a group, before it counts as stuck (s).
+_GRACE = 2.0
 
 Dtype = np.dtype[Any]
 
 
 def unique_id(nccl: Nccl) -> bytes:
-    """128 bytes that one rank makes and all ranks of a new communicator need. Raises: NcclError."""
-    made = UniqueId()
-    nccl.checked("ncclGetUniqueId", byref(made))
-    return ctypes.string_at(byref(made), UNIQUE_ID_BYTES)
+    """128 bytes that one rank creates and all ranks of a new communicator need. Raises: NcclError."""
+    created = UniqueId()
+    nccl.checked("ncclGetUniqueId", byref(created))
+    return ctypes.string_at(byref(created), UNIQUE_ID_BYTES)
 
 
 class NcclCommunicator:
-    """One rank's end of an NCCL communicator. Made by `connect`.
+    """One rank's end of an NCCL communicator. Created by `connect`.
 
-    rank, size: this rank and how many there are
+    rank, size: this rank and the number of ranks
     timeout: s; no call blocks longer
-    enter: called in each thread that is made for a call, to set its current device
+    enter: called in each thread that is started for a call, to set its current device
 
-    Pointers and streams are plain integers (device addresses, `cudaStream_t`); counts are values, not bytes, and may
-    pass 2**31; `dtype` is a NumPy dtype, bfloat16 that of ml_dtypes. The buffers must live until the stream has passed
-    the operation. A collective returns when its operation is enqueued on the stream; an event recorded on the stream
-    after that is complete when the operation is.
+    Pointers and streams are plain integers (device addresses, `cudaStream_t`). Counts are numbers of values, not bytes,
+    and may exceed 2**31. `dtype` is a NumPy dtype; bfloat16 is that of ml_dtypes. The buffers must live until the
+    stream has completed the operation. A collective returns when its operation is enqueued on the stream; an event
+    recorded on the stream after that is complete when the operation is.
 
-    Raises, every call: NcclError with NCCL's own words; CollectiveTimeout past the limit, or where NCCL says so;
-    DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, the reason of that.
+    Every call raises: NcclError with NCCL's own text; CollectiveTimeout past the limit, or if NCCL reports one;
+    DtypeError for dtypes that NCCL lacks; CommunicatorClosed after `close`; after `abort`, its reason.
     """
 
     def __init__(
@@ -78,12 +81,13 @@ class NcclCommunicator:
         self.size = size
         self.timeout = timeout
         self._enter = enter
-        self._handle: c_void_p | None = handle  # NCCL may write to it until the communicator is ready
-        self._taking = threading.Lock()  # held while the handle is used by a call that cannot block, or taken away
-        self._calling = threading.RLock()  # held by the thread that calls, for the whole of a group
+        self._handle: c_void_p | None = handle  # NCCL may write to it until the communicator is ready.
+        # Held while the handle is taken away, or used by a call that cannot block.
+        self._handle_lock = threading.Lock()
+        self._call_lock = threading.RLock()  # Held by the calling thread, in a group until its end.
         self._grouped = False
-        self._stopped = False  # no further calls; those under way end at their next poll
-        self._end: Exception = CommunicatorClosed(f"rank {rank}: a call on a closed NCCL communicator")
+        self._stopped = False  # No further calls; those in progress end at their next poll.
+        self._final_error: Exception = CommunicatorClosed(f"rank {rank}: a call on a closed NCCL communicator")
 
     @classmethod
     def connect(
@@ -100,28 +104,29 @@ class NcclCommunicator:
         """Connects to the other ranks of a new communicator. Collective.
 
         unique_id: (128,) bytes of `unique_id`, the same on all ranks
-        timeout: s; of the connection, and of every later call
-        enter: called in the threads that call NCCL, to set the current device there (`cupy.cuda.Device(i).use`)
+        timeout: s; for the connection, and for every later call
+        enter: called in the threads that call NCCL, to set their current device (`cupy.cuda.Device(i).use`)
         config: the same on all ranks
-        Raises: CollectiveTimeout if not all ranks have come by then.
+        Raises: CollectiveTimeout if not all ranks have connected by then.
         """
         if len(unique_id) != UNIQUE_ID_BYTES:
             raise ArgumentError(f"a unique id has {UNIQUE_ID_BYTES} bytes, this one {len(unique_id)}")
         limit = TimeLimit(timeout)
-        handle, structure = c_void_p(), configuration(config)
+        handle = c_void_p()
+        structure = configuration(config)
         name = "ncclCommInitRankConfig"
         communicator = cls(nccl, handle, rank, size, timeout, enter)
 
         def initialize() -> int:
             enter()
-            shared = UniqueId.from_buffer_copy(unique_id)
-            return int(nccl.call(name, byref(handle), size, shared, rank, byref(structure)))
+            id_structure = UniqueId.from_buffer_copy(unique_id)
+            return int(nccl.call(name, byref(handle), size, id_structure, rank, byref(structure)))
 
         try:
-            # Without limit where NCCL_COMM_BLOCKING overrides the configuration.
+            # It blocks if NCCL_COMM_BLOCKING overrides the configuration.
             result = run_within(timeout, initialize, f"nccl-connect-{rank}")
         except StillRunning:
-            communicator._handle = None  # what is still being made must not be touched
+            communicator._handle = None  # NCCL may still be writing to it.
             raise communicator._timed_out(name) from None
         try:
             communicator._settle(name, result, limit)
@@ -136,7 +141,7 @@ class NcclCommunicator:
     # Collectives -----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, stream: int) -> None:
-        """The reduction of all ranks' `send` into every rank's `recv`; in place if they are the same.
+        """The reduction of all ranks' `send` into every rank's `recv`; in place if they are equal.
 
         send, recv: (count,) dtype
         """
@@ -157,16 +162,16 @@ class NcclCommunicator:
         self._run("ncclBroadcast", send, recv, *self._typed(count, dtype), root, stream=stream)
 
     def all_gather(self, send: int, recv: int, count: int, dtype: Dtype, stream: int) -> None:
-        """All ranks' `send` joined in rank order.
+        """All ranks' `send`, joined in rank order.
 
-        send: (count,) dtype; recv: (size * count,) dtype; in place if send is recv's own part
+        send: (count,) dtype; recv: (size * count,) dtype; in place if send is this rank's part of recv
         """
         self._run("ncclAllGather", send, recv, *self._typed(count, dtype), stream=stream)
 
     def reduce_scatter(self, send: int, recv: int, count: int, dtype: Dtype, op: ReduceOp, stream: int) -> None:
-        """The reduction of all ranks' `send`, of which rank r receives part r.
+        """The reduction of all ranks' `send`; rank r receives part r.
 
-        send: (size * count,) dtype; recv: (count,) dtype; in place if recv is send's own part
+        send: (size * count,) dtype; recv: (count,) dtype; in place if recv is this rank's part of send
         """
         self._run("ncclReduceScatter", send, recv, *self._typed(count, dtype), OPS[op], stream=stream)
 
@@ -180,15 +185,16 @@ class NcclCommunicator:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Calls of the body, on this communicator alone, are started together at its end, as one operation.
+        """Calls in the body, on this communicator only, start together at its end, as one operation.
 
-        The group is ended also if the body raises: what it called until then is started, and other ranks may wait for
+        The group also ends if the body raises: the calls made until then are started, and other ranks may wait for
         the rest, so the communicator should be aborted.
         """
-        with self._calling:
+        with self._call_lock:
             self._ready()
             self._check("ncclGroupStart", self.nccl.call("ncclGroupStart"))
-            self._grouped, ended = True, False
+            self._grouped = True
+            ended = False
             try:
                 yield
                 ended = True
@@ -200,17 +206,18 @@ class NcclCommunicator:
                     self._ready()
                     self._settle("ncclGroupEnd", result, limit)
                 except CollectivesError:
-                    if ended:  # else the body's error says more
+                    if ended:  # Otherwise the body's error says more.
                         raise
 
     # Life ------------------------------------------------------------------------------------------------------------
 
     def async_error(self) -> NcclError | None:
-        """What went wrong since the last call, on the network, say; None if nothing did, or there is no handle left."""
-        with self._taking:
+        """An error since the last call, for example of the network; None if there was none, or the handle is freed."""
+        with self._handle_lock:
             if self._handle is None:
                 return None
-            name, state = "ncclCommGetAsyncError", c_int()
+            name = "ncclCommGetAsyncError"
+            state = c_int()
             result = self.nccl.call(name, self._handle, byref(state))
         if result != SUCCESS:
             return NcclError(self._describe(name, result))
@@ -219,61 +226,63 @@ class NcclCommunicator:
         return NcclError(self._describe("an operation under way", state.value))
 
     def abort(self, reason: BaseException | None = None, timeout: float = 10.0) -> bool:
-        """Ends whatever is under way on this rank, and the communicator. From any thread; may be repeated.
+        """Ends everything in progress on this rank, and the communicator. From any thread; may be repeated.
 
-        The buffers of what was under way hold anything, and their events are complete: use neither.
-        reason: what later calls raise, and calls under way that this ends
+        The buffers of operations in progress are invalid afterwards, although their events are complete.
+        reason: raised by calls that this ends, and by later ones
         timeout: s; NCCL itself may hang in it
-        Returns: True if NCCL has finished within it.
+        Returns: whether NCCL has finished within the timeout.
         """
         if reason is not None and not self._stopped:
             text = f"rank {self.rank}: the NCCL communicator was aborted: {reason!r}"
-            self._end = reason if isinstance(reason, CollectivesError) else NcclError(text)
+            self._final_error = reason if isinstance(reason, CollectivesError) else NcclError(text)
         return self._free("ncclCommAbort", timeout)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Finishes what is under way, then frees the communicator; whatever it cannot finish it aborts. Repeatable.
+        """Finishes what is in progress, then frees the communicator; aborts what it cannot finish. Repeatable.
 
-        Every rank should come, in whatever order: NCCL waits for all of them.
+        Every rank should call it, in any order: NCCL waits for all of them.
         timeout: s; for the waiting, and once more for the abort
-        Returns: True if it finished within the limit, in good order.
+        Returns: whether it finished within the limit, without an abort.
         """
         if self._handle is None:
             return True
-        name, limit = "ncclCommFinalize", TimeLimit(timeout)
-        if not self._calling.acquire(timeout=timeout):  # a call in another thread
+        name = "ncclCommFinalize"
+        limit = TimeLimit(timeout)
+        if not self._call_lock.acquire(timeout=timeout):  # Another thread is in a call.
             self.abort(timeout=timeout)
             return False
         try:
             handle = self._ready()
-            # Blocks where NCCL_COMM_BLOCKING overrides the configuration.
+            # It blocks if NCCL_COMM_BLOCKING overrides the configuration.
             self._settle(name, self._call_within(timeout, name, handle), limit)
         except (CollectivesError, StillRunning):
             self.abort(timeout=timeout)
             return False
         finally:
-            self._calling.release()
+            self._call_lock.release()
         return self._free("ncclCommDestroy", max(1.0, limit.remaining()))
 
     def _free(self, name: str, timeout: float) -> bool:
-        """Takes the handle away and frees it by that function. Returns: True if it is freed, or was already."""
+        """Takes the handle away and frees it with that function. Returns: whether it is freed, now or before."""
         self._stopped = True
-        # A call may be stuck, and only the abort frees it.
-        waited = self._calling.acquire(timeout=_GRACE)
-        with self._taking:
-            handle, self._handle = self._handle, None
+        # A thread may be stuck in a call that only the abort ends.
+        waited = self._call_lock.acquire(timeout=_GRACE)
+        with self._handle_lock:
+            handle = self._handle
+            self._handle = None
         if waited:
-            self._calling.release()
+            self._call_lock.release()
         try:
             return not handle or self._call_within(timeout, name, handle) == SUCCESS
         except StillRunning:
             return False
 
     def _call_within(self, timeout: float, name: str, handle: c_void_p) -> int:
-        """The result of a call that may block, made in a thread of its own. Raises: StillRunning after `timeout`, s."""
+        """The result of a call that may block, made in its own thread. Raises: StillRunning after `timeout` seconds."""
 
         def call() -> int:
-            with contextlib.suppress(Exception):  # a communicator of a broken device must end, too
+            with contextlib.suppress(Exception):  # The communicator of a broken device must be freed too.
                 self._enter()
             return int(self.nccl.call(name, handle))
 
@@ -283,15 +292,15 @@ class NcclCommunicator:
 
     def _typed(self, count: int, dtype: Dtype) -> tuple[int, int]:
         """Count and dtype as NCCL takes them."""
-        assert count >= 0, count  # ctypes would make a huge one of it
+        assert count >= 0, count  # ctypes would convert it to a huge one.
         return count, self.nccl.dtype_code(dtype)
 
     def _run(self, name: str, *arguments: Any, stream: int) -> None:
-        with self._calling:
+        with self._call_lock:
             handle = self._ready()
             limit = TimeLimit(self.timeout)
             result = self.nccl.call(name, *arguments, handle, stream)
-            self._ready()  # an abort may have ended this very call, with any result
+            self._ready()  # An abort may have ended this call, with any result.
             if self._grouped:
                 self._check(name, SUCCESS if result == IN_PROGRESS else result)
             else:
@@ -300,8 +309,8 @@ class NcclCommunicator:
     def _ready(self) -> c_void_p:
         handle = self._handle
         if handle is None or self._stopped:
-            fresh = type(self._end)(*self._end.args)  # one instance would collect every caller's traceback
-            raise fresh from self._end.__cause__
+            error = type(self._final_error)(*self._final_error.args)  # One instance would collect all tracebacks.
+            raise error from self._final_error.__cause__
         return handle
 
     def _check(self, name: str, result: int) -> None:
@@ -311,15 +320,16 @@ class NcclCommunicator:
             raise NcclError(self._describe(name, result))
 
     def _settle(self, name: str, result: int, limit: TimeLimit) -> None:
-        """Waits until a call that may be in progress is not so any more."""
+        """Waits until a call is no longer in progress, and checks its result."""
         spin = time.monotonic() + _SPIN
         while result == IN_PROGRESS:
             if limit.passed():
                 raise self._timed_out(name)
             if time.monotonic() > spin:
                 time.sleep(_PAUSE)
-            with self._taking:
-                poll, state = "ncclCommGetAsyncError", c_int()
+            with self._handle_lock:
+                poll = "ncclCommGetAsyncError"
+                state = c_int()
                 self._check(poll, self.nccl.call(poll, self._ready(), byref(state)))
             result = state.value
         self._check(name, result)

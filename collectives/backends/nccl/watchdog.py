@@ -1,13 +1,13 @@
-"""Watches what was put on a device's streams: keeps its buffers, and ends what failed or timed out.
+"""Watches operations on a device's streams: keeps their buffers alive, and ends what failed or timed out.
 
-CuPy's memory pool reuses freed memory at once, in the order of one stream, and knows nothing of the others. So whatever
-a collective touches is held here until the event behind it has passed.
+CuPy's memory pool reuses freed memory at once, in the order of one stream, and knows nothing about other streams. So
+the buffers of a collective are kept here until the event after it is complete.
 
-NCCL does not say when a rank is missing: the stream never passes the operation, and a host that waits for the stream
-waits for ever. So the same thread checks time limits, and asks NCCL for asynchronous errors. On failure it marks the
-communicator broken and aborts it. The abort completes the events, with anything in the buffers; so the program must
-receive the error: from the call of ours that it is in, or from its next one. If it makes none in time, the process
-exits, since it computes with damaged numbers or waits where we cannot reach it.
+NCCL does not report that a rank is missing: the stream never completes the operation, and a host that waits for the
+stream hangs. So the same thread checks time limits, and polls NCCL for asynchronous errors. On failure it marks the
+communicator broken and aborts it. The abort completes the events, with invalid data in the buffers; so the program must
+receive the error, from the call that it is in, or from its next one. If it makes none in time, the process is ended,
+since it computes with invalid numbers, or waits where we cannot reach it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from collectives.backends.nccl.nccl_communicator import NcclCommunicator
 from collectives.errors import CollectivesError, CollectiveTimeout, NcclError
 from collectives.time_limit import TimeLimit
 
-_POLL = 1e-3  # s; how long a finished collective may keep its buffers
-_ASYNC_POLL = 0.1  # s; between polls for asynchronous errors
-_SILENCE = 5.0  # s; until a program that has not received a failure is ended
+# Interval at which events are queried (s): a finished collective keeps its buffers for so long.
+_POLL = 1e-3
+# Interval at which NCCL is polled for asynchronous errors (s).
+_ASYNC_POLL = 0.1
+# After this time a program that has not received a failure is ended (s).
+_SILENCE = 5.0
 _EXIT_STATUS = 1
 
 
@@ -41,17 +44,17 @@ class _InFlight(NamedTuple):
 class Watchdog:
     """Watches what one rank of one communicator has put on its streams.
 
-    passed: whether an event's stream has come to it; raises what has gone wrong on the device
-    on_failure: marks the communicator broken, so that its next call raises the error; gets the unfinished calls, too
-    enter: called in the thread that watches, before it asks, to set its current device
-    silence: s; how long after a failure the program may go on without receiving it
-    leave: ends the process at once
+    is_complete: whether an event is complete; raises if the device has failed
+    on_failure: marks the communicator broken, so that its next call raises the error; also gets the unfinished calls
+    enter: called in the watching thread before it queries events, to set its current device
+    silence: s; how long the program may continue after a failure without receiving it
+    leave: ends the process immediately
     """
 
     def __init__(
         self,
         rank: int,
-        passed: Callable[[Any], bool],
+        is_complete: Callable[[Any], bool],
         on_failure: Callable[[Exception, list[object]], object],
         *,
         enter: Callable[[], object] = lambda: None,
@@ -59,7 +62,7 @@ class Watchdog:
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         self._rank = rank
-        self._passed = passed
+        self._is_complete = is_complete
         self._on_failure = on_failure
         self._enter = enter
         self._silence = silence
@@ -67,60 +70,60 @@ class Watchdog:
         self._communicator: NcclCommunicator | None = None
         self._changed = threading.Condition()
         self._in_flight: list[_InFlight] = []
-        self._leaked: list[Any] = []
+        self._kept_forever: list[Any] = []
         self._failure: Exception | None = None
         self._received = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def guard(self, communicator: NcclCommunicator) -> None:
-        """From now on asks this communicator for errors, and aborts it on failure."""
+        """From now on polls this communicator for errors, and aborts it on failure."""
         with self._changed:
             self._communicator = communicator
             self._wake()
 
     def watch(self, event: Any, buffers: Any, call: object = None, timeout: float | None = None) -> None:
-        """Keeps `buffers` until `event` has passed; not one recorded in a capture.
+        """Keeps `buffers` until `event` is complete. The event must not have been recorded in a capture.
 
-        call: what it stands for; formatted by `str` only when it is late
-        timeout: s; until it has to pass, or else the communicator is aborted; None: there is no such limit
+        call: what the event stands for; formatted by `str` only if it is late
+        timeout: s; if the event is not complete by then, the communicator is aborted; None: no limit
         """
         limit = None if timeout is None else TimeLimit(timeout)
         with self._changed:
             self._in_flight.append(_InFlight(event, buffers, call, time.monotonic(), limit))
-            if len(self._in_flight) == 1:  # else the thread polls already
+            if len(self._in_flight) == 1:  # Otherwise the thread is polling already.
                 self._wake()
 
-    def leak(self, buffers: Any) -> None:
-        """Keeps for ever what a captured graph may use whenever it is launched, or a failed device may still write."""
-        self._leaked.append(buffers)
+    def keep_forever(self, buffers: Any) -> None:
+        """Never frees buffers that a captured graph may use at any launch, or that a failed device may still write."""
+        self._kept_forever.append(buffers)
 
     def fail(self, error: Exception) -> None:
-        """Ends the communicator because of `error`; only the first failure counts."""
+        """Ends the communicator because of `error`. Only the first failure counts."""
         with self._changed:
             if self._failure is None and not self._closed:
                 self._failure = error
                 self._wake()
 
     def check(self) -> None:
-        """Cheap; for every call of ours, and while it waits. Raises: the failure, if there was one."""
+        """Cheap; for every call of ours, and for its waits. Raises: the failure, if there was one."""
         if self._failure is not None:
             self.received()
             raise _copy(self._failure)
 
     def received(self) -> None:
-        """The program has received the failure, or is about to: it need not be ended."""
+        """Says that the program has received the failure, or is about to: it need not be ended."""
         self._received.set()
 
     def in_flight(self) -> list[object]:
-        """The calls that are not known to be complete, oldest first: after a failure, what the abort ends."""
+        """The calls that are not known to be complete, oldest first; after a failure, those that the abort ends."""
         with self._changed:
-            return [each.call for each in self._in_flight]
+            return [operation.call for operation in self._in_flight]
 
     def close(self) -> None:
-        """From now on nothing fails; buffers are still kept until their events have passed.
+        """From now on nothing counts as a failure; buffers are still kept until their events are complete.
 
-        Raises: the failure, if there was one that the program has not received.
+        Raises: the failure, if the program has not received it.
         """
         with self._changed:
             self._closed = True
@@ -136,7 +139,8 @@ class Watchdog:
         self._changed.notify()
 
     def _watch(self) -> None:
-        next_poll, ended = 0.0, False
+        next_poll = 0.0
+        ended = False
         while True:
             with self._changed:
                 guarded = self._communicator is not None and not self._closed and not ended
@@ -144,19 +148,20 @@ class Watchdog:
                     if self._closed and not self._in_flight:
                         self._thread = None
                         return
-                    self._changed.wait(_POLL if self._in_flight else _ASYNC_POLL if guarded else None)
+                    pause = _ASYNC_POLL if guarded else None
+                    self._changed.wait(_POLL if self._in_flight else pause)
             try:
                 self._enter()
-                error = self._sweep()
+                error = self._collect()
                 if guarded and error is None and time.monotonic() >= next_poll:
                     next_poll = time.monotonic() + _ASYNC_POLL
                     assert self._communicator is not None
                     error = self._communicator.async_error()
-            except Exception as trouble:  # a broken device fails every question
-                error = NcclError(f"rank {self._rank}: watching its operations failed: {_line(trouble)}")
-                if not guarded:  # whether its memory is still written to is not known
+            except Exception as query_error:  # A broken device fails every query.
+                error = NcclError(f"rank {self._rank}: watching its operations failed: {_line(query_error)}")
+                if not guarded:  # The device may still write to their memory.
                     with self._changed:
-                        self._leaked += self._in_flight
+                        self._kept_forever += self._in_flight
                         self._in_flight = []
             if guarded and error is not None:
                 self.fail(error)
@@ -164,20 +169,21 @@ class Watchdog:
                 ended = True
                 self._end(self._failure)
 
-    def _sweep(self) -> Exception | None:
-        """Releases what no stream uses any more. Returns: the error of what is late. Raises: of a failed device."""
+    def _collect(self) -> Exception | None:
+        """Releases buffers of complete operations. Returns: the error of a late one. Raises: if the device failed."""
         with self._changed:
             in_flight = list(self._in_flight)
-        passed = {id(each) for each in in_flight if self._passed(each.event)}
+        complete = {id(operation) for operation in in_flight if self._is_complete(operation.event)}
         with self._changed:
-            self._in_flight = [each for each in self._in_flight if id(each) not in passed]
-        for each in in_flight:
-            late = each.limit is not None and id(each) not in passed and each.limit.passed()
-            if late and not self._passed(each.event):  # asked again: this process may have been stopped in between
+            self._in_flight = [operation for operation in self._in_flight if id(operation) not in complete]
+        for operation in in_flight:
+            late = operation.limit is not None and id(operation) not in complete and operation.limit.passed()
+            # Queried again, since this process may have been stopped in between.
+            if late and not self._is_complete(operation.event):
                 return CollectiveTimeout(
-                    f"rank {self._rank}: {each.call} was not complete on the device after "
-                    f"{time.monotonic() - each.begun:.3g} s. Every rank must make the same calls in the same order; "
-                    "one has not arrived, or cannot be reached over the network"
+                    f"rank {self._rank}: {operation.call} was not complete on the device after "
+                    f"{time.monotonic() - operation.begun:.3g} s. Every rank must make the same calls in the same "
+                    "order; one has not arrived, or cannot be reached over the network"
                 )
         return None
 
@@ -185,12 +191,12 @@ class Watchdog:
         silent_until = time.monotonic() + self._silence
         try:
             self._on_failure(error, self.in_flight())
-        except Exception:  # the abort matters all the more
+        except Exception:  # The abort is needed all the more.
             traceback.print_exc()
         try:
             if self._communicator is not None and not self._communicator.abort(error, self._silence):
                 print(f"rank {self._rank}: NCCL's abort has not finished", file=sys.stderr, flush=True)
-        except Exception:  # then the process ends if the program goes on
+        except Exception:  # The process is still ended if the program continues.
             traceback.print_exc()
         if not self._received.wait(max(0.0, silent_until - time.monotonic())):
             print(
@@ -210,6 +216,6 @@ def _line(error: BaseException) -> str:
 def _copy(error: Exception) -> Exception:
     if not isinstance(error, CollectivesError):
         return NcclError(_line(error))
-    fresh = type(error)(*error.args)  # one instance would collect every caller's traceback
-    fresh.__cause__ = error.__cause__
-    return fresh
+    copy = type(error)(*error.args)  # One instance would collect all tracebacks.
+    copy.__cause__ = error.__cause__
+    return copy

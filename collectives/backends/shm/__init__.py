@@ -1,1 +1,1 @@
-"""Ranks of one node reduce straight from each other's memory: own segments, a board to meet at, data in tiles."""
+"""Ranks of one node read each other's arrays in memory that they share."""

@@ -1,12 +1,12 @@
-"""Ranks on several nodes: each node combines in its memory, and one rank of it, the leader, talks to other nodes.
+"""Ranks on several nodes: each node combines in shared memory, and one rank of it, the leader, talks to other nodes.
 
-The network is the slowest part, and what the ranks of a node have in common should cross it once. So a reduction goes
-from every rank to the first of its node in shared memory, between these over MPI, and back in shared memory. What is
-different for each pair of ranks (gathers, scatters, all_to_all) gains nothing by such steps, and goes over MPI as it
-is.
+The network is the slowest part, so what the ranks of a node have in common should cross it only once. A reduction goes
+from every rank to the first of its node in shared memory, then between these leaders over MPI, and back in shared
+memory. Operations whose data differ for each pair of ranks (gather, scatter, all_to_all) gain nothing from such steps,
+and go directly over MPI.
 
-MPI gives one rank the same bits as another (MPI 4.1, §6.9.6, requires it of MPI_Allreduce), and the values of a node
-are combined in the order of `reduction.tree`.
+All ranks get the same bits: MPI guarantees that for MPI_Allreduce (MPI 4.1, §6.9.6), and the values of a node are
+combined in the order of `reduction.tree`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectives.reduction import Array, ReduceOp
 from collectives.transport import (
     Finish,
     LayeredTransport,
-    Placement,
+    RankInfo,
     Signature,
     Signatures,
     Steps,
@@ -37,9 +37,9 @@ from collectives.transport import (
 
 
 class HierarchicalTransport(LayeredTransport):
-    """The transport of ranks on several nodes, at least one of which has several.
+    """The transport of ranks on several nodes, at least one of which has several ranks.
 
-    inner: of all ranks; intra_node: of the ranks of this node, in their order; leaders: of the nodes' first ranks, in
+    inner: of all ranks; intra_node: of the ranks of this node, in order; leaders: of the first ranks of all nodes, in
     the order of nodes, None on other ranks; nodes: each rank's node
     """
 
@@ -49,11 +49,12 @@ class HierarchicalTransport(LayeredTransport):
         self, inner: Transport, intra_node: Transport, leaders: Transport | None, nodes: Sequence[int]
     ) -> None:
         super().__init__(inner)
-        self.intra_node, self.leaders = intra_node, leaders
+        self.intra_node = intra_node
+        self.leaders = leaders
         self.shared_arrays = intra_node.shared_arrays
         self._nodes = nodes
         self.neighbours = [rank for rank, node in enumerate(nodes) if node == inner.node]
-        self._place = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]  # each rank's number on its node
+        self._local_ranks = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
         self._by_node = sorted(range(inner.size), key=lambda rank: nodes[rank])
         assert (intra_node.rank, intra_node.size) == (self.local_rank, self.local_size)
         assert (leaders is not None) == (intra_node.rank == 0)
@@ -61,19 +62,20 @@ class HierarchicalTransport(LayeredTransport):
     # Verification ----------------------------------------------------------------------------------------------------
 
     def exchange_signatures(
-        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+        self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        intra_node = self.intra_node.exchange_signatures(header, payload, out)
-        return all_of([intra_node, self._inner.exchange_signatures(header)])
+        intra_node = self.intra_node.exchange_signatures(signature, payload, out)
+        return all_of([intra_node, self._inner.exchange_signatures(signature)])
 
     def signatures(self) -> Signatures | None:
         return self._inner.signatures()
 
     def root_prefix(self, buffer: Array, root: int) -> Test:
-        return self._inner.root_prefix(buffer, root)  # what was shown in shared memory is the next operation's
+        # Not through the node's shared memory: what was shown there belongs to the next operation.
+        return self._inner.root_prefix(buffer, root)
 
     def verified_groups(self) -> Sequence[tuple[Transport, Sequence[int]]]:
-        # Those between nodes are only exchanged for a communicator's first calls.
+        # Between nodes, signatures are only exchanged for a communicator's first calls.
         return [(self._inner, range(self.size)), (self.intra_node, self.neighbours)]
 
     def empty(self, nbytes: int) -> Steps[Array | None]:
@@ -94,7 +96,7 @@ class HierarchicalTransport(LayeredTransport):
         yield self.intra_node.broadcast(out.view(np.uint8), 0)
 
     def reduce(self, x: Array, out: Array | None, op: ReduceOp, root: int, finish: Finish | None = None) -> Test:
-        # The nodes' links carry at most twice what a tree to the root would, and the other ranks drop the total.
+        # This loads the nodes' links at most twice as much as a tree to the root. The other ranks discard the total.
         return self.all_reduce(x, np.empty_like(x) if out is None else out, op, finish)
 
     def reduce_scatter(
@@ -114,11 +116,11 @@ class HierarchicalTransport(LayeredTransport):
             starts = offsets(counts)
             if self._by_node != list(range(self.size)):
                 total = np.concatenate([total[starts[rank] :][: counts[rank]] for rank in self._by_node])
-            shares = [0] * self.leaders.size
+            node_counts = [0] * self.leaders.size
             for node, count in zip(self._nodes, counts, strict=True):
-                shares[node] += count
-            part = np.empty(shares[self.node], x.dtype)
-            yield self.leaders.reduce_scatter(total, part, shares, op, finish)
+                node_counts[node] += count
+            part = np.empty(node_counts[self.node], x.dtype)
+            yield self.leaders.reduce_scatter(total, part, node_counts, op, finish)
         nbytes = [counts[rank] * x.itemsize for rank in self.neighbours]
         yield self.intra_node.scatter(None if part is None else part.view(np.uint8), out.view(np.uint8), nbytes, 0)
 
@@ -126,12 +128,12 @@ class HierarchicalTransport(LayeredTransport):
         return StepTest(self._broadcast(x, root))
 
     def _broadcast(self, x: Array, root: int) -> Waits:
-        home = self._nodes[root]
-        if self.node == home:
-            yield self.intra_node.broadcast(x, self._place[root])
+        root_node = self._nodes[root]
+        if self.node == root_node:
+            yield self.intra_node.broadcast(x, self._local_ranks[root])
         if self.leaders is not None:
-            yield self.leaders.broadcast(x, home)
-        if self.node != home:
+            yield self.leaders.broadcast(x, root_node)
+        if self.node != root_node:
             yield self.intra_node.broadcast(x, 0)
 
     def barrier(self) -> Test:
@@ -166,15 +168,15 @@ class HierarchicalTransport(LayeredTransport):
 _log = logging.getLogger("collectives")
 
 
-def share(inner: Transport, like: Transport | None = None) -> Steps[Transport]:
-    """The transport of the same ranks that uses the memory of their nodes; `inner` where no node has two of them.
+def use_shared_memory(inner: Transport, original: Transport | None = None) -> Steps[Transport]:
+    """A transport of the same ranks that uses shared memory within nodes; `inner` if no node has several ranks.
 
-    Where the ranks of any node may not share memory, all go through `inner`, and the log says why.
-    like: what this function made of the transport whose duplicate `inner` is: its arrays are this one's too
+    If the ranks of any node cannot share memory, returns `inner` and logs why.
+    original: if `inner` is a duplicate, what this function returned for the original: both use the same shared arrays
     """
-    if inner.size == 1 or not (like is None or like.shares_memory):
+    if inner.size == 1 or not (original is None or original.shares_memory):
         return inner
-    nodes, made, reason = yield from share_segment(inner, control_bytes(inner.local_size))
+    nodes, segment, reason = yield from share_segment(inner, control_bytes(inner.local_size))
     if reason:
         if inner.rank == 0:
             _log.warning("ranks of a node go through %s and not through shared memory: %s", inner.name, reason)
@@ -182,12 +184,12 @@ def share(inner: Transport, like: Transport | None = None) -> Steps[Transport]:
     if len(set(nodes)) == inner.size:
         return inner
     intra_node: Transport = SingleTransport()
-    if made is not None:
-        arrays = None if like is None else like.shared_arrays
+    if segment is not None:
+        arrays = None if original is None else original.shared_arrays
         if arrays is None:
             arrays = SharedArrays(inner.local_rank, inner.local_size)
         node = inner if inner.local_size == inner.size else _node_of(inner)
-        intra_node = ShmTransport(node, ControlBlock(made, inner.local_rank, inner.local_size), arrays)
+        intra_node = ShmTransport(node, ControlBlock(segment, inner.local_rank, inner.local_size), arrays)
     if inner.local_size == inner.size:
         return intra_node
     first = [nodes.index(node) for node in range(len(set(nodes)))]
@@ -196,7 +198,7 @@ def share(inner: Transport, like: Transport | None = None) -> Steps[Transport]:
 
 
 def _node_of(inner: Transport) -> SingleTransport:
-    """The inner transport of one node's ranks among several nodes, who only share memory through it."""
+    """The inner transport of one node's ranks, if there are several nodes: they communicate by shared memory only."""
     transport = SingleTransport(f"{inner.key}:node {inner.node}")
-    transport.placement = Placement(inner.local_rank, inner.local_size, inner.local_rank, inner.local_size, 0)
+    transport.rank_info = RankInfo(inner.local_rank, inner.local_size, inner.local_rank, inner.local_size, 0)
     return transport

@@ -1,11 +1,11 @@
-"""Small collectives in shared memory: each rank's array travels with its header, and is combined from there.
+"""Small collectives in shared memory: each rank's array travels with its signature, and is combined from there.
 
-The ranks of a node wait for each other's headers in any case. Where every rank's array lies in its inline buffer, they
-need nothing else: a call is a copy into this rank's buffer, a look at the others' headers, and one NumPy function on
-their buffers. The views of buffers, and where each header is, are made once for a plan.
+The ranks of a node wait for each other's signatures in any case. If every rank's array is in its inline buffer, they
+need nothing else: a call copies its array into this rank's buffer, checks the others' signatures, and calls one NumPy
+function on their buffers. The views of buffers, and the positions of signatures, are computed once for a plan.
 
-Anything unusual (a call that differs, an array in shared memory or too large, an `out` that does not fit) goes on as on
-other transports, from where the ranks have shown each other their signatures.
+Everything unusual (a call that differs, an array that is large or in shared memory, an `out` that does not fit)
+continues as on other transports, from the point where the ranks have shown each other their signatures.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import numpy as np
 
 from collectives.arrays import flat, is_plain
 from collectives.backends.shm.algorithms import combine_halves
-from collectives.backends.shm.segment import IN_PLACE_BYTES, NOWHERE, ControlBlock, pack_header
+from collectives.backends.shm.segment import IN_PLACE_BYTES, NOWHERE, ControlBlock, pack_signature
 from collectives.engine.call import CollectiveOp, Plan
 from collectives.engine.waiting import spin
 from collectives.reduction import COMBINE, HALVES, Array, ReduceOp, combine_in_tree, finish, wire_op
-from collectives.transport import HASH, IN, NBYTES, PREFIX, ROWS, Steps
+from collectives.transport import DIGEST, IN, NBYTES, PREFIX, ROWS, Steps
 
 if TYPE_CHECKING:
     from collectives.backends.shm.shm_transport import ShmTransport
 
-#: Makes a call's result: of the pieces of inline buffers, and the caller's array, out and scale.
+#: Makes a call's result from the pieces of inline buffers, and the caller's array, out and scale.
 Combine = Callable[[Sequence[Array], Any, Any, "float | None"], Any]
-#: That rank's prefix, (n,) uint8.
+#: Returns a rank's prefix, (n,) uint8.
 PrefixOf = Callable[[int], Array]
 
 
 class Piece(NamedTuple):
-    """Rows `first` to `last`, or all, of an array of this shape at byte `start` of a rank's inline buffer."""
+    """Rows `first` to `last`, or all rows, of an array of this shape at byte `start` of a rank's inline buffer."""
 
     rank: int
     shape: tuple[int, ...]
@@ -45,43 +45,45 @@ class Piece(NamedTuple):
     def views(self, control: ControlBlock, dtype: np.dtype[Any]) -> list[Array]:
         """The piece in each of the two inline buffers of its rank."""
         stop = self.start + math.prod(self.shape) * dtype.itemsize
-        whole = [control.inline[parity][self.rank][self.start : stop].view(dtype) for parity in (0, 1)]
-        shaped = [each.reshape(self.shape) for each in whole]
-        return shaped if self.first is None else [each[self.first : self.last] for each in shaped]
+        buffers = [control.inline[parity][self.rank][self.start : stop] for parity in (0, 1)]
+        arrays = [buffer.view(dtype).reshape(self.shape) for buffer in buffers]
+        return arrays if self.first is None else [array[self.first : self.last] for array in arrays]
 
 
-def nothing(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> None:
-    """No result on this rank."""
+def no_result(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> None:
+    """For ranks without a result."""
 
 
-def unchanged(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
-    """x as it is."""
+def keep_input(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
+    """Returns x unchanged."""
     return x
 
 
-def filled(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
+def copy_piece(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
     """Copies the only piece into x, and returns x."""
     x[...] = parts[0]
     return x
 
 
-def joined(dtype: np.dtype[Any]) -> Combine:
-    """The pieces, joined along axis 0."""
-    kept = None if dtype.isnative else dtype  # joining would turn the bytes round
+def make_join(dtype: np.dtype[Any]) -> Combine:
+    """A function that joins the pieces along axis 0."""
+    byte_order = None if dtype.isnative else dtype  # By default NumPy would convert to native byte order.
 
     def combine(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
-        return np.concatenate(parts, dtype=kept) if out is None else np.concatenate(parts, out=out)
+        return np.concatenate(parts, dtype=byte_order) if out is None else np.concatenate(parts, out=out)
 
     return combine
 
 
-def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) -> Combine:
-    """The reduction of the pieces, one a rank."""
-    ufunc, mean, same = COMBINE[wire_op(op)], op is ReduceOp.MEAN, wire == dtype
+def make_reduction(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) -> Combine:
+    """A function that reduces the pieces, one from each rank."""
+    ufunc = COMBINE[wire_op(op)]
+    mean = op is ReduceOp.MEAN
+    same = wire == dtype
 
     def combine_widened(parts: Sequence[Array], x: Any, out: Any, scale: float | None) -> Any:
         y = out if out is not None and is_plain(out) else np.empty(parts[0].shape, wire)
-        combine_halves([flat(each) for each in parts], flat(y), ufunc, lambda total: finish(total, op, size, scale))
+        combine_halves([flat(part) for part in parts], flat(y), ufunc, lambda total: finish(total, op, size, scale))
         if out is None or out is y:
             return y
         np.copyto(out, y)
@@ -92,7 +94,7 @@ def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) 
         # Two ranks' small arrays take little longer than the calls in between.
         y = ufunc(parts[0], parts[1], out=target) if size == 2 else combine_in_tree(parts, ufunc, target)
         if out is None or not same:
-            y = np.asarray(y)  # without dimensions it is a scalar, which cannot be added to
+            y = np.asarray(y)  # For 0-d arrays a ufunc returns a scalar, which cannot be an `out`.
         if mean or scale is not None:
             finish(y, op, size, scale)
         if same:
@@ -106,10 +108,10 @@ def reduced(op: ReduceOp, wire: np.dtype[Any], dtype: np.dtype[Any], size: int) 
 
 
 class Layout(NamedTuple):
-    """What the result of a call is made of, where every rank's array lies in its inline buffer.
+    """How the result of a call is made if every rank's array is in its inline buffer.
 
-    dtype: of what lies in them; pieces: what this rank reads; combine: what it makes of these
-    result: the shape that `out` must have, where the call has not checked it
+    dtype: of the arrays there; pieces: what this rank reads; combine: makes the result of the pieces
+    result: the shape that `out` must have, if the call has not checked it
     """
 
     dtype: np.dtype[Any] | None
@@ -123,11 +125,10 @@ def _fits(target: Array, layout: Layout) -> bool:
 
 
 class InlineCalls:
-    """The calls of one plan on one rank.
+    """The fast path for the calls of one plan on one rank.
 
-    steps: all steps of a call, on any transport; after_exchange: those from where ranks have shown each other their
-    signatures
-    fit: this rank's array fits into its inline buffer; else there is no use for this
+    steps: returns all steps of a call, on any transport; after_exchange: returns those after the exchange of signatures
+    fits: whether this rank's array fits into its inline buffer; otherwise this object is useless
     """
 
     def __init__(
@@ -137,71 +138,75 @@ class InlineCalls:
         steps: Callable[[CollectiveOp[Any]], Steps[Any]],
         after_exchange: Callable[[CollectiveOp[Any]], Steps[Any]],
     ) -> None:
-        self._transport, self._plan = transport, plan
-        self._all_steps, self._after_exchange = steps, after_exchange
-        self._control = control = transport.control
+        self._transport = transport
+        self._plan = plan
+        self._all_steps = steps
+        self._after_exchange = after_exchange
+        control = transport.control
+        self._control = control
         self._prefix = plan.prefix
         before = 0 if plan.prefix is None else len(plan.prefix)
         nbytes = -1
         dtype = plan.wire
         if plan.shown and plan.shape is not None:
             nbytes = math.prod(plan.shape) * dtype.itemsize
-        self.fit = before + nbytes <= control.inline_bytes
+        self.fits = before + nbytes <= control.inline_bytes
         self._large = nbytes > IN_PLACE_BYTES
-        self._mine: list[Array] | None = None
-        if plan.shown and plan.shape is not None and self.fit:
-            self._mine = Piece(control.me, plan.shape, start=before).views(control, dtype)
-        self._words = (plan.rows, nbytes, before, *NOWHERE, *NOWHERE)
-        self._header = pack_header(plan.digest, *self._words)
-        # Rows, bytes and prefix in the others' headers, and what has been made for them.
+        self._own_views: list[Array] | None = None
+        if plan.shown and plan.shape is not None and self.fits:
+            self._own_views = Piece(control.me, plan.shape, start=before).views(control, dtype)
+        self._words = (plan.checksum, nbytes, before, *NOWHERE, *NOWHERE)
+        self._signature = pack_signature(plan.digest, *self._words)
+        # Rows, bytes and prefix in the others' signatures, and the layout that was made for them.
         self._shown: list[list[int]] | None = None
-        self._layout = Layout(None, [], nothing)
+        self._layout = Layout(None, [], no_result)
         self._parts: list[list[Array]] = []
 
-    def is_done_at_once(self, call: CollectiveOp[Any]) -> bool:
-        """Shows the others this call. True if they come within microseconds, and it is finished; else it gets steps."""
+    def complete_now(self, call: CollectiveOp[Any]) -> bool:
+        """Shows this call to the others. True if they call within microseconds and it is done; else it gets steps."""
         if self._large and self._transport.shared_arrays.find(call.source) is not NOWHERE:
-            call.steps = self._all_steps(call)  # the others read it where it lies
+            call.steps = self._all_steps(call)  # The others read the array in place.
             return False
         digest = self._plan.digest
-        header = self._header
+        signature = self._signature
         if call.scale is not None:
             if callable(call.scale):
                 call.ask_scale()
             digest = call.digest
-            header = pack_header(digest, *self._words)
+            signature = pack_signature(digest, *self._words)
         control = self._control
         parity = (control.sequence + 1) & 1
-        if self._mine is not None:
-            self._mine[parity][...] = call.source
+        if self._own_views is not None:
+            self._own_views[parity][...] = call.source
         if self._prefix is not None:
             control.inline[parity][control.me][: len(self._prefix)] = self._prefix
-        control.publish(header)
-        if (control.met_soon() or (call.waited_for and spin(control.met))) and self._combine(call, digest):
+        control.publish(signature)
+        arrived = control.all_arrive_soon() or (call.waited_for and spin(control.all_arrived))
+        if arrived and self._combine(call, digest):
             return True
         call.steps = self._steps(call, digest)
         return False
 
     def _steps(self, call: CollectiveOp[Any], digest: int) -> Steps[Any]:
-        yield self._control.met
+        yield self._control.all_arrived
         if self._combine(call, digest):
             return call.result
-        self._transport.met()
+        self._transport.all_arrived()
         return (yield from self._after_exchange(call))
 
     def _combine(self, call: CollectiveOp[Any], digest: int) -> bool:
-        """Finishes the call if all ranks call the same, their arrays lie in their inline buffers, and the result fits.
+        """Completes the call if all ranks call the same, their arrays are in their inline buffers, and the result fits.
 
-        Returns: whether that is so
+        Returns: whether it did
         """
         control = self._control
         parity = control.sequence & 1
         words = control.words
         shown = []
-        for at in control.heads[parity]:
-            if words[at + HASH] != digest or words[at + IN]:
+        for start in control.other_signatures[parity]:
+            if words[start + DIGEST] != digest or words[start + IN]:
                 return False
-            shown.append(words[at + ROWS : at + IN].tolist())
+            shown.append(words[start + ROWS : start + IN].tolist())
         if call.failure is not None or (shown != self._shown and not self._lay_out(shown)):
             return False
         layout = self._layout
@@ -209,11 +214,11 @@ class InlineCalls:
         if target is not None and layout.result is not None and not _fits(target, layout):
             return False
         result = layout.combine(self._parts[parity], call.source, target, call.scale)
-        call.finish(result if call.out is None else call.out, None)
+        call.set_outcome(result if call.out is None else call.out, None)
         return True
 
     def _lay_out(self, shown: list[list[int]]) -> bool:
-        """Makes the layout for what ranks bring now; False if not all of it lies in inline buffers."""
+        """Makes the layout for what ranks show now; False if not all of it is in inline buffers."""
         control = self._control
         signatures = control.signatures()
         if any(signature[NBYTES] + signature[PREFIX] > control.inline_bytes for signature in signatures):
@@ -223,6 +228,7 @@ class InlineCalls:
         if layout is None:
             return False
         views = [piece.views(control, layout.dtype) for piece in layout.pieces]
-        self._parts = [[each[parity] for each in views] for parity in (0, 1)]
-        self._shown, self._layout = shown, layout
+        self._parts = [[by_parity[parity] for by_parity in views] for parity in (0, 1)]
+        self._shown = shown
+        self._layout = layout
         return True

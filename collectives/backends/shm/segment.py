@@ -1,14 +1,15 @@
-"""Memory that processes of one node share: nameless, so a killed process leaves nothing behind.
+"""Memory that processes of one node share. It has no name, so a killed process leaves nothing behind.
 
-A segment is a `memfd`; the others map it through /proc/PID/fd/N of the process that made it. No name, no limit of
-/dev/shm, freed when its last mapping goes. A token in its first bytes proves that it is the segment that was meant:
-in a container of its own, another process may have that pid.
+A segment is a `memfd`, which other processes map through /proc/PID/fd/N of the process that created it. It is not
+limited by the size of /dev/shm, and is freed with its last mapping. A token in its first bytes proves that it is the
+right one: a process in another container may have the same pid.
 
-The control block of the ranks of a communicator lies in one: headers, inline buffers, staging buffers for tiles. Each
-rank writes only its own parts and reads the others'. Before a collective every rank publishes a header, its sequence
-number last, and waits for the headers of all; so no rank is more than one call ahead, and two of everything are enough:
-what call n wrote may be overwritten by call n + 2, since by then all have begun n + 1 and finished n. Staging buffers
-work the same way, from one phase to the next. Sound where stores of one CPU are seen by others in their order (x86-64).
+The control block of a communicator's ranks is in a segment: signatures, inline buffers, staging buffers for tiles. Each
+rank writes only its own parts and reads the others'. Before a collective every rank publishes a signature, its sequence
+number last, and waits for the signatures of all. So no rank is more than one call ahead, and two of everything are
+enough: what call n wrote may be overwritten by call n + 2, since by then all have begun n + 1 and finished n. Staging
+buffers work the same way, from one phase to the next. This is correct on CPUs whose stores become visible to other CPUs
+in program order (x86-64).
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.transport import HASH, SEQUENCE, WORDS, Steps, Transport, gather_records
+from collectives.transport import DIGEST, SEQUENCE, WORDS, Steps, Transport, gather_records
 
 Array = np.ndarray[Any, Any]
 
 PAGE = mmap.PAGESIZE
-TOKEN = 16  # bytes
-TOKEN_PAGE = PAGE  # the token has a page of its own, and memory starts on the next
+# Bytes of the token. It has a page of its own, and the memory starts on the next.
+TOKEN = 16
+TOKEN_PAGE = PAGE
 
 
 class Address(NamedTuple):
-    """Where another process finds a segment."""
+    """How another process finds a segment."""
 
     pid: int
     fd: int
@@ -43,9 +45,9 @@ class Address(NamedTuple):
 
 
 def supported() -> str:
-    """Why this machine cannot share memory between ranks, "" if it can.
+    """The reason why this machine cannot share memory between ranks; "" if it can.
 
-    Python has no memory barriers: two processes that talk through plain stores need a CPU that keeps their order.
+    Python has no memory barriers: communication by plain stores needs a CPU that keeps their order.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"the order of stores is not kept on {platform.machine()}"
@@ -57,8 +59,8 @@ def supported() -> str:
 class Segment:
     """A segment that is mapped into this process. Arrays over it keep the mapping alive.
 
-    Its file descriptor stays open until `release`: other processes map the segment by it.
-    Raises: OSError where the system forbids it.
+    Its file descriptor stays open until `release`, since other processes map the segment through it.
+    Raises: OSError if the system does not allow it.
     """
 
     def __init__(self, fd: int, nbytes: int, address: Address) -> None:
@@ -68,40 +70,40 @@ class Segment:
         self.memory: Array = np.frombuffer(self.map, np.uint8, nbytes, TOKEN_PAGE)
 
     def offset_of(self, part: Array) -> int:
-        """Where a view of `memory` starts in `map`."""
+        """The offset in `map` of a view of `memory`."""
         start: int = part.__array_interface__["data"][0] - self.memory.__array_interface__["data"][0]
         return TOKEN_PAGE + start
 
     def reserve(self, start: int, nbytes: int) -> None:
-        """Has the kernel allocate these bytes of `memory` now. Raises: OSError if it has not that much.
+        """Makes the kernel allocate these bytes of `memory` now. Raises: OSError if there is not enough memory.
 
-        Otherwise pages are allocated when they are first written, which ends the process by SIGBUS where memory is out.
+        Otherwise pages are allocated at their first write, and SIGBUS kills the process if no memory is left.
         """
         free = available_memory()
-        if nbytes > free:  # fails here, because the kernel would kill other processes to make room
+        if nbytes > free:  # Raised here, because the kernel would kill other processes to get memory.
             raise OSError(errno.ENOMEM, f"{nbytes} bytes are asked for, and {free} are free")
         os.posix_fallocate(self._fd, TOKEN_PAGE + start, nbytes)
 
     def release(self) -> None:
-        """Every process that should map it has done so."""
+        """Closes the descriptor. Called when every process that should map the segment has done so."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def available_memory() -> int:
-    """Bytes that this machine can give without swapping, as the kernel estimates it (proc(5), MemAvailable)."""
+    """Bytes that are available without swapping, as the kernel estimates it (proc(5), MemAvailable)."""
     text = Path("/proc/meminfo").read_text()
     return int(text.partition("MemAvailable:")[2].split()[0]) << 10
 
 
 def create(nbytes: int) -> Segment:
-    """A new segment of `nbytes` zero bytes. Raises: OSError where the system forbids it."""
+    """A new segment of `nbytes` zero bytes. Raises: OSError if the system does not allow it."""
     fd = os.memfd_create("ddp-shared", os.MFD_CLOEXEC)
     try:
-        # Fails here where memory is rationed, and not with a SIGBUS at the first touch.
+        # Where memory is rationed this fails, instead of a SIGBUS at the first write.
         os.ftruncate(fd, TOKEN_PAGE + nbytes)
-        token = int.from_bytes(os.urandom(7), "little") | 1  # never 0, which stands for no segment
+        token = int.from_bytes(os.urandom(7), "little") | 1  # Never 0, which means "no segment".
         os.pwrite(fd, token.to_bytes(TOKEN, "little"), 0)
         return Segment(fd, nbytes, Address(os.getpid(), fd, token))
     except BaseException:
@@ -110,7 +112,7 @@ def create(nbytes: int) -> Segment:
 
 
 def attach(address: Address, nbytes: int) -> Segment:
-    """The segment that another process made. Raises: OSError if it cannot be reached, or is another one."""
+    """Maps the segment that another process created. Raises: OSError if it is not accessible, or not the right one."""
     fd = os.open(f"/proc/{address.pid}/fd/{address.fd}", os.O_RDWR | os.O_CLOEXEC)
     try:
         if os.pread(fd, TOKEN, 0) != address.token.to_bytes(TOKEN, "little"):
@@ -122,7 +124,7 @@ def attach(address: Address, nbytes: int) -> Segment:
 
 
 class ArrayLocation(NamedTuple):
-    """Where an array lies: segment number (0: in no segment), and bytes from the start of its rank's part."""
+    """Where an array is: segment number (0: not in a segment), and offset in its rank's part in bytes."""
 
     segment: int
     offset: int
@@ -132,7 +134,7 @@ NOWHERE = ArrayLocation(0, 0)
 
 
 def part_bytes(nbytes: int) -> int:
-    """The bytes that each rank's part takes in a segment."""
+    """The size of each rank's part of a segment, in bytes."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
@@ -142,48 +144,47 @@ def segment_bytes(nbytes: int, size: int) -> int:
 
 
 def part_of(rank: int, nbytes: int) -> tuple[int, int]:
-    """Start and length in bytes of a rank's part of a segment for arrays of `nbytes`."""
+    """Start and length of a rank's part of a segment for arrays of `nbytes`, in bytes."""
     length = part_bytes(nbytes)
     return PAGE + rank * length, length
 
 
 class _Shared(NamedTuple):
     segment: Segment
-    marks: Any  # int64 items, one a rank: 1 once it has dropped its array
+    marks: Any  # int64, one per rank: 1 once it has dropped its array.
     parts: list[Array]
     start: int
 
 
 class SharedArrays:
-    """The shared arrays of one group of ranks, seen from one of them."""
+    """The shared arrays of a group of ranks, seen from one of them."""
 
     def __init__(self, me: int, size: int) -> None:
-        self._me, self._size = me, size
-        self._lock = threading.Lock()  # duplicates share this, and may be used by several threads
+        self._me = me
+        self._size = size
+        self._lock = threading.Lock()  # Duplicates share this object, and several threads may use them.
         self._open: dict[int, _Shared] = {}
 
     def add(self, segment: Segment, nbytes: int) -> Array:
         """This rank's array of a new segment, (nbytes,) uint8. Every rank adds the same segments."""
-        # Its token is the same on all ranks, whatever order their threads add the arrays of several communicators in.
+        # The token is the same on all ranks; a count would depend on the order in which their threads add segments.
         number = segment.address.token
         marks = segment.memory[:PAGE].view(np.int64).data
-        parts = [
-            segment.memory[start : start + length]
-            for start, length in (part_of(rank, nbytes) for rank in range(self._size))
-        ]
+        locations = [part_of(rank, nbytes) for rank in range(self._size)]
+        parts = [segment.memory[start : start + length] for start, length in locations]
         start = _address(parts[self._me])
         with self._lock:
-            # What every rank has dropped is unmapped.
-            for old in [number for number, shared in self._open.items() if all(shared.marks[: self._size])]:
-                del self._open[old]
+            # Unmap what every rank has dropped.
+            for dropped in [number for number, shared in self._open.items() if all(shared.marks[: self._size])]:
+                del self._open[dropped]
             self._open[number] = _Shared(segment, marks, parts, start)
-        # An array object of its own: it dies with the last view that a user holds.
-        mine: Array = np.frombuffer(segment.map, np.uint8, nbytes, segment.offset_of(parts[self._me]))
-        weakref.finalize(mine, _mark, marks, self._me, os.getpid()).atexit = False
-        return mine
+        # A separate array object, which dies with the last view that a user holds.
+        array: Array = np.frombuffer(segment.map, np.uint8, nbytes, segment.offset_of(parts[self._me]))
+        weakref.finalize(array, _mark, marks, self._me, os.getpid()).atexit = False
+        return array
 
     def find(self, array: Array) -> ArrayLocation:
-        """Where a C-contiguous array of this rank lies."""
+        """The location of a C-contiguous array of this rank."""
         address = _address(array)
         with self._lock:
             for number, shared in self._open.items():
@@ -192,13 +193,13 @@ class SharedArrays:
                     return ArrayLocation(number, offset)
         return NOWHERE
 
-    def view(self, rank: int, place: ArrayLocation, nbytes: int) -> Array:
-        """That rank's bytes at a place of its own, (nbytes,) uint8."""
-        return self._open[place.segment].parts[rank][place.offset : place.offset + nbytes]
+    def view(self, rank: int, location: ArrayLocation, nbytes: int) -> Array:
+        """(nbytes,) uint8: a rank's bytes at a location in its part."""
+        return self._open[location.segment].parts[rank][location.offset : location.offset + nbytes]
 
 
 def _mark(marks: Any, me: int, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child lets go of its own view only
+    if os.getpid() == pid:  # A forked child only drops its own view.
         marks[me] = 1
 
 
@@ -207,65 +208,69 @@ def _address(array: Array) -> int:
     return address
 
 
-_REASON = 200  # characters
+# Characters of a reason that ranks exchange.
+_REASON = 200
 
 
 def share_segment(
     transport: Transport, nbytes: int, reserved: tuple[int, int] | None = None
 ) -> Steps[tuple[list[int], Segment | None, str]]:
-    """One segment a node with several ranks, made by the first and mapped by all of them.
+    """One segment for each node with several ranks, created by the first of them and mapped by all.
 
     nbytes: of the segment of this rank's node
-    reserved: start and length in bytes of the part for which this rank has memory allocated at once. Each rank does so
-    for its own part, whose pages are then on its NUMA node
-    Returns: each rank's node; this node's segment, None for a rank alone; why there are none, the same on every rank
+    reserved: start and length in bytes of the part that this rank allocates at once. Each rank does so for its own
+    part, whose pages are then on its NUMA node
+    Returns: each rank's node; this node's segment, None for a rank alone; why there are no segments, the same on every
+    rank
     """
-    mine: Segment | None = None
+    segment: Segment | None = None
     several = transport.local_size > 1
     reason = supported() if several else ""
     if several and transport.local_rank == 0 and not reason:
         try:
-            mine = create(nbytes)
-        except (OSError, OverflowError) as error:  # the latter: more bytes than a number of 64 bits holds
+            segment = create(nbytes)
+        except (OSError, OverflowError) as error:  # OverflowError: nbytes does not fit into 64 bits.
             reason = f"rank {transport.rank} cannot make a segment of {nbytes} bytes: {error}"
-    made = None if mine is None else mine.address
-    places = yield from gather_records(transport, [transport.node, made])
-    nodes = [node for node, _ in places]
+    own_address = None if segment is None else segment.address
+    records = yield from gather_records(transport, [transport.node, own_address])
+    nodes = [node for node, _ in records]
     if len(set(nodes)) == transport.size:
         return nodes, None, ""
-    maker = nodes.index(transport.node)
-    address = places[maker][1]
+    creator = nodes.index(transport.node)
+    address = records[creator][1]
     try:
-        if several and transport.rank != maker and address is not None and not reason:
-            mine = attach(Address(*address), nbytes)
-        if mine is not None and reserved is not None:
-            mine.reserve(*reserved)
+        if several and transport.rank != creator and address is not None and not reason:
+            segment = attach(Address(*address), nbytes)
+        if segment is not None and reserved is not None:
+            segment.reserve(*reserved)
     except (OSError, ValueError) as error:
-        reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank {maker}: {error}"
+        reason = f"rank {transport.rank} (pid {os.getpid()}) cannot map the segment of rank {creator}: {error}"
     reasons = yield from gather_records(transport, reason[:_REASON])
-    if mine is not None:
-        mine.release()
-    first = next(filter(None, reasons), "")
-    return nodes, None if first else mine, first
+    if segment is not None:
+        segment.release()
+    first_reason = next(filter(None, reasons), "")
+    return nodes, None if first_reason else segment, first_reason
 
 
-#: Up to this many ranks each one sums whole arrays for itself: fewer phases, and nothing to copy back.
+#: Up to this many ranks, each sums whole arrays for itself: that takes fewer phases, and no result is copied back.
 SUM_ALONE = 3
-#: Bytes of a staging buffer: tiles of it stay in a core's second-level cache.
+#: Bytes of a staging buffer: a tile of this size stays in a core's L2 cache.
 STAGING_BYTES = 256 << 10
-#: A header's words after the sequence number, as bytes: digest, rows, bytes, prefix, and where x and out lie.
-pack_header = struct.Struct("8q").pack
-#: An array in shared memory that is larger than this is read where it lies.
+#: Packs a signature's words after the sequence number: digest, rows, bytes, prefix, and the locations of x and out.
+pack_signature = struct.Struct("8q").pack
+#: An array in shared memory that is larger than this is read in place.
 IN_PLACE_BYTES = 128 << 10
+# Number of looks in `ControlBlock.all_arrive_soon`.
 _POLLS = 50
-_LINE = 8  # int64 words of a cache line, so that no two ranks write into the same one
+# int64 words of a cache line: no two ranks write into the same one.
+_LINE = 8
 
 
 def inline_bytes(size: int) -> int:
-    """Bytes of an inline buffer among `size` ranks: an array up to this size travels with its header.
+    """Bytes of an inline buffer among `size` ranks. An array up to this size travels with its signature.
 
-    For few ranks 1 MiB and a prefix, which saves calls of 64 KiB to 1 MiB a phase (benchmarks/collectives.py). What no
-    call uses is never in memory.
+    For few ranks 1 MiB and a prefix, which saves a phase in calls of 64 KiB to 1 MiB (benchmarks/collectives.py). Parts
+    that no call uses take no memory.
     """
     return (1 << 20) + PAGE if size <= SUM_ALONE else 64 << 10
 
@@ -283,14 +288,15 @@ def _control_bytes(size: int) -> int:
 class ControlBlock:
     """One rank's view of the control block.
 
-    words, bytes: the control part, as memoryviews, since their items are read twenty times as fast as an array's
-    sequence: of this rank's last header
-    heads: where the other ranks' headers begin in `words`, for even and odd sequence numbers
+    words, bytes: the control part, as memoryviews, whose items are read twenty times as fast as an array's
+    sequence: number of this rank's last signature
+    other_signatures: the indices in `words` of the other ranks' signatures, for even and odd sequence numbers
     """
 
     def __init__(self, segment: Segment, me: int, size: int) -> None:
         self.segment = segment
-        self.me, self.size = me, size
+        self.me = me
+        self.size = size
         control = _control_bytes(size)
         memory = segment.memory
         self.bytes = memory[:control].data
@@ -303,81 +309,82 @@ class ControlBlock:
         self.staging = [[staging[parity, rank] for rank in range(size)] for parity in (0, 1)]
         self.sequence = 0
         self.phase = 0
-        self._turn = 0
+        self._staging_index = 0
         first = 2 * size * WORDS
         self._phases = [first + rank * _LINE for rank in range(size)]
         self.others = [rank for rank in range(size) if rank != me]
         self._published = [b"", b""]
-        self._own_heads = [self.header(parity, me) for parity in (0, 1)]
-        self.heads = [[self.header(parity, rank) for rank in self.others] for parity in (0, 1)]
+        self._own_signatures = [self._signature_index(parity, me) for parity in (0, 1)]
+        self.other_signatures = [[self._signature_index(parity, rank) for rank in self.others] for parity in (0, 1)]
 
-    # Headers ---------------------------------------------------------------------------------------------------------
+    # Signatures ------------------------------------------------------------------------------------------------------
 
-    def header(self, parity: int, rank: int) -> int:
-        """The index of that rank's header in `words`."""
+    def _signature_index(self, parity: int, rank: int) -> int:
+        """The index in `words` of a rank's signature."""
         return (parity * self.size + rank) * WORDS
 
     def inline_buffer(self) -> Array:
-        """(inline_bytes,) uint8: where this rank puts what travels with the header of its next call."""
+        """(inline_bytes,) uint8: where this rank puts what travels with the signature of its next call."""
         return self.inline[(self.sequence + 1) & 1][self.me]
 
-    def publish(self, header: bytes) -> None:
-        """Shows this rank's header of its next call: see `pack_header`."""
+    def publish(self, signature: bytes) -> None:
+        """Shows this rank's signature of its next call, packed by `pack_signature`."""
         self.sequence = sequence = self.sequence + 1
         parity = sequence & 1
-        at = self._own_heads[parity]
-        if self._published[parity] is not header:  # else it is there already
-            start = (at + HASH) * 8
-            self.bytes[start : start + len(header)] = header
-            self._published[parity] = header
-        self.words[at + SEQUENCE] = sequence
+        index = self._own_signatures[parity]
+        if self._published[parity] is not signature:  # Otherwise it is already there.
+            start = (index + DIGEST) * 8
+            self.bytes[start : start + len(signature)] = signature
+            self._published[parity] = signature
+        self.words[index + SEQUENCE] = sequence
 
     def missing(self) -> list[int]:
-        """The ranks whose header of this call is not there yet; if all are, those that are behind in its phases."""
+        """The ranks whose signature of this call is missing; if none is, those that are behind in its phases."""
         parity = self.sequence & 1
-        absent = [rank for rank in self.others if self.words[self.header(parity, rank)] < self.sequence]
+        absent = [rank for rank in self.others if self.words[self._signature_index(parity, rank)] < self.sequence]
         return absent or [rank for rank in self.others if self.words[self._phases[rank]] < self.phase]
 
-    def met(self) -> bool:
-        """True once all headers of this call are there."""
+    def all_arrived(self) -> bool:
+        """True once all signatures of this call are there."""
         words = self.words
         sequence = self.sequence
-        for at in self.heads[sequence & 1]:  # noqa: SIM110  # `all` takes three times as long
-            if words[at] < sequence:
+        for index in self.other_signatures[sequence & 1]:  # noqa: SIM110  # `all` takes three times as long
+            if words[index] < sequence:
                 return False
         return True
 
-    def met_soon(self) -> bool:
-        """True if all headers of this call are there within about 3 microseconds: to look again later takes as long."""
+    def all_arrive_soon(self) -> bool:
+        """True if all signatures of this call arrive within about 3 us, the time that a later second look takes."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS
-        for at in self.heads[sequence & 1]:
-            while words[at] < sequence:
+        for index in self.other_signatures[sequence & 1]:
+            while words[index] < sequence:
                 polls -= 1
                 if not polls:
                     return False
         return True
 
     def signatures(self) -> list[list[int]]:
-        """The headers of this call, a list of words a rank."""
-        first = self.header(self.sequence & 1, 0)
-        flat = self.words[first : first + self.size * WORDS].tolist()
-        return [flat[at : at + WORDS] for at in range(0, len(flat), WORDS)]
+        """The signatures of this call, a list of words per rank."""
+        first = self._signature_index(self.sequence & 1, 0)
+        words = self.words[first : first + self.size * WORDS].tolist()
+        return [words[start : start + WORDS] for start in range(0, len(words), WORDS)]
 
     # Staging buffers -------------------------------------------------------------------------------------------------
 
-    def turn(self) -> list[Array]:
-        """Every rank's staging buffer for the next tile: those of the tile before it may still be read."""
-        self._turn ^= 1
-        return self.staging[self._turn]
+    def next_staging(self) -> list[Array]:
+        """Every rank's staging buffer for the next tile; those of the previous tile may still be read."""
+        self._staging_index ^= 1
+        return self.staging[self._staging_index]
 
     def advance(self) -> None:
-        """This rank has done its part of a phase."""
+        """Says that this rank has done its part of a phase."""
         self.phase += 1
         self.words[self._phases[self.me]] = self.phase
 
     def advanced(self) -> bool:
         """True once every rank has done its part of this phase."""
-        words, phase = self.words, self.phase
+        words = self.words
+        phase = self.phase
         return all(words[self._phases[rank]] >= phase for rank in self.others)

@@ -1,6 +1,6 @@
-"""Ranks of one node, in shared memory: the transport that moves arrays there, over an inner one that set it up.
+"""The transport of ranks on one node: it moves arrays through shared memory, over an inner transport that set it up.
 
-What is rare, or needs no speed (point to point, duplicates, exit notices), goes through the inner transport.
+What is rare or not time-critical (point to point, duplicates, exit notices) goes through the inner transport.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collectives.backends.shm.segment import (
     ArrayLocation,
     ControlBlock,
     SharedArrays,
-    pack_header,
+    pack_signature,
     part_of,
     segment_bytes,
     share_segment,
@@ -47,22 +47,22 @@ _log = logging.getLogger("collectives")
 
 
 class StepTest:
-    """A generator of waits as a test: each call goes on as far as it can.
+    """A generator of waits as a test: each call advances it as far as possible.
 
-    The ranks move their tiles at the same time, so a wait that has just begun is over in a moment: a rank that polled
-    again only after a sleep would be late itself.
+    The ranks move their tiles at the same time, so a wait that has just begun ends very soon. So it spins first: a rank
+    that tested again only after a sleep would delay the others.
     """
 
-    __slots__ = ("_moves", "_wait")
+    __slots__ = ("_wait", "_waits")
 
-    def __init__(self, moves: rounds.Waits) -> None:
-        self._moves = moves
+    def __init__(self, waits: rounds.Waits) -> None:
+        self._waits = waits
         self._wait: Callable[[], bool] = completed
 
     def __call__(self) -> bool:
         if not self._wait():
             return False
-        for wait in self._moves:
+        for wait in self._waits:
             if not (wait() or spin(wait)):
                 self._wait = wait
                 return False
@@ -73,18 +73,20 @@ class StepTest:
 class ShmTransport(LayeredTransport):
     """The transport of ranks that are all on one node.
 
-    inner: the transport of the same ranks that set this one up; control, arrays: what the ranks of the node share
+    inner: the transport of the same ranks that set this one up; control, arrays: shared by the ranks of the node
     """
 
-    shares_memory = combines_halves = combines_in_tree = True
+    shares_memory = True
+    combines_halves = True
+    combines_in_tree = True
 
     def __init__(self, inner: Transport, control: ControlBlock, arrays: SharedArrays) -> None:
         super().__init__(inner)
         self.control = control
         self.shared_arrays = arrays
-        self._headers: Signatures | None = None
-        self._announced = False  # the headers say what the next operation moves
-        self._direct = False  # and it is read straight from the others' arrays
+        self._shown: Signatures | None = None
+        self._announced = False  # The signatures describe the arrays of the next operation.
+        self._direct = False  # The operation reads the others' arrays in place.
 
     # Verification ----------------------------------------------------------------------------------------------------
 
@@ -92,38 +94,42 @@ class ShmTransport(LayeredTransport):
         self, plan: Plan, steps: Callable[..., Steps[Any]], after_exchange: Callable[..., Steps[Any]]
     ) -> InlineCalls | None:
         calls = InlineCalls(self, plan, steps, after_exchange)
-        return calls if calls.fit else None
+        return calls if calls.fits else None
 
     def exchange_signatures(
-        self, header: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
+        self, signature: Signature, payload: Array | None = None, out: Array | None = None, prefix: Array | None = None
     ) -> Test:
-        control, nbytes, before, come, go = self.control, -1, 0, NOWHERE, NOWHERE
+        nbytes = -1
+        before = 0
+        x_location = NOWHERE
+        out_location = NOWHERE
         self._announced = False
-        inline_buffer = control.inline_buffer()
+        inline_buffer = self.control.inline_buffer()
         if prefix is not None:
             before = len(prefix)
             inline_buffer[:before] = prefix
         if payload is not None:
             nbytes = payload.nbytes
             if nbytes > IN_PLACE_BYTES or before + nbytes > len(inline_buffer):
-                come = self.shared_arrays.find(payload)
-                if out is not None and come is not NOWHERE:
-                    go = come if out is payload else self.shared_arrays.find(out)
-            if come is NOWHERE and before + nbytes <= len(inline_buffer):
+                x_location = self.shared_arrays.find(payload)
+                if out is not None and x_location is not NOWHERE:
+                    out_location = x_location if out is payload else self.shared_arrays.find(out)
+            if x_location is NOWHERE and before + nbytes <= len(inline_buffer):
                 inline_buffer[before : before + nbytes] = payload.view(np.uint8)
-        control.publish(pack_header(header.digest, header.rows, nbytes, before, *come, *go))
-        return self.met
+        words = pack_signature(signature.digest, signature.rows, nbytes, before, *x_location, *out_location)
+        self.control.publish(words)
+        return self.all_arrived
 
-    def met(self) -> bool:
-        """True once all ranks have shown their signatures of this call; reads them then."""
-        if not self.control.met():
+    def all_arrived(self) -> bool:
+        """True once all ranks have shown their signatures of this call; then reads them."""
+        if not self.control.all_arrived():
             return False
-        self._headers = self.control.signatures()
-        self._announced = not differ(self._headers)
+        self._shown = self.control.signatures()
+        self._announced = not differ(self._shown)
         return True
 
     def signatures(self) -> Signatures | None:
-        return self._headers
+        return self._shown
 
     def all_prefixes(self, prefix: Array, buffer: Array) -> Test:
         if not self._announced:
@@ -137,13 +143,13 @@ class ShmTransport(LayeredTransport):
         return self.control.missing()
 
     def empty(self, nbytes: int) -> Steps[Array | None]:
-        mine = part_of(self.rank, nbytes)
-        _, made, reason = yield from share_segment(self, segment_bytes(nbytes, self.size), reserved=mine)
-        if made is None or reason:
+        part = part_of(self.rank, nbytes)
+        _, segment, reason = yield from share_segment(self, segment_bytes(nbytes, self.size), reserved=part)
+        if segment is None or reason:
             if self.rank == 0:
                 _log.warning("comm.empty gives each rank memory of its own, and reducing it takes copies: %s", reason)
             return None
-        array: Array = self.shared_arrays.add(made, nbytes)
+        array: Array = self.shared_arrays.add(segment, nbytes)
         return array
 
     def root_prefix(self, buffer: Array, root: int) -> Test:
@@ -163,14 +169,14 @@ class ShmTransport(LayeredTransport):
             rounds.reduce_visible(typed, out, ufunc, finish)
             return completed
         assert signatures is not None
-        segments = [header[OUT] for header in signatures]
+        segments = [signature[OUT] for signature in signatures]
         if all(segments):
             nbytes = out.nbytes
             outs = [self._array_at(rank, signatures[rank], OUT, nbytes).view(out.dtype) for rank in range(self.size)]
             rounds.reduce_into_all(typed, outs, self.rank, ufunc, finish)
         elif not any(segments):
             rounds.reduce_visible(typed, out, ufunc, finish)
-        else:  # a rank's total would overwrite what others still read
+        else:  # Some reduce in place: a rank's total would overwrite what others still read.
             return StepTest(rounds.all_reduce(self.control, x, out, ufunc, finish))
         return self._leave()
 
@@ -241,22 +247,26 @@ class ShmTransport(LayeredTransport):
     # Shared parts ----------------------------------------------------------------------------------------------------
 
     def _visible(self, ranks: Sequence[int]) -> tuple[Signatures | None, list[Array] | None]:
-        """The headers, and what these ranks bring where all can see it: None if any of it must go through the stages.
+        """The signatures, and the arrays of these ranks; None instead of the arrays if not all of them are visible.
 
-        Only the first movement of a call has been announced by the headers.
+        Only the first operation of a call is described by the signatures.
         """
-        signatures, announced, self._announced, self._direct = self._headers, self._announced, False, False
+        signatures = self._shown
+        announced = self._announced
+        self._announced = False
+        self._direct = False
         if signatures is None or not announced:
             return None, None
         sources = []
         parity = self.control.sequence & 1
         for rank in ranks:
-            header = signatures[rank]
-            nbytes, before = header[NBYTES], header[PREFIX]
+            signature = signatures[rank]
+            nbytes = signature[NBYTES]
+            before = signature[PREFIX]
             if nbytes < 0:
                 return signatures, None
-            if header[IN]:
-                sources.append(self._array_at(rank, header, IN, nbytes))
+            if signature[IN]:
+                sources.append(self._array_at(rank, signature, IN, nbytes))
                 self._direct = True
             elif before + nbytes <= self.control.inline_bytes:
                 sources.append(self.control.inline[parity][rank][before : before + nbytes])
@@ -264,11 +274,11 @@ class ShmTransport(LayeredTransport):
                 return signatures, None
         return signatures, sources
 
-    def _array_at(self, rank: int, header: Sequence[int], word: int, nbytes: int) -> Array:
-        return self.shared_arrays.view(rank, ArrayLocation(header[word], header[word + 1]), nbytes)
+    def _array_at(self, rank: int, signature: Sequence[int], word: int, nbytes: int) -> Array:
+        return self.shared_arrays.view(rank, ArrayLocation(signature[word], signature[word + 1]), nbytes)
 
     def _leave(self) -> Test:
-        """What was read straight from the others' arrays must not change before all have read it."""
+        """Ends an operation that read arrays in place: they must not change before all ranks have read them."""
         if not self._direct:
             return completed
         self.control.advance()

@@ -26,8 +26,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from collectives import Communicator, Work
-from collectives.errors import CollectivesError
-from collectives.transport import name_ranks
+from collectives.errors import CollectivesError, name_ranks
 from ddp._device import CPU, device, device_of
 from ddp.errors import ArgumentError, DdpError, DtypeError, ParallelError
 from ddp.parallel.buckets import Buckets

@@ -50,7 +50,7 @@ def draw(rng: np.random.Generator, size: int) -> dict[str, Any]:
     dtype = np.dtype(DTYPES[rng.integers(len(DTYPES))])
     kind = "f" if dtype == BFLOAT16 else dtype.kind
     row = tuple(int(n) for n in rng.integers(0, 4, rng.integers(0, 3)))
-    # Some are beyond what travels with a header; and MPIs have other ways from 64 KiB on.
+    # Some are beyond what travels with a signature; and MPIs have other ways from 64 KiB on.
     longest = int(rng.choice([6, 6, 6, 3000, 40_000])) if row == () else 6
     lengths = rng.integers(0, longest, size)
     if name in REDUCTIONS or name in ("broadcast", "scatter"):

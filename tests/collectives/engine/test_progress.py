@@ -18,6 +18,7 @@ from collectives import Communicator
 from collectives.backends.single import SingleTransport
 from collectives.engine import queue
 from collectives.engine.call import CollectiveOp, Plan, Work
+from collectives.errors import ranks_have
 from collectives.transport import ExitNotice, Test, describe_exits, left_before
 from collectives.world import STOPPED
 
@@ -139,7 +140,7 @@ def test_ctrl_c_reaches_a_waiting_rank_at_once() -> None:
 
 
 def test_calls_may_be_submitted_while_the_helper_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "_LOOK", 0.0)
+    monkeypatch.setattr(queue, "_CHECK_INTERVAL", 0.0)
     interval = sys.getswitchinterval()
     threshold = gc.get_threshold()
     comm = Communicator(NeverTransport(), timeout=30)
@@ -150,7 +151,7 @@ def test_calls_may_be_submitted_while_the_helper_thread_looks(monkeypatch: pytes
 
     def look() -> None:
         while not over.is_set():
-            comm.queue._look()
+            comm.queue._check_waits()
 
     with ThreadPoolExecutor(1) as helper:
         sys.setswitchinterval(1e-6)
@@ -189,6 +190,9 @@ def test_never_coming_is_a_table() -> None:
     left[1] = ExitNotice(status=STOPPED, calls={"world": 3})  # in order: it took part in what it called
     assert left_before(left, "world", 2) == []
     assert describe_exits(left, [1]) == "rank 1 has stopped as asked (exit status 75)"
+    left[1] = left[2]
+    assert describe_exits(left, [1, 2]) == "ranks 1-2 have left (exit status 0)"
+    assert [ranks_have(ranks) for ranks in ([3], [0, 1, 2, 5])] == ["rank 3 has", "ranks 0-2, 5 have"]
 
 
 def test_thousands_of_closed_communicators_make_a_short_exit_notice() -> None:
@@ -338,7 +342,7 @@ def test_callbacks_that_threads_add_at_once_are_all_called() -> None:
 
             with ThreadPoolExecutor(2) as threads:
                 list(threads.map(add, (2 * turn, 2 * turn + 1)))
-            call.finish(None, None)
+            call.set_outcome(None, None)
     finally:
         sys.setswitchinterval(interval)
     assert sorted(called) == list(range(400))
@@ -358,3 +362,12 @@ def test_what_a_callback_says_of_numpys_errors_ends_with_it() -> None:
     assert len(heard) == 2
     assert "raise" not in heard
     comm.close()
+
+
+def test_a_plan_remembers_a_bounded_number_of_call_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_MAX_SITES", 3)
+    comm = Communicator(SingleTransport(), timeout=30)
+    for _ in range(10):  # compiled anew each time, as cells of a notebook are
+        exec(compile("comm.all_reduce(np.ones(1))", "cell.py", "exec"), {"comm": comm, "np": np})
+    (plan,) = comm._plans.values()
+    assert 1 <= len(plan.recorded) <= 3

@@ -17,8 +17,8 @@ from collectives.flight.recorder import DONE, FAILED, QUEUED, STARTED, Recorder
 from collectives.flight.recorder import start_sampler
 recorder = Recorder(rank=1, size=4)
 def call(name="all_reduce"):
-    signature = recorder.intern("world", name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
-    return recorder.begin(signature, 417)
+    text = recorder.intern("world", name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
+    return recorder.begin(text, 417)
 def ready():
     print("ready", flush=True)
 """

@@ -149,8 +149,8 @@ def test_a_process_without_a_record(recorded: Any) -> None:
 def test_the_newest_call_as_a_message() -> None:
     recorder = Recorder()
     for number in range(1_500):  # once around the ring
-        signature = recorder.intern("world", "all_reduce", "float32", (512, 10), "sum", "/home/me/train.py", 88)
-        recorder.end(recorder.begin(signature, number))
+        text = recorder.intern("world", "all_reduce", "float32", (512, 10), "sum", "/home/me/train.py", 88)
+        recorder.end(recorder.begin(text, number))
     assert FlightReader(Recorder().peek).newest(0) == {
         **dict.fromkeys(("step", "call", "call_on", "call_state", "call_age", "where", "where_age")),
         "calls": 0,

@@ -1,4 +1,4 @@
-"""What is written is what is read: states, wrap-around, signatures given up, threads, forks, no shared memory."""
+"""What is written is what is read: states, wrap-around, texts given up, threads, forks, no shared memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from collectives.flight.recorder import DONE, FAILED, QUEUED, Recorder, process_
 
 
 def begin(recorder: Recorder, number: int, name: str = "all_reduce", on: str = "world", state: int = 2) -> int:
-    signature = recorder.intern(on, name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
-    return recorder.begin(signature, number, state)
+    text = recorder.intern(on, name, "float32", (512, 10), "sum", "/home/me/train.py", 88)
+    return recorder.begin(text, number, state)
 
 
 def calls(recorder: Recorder) -> list[RecordedCall]:
@@ -46,11 +46,11 @@ def test_a_call_through_its_states() -> None:
     assert str(done) == "all_reduce #417 (train.py:88) sum float32 (512, 10)"
 
 
-def test_the_ring_goes_round_and_signatures_are_given_up_and_none_is_ever_wrong() -> None:
+def test_the_ring_goes_round_and_texts_are_given_up_and_none_is_ever_wrong() -> None:
     recorder = Recorder()
     reader = FlightReader(recorder.peek)
     for number in range(10_000):
-        # Each second call has a new signature, 5,000 in all; the others share one, which must not be given up.
+        # Each second call has a new text, 5,000 in all; the others share one, which must not be given up.
         name, on = f"gather_{number}" if number % 2 else "all_reduce", "world.1" if number % 3 else "world"
         recorder.end(begin(recorder, number, name, on), DONE if number % 5 else FAILED)
         if number % 500 == 499:
@@ -100,7 +100,7 @@ def test_threads_write_side_by_side() -> None:
 
     def write(thread: int) -> None:
         for number in range(3_000):
-            # 4,000 signatures: they are given up while others write
+            # 4,000 texts: they are given up while others write
             recorder.end(begin(recorder, number, f"from_{thread}_{number % 1_000}", f"world.{thread}"))
 
     threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import collectives
-from collectives import heartbeat
+from collectives import monitored_section
 from ddp.data import rank0_first
 from ddp.errors import PeerError
 from tests.collectives.backends.shm.ranks import run_sharing
@@ -38,7 +38,7 @@ class Log:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body of 0.2 s is told of several times."""
-    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+    monkeypatch.setattr(monitored_section, "INTERVAL", 0.05)
 
 
 @pytest.mark.usefixtures("quick")

@@ -16,7 +16,7 @@ from tests.gpu.standin import Cupy
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
     """Four GPUs, and no rank has chosen one."""
     fake = Cupy(Machine(0), 4)
-    monkeypatch.setattr(cuda, "_several", lambda: True)
+    monkeypatch.setattr(cuda, "_has_several_gpus", lambda: True)
     monkeypatch.setattr(cuda, "why_absent", lambda: None)
     monkeypatch.setattr(cuda, "load", lambda index=None: cuda.Cuda(fake, fake.local.device))
     fake.cuda.Device(0).use()

@@ -133,7 +133,7 @@ def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[.
     asked: list[Any] = []
 
     def rank(comm: Any, cupy: Any) -> None:
-        comm.registry.wanted = "nccl"  # a world of one copies otherwise
+        comm.registry.requested = "nccl"  # a world of one copies otherwise
         x = cupy.asarray(np.ones(4, np.float32))
         comm.all_reduce(x)
         made.machine.settle()
@@ -148,7 +148,7 @@ def test_a_collective_in_a_capture_is_neither_watched_nor_let_go(rig: Callable[.
         stream.end_capture()
         assert asked == []
         assert comm._device_communicator.watchdog.in_flight() == []
-        assert any(y is each for kept in comm._device_communicator.watchdog._leaked for each in kept)
+        assert any(y is each for kept in comm._device_communicator.watchdog._kept_forever for each in kept)
 
     made.run(rank)
 

@@ -109,7 +109,7 @@ def test_a_failed_kernel_is_an_error_and_not_an_endless_wait(rig: Callable[..., 
     made = rig(size, nccl)
 
     def rank(comm: Any, cupy: Any) -> None:
-        comm.registry.wanted = None if nccl is None else "nccl"
+        comm.registry.requested = None if nccl is None else "nccl"
         x = cupy.asarray(np.ones(4))
         comm.all_reduce(x)
         comm.barrier()

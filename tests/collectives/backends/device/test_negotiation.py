@@ -31,8 +31,8 @@ def caps(*fields: dict[str, Any]) -> list[Capability]:
         (caps({}, {"config": "max_ctas=8"}), False, "different NcclConfigs: rank 0 has (), rank 1 (max_ctas=8)"),
         (caps({"gpu": "A"}, {"gpu": "A"}), False, "ranks 0 and 1 share GPU A"),
         (caps({"gpu": "A"}, {"gpu": "A", "node": 1}), True, "NCCL"),
-        (caps(*[{"gpu": "A", "shares": True}] * 2), False, "share GPU"),
-        (caps(*[{"gpu": "A", "shares": True, "nccl": (2, 30, 4)}] * 2), True, "2.30.4"),
+        (caps(*[{"gpu": "A", "allows_shared_gpu": True}] * 2), False, "share GPU"),
+        (caps(*[{"gpu": "A", "allows_shared_gpu": True, "nccl": (2, 30, 4)}] * 2), True, "2.30.4"),
         (caps(*[{"gpu": "A", "nccl": (2, 30, 4)}] * 2), False, "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it"),
     ],
 )
@@ -43,13 +43,13 @@ def test_the_decision(cast: list[Capability], use_nccl: bool, reason: str) -> No
 
 
 def test_a_capability_travels_whatever_its_length() -> None:
-    mine = Capability(reason='é"\n' * 2000, config="é" * 2000, node=3, gpu="x", nccl=(2, 30, 4), shares=True)
+    mine = Capability(reason='é"\n' * 2000, config="é" * 2000, node=3, gpu="x", nccl=(2, 30, 4), allows_shared_gpu=True)
 
     def rank(comm: Any) -> None:
         for each in run_to_completion("", negotiation._exchange(comm.transport, mine), comm.transport, 20):
             assert each.reason
             assert mine.reason.startswith(each.reason)
-            assert (each.node, each.gpu, each.nccl, each.shares) == (3, "x", (2, 30, 4), True)
+            assert (each.node, each.gpu, each.nccl, each.allows_shared_gpu) == (3, "x", (2, 30, 4), True)
 
     collectives.run_threads(rank, 2)
 
@@ -100,7 +100,7 @@ def test_without_nccl_on_one_rank_all_go_over_host_memory(
 
 def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> None:
-        comm.registry.wanted = "nccl"
+        comm.registry.requested = "nccl"
         words = f'rank {comm.rank}: backend "nccl" was asked for, but cannot be used: .*rank 0: there is no NCCL here'
         with pytest.raises(collectives.BackendError, match=words):
             comm.connect_nccl()
@@ -110,7 +110,7 @@ def test_nccl_by_name_raises_on_every_rank_and_names_the_reason(rig: Callable[..
 
 def test_nccl_by_name_meets_at_once_and_a_world_of_one_uses_it_too(rig: Callable[..., Rig]) -> None:
     def rank(comm: Any, cupy: Any) -> str:
-        comm.registry.wanted = "nccl"
+        comm.registry.requested = "nccl"
         comm.connect_nccl()
         assert comm._device_communicator._device_transport is not None
         assert comm.duplicate().backend == "nccl"

@@ -126,19 +126,19 @@ def test_every_order_that_cuda_allows_gives_the_right_numbers(
 def without(monkeypatch: pytest.MonkeyPatch, edge: str) -> None:
     """Takes one edge out of the code under test."""
     if edge in ("record_ready", "new"):  # compute before communication; for memory allocated later
-        whole = cuda.Cuda.mark
+        whole = cuda.Cuda.record_event
 
-        def mark(self: Any, stream: Any) -> Any:
+        def record_event(self: Any, stream: Any) -> Any:
             caller = sys._getframe(1).f_code.co_name
             return self.xp.cuda.Event(disable_timing=True) if caller == edge else whole(self, stream)
 
-        monkeypatch.setattr(cuda.Cuda, "mark", mark)
+        monkeypatch.setattr(cuda.Cuda, "record_event", record_event)
     elif edge == "wait":  # communication before compute
         monkeypatch.setattr(device_communicator.DeviceArrays, "wait", lambda self: None)
     elif edge == "watch":  # what keeps the buffers
         monkeypatch.setattr(watchdog.Watchdog, "watch", lambda self, event, buffers, *_: None)
     else:  # the host sees a copy done before it transfers what was copied
-        monkeypatch.setattr(cuda.Cuda, "passed", lambda self, event: True)
+        monkeypatch.setattr(cuda.Cuda, "is_complete", lambda self, event: True)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

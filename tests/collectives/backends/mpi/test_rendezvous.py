@@ -238,9 +238,9 @@ def test_a_rank_with_another_secret_is_told_what_must_be_the_same(environ: dict[
 def test_all_that_wait_learn_who_is_missing(environ: dict[str, str]) -> None:
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(Rendezvous, world(rank, 4), limit, environ) for rank, limit in ((0, 4.0), (2, 60.0))]
-        with pytest.raises(WorldError, match="rank 0 of 4: rank 1, 3 did not come within 4 s"):
+        with pytest.raises(WorldError, match="rank 0 of 4: ranks 1, 3 did not come within 4 s"):
             waiting[0].result()
-        with pytest.raises(WorldError, match="rank 2 of 4: rank 0 ended while ranks were joining; rank 1, 3 had not"):
+        with pytest.raises(WorldError, match="rank 2 of 4: rank 0 ended while ranks were joining; ranks 1, 3 had not"):
             waiting[1].result()
 
 

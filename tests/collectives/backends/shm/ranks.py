@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import collectives
 from collectives import Communicator
-from collectives.backends.mpi.mpi_world import place_rank
-from collectives.backends.shm.hierarchy import share
+from collectives.backends.mpi.mpi_world import rank_info_of
+from collectives.backends.shm.hierarchy import use_shared_memory
 from collectives.backends.threads import ThreadTransport
 from collectives.engine.queue import run_to_completion
 
@@ -24,20 +24,22 @@ class PlacedTransport(ThreadTransport):
     def __init__(self, nodes: Sequence[int], *args: Any) -> None:
         super().__init__(*args)
         self._nodes = nodes
-        placement = place_rank([f"node {nodes[member]}" for member in self._members], self.rank)
+        placement = rank_info_of([f"node {nodes[member]}" for member in self._members], self.rank)
         self.local_rank, self.local_size, self.node = placement.local_rank, placement.local_size, placement.node
 
     def _part(self, members: Sequence[int], key: str) -> PlacedTransport:
         part = super()._part(members, key)
-        return PlacedTransport(self._nodes, part._group, part.rank, part._left, part.key, part._members)
+        return PlacedTransport(self._nodes, part._group, part.rank, part._world_notices, part.key, part._members)
 
 
 def sharing(world: Communicator, nodes: Sequence[int]) -> Communicator:
     """A communicator of the ranks of a simulated world, through the memory of those nodes."""
     whole: Any = world.transport
     plain = whole._part(range(world.size), "beside")
-    below = PlacedTransport(nodes, plain._group, plain.rank, plain._left, plain.key, plain._members)
-    return Communicator(run_to_completion("share", share(below), below, world.timeout), world.timeout, world.registry)
+    below = PlacedTransport(nodes, plain._group, plain.rank, plain._world_notices, plain.key, plain._members)
+    return Communicator(
+        run_to_completion("share", use_shared_memory(below), below, world.timeout), world.timeout, world.registry
+    )
 
 
 def run_sharing(fn: Callable[[Communicator], T], nodes: Sequence[int], timeout: float = 20.0) -> list[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.backends.shm.algorithms import combine_all, share
+from collectives.backends.shm.algorithms import combine_all, part_to_reduce
 from collectives.native import BFLOAT16, FLOAT16
 from collectives.reduction import combine_in_tree
 
@@ -21,8 +21,8 @@ from collectives.reduction import combine_in_tree
         (7, 128, 3, [(0, 2), (2, 4), (4, 7)]),
     ],
 )
-def test_share(length: int, itemsize: int, size: int, expected: list[tuple[int, int]]) -> None:
-    assert [share(length, itemsize, size, rank) for rank in range(size)] == expected
+def test_part_to_reduce(length: int, itemsize: int, size: int, expected: list[tuple[int, int]]) -> None:
+    assert [part_to_reduce(length, itemsize, size, rank) for rank in range(size)] == expected
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

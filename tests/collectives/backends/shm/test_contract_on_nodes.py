@@ -17,8 +17,8 @@ import pytest
 import collectives
 from collectives import Communicator, world
 from collectives.backends.mpi.mpi_transport import MPITransport
-from collectives.backends.mpi.mpi_world import Placement, place_rank
-from collectives.backends.shm.hierarchy import HierarchicalTransport, share
+from collectives.backends.mpi.mpi_world import RankInfo, rank_info_of
+from collectives.backends.shm.hierarchy import HierarchicalTransport, use_shared_memory
 from collectives.backends.shm.segment import ControlBlock
 from collectives.backends.shm.shm_transport import ShmTransport
 from collectives.engine.queue import run_to_completion
@@ -57,7 +57,7 @@ def test_ranks_that_are_late_between_any_two_steps(size: int, monkeypatch: pytes
 
         return act
 
-    for name in ("publish", "met", "advance", "advanced", "turn"):
+    for name in ("publish", "all_arrived", "advance", "advanced", "next_staging"):
         monkeypatch.setattr(ControlBlock, name, late(getattr(ControlBlock, name)))
     run_sharing(lambda comm: make_calls(comm, 100, comm.size), [0] * size)
 
@@ -100,8 +100,8 @@ class PlacedElsewhere:
         self._membership = membership
         self._nodes = nodes
 
-    def placement(self, members: Sequence[int], rank: int) -> Placement:
-        return place_rank([f"node {self._nodes[member]}" for member in members], rank)
+    def rank_info(self, members: Sequence[int], rank: int) -> RankInfo:
+        return rank_info_of([f"node {self._nodes[member]}" for member in members], rank)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._membership, name)
@@ -114,10 +114,10 @@ def on_nodes(nodes: tuple[int, ...]) -> Communicator:
     below = getattr(twin, "_inner", twin)
     elsewhere: Any = PlacedElsewhere(below._membership, nodes)
     seated = MPITransport(below._MPI, below._comm, elsewhere, below._members, f"nodes {nodes}", below._limit)
-    return Communicator(run_to_completion("share", share(seated), seated, 20), 20, comm.registry)
+    return Communicator(run_to_completion("share", use_shared_memory(seated), seated, 20), 20, comm.registry)
 
 
-if (started := world.promised()) is not None:  # inside a job of tests/collectives/test_contract.py
+if (started := world.world_from_env()) is not None:  # inside a job of tests/collectives/test_contract.py
 
     class TestMPIHierarchy(Contract):
         @pytest.fixture(params=OF_PROCESSES.get(started.size, []), ids=str)

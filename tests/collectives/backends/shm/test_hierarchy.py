@@ -111,7 +111,7 @@ def test_every_rank_is_told_while_calls_are_compared_between_nodes() -> None:
 def test_what_only_a_node_finds_out_is_told_there_and_the_communicator_is_of_no_use_any_more() -> None:
     def check(comm: Communicator) -> str:
         below: Any = comm.transport._inner  # type: ignore[attr-defined]  # a hierarchy has one
-        below.exchange_signatures = lambda header: lambda: True  # as after the calls that are compared between nodes
+        below.exchange_signatures = lambda signature: lambda: True  # as after the calls that are compared between nodes
         below.signatures = lambda: None
         comm.barrier()
         assert_array_equal(comm.all_gather(np.arange(comm.rank)), [0, 0, 1, 0, 1, 2])

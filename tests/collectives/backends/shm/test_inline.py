@@ -1,4 +1,4 @@
-"""Calls whose arrays travel with the headers give what all others give, whatever the other ranks do meanwhile."""
+"""Calls whose arrays travel with the signatures give what all others give, whatever the other ranks do meanwhile."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_ctrl_c_in_the_middle_breaks_the_communicator(monkeypatch: pytest.Monkey
         return look
 
     waits = {
-        "met": (ControlBlock, "met_soon"),
+        "met": (ControlBlock, "all_arrive_soon"),
         "combine": (InlineCalls, "_combine"),
         "layout": (InlineCalls, "_lay_out"),
         "steps": (InlineCalls, "_steps"),
@@ -347,7 +347,7 @@ def test_a_signal_handler_in_the_middle_of_a_call_may_close_but_not_call(monkeyp
     run_sharing(body, PAIR)
 
 
-@pytest.mark.parametrize("where", [(CollectiveOp, "finish"), (Recorder, "end")], ids=["finish", "end"])
+@pytest.mark.parametrize("where", [(CollectiveOp, "set_outcome"), (Recorder, "end")], ids=["set_outcome", "end"])
 def test_ctrl_c_at_the_end_of_a_call_ends_it(where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
     struck = threading.local()
     owner, name = where
@@ -369,7 +369,7 @@ def test_ctrl_c_at_the_end_of_a_call_ends_it(where: tuple[Any, str], monkeypatch
         with pytest.raises(KeyboardInterrupt):
             comm.all_reduce(np.ones(2), async_op=True)
         with pytest.raises(CollectivesError, match=r"all_reduce #1 .* was interrupted"):
-            comm.all_reduce(np.ones(2))  # else it would show the header of the call before a second time
+            comm.all_reduce(np.ones(2))  # else it would show the signature of the call before a second time
 
     monkeypatch.setattr(owner, name, strike)
     run_sharing(check, [0, 0])

@@ -9,20 +9,20 @@ import time
 import pytest
 
 import collectives
-from collectives import heartbeat
+from collectives import monitored_section
 from collectives.communicator import Communicator
 from collectives.errors import CollectivesError, CollectiveTimeout
-from collectives.heartbeat import Heartbeat
+from collectives.monitored_section import MonitoredSection
 
 
 def test_work_may_take_longer_than_the_time_limit() -> None:
     def main(comm: Communicator) -> float:
         own = comm.duplicate()
         own.timeout = 0.2
-        with Heartbeat(own) as beat:
+        with MonitoredSection(own) as section:
             if comm.rank == 1:
                 time.sleep(0.7)
-        assert beat.failed == ()
+        assert section.failed == ()
         own.barrier()
         return time.monotonic()
 
@@ -43,16 +43,16 @@ def test_a_rank_whose_script_has_ended_starts_no_thread_and_is_heard_at_its_end(
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", begin)
-    monkeypatch.setattr(heartbeat, "EVERY", 0.05)
+    monkeypatch.setattr(monitored_section, "INTERVAL", 0.05)
 
     def main(comm: Communicator) -> tuple[int, ...]:
         refused.here = comm.rank > 0
-        with contextlib.suppress(KeyError), Heartbeat(comm) as beat:
+        with contextlib.suppress(KeyError), MonitoredSection(comm) as section:
             time.sleep(0.1 * comm.rank)
             if comm.rank == 2:
                 raise KeyError
         comm.barrier()
-        return beat.failed
+        return section.failed
 
     assert collectives.run_threads(main, size=3) == [(2,)] * 3
 
@@ -60,28 +60,28 @@ def test_a_rank_whose_script_has_ended_starts_no_thread_and_is_heard_at_its_end(
 def test_who_failed_is_known_to_all() -> None:
     def main(comm: Communicator) -> tuple[int, ...]:
         def work() -> None:
-            with beat:
+            with section:
                 if comm.rank in (0, 2):
                     raise KeyError(comm.rank)
 
-        beat = Heartbeat(comm)
+        section = MonitoredSection(comm)
         if comm.rank in (0, 2):
             with pytest.raises(KeyError, match=str(comm.rank)):
                 work()
         else:
             work()
         comm.barrier()  # the communicator is as good as before
-        return beat.failed
+        return section.failed
 
     assert collectives.run_threads(main, size=3) == [(0, 2)] * 3
 
 
 def test_a_rank_that_gets_nowhere_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.02)
+    monkeypatch.setattr(monitored_section, "INTERVAL", 0.02)
 
     def main(comm: Communicator) -> None:
         def work() -> None:
-            with Heartbeat(comm, 0.2):
+            with MonitoredSection(comm, 0.2):
                 time.sleep(0.6 * (comm.rank > 0))
 
         stuck = "rank 1 has" if comm.size == 2 else "ranks 1-2 have"
@@ -93,13 +93,13 @@ def test_a_rank_that_gets_nowhere_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_progress_is_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY", 0.02)
+    monkeypatch.setattr(monitored_section, "INTERVAL", 0.02)
 
     def main(comm: Communicator) -> None:
-        with Heartbeat(comm, 1.0) as beat:
+        with MonitoredSection(comm, 1.0) as section:
             for _ in range(12 if comm.rank == 1 else 0):
                 time.sleep(0.1)
-                beat.progress()
+                section.progress()
 
     collectives.run_threads(main, size=2)
 
@@ -108,7 +108,7 @@ def test_a_rank_that_has_left_ends_the_wait() -> None:
     def main(comm: Communicator) -> None:
         if comm.rank == 1:
             return
-        with pytest.raises(CollectivesError, match="rank 1 has left"), Heartbeat(comm):
+        with pytest.raises(CollectivesError, match="rank 1 has left"), MonitoredSection(comm):
             pass
 
     collectives.run_threads(main, size=2)

@@ -1,0 +1,97 @@
+"""Long work on all ranks: writing to a slow disk or downloading, for longer than any time limit.
+
+A rank that waited in one collective for an hour would exceed `comm.timeout`, and the launcher would report a hang. So
+while the ranks work, a thread of each makes a small collective every second, in which they exchange their states. It
+never waits long for ranks that are alive, and a rank that died or was stopped is noticed as in any other collective.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+import numpy as np
+
+from collectives.communicator import Communicator
+from collectives.errors import CollectiveTimeout, ranks_have
+from collectives.time_limit import TimeLimit
+
+# Seconds between two exchanges while any rank works.
+INTERVAL = 1.0
+_WORKS, _DONE, _FAILED, _STUCK = range(4)
+
+
+class MonitoredSection:
+    """A `with` block that all ranks enter, and leave together when the last of them has finished it.
+
+    comm: a communicator that nothing else uses meanwhile (`comm.duplicate()`). Its time limit holds for every exchange,
+        and so for a rank that enters late or is stopped
+    patience: seconds without `progress` after which a rank counts as stuck, even if it is alive; None: never
+
+    failed: after the block, the ranks that left it by an exception, in order, the same on every rank
+
+    Raises at the end of the block: CollectiveTimeout on every rank if one was stuck, after which `comm` must not be
+    used, since that rank may still be in its block; PeerLeft and others as any collective does. If this rank's own
+    block raised, its exception is raised instead.
+    """
+
+    def __init__(self, comm: Communicator, patience: float | None = None) -> None:
+        self.failed: tuple[int, ...] = ()
+        self._comm = comm
+        self._patience = patience
+        self._interval = min(INTERVAL, comm.timeout / 4)
+        self._state = _WORKS
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._stuck: list[int] = []
+        self.progress()
+
+    def progress(self) -> None:
+        """Says that this rank makes progress; from any thread, as often as desired."""
+        self._limit = None if self._patience is None else TimeLimit(self._patience)
+
+    def __enter__(self) -> MonitoredSection:
+        self.progress()
+        self._thread: threading.Thread | None = threading.Thread(target=self._monitor, name="monitor", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # From Python 3.12 on no thread can start once the script has ended. The other ranks wait for this one
+            # until its block ends, which must be within the time limit of one collective.
+            self._thread = None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._state = _DONE if error is None else _FAILED
+        self._ended.set()
+        if self._thread is None:
+            self._monitor()
+        else:
+            self._thread.join()
+        if error is not None:
+            return
+        if self._error is not None:
+            raise self._error
+        if self._stuck:
+            raise CollectiveTimeout(
+                f"rank {self._comm.rank}: {ranks_have(self._stuck)} made no progress for {self._patience:g} s, "
+                "though still alive"
+            )
+
+    def _monitor(self) -> None:
+        try:
+            while True:
+                self._ended.wait(self._interval)
+                state = self._state
+                if state == _WORKS and self._limit is not None and self._limit.passed():
+                    state = _STUCK
+                states = self._comm.all_gather(np.array([state], np.int64), lengths="equal")
+                if _WORKS not in states:
+                    break
+        except BaseException as error:  # re-raised at the end of the block
+            self._error = error
+            return
+        self.failed = tuple(np.flatnonzero(states == _FAILED).tolist())
+        self._stuck = np.flatnonzero(states == _STUCK).tolist()
