@@ -67,14 +67,14 @@ def create(options: Any, backend_options: Any = None) -> Any:
     # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
     group = getattr(options, "process_group", None)
     beside_others = group is not None and group.name() != "custom"
-    return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm)
+    return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm, options.store)
 
 
 class GroupCalls:
     """The calls of a group of ranks, with the names and arguments by which PyTorch makes them."""
 
     supports_coalescing = False
-    supports_splitting = False
+    supports_splitting = True
 
     def __init__(self, comm: Communicator) -> None:
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]  # of PyTorch's class
@@ -402,6 +402,45 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
 
     _name = _description = "undefined"
 
+    def __init__(self, comm: Communicator, store: Any) -> None:
+        super().__init__(comm)
+        self._store = store
+        self._split_count = 0
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> CollectivesGroup | None:
+        """A group of these ranks, made by them alone, under PyTorch's names and defaults; None on other ranks.
+
+        ranks: of this group, in the order that they have in the new one
+        Raises: ArgumentError if there are none, one of them comes twice or does not exist, or a device is not the CPU.
+        """
+        if not ranks or len(set(ranks)) < len(ranks):
+            raise ArgumentError(f"split_group takes the ranks of one new group, each once, got {list(ranks)}")
+        others = {device.type for device in device_types or ()} - {"cpu"}
+        if others:
+            raise ArgumentError(f"split_group was asked for {', '.join(sorted(others))}; this group has only cpu")
+        number = self._split_count
+        self._split_count += 1
+        if self._comm.rank not in ranks:
+            return None
+        seconds = None if timeout is None else timeout.total_seconds()
+        comm = self._comm.create_group(ranks, timeout=seconds)
+        name = group_name or f"{self._name}:split:{list(ranks)}"
+        group = CollectivesGroup(comm, dist.PrefixStore(f"{name}/", self._store))
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or f"{self._description}:split:{number}")
+        return group
+
     def setGroupName(self, name: str) -> None:
         self._name = name
 
@@ -424,6 +463,19 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
 
 class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-ignore]  # Any to mypy
     """The backend for tensors of the CPU in a process group of PyTorch."""
+
+    @property
+    def options(self) -> Any:
+        return Backend.Options("ddp", timedelta(seconds=self._comm.timeout))
+
+    def split(self, store: Any, ranks: Sequence[int], options: Any) -> CollectivesBackend:
+        """The backend of these ranks for tensors of the CPU. Raises: ArgumentError if this rank is not among them."""
+        if self._comm.rank not in ranks:  # PyTorch would follow a null pointer if this returned None
+            raise ArgumentError(
+                f"rank {self._comm.rank} is in none of the groups that split_group was asked for: name every rank in "
+                'one of them, or split what the GPU has alone, by backend="cuda:nccl"'
+            )
+        return CollectivesBackend(self._comm.create_group(ranks, timeout=options._timeout.total_seconds()))
 
 
 def _one(each: Sequence[Any]) -> Any:

@@ -276,6 +276,26 @@ class TestRanks:
         dist.all_reduce(x, group=mesh["inner"].get_group())
         assert x.tolist() == [size, size]
 
+    @pytest.mark.parametrize("backend", ["ddp", "gloo"])
+    def test_a_group_is_split_into_others(self, size: int, backend: str) -> None:
+        from datetime import timedelta
+
+        rank, x = dist.get_rank(), torch.ones(2)
+        parent = dist.new_group(backend=backend)
+        child = parent.split_group([0, 1], timedelta(seconds=50), None, "pair", "two of them")
+        described = child.rank(), child.size(), child.group_name, child.group_desc, child.get_group_store() is None
+        assert described == (rank, 2, "pair", "two of them", False)
+        child.allreduce([x]).wait()
+        assert x.tolist() == [2, 2]
+        alone = parent.split_group([0])
+        assert (alone is None) == (rank != 0)
+        if alone is not None:
+            assert alone.group_name == f"{parent.group_name}:split:[0]"
+        for wrong in ({"ranks": []}, {"ranks": [rank, rank]}, {"ranks": [0], "device_types": [torch.device("meta")]}):
+            with pytest.raises((RuntimeError, ValueError)):
+                parent.split_group(**wrong)
+        dist.destroy_process_group(parent)
+
     def test_the_profiler_sees_calls(self, size: int) -> None:
         with torch.profiler.profile() as profile:
             dist.all_reduce(torch.ones(3))

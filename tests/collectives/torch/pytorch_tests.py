@@ -45,8 +45,13 @@ if os.environ[STANDS_IN] == "1":
         def _set_sequence_number_for_group(self) -> None:
             self.__dict__.update(vars(create(self.options)))
 
+    def create_alone(options: Any, backend_options: Any = None) -> Any:
+        """The group of "ddp", as if no other backend were asked for, which is what the name gloo means to `create`."""
+        names = ("store", "group_rank", "group_size", "timeout", "global_ranks_in_group")
+        return create(SimpleNamespace(**{name: getattr(options, name) for name in names}))
+
     distributed_c10d.ProcessGroupGloo = StandIn
-    dist.Backend._plugins["GLOO"] = dist.Backend._plugins["DDP"]  # where PyTorch looks from 2.14 on
+    dist.Backend._plugins["GLOO"] = dist.Backend._BackendPlugin(create_alone, True)  # where PyTorch looks from 2.14 on
 
 from torch.testing._internal.distributed import distributed_test  # noqa: E402
 

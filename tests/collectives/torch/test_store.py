@@ -91,6 +91,20 @@ dist.all_reduce(x)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
 model(x).sum().backward()
 assert dist.all_reduce(x, async_op=True).get_future().wait()[0].tolist() == [4, 4, 4]
+
+torch.accelerator.is_available = lambda: True  # split_group wants one, and the default group to be bound to it
+torch.accelerator.current_accelerator = lambda: torch.device("cuda")
+dist.group.WORLD.bound_device_id = torch.device("cuda:0")
+rank = dist.get_rank()
+alone = dist.split_group(split_ranks=[[0], [1]])
+dist.all_reduce(x, group=alone)
+both = dist.split_group(split_ranks=[[0, 1]], backend="cpu:ddp,cuda:gloo")
+dist.all_reduce(x, group=both)
+assert (alone.size(), dist.get_process_group_ranks(both), x.tolist()) == (1, [0, 1], [8, 8, 8])
+try:
+    dist.split_group(split_ranks=[[0]])
+except RuntimeError as error:
+    assert rank == 1 and "rank 1 is in none of the groups" in str(error), error
 print("done")
 """
 
