@@ -362,6 +362,9 @@ class Work(Generic[T]):
         call = self._call
         return None if call.recorder is None else call.recorder.times(call.record)
 
+    def __str__(self) -> str:
+        return str(self._call)
+
     def __repr__(self) -> str:
         return f"<Work {self._call}: {'done' if self.done() else 'under way'}>"
 

@@ -33,6 +33,7 @@ from collectives.communicator import Communicator
 from collectives.errors import ArgumentError, CollectivesError, CollectiveTimeout, CommunicatorClosed
 from collectives.start import init
 from collectives.time_limit import TimeLimit
+from collectives.torch import trace
 from collectives.torch.store import join
 from collectives.torch.tensors import (
     as_data,
@@ -64,10 +65,11 @@ def create(options: Any, backend_options: Any = None) -> Any:
         comm = init().create_group(members, timeout=seconds)
     else:
         comm = join(options.store, options.group_rank, options.group_size, seconds)
+        trace.start(init())
     # From PyTorch 2.14 on: the group for which this is made. Its name is that of the backend of a GPU, if it has one.
     group = getattr(options, "process_group", None)
     beside_others = group is not None and group.name() != "custom"
-    return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm, options.store)
+    return CollectivesBackend(comm) if beside_others else CollectivesGroup(comm)
 
 
 class GroupCalls:
@@ -121,14 +123,19 @@ class GroupCalls:
         after: Callable[..., object] | None = None,
     ) -> TorchWork:
         """call: all of the collective but async_op; after: what has to be done with its value"""
-        if not opts.asyncOp and self._coalesced is None:
+        recorder = trace.recorder if torch._C._current_graph_task_id() >= 0 else None  # in a backward
+        if not opts.asyncOp and self._coalesced is None and recorder is None:
             value = _recorded(call)()
             if after is not None:
                 after(value)
             return _DONE
         work = TorchWork([_recorded(call)(async_op=True)], result, after)
+        if recorder is not None:
+            recorder.add(work.calls[0], sum(getattr(each, "nbytes", 0) for each in call.args))
         if self._coalesced is not None:
             self._coalesced.append(work)
+        elif not opts.asyncOp:
+            work.wait()
         return work
 
     def _start_coalescing(self, device: Any = None) -> None:
@@ -204,10 +211,7 @@ class GroupCalls:
         return self._reduce_scatter(_one(outputs), joined(parts), [part.numel() for part in parts], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> TorchWork:
-        size = self._comm.size
-        if output.numel() * size != x.numel():
-            raise ArgumentError(f"the input of reduce_scatter should hold {size} times what its output does")
-        return self._reduce_scatter(output, flat_input(x), [output.numel()] * size, opts)
+        return self._reduce_scatter(output, flat_input(x), [output.numel()] * self._comm.size, opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -244,11 +248,6 @@ class GroupCalls:
         return self._run(call, opts or AllgatherOptions(), outputs, partial(split_into, parts))
 
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> TorchWork:
-        if output.numel() != self._comm.size * x.numel() or output.dtype != x.dtype:
-            raise ArgumentError(
-                f"the output of all_gather should hold {self._comm.size} times its input, in the same dtype; the input "
-                f"has {x.numel()} elements of {x.dtype}, the output {output.numel()} of {output.dtype}"
-            )
         out = flat_output(output)
         part = flat_input(x)
         if np.may_share_memory(part, out):  # FSDP2's does, and to gather into another array would copy all of it
@@ -277,8 +276,6 @@ class GroupCalls:
     def gather(self, outputs: Sequence[Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor], opts: Any) -> TorchWork:
         call = partial(self._comm.gather, flat_input(_one(inputs)), opts.rootRank, lengths="equal")
         if self._comm.rank != opts.rootRank:
-            if outputs and outputs[0]:
-                raise ArgumentError("only the root of gather has outputs")
             return self._run(call, opts, [])
         parts = _one(outputs)
         self._check_parts(parts, "outputs")
@@ -289,8 +286,6 @@ class GroupCalls:
     ) -> TorchWork:
         out = flat_output(_one(outputs))
         if self._comm.rank != opts.rootRank:
-            if inputs and inputs[0]:
-                raise ArgumentError("only the root of scatter has inputs")
             return self._run(partial(self._comm.scatter, None, opts.rootRank, out=out), opts, outputs)
         parts = _one(inputs)
         self._check_parts(parts, "inputs")
@@ -314,26 +309,15 @@ class GroupCalls:
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> TorchWork:
-        sends = self._splits(x, input_splits, "input")
-        expected = self._splits(output, output_splits, "output")
+        size = self._comm.size
+        sends = list(input_splits) or [x.shape[0] // size] * size
+        expected = list(output_splits) or [output.shape[0] // size] * size
         flat = as_data(x)
         out = flat_output(output).reshape(output.shape)
         call = partial(self._comm.all_to_all, flat, lengths=sends, out_lengths=expected, out=out)
         return self._run(call, opts or AllToAllOptions(), [output])
 
     alltoall_base = all_to_all_single
-
-    def _splits(self, tensor: torch.Tensor, splits: Sequence[int], what: str) -> Any:
-        rows = tensor.shape[0]
-        size = self._comm.size
-        if not splits and rows % size == 0:
-            return [rows // size] * size
-        if len(splits) != size or sum(splits) != rows:
-            raise ArgumentError(
-                f"the {what} of all_to_all_single has {rows} rows: its splits should be {size} numbers that add up to "
-                f"them, or none if they divide evenly, are {list(splits)}"
-            )
-        return list(splits)
 
     def _check_parts(self, parts: Sequence[torch.Tensor], what: str) -> None:
         if len(parts) != self._comm.size:
@@ -402,14 +386,6 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
 
     _name = _description = "undefined"
 
-    def __init__(self, comm: Communicator, store: Any) -> None:
-        super().__init__(comm)
-        self._store = store
-        self._split_count = 0
-
-    def get_group_store(self) -> Any:
-        return self._store
-
     def split_group(
         self,
         ranks: Sequence[int],
@@ -417,28 +393,19 @@ class CollectivesGroup(GroupCalls, dist.ProcessGroup):  # type: ignore[misc]  # 
         opts: Any = None,
         group_name: str | None = None,
         group_desc: str | None = None,
-        device_types: Sequence[torch.device] | None = None,
+        device_types: Any = None,
     ) -> CollectivesGroup | None:
-        """A group of these ranks, made by them alone, under PyTorch's names and defaults; None on other ranks.
+        """A group of these ranks, made by them alone; None on other ranks.
 
-        ranks: of this group, in the order that they have in the new one
-        Raises: ArgumentError if there are none, one of them comes twice or does not exist, or a device is not the CPU.
+        ranks: of this group, in the order that they have in the new one; timeout: None: as here
+        Raises: ArgumentError if one of them comes twice or does not exist.
         """
-        if not ranks or len(set(ranks)) < len(ranks):
-            raise ArgumentError(f"split_group takes the ranks of one new group, each once, got {list(ranks)}")
-        others = {device.type for device in device_types or ()} - {"cpu"}
-        if others:
-            raise ArgumentError(f"split_group was asked for {', '.join(sorted(others))}; this group has only cpu")
-        number = self._split_count
-        self._split_count += 1
         if self._comm.rank not in ranks:
             return None
         seconds = None if timeout is None else timeout.total_seconds()
-        comm = self._comm.create_group(ranks, timeout=seconds)
-        name = group_name or f"{self._name}:split:{list(ranks)}"
-        group = CollectivesGroup(comm, dist.PrefixStore(f"{name}/", self._store))
-        group.setGroupName(name)
-        group.setGroupDesc(group_desc or f"{self._description}:split:{number}")
+        group = CollectivesGroup(self._comm.create_group(ranks, timeout=seconds))
+        group._name = group_name or f"{self._name}:split:{list(ranks)}"
+        group._description = group_desc or self._description
         return group
 
     def setGroupName(self, name: str) -> None:
@@ -469,12 +436,10 @@ class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-igno
         return Backend.Options("ddp", timedelta(seconds=self._comm.timeout))
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> CollectivesBackend:
-        """The backend of these ranks for tensors of the CPU. Raises: ArgumentError if this rank is not among them."""
-        if self._comm.rank not in ranks:  # PyTorch would follow a null pointer if this returned None
-            raise ArgumentError(
-                f"rank {self._comm.rank} is in none of the groups that split_group was asked for: name every rank in "
-                'one of them, or split what the GPU has alone, by backend="cuda:nccl"'
-            )
+        """The backend of these ranks for tensors of the CPU.
+
+        Raises: ArgumentError if this rank is not among them: PyTorch follows a null pointer where None is returned.
+        """
         return CollectivesBackend(self._comm.create_group(ranks, timeout=options._timeout.total_seconds()))
 
 

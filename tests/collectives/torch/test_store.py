@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,7 @@ assert (alone.size(), dist.get_process_group_ranks(both), x.tolist()) == (1, [0,
 try:
     dist.split_group(split_ranks=[[0]])
 except RuntimeError as error:
-    assert rank == 1 and "rank 1 is in none of the groups" in str(error), error
+    assert rank == 1 and "rank 1: ranks should name each member once, the calling rank among them" in str(error), error
 print("done")
 """
 
@@ -184,3 +185,45 @@ def test_packages_whose_frames_are_skipped_are_installed() -> None:
 
     with pytest.raises(ArgumentError, match="there is no 'no_such_package'"):
         skip_frames("no_such_package")
+
+
+TRACED = """
+import torch, torch.distributed as dist
+import collectives.torch
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("ddp")
+net = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+model = {wrap}
+for _ in range(4):
+    loss = torch.nn.functional.mse_loss(model(torch.ones(2, 300)), torch.ones(2, 300))
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrap", "calls"),
+    [
+        ("DistributedDataParallel(net, bucket_cap_mb=0.3)", {"all_reduce"}),
+        ("[fully_shard(layer) for layer in net] and fully_shard(net)", {"all_gather", "reduce_scatter"}),
+    ],
+    ids=["DDP", "fully_shard"],
+)
+def test_a_trace_shows_the_calls_of_each_backward(wrap: str, calls: set[str], run_job: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TRACED.format(wrap=wrap))
+    folder = tmp_path / "trace"
+    done = run_job([sys.executable, "-m", "launcher", "-n", "2", "--trace", str(folder), str(script)], timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "trace of 2 ranks, 4 steps" in done.stderr
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    for rank in range(2):
+        last = [event for event in events if event["pid"] == rank and event.get("args", {}).get("step") == 3]
+        compute = [event["name"] for event in last if event["tid"] == 1]
+        assert compute == ["other: data, optimizer, logging", "forward", "loss", "backward", "wait for communication"]
+        buckets = [event for event in last if event["ph"] == "X" and event["name"].startswith("bucket")]
+        named = [event["args"]["parameters"][0] for event in buckets]
+        assert {name.split()[0] for name in named} == calls
+        assert all("(script.py:11)" in name for name in named), named
+        assert len(buckets) >= 2
+        assert all(event["dur"] > 0 < event["args"]["MiB"] for event in buckets)
