@@ -33,6 +33,8 @@ def set_variables() -> None:
     os.environ.setdefault("WORLD_SIZE", str(world.size))
     if world.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+    elif "SLURM_LOCALID" in os.environ:  # MPICH under srun speaks PMI, which has no word for it
+        os.environ.setdefault("LOCAL_RANK", os.environ["SLURM_LOCALID"])
 
 
 def add_rendezvous() -> None:

@@ -50,6 +50,31 @@ def test_srun_gives_a_world_of_two(srun: Run) -> None:
     assert done.stdout == "mpi True [[0, 0, 0], [1, 1, 0]]\n"
 
 
+TORCH = """
+import os
+import collectives.torch, torch, torch.distributed as dist
+assert "MASTER_ADDR" not in os.environ
+dist.init_process_group("ddp")
+x = torch.ones(3)
+dist.all_reduce(x)
+line = " ".join([os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] + [str(x.tolist())])
+lines = [None, None]
+dist.all_gather_object(lines, line)
+if dist.get_rank() == 0:
+    print(*lines, sep="; ")
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_pytorch_need_no_rendezvous(srun: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    script.write_text(TORCH)
+    done = srun(str(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 0 2 [2.0, 2.0, 2.0]; 1 1 2 [2.0, 2.0, 2.0]\n"
+
+
 def test_a_step_without_our_mpis_interface_is_no_silent_world_of_one(srun: Run) -> None:
     done = srun(WHERE, options=("--mpi=none",))
     assert done.returncode != 0
