@@ -1,7 +1,8 @@
 """Time limits that are paused while a rank is debugged, or while the whole job is suspended.
 
-The agent of a rank shares a page of memory with it and records there when the job is suspended. Only a wait that is
-about to time out reads it, so it costs nothing until then; without an agent nothing is ever suspended.
+The agent of a rank shares a page of memory with it and records there suspensions of the job, and its failure.
+Only a wait that is about to time out looks for a suspension, so it costs nothing until then; without an agent nothing is
+ever suspended.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ T = TypeVar("T")
 # Indices of 64-bit words: whether the job is suspended now, and the length of all earlier suspensions (ns).
 _NOW = 0
 _BEFORE = world.PAUSED_AT // 8
+# Index of the word that says whether the launcher ends this rank because another one has failed.
+_PEER_FAILED = world.PEER_FAILED_AT // 8
 # How often a wait whose time is up checks whether the job is still suspended (s).
 _POLL = 0.05
 
@@ -29,7 +32,7 @@ def _page() -> memoryview:
     fd = os.environ.get(world.PAUSE_FD)
     # A child of a rank has inherited the variable, but not the descriptor.
     if fd is None or not world.supervised():
-        return memoryview(bytes(world.PAUSED_AT + 8)).cast("q")
+        return memoryview(bytes(world.PEER_FAILED_AT + 8)).cast("q")
     return memoryview(mmap.mmap(int(fd), mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)).cast("q")
 
 
@@ -39,6 +42,11 @@ _words = _page()
 def suspended_seconds() -> float:
     """Seconds for which the job was suspended; a suspension that has not ended is not counted."""
     return _words[_BEFORE] * 1e-9
+
+
+def peer_failed() -> bool:
+    """True once the launcher ends this rank because another one has failed: no wait for that one will succeed."""
+    return bool(_words[_PEER_FAILED] & 0xFF)
 
 
 class TimeLimit:

@@ -21,16 +21,18 @@ import numpy as np
 import collectives
 from collectives import ReduceOp, world
 from ddp._device import CPU, place
+from ddp.checkpoint import memory
 from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
+from ddp.checkpoint.saved import Saved
 from ddp.checkpoint.signals import StopSignals
 from ddp.checkpoint.snapshot import BackgroundSave, Snapshot
-from ddp.checkpoint.state import TrainedObjects, capture
+from ddp.checkpoint.state import TrainedObjects, capture, capture_alone
 from ddp.checkpoint.store import Store
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, ParallelError
 from ddp.nn import Module
 from ddp.optim import Optimizer
-from ddp.parallel.control import SAVE, SAVED, STOP, PendingRequests
+from ddp.parallel.control import HOLD, SAVE, SAVED, STOP, PendingRequests
 
 _log = logging.getLogger("ddp.checkpoint")
 B = TypeVar("B")
@@ -47,6 +49,8 @@ class Checkpointer:
     keep: how many checkpoints are kept, None: all
     every: steps from one save to the next, every_seconds: seconds; both may be given, None: neither
     async_save: a save goes on during training, which waits only where it would change what has not been copied
+    memory_every: under `ddp-launch --max-restarts` on one machine the loop of `resume` holds its state in memory, from
+        which a restart goes on; steps from one copy to the next; "auto": as often as takes 1 % of the time; None: never
     comm: the ranks; None: `collectives.init()`
     resume: False: begin anew, in a folder without checkpoints
 
@@ -72,6 +76,7 @@ class Checkpointer:
         every: int | None = None,
         every_seconds: float | None = None,
         async_save: bool = False,
+        memory_every: int | str | None = "auto",
         comm: collectives.Communicator | None = None,
         resume: bool = True,
     ) -> None:
@@ -80,12 +85,20 @@ class Checkpointer:
             raise ArgumentError(f"Checkpointer: every is a number of steps of at least 1, or None, got {every!r}")
         if every_seconds is not None and (not isinstance(every_seconds, int | float) or not every_seconds > 0):
             raise ArgumentError(f"Checkpointer: every_seconds is above 0, or None, got {every_seconds!r}")
+        if memory_every not in ("auto", None) and (type(memory_every) is not int or memory_every < 1):
+            raise ArgumentError(
+                f"Checkpointer: memory_every is a number of steps of at least 1, 'auto' or None, got {memory_every!r}"
+            )
         comm = collectives.init() if comm is None else comm
         self.step = 0
         self._every, self._every_seconds = every, every_seconds
         self._async, self._resume_wanted = bool(async_save), bool(resume)
         self._store = Store(folder, comm, keep)
         self._comm = comm.duplicate()
+        self._memory_every = memory_every
+        self._memory = self._open_memory()
+        self._room_known = False  # all ranks have had memory for the state once
+        self._hold_due = False
         self._requests = PendingRequests()
         for each in self._training.parallel:
             each.share_requests(self._requests)
@@ -206,7 +219,10 @@ class Checkpointer:
         self._raise_if_closed()
         self._end_saving()
         self._left_early = False
-        saved = self._store.newest() if path is None else self._store.find(path)
+        saved: Saved | None = self._newest_in_memory() if path is None and not self._loaded else None
+        in_memory = saved is not None
+        if saved is None:
+            saved = self._store.newest() if path is None else self._store.find(path)
         if saved is None:
             self._loaded = True
             return False
@@ -215,7 +231,7 @@ class Checkpointer:
             self._store.ranks.run(f"{saved.path} cannot be loaded", part, reraise=True)
         self._loaded = True
         self.step = saved.step
-        self._saved_at = saved.step if path is None else None
+        self._saved_at = saved.step if path is None and not in_memory else None
         self._restored, self._loader_state = restoring, restoring.loader_state()
         if self._comm.rank == 0:
             for note in restoring.notes:
@@ -252,6 +268,7 @@ class Checkpointer:
         for each in self._training.parallel:
             each.share_requests(PendingRequests())
         self._copy_buffers.clear()
+        self._drop_memory()
         self._store.close()
         self._comm.close()
 
@@ -313,6 +330,70 @@ class Checkpointer:
 
     def _after_step(self, *_: Any) -> None:
         self._stepped = True
+
+    # -- the state in memory
+
+    def _open_memory(self) -> memory.StateMemory | None:
+        """The memory for it, None where a rank has none. Collective where the launcher offers it."""
+        if self._memory_every is None or not os.environ.get(world.STATE_MEMORY):
+            return None
+        opened: memory.StateMemory | None = None
+        reason = ""
+        try:
+            opened = memory.take(os.fspath(self.folder), self._comm.rank, self._comm.size)
+        except OSError as error:
+            reason = str(error)
+        answers = self._comm.all_gather_object((opened is not None, reason))
+        if all(has for has, _ in answers):
+            return opened
+        if opened is not None:
+            memory.give_back(opened)
+        self._say_not_held([reason for _, reason in answers])
+        return None
+
+    def _drop_memory(self) -> None:
+        if self._memory is not None:
+            memory.give_back(self._memory)
+        self._memory = None
+        self._requests.mine[HOLD] = False
+
+    def _say_not_held(self, reasons: Sequence[str]) -> None:
+        """Says why the state is not held in memory, once. reasons: of each rank, as far as this one knows; "": none"""
+        failed = [rank for rank, reason in enumerate(reasons) if reason]
+        if failed[:1] == [self._comm.rank]:
+            _log.warning("a restart goes on from disk, not from memory: rank %d: %s", failed[0], reasons[failed[0]])
+
+    def _newest_in_memory(self) -> Saved | None:
+        """The state that an earlier start of the job has left, if no checkpoint is newer; None on all ranks if not."""
+        if self._memory is None:
+            return None
+        found = self._memory.newest()
+        key = None if found is None else (found.start, found.step, found.size)
+
+        def look() -> tuple[Any, int]:
+            return key, self._store.newest_step() if self._comm.rank == 0 else -1
+
+        answers = self._store.ranks.run(f"{self.folder} cannot be loaded", look)
+        newest = answers[0][1]
+        whole = all(theirs == key for theirs, _ in answers)
+        return found if found is not None and whole and found.step >= newest else None
+
+    def _hold(self) -> None:
+        """Copies the state into memory. Collective the first time, when all ranks learn whether each has room."""
+        assert self._memory is not None
+        began, reasons = time.monotonic(), [""] * self._comm.size
+        try:
+            sources, shared, own = capture_alone(self._training, self._comm.rank, self._comm.size)
+            self._memory.write(self.step, sources, shared, own)
+            self._memory.took(began)
+        except (OSError, ArgumentError) as error:
+            reasons[self._comm.rank] = str(error)
+        if not self._room_known:
+            reasons = self._comm.all_gather_object(reasons[self._comm.rank])
+            self._room_known = True
+        if any(reasons):
+            self._drop_memory()
+            self._say_not_held(reasons)
 
     # -- the loop of `resume`
 
@@ -392,10 +473,16 @@ class Checkpointer:
             raise ParallelError("resume inside join: ranks save together, after the same steps; use tail='exact'")
         if self._every_seconds is not None and self._comm.rank == 0:  # whose clock counts
             requests.mine[SAVE] |= time.monotonic() - self._saved_time >= self._every_seconds
+        if self._memory is not None:
+            requests.mine[HOLD] = time.monotonic() >= self._memory.due
         self._exchange_requests()
         if self._saving is not None and requests.received[SAVED] == self._comm.size and not self._end_saving():
             self._due = True
         self._due |= requests.received[SAVE] > 0 or (self._every is not None and self.step % self._every == 0)
+        if isinstance(self._memory_every, int):
+            self._hold_due |= self.step % self._memory_every == 0
+        else:
+            self._hold_due |= requests.received[HOLD] == self._comm.size
         if self._accumulating():
             return  # what was received is still known after the next step
         if requests.received[STOP]:
@@ -405,6 +492,10 @@ class Checkpointer:
                 self.save()
             self._due, self._saved_time = False, time.monotonic()
             requests.mine[SAVE], requests.received[SAVE] = False, 0
+        if self._hold_due and self._memory is not None:
+            self._hold()
+            self._hold_due = requests.mine[HOLD] = False
+            requests.received[HOLD] = 0
 
     def _accumulating(self) -> bool:
         """Whether there are gradients that belong to a step which is still to be made: they are in no checkpoint."""

@@ -11,6 +11,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
+from collectives.time_limit import peer_failed
 from ddp.parallel.control import STOP, PendingRequests
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -20,7 +21,8 @@ _TWICE = 0.5  # s; one Ctrl-C may come twice: from the terminal, and from the en
 class StopSignals:
     """A context in which a signal becomes this rank's request to stop. In a thread that is not the main one, nothing.
 
-    The second Ctrl-C does what it did before, which by default is to raise KeyboardInterrupt.
+    The second Ctrl-C does what it did before, which by default is to raise KeyboardInterrupt. So does the signal with
+    which the launcher ends this rank because another one has failed.
     """
 
     def __init__(self, requests: PendingRequests) -> None:
@@ -50,8 +52,10 @@ class StopSignals:
         first = self._interrupted
         if number == signal.SIGINT and first is None:
             self._interrupted = now
+        again = number == signal.SIGINT and first is not None and now - first > _TWICE
         # Not active: this handler was put back by a later context, which was left after this one.
-        if not self._active or (number == signal.SIGINT and first is not None and now - first > _TWICE):
+        # A peer has failed: this step, after which the rank would stop, will not come to its end.
+        if not self._active or peer_failed() or again:
             if callable(before):
                 before(number, frame)
             else:

@@ -174,6 +174,13 @@ class Store:
             self._remove_surplus(self.keep)
         return saved.as_path(path)
 
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, whole or not, -1 if there is none. Not collective."""
+        with describing_os_errors("reading", self._folder):
+            names = saved.newest_first(saved.names_in(self._folder))
+        newest = saved.folder_order(names[0]) if names else None
+        return -1 if newest is None else newest[1]
+
     def newest(self) -> Saved | None:
         """The newest checkpoint of which every byte is as it was written, None if there is none.
 

@@ -4,8 +4,9 @@ Nothing rides inside a gradient, because hooks may round, drop or shard one. The
 ranks; it is launched before the first bucket, so the total weight is known when the first sum is there. Each rank can
 also say something of its own: it writes into its own row of a table, and zeros into the others'.
 
-Requests (to stop, to save) travel in it too. A signal reaches one rank at any moment, and ranks that do not act after
-the same step would wait for each other for ever; after a synchronized backward all ranks know the same requests.
+Requests (to stop, to save, to hold the state in memory) travel in it too. A signal reaches one rank at any moment, and
+ranks that do not act after the same step would wait for each other for ever; after a synchronized backward all ranks
+know the same requests.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from collectives import Communicator, ReduceOp, Work
 from ddp.errors import ParallelError
 
 Array = np.ndarray[Any, Any]
-STOP, SAVE, SAVED = range(3)
-REQUEST_KINDS = 3
+STOP, SAVE, SAVED, HOLD = range(4)
+REQUEST_KINDS = 4
 NO_CHECKSUM = -1.0
 NOT_COUNTED = np.inf  # backwards skipped by a rank that is out of data
 # The message begins with these numbers, the requests, and a used bit for each parameter.
@@ -49,7 +50,7 @@ class PendingRequests:
 class ControlMessage:
     """The message of one model; one is in flight at a time.
 
-    array: (7 + parameters + micro_batches + size * (2 + width),) float64: the weight, whether one was given, whether
+    array: (8 + parameters + micro_batches + size * (2 + width),) float64: the weight, whether one was given, whether
     this rank is out of data (joined), its weight then, its requests, a used bit for each parameter, the weight of each
     micro-batch; then a row for each rank: a checksum, how many backwards it skipped, and `width` timestamps of the last
     step

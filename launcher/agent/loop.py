@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 
+from collectives.world import PEER_FAILED_AT
 from launcher import errors
 from launcher.agent.agent_supervisor import SWEEP_LIMIT, end_at_once, end_like
 from launcher.agent.heartbeat import Heartbeat
@@ -64,6 +65,7 @@ class Agent:
         self.identity = identity
         self.heartbeat = Heartbeat(pid)
         self.stacks = Stacks(pid, stacks, self.heartbeat)
+        self.page = page
         self.suspension = Suspension(page)
         self.reports = Reports()
         self.joined = False  # others may wait for this rank
@@ -251,6 +253,10 @@ class Agent:
 
     def _on_heartbeat(self, seconds: float) -> None:
         self.heartbeat_timeout = float(seconds)
+
+    def _on_peer_failed(self, number: int) -> None:
+        os.pwrite(self.page, b"\1", PEER_FAILED_AT)
+        self._on_signal(number)
 
     def _on_kill(self, value: object) -> None:
         self.killed = True

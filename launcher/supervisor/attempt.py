@@ -185,7 +185,14 @@ class Attempt:
             # Ending the others now would kill the rank whose failure this is before it has reported.
             self._deadlines.setdefault("settle", self._after(_SETTLE))
         else:
-            self._shut_down(signal.SIGTERM, self.job.grace if isinstance(failure, TimeLimit) else self._failure_grace())
+            self._end_after(failure)
+
+    def _end_after(self, failure: Failure) -> None:
+        """Asks the ranks to end. When time is over they may save first; else nothing that they do counts any more."""
+        if isinstance(failure, TimeLimit):
+            self._shut_down(signal.SIGTERM, self.job.grace)
+        else:
+            self._shut_down(signal.SIGTERM, min(self.job.grace, _FAILURE_GRACE), "peer_failed")
 
     def _explains_stop(self, failure: Failure) -> bool:
         """True for an exception of a rank that handles SIGTERM: most likely its state was not saved.
@@ -214,17 +221,14 @@ class Attempt:
 
     # -- the end of a job
 
-    def _failure_grace(self) -> float:
-        return min(self.job.grace, _FAILURE_GRACE)
-
-    def _shut_down(self, number: int, grace: float) -> None:
-        """Asks the ranks to end, by a signal; they have `grace` seconds for it."""
+    def _shut_down(self, number: int, grace: float, order: str = "signal") -> None:
+        """Asks the ranks to end, by a signal; they have `grace` seconds for it. order: what the agents are sent"""
         if not self._ending:
             self._observers.ending()
         self._ending = True
         self._clock.release(self.now)
         self._deadlines = {"kill": self._after(grace)}
-        self._order = {"signal": number}
+        self._order = {order: number}
         # A rank that raised or exits is on its way out, through its exit handlers.
         self.ranks.send(self._order, lambda process: not process.over and not process.leaving)
 
@@ -318,7 +322,7 @@ class Attempt:
         if "stopping" in due:  # ranks that did not stop with the others are asked now, and may save as well
             self._shut_down(signal.SIGTERM, self.job.grace)
         if "settle" in due:
-            self._shut_down(signal.SIGTERM, self._failure_grace())
+            self._end_after(self.failures[0])
         if "deserted" in due and self._deserter is not None and not self._all_over():
             self.fail(self._deserter)
         if "kill" in due:

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, TRACE
+from collectives.world import AGENT, ATTEMPT, BACKEND, DEBUG_RANK, STATE_MEMORY, STATE_MEMORY_NAME, TRACE
 from launcher import engines, placement
 from launcher.agent.rank import quote_colons
 from launcher.engines import Engine, slurm
@@ -31,12 +31,43 @@ def agents_environment(job: Job, engine: Engine, address: str, secret: str) -> d
     # Only NCCL cannot share a GPU, and where another backend was asked for it is out of the question.
     share = job.share_gpu or job.backend in ("mpi", "single")
     rules = placement.rules(bind=job.bind, share=share, nodes=engines.ranks_per_host(job, engine))
-    return {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
+    found = {ADDRESS: address, SECRET: secret, LAUNCHER_PID: str(os.getpid()), placement.PLACEMENT: rules}
+    if engine.remote_hosts:
+        found[STATE_MEMORY] = ""  # ranks there could not reach it
+    return found
 
 
-def ranks_environment(job: Job, attempt: int) -> dict[str, str]:
+class StateMemory:
+    """Memory in which the ranks on this machine leave their state to those of the next start: two slots for each.
+
+    The launcher holds it, because nothing else outlives a start. It has no name in a file system, so that it is freed
+    when the launcher and the ranks have ended, however they end.
+
+    variable: what ranks find in their environment, "" where the system grants no such memory
+    """
+
+    def __init__(self, ranks: int) -> None:
+        token = os.urandom(16).hex()
+        self._fds: list[int] = []
+        self.variable = ""
+        try:
+            for _ in range(2 * ranks):
+                self._fds.append(os.memfd_create(f"{STATE_MEMORY_NAME}-{token}"))
+        except OSError:
+            self.close()
+        if self._fds:
+            self.variable = " ".join(map(str, (token, os.getpid(), *self._fds)))
+
+    def close(self) -> None:
+        """Frees it, as soon as no rank has it mapped any more."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+
+def ranks_environment(job: Job, attempt: int, state_memory: str) -> dict[str, str]:
     """What a rank finds in its environment, of the job's options and of the start that this is (0 first)."""
-    found = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank)}
+    found = {ATTEMPT: str(attempt), DEBUG_RANK: str(job.debug_rank), STATE_MEMORY: state_memory}
     if job.backend != "auto":
         found[BACKEND] = job.backend
     if job.trace is not None:

@@ -26,7 +26,7 @@ from launcher.linux import fill_standard_streams, many_files, stat_of
 from launcher.network import Host, ranks_by_host
 from launcher.protocol import FILES
 from launcher.supervisor.attempt import Attempt
-from launcher.supervisor.environment import ranks_environment
+from launcher.supervisor.environment import StateMemory, ranks_environment
 from launcher.supervisor.signal_pipe import SignalPipe, name_of
 from launcher.supervisor.stdin import StdinForwarder
 
@@ -97,6 +97,7 @@ class _Supervisor:
         self.stdin = StdinForwarder(job.debug_rank, typed=self.console.typed, program=program)
         self.tail = failure_report.Tail(_hidden(job))
         self.observers = Observers([self.console, self.tail, *self._optional_observers(), *observers])
+        self.memory = StateMemory(job.size if job.max_restarts else 0)
         self.clock = JobClock()
         self.until = math.inf if job.timeout is None else self.clock.at(time.monotonic()) + job.timeout
 
@@ -136,6 +137,7 @@ class _Supervisor:
             self.observers.job_ended(2, str(error))
             raise
         finally:
+            self.memory.close()
             self.observers.close()
 
     def _run(self) -> tuple[int, str]:
@@ -143,7 +145,7 @@ class _Supervisor:
         while True:
             self.observers.attempt_started(number, self.job.size)
             started = time.monotonic()
-            environ = {**self.environ, **ranks_environment(self.job, number)}
+            environ = {**self.environ, **ranks_environment(self.job, number, self.memory.variable)}
             self.attempt = attempt = Attempt(
                 self.job,
                 self.console,
