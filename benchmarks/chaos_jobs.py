@@ -33,6 +33,7 @@ class Case(NamedTuple):
     sizes: ranks of its first start, its second, and so on: as many starts as it may have
     restarts: that the launcher may make in each; background: saves are asynchronous
     strikes: what ranks do to themselves, at exact moments
+    memory: how often the state is held in memory, as `chaos_worker --memory-every` takes it
     rank, moment: who is struck from outside, and how many seconds after the first start; None: none
     """
 
@@ -41,6 +42,7 @@ class Case(NamedTuple):
     restarts: int = 0
     background: bool = False
     strikes: tuple[Strike, ...] = ()
+    memory: str = "auto"
     rank: int = 0
     moment: float | None = None
 
@@ -87,7 +89,8 @@ def _run(case: Case, work: Path, digits: Path) -> Ended:
     # After these the same command is started again: stopped on request; killed, with ddp-launch or without restarts.
     again = {0, STOPPED, -signal.SIGKILL if case.restarts else 128 + signal.SIGKILL}
     script = ["-m", "benchmarks.chaos_worker", str(work), str(digits), str(work / "checkpoints"), f"--pause={PAUSE}"]
-    script += [f"--strikes={json.dumps(case.strikes)}", *["--async-save"] * case.background]
+    script += [f"--memory-every={case.memory}", f"--strikes={json.dumps(case.strikes)}"]
+    script += [*["--async-save"] * case.background]
     began, number, struck, wrong = time.monotonic(), 0, False, ""
     for number, ranks in enumerate(case.sizes):
         launch = [sys.executable, "-m", "launcher", "-n", str(ranks), f"--max-restarts={case.restarts}"]

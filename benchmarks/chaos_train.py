@@ -10,7 +10,9 @@ launcher  ddp-launch is killed
 all       everything is killed at once: launcher, MPI, agents, ranks
 stop      a rank is stopped (SIGSTOP) for a while, and then killed
 save      a rank is killed in the middle of a save: at, or just after, any one thing that it does to a file
-load      the same in the middle of a load, after a rank was killed at any step
+load      the same in the middle of a load from disk, after a rank was killed at any step
+memory    a rank is killed at any step, with the state held in memory after each: no more than one is made again, and
+          the seconds from the kill to the end of the next step are measured
 full      a rank can write no more to its disk (a limit on the size of files), until it is restarted
 asked     a rank gets SIGTERM: all save and leave with 75
 
@@ -27,6 +29,7 @@ Whatever hangs ends after a minute, and what a job leaves behind counts as a fai
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 import tempfile
 from collections import Counter
@@ -38,7 +41,7 @@ from benchmarks import harness
 from benchmarks.chaos_jobs import Case, Ended, run, write_digits
 from benchmarks.chaos_worker import EVERY, SAMPLES, Strike
 
-KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked")
+KINDS = ("save", "rank", "launcher", "load", "all", "stop", "full", "asked", "memory")
 RESTARTS = 5  # of the launcher
 STARTS = 4  # of the same command
 MOVE = "2 -> 1 -> 4"
@@ -78,7 +81,10 @@ def _case(kind: str, undisturbed: Undisturbed, chance: random.Random) -> Case:
         return case._replace(strikes=(Strike(0, rank, "full", chance.randrange(20)),))
     if kind == "load":
         first = Strike(0, chance.randrange(2), "step", EVERY + chance.randrange(10))
-        return case._replace(strikes=(first, Strike(1, rank, "load", chance.randrange(9), delay)))
+        second = Strike(1, rank, "load", chance.randrange(9), delay)
+        return case._replace(strikes=(first, second), memory="never")
+    if kind == "memory":
+        return case._replace(strikes=(Strike(0, rank, "step", 2 + chance.randrange(15)),), memory="1")
     return case._replace(moment=chance.uniform(0.2, 0.95) * undisturbed.seconds)
 
 
@@ -112,6 +118,20 @@ def repeated(notes: Iterable[Note]) -> int:
     """How many steps were made that do not count."""
     made = {(note["start"], note["step"]) for note in notes if "step" in note}
     return len(made) - len({step for _, step in made})
+
+
+def recovery(notes: Sequence[Note]) -> float | None:
+    """Seconds from the first strike of a rank at itself to the end of the next step of all ranks; None: there is none.
+
+    >>> recovery([{"struck": 2.0, "start": 0}, *({"step": 7, "start": 1, "time": time} for time in (2.75, 2.5))])
+    0.75
+    """
+    struck = min(((note["struck"], note["start"]) for note in notes if "struck" in note), default=None)
+    later = [note for note in notes if struck and "step" in note and note["start"] > struck[1]]
+    if struck is None or not later:
+        return None
+    first = min(note["step"] for note in later)
+    return float(max(note["time"] for note in later if note["step"] == first) - struck[0])
 
 
 def samples_wrong(steps: Mapping[int, list[Note]], undisturbed: Mapping[int, list[Note]]) -> str:
@@ -179,23 +199,36 @@ def strike(folder: Path, case: Case, reference: Undisturbed) -> tuple[dict[str, 
     wrong, again, difference = ended.wrong, 0, 0.0
     if not wrong:
         wrong, again, difference = judge(ended, reference, case.kind != MOVE)
+    if not wrong and case.kind == "memory" and again > 1:
+        wrong = f"{again} steps were made again"
     struck = ended.struck and (case.kind != MOVE or ended.starts == len(case.sizes))
     row = {"case": str(case), "wrong": wrong, "struck": struck, "restarts": ended.restarts, "starts": ended.starts}
-    return {**row, "repeated": again, "loss": difference}, ended.output
+    return {**row, "repeated": again, "loss": difference, "recovery": recovery(ended.notes)}, ended.output
 
 
-ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>8}"
+ROW = "{:<14}{:>6}{:>20}{:>18}{:>16}{:>14}{:>14}{:>8}"
 
 
 def table(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """A row for each kind."""
-    titles = ("job", "struck", "restarts (launcher)", "starts (command)", "steps repeated", "loss off by", "same")
+    titles = (
+        "job",
+        "struck",
+        "restarts (launcher)",
+        "starts (command)",
+        "steps repeated",
+        "loss off by",
+        "recovery (s)",
+        "same",
+    )
     rows = [ROW.format(*titles)]
     for kind, each in results.items():
         if each:
             sums = (sum(one[key] for one in each) for key in ("struck", "restarts", "starts", "repeated"))
             difference, same = max(one["loss"] for one in each), sum(not one["wrong"] for one in each)
-            rows.append(ROW.format(kind, *sums, f"{difference:.1e}", f"{same}/{len(each)}"))
+            seconds = [one["recovery"] for one in each if one["recovery"] is not None]
+            median = f"{statistics.median(seconds):.2f}" if seconds else "-"
+            rows.append(ROW.format(kind, *sums, f"{difference:.1e}", median, f"{same}/{len(each)}"))
     return "\n".join(rows)
 
 

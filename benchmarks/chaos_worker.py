@@ -18,6 +18,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,8 +60,9 @@ class Strike(NamedTuple):
 class Struck:
     """Waits for the moment of a rank's strikes, and counts, by phase, what could be struck."""
 
-    def __init__(self, folder: Path, strikes: list[Strike]) -> None:
+    def __init__(self, folder: Path, strikes: list[Strike], note: Callable[..., None]) -> None:
         self.folder = str(folder)
+        self._note = note
         self.during = "load"
         self.events = {"load": 0, "save": 0, "step": 0}
         self._strikes = strikes
@@ -74,6 +76,7 @@ class Struck:
         number, self.events[during] = self.events[during], self.events[during] + 1
         for strike in self._strikes:
             if (strike.during, strike.event) == (during, number):
+                self._note(struck=time.time())
                 strike_now(strike.delay)
 
     def step(self) -> None:
@@ -126,6 +129,7 @@ def main() -> None:
     parser.add_argument("--run", type=int, default=0, help="how often this job was started before")
     parser.add_argument("--pause", type=float, default=0.0, help="s that each step takes longer")
     parser.add_argument("--async-save", action="store_true")
+    parser.add_argument("--memory-every", default="auto", help="auto, never, or steps: see Checkpointer")
     parser.add_argument("--strikes", default="[]", help="JSON: a list of what `Strike` says")
     args = parser.parse_args()
 
@@ -137,8 +141,10 @@ def main() -> None:
     def note(**what: Any) -> None:
         notes.write(json.dumps({"start": start, "size": comm.size, **what}) + "\n")
 
+    memory: str = args.memory_every
     strikes = [Strike(*each) for each in json.loads(args.strikes)]
-    struck = Struck(args.checkpoints, [each for each in strikes if (each.start, each.rank) == (start, comm.rank)])
+    own = [each for each in strikes if (each.start, each.rank) == (start, comm.rank)]
+    struck = Struck(args.checkpoints, own, note)
     ddp.manual_seed(1)
     with np.load(args.digits) as read:
         data = TensorDataset(np.arange(len(read["labels"])), read["images"], read["labels"])
@@ -155,6 +161,7 @@ def main() -> None:
         scheduler=scheduler,
         every=EVERY,
         async_save=args.async_save,
+        memory_every=int(memory) if memory.isdigit() else {"auto": "auto", "never": None}[memory],
         comm=comm,
     ) as checkpointer:
         before = None
@@ -171,7 +178,8 @@ def main() -> None:
             scheduler.step()
             # Of every source of random numbers that a program may use; they are gone on with, too.
             draws = [random.random(), float(np.random.random()), ddp.rand(1).item()]
-            note(step=checkpointer.step, epoch=loader.epoch, ids=ids.tolist(), loss=loss.item(), draws=draws)
+            what = {"step": checkpointer.step, "epoch": loader.epoch, "time": time.time()}
+            note(**what, ids=ids.tolist(), loss=loss.item(), draws=draws)
         last = checkpointer.step
     result = {"sha256": digest(model.module), "step": last, "events": struck.events}
     temporary = args.folder / f".result-{comm.rank}"
