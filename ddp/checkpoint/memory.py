@@ -218,14 +218,14 @@ class StateMemory:
     # -- reading
 
     def newest(self) -> SavedInMemory | None:
-        """The newest state of which the slots hold every rank's part, None if there is none.
+        """The newest state of earlier starts of which the slots hold every rank's part; None if there is none.
 
         One that a later start of the job has written is newer than all of the starts before.
         """
         whole: dict[tuple[int, int, int], dict[int, int]] = {}
         for number, slot in enumerate(self._slots):
             stamp = slot.stamp()
-            if stamp is not None and stamp.owner == self._owner:
+            if stamp is not None and stamp.owner == self._owner and stamp.start < self._start:
                 whole.setdefault((stamp.start, stamp.step, stamp.size), {})[stamp.rank] = number
         keys = [key for key, numbers in whole.items() if len(numbers) == key[2]]
         if not keys:

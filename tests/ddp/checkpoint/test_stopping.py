@@ -196,6 +196,18 @@ def test_handlers_that_were_there_are_called_and_ignored_signals_stay_ignored() 
         signal.signal(signal.SIGUSR1, ignored)
 
 
+def test_a_rank_does_not_wait_for_a_step_that_a_peer_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    monkeypatch.setattr(signals, "peer_failed", lambda: True)
+    try:
+        with StopSignals(requests := PendingRequests()):
+            signal.raise_signal(signal.SIGTERM)
+        assert (heard, requests.mine[STOP]) == ([signal.SIGTERM], False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_contexts_that_are_left_in_another_order_let_signals_through() -> None:
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     first, second = StopSignals(PendingRequests()), StopSignals(PendingRequests())

@@ -1,0 +1,358 @@
+"""State in memory: what is whole is found again, the newest of it, and nothing else; a loop goes on from there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import collectives
+import ddp
+from collectives import world
+from ddp.checkpoint import Checkpointer, memory, open_checkpoint
+from ddp.checkpoint.memory import StateMemory
+from ddp.checkpoint.state import ArraySource
+from ddp.errors import ArgumentError
+from ddp.optim import AdamW
+from tests.ddp.checkpoint.training import Interrupted, Loader, assert_same, data, everything, net
+
+Slots = list[int]
+JOB, OTHER = "0123456789abcdef" * 2, "f" * 32  # tokens
+
+
+@pytest.fixture
+def slots() -> Iterator[Slots]:
+    fds = [os.memfd_create(f"ddp-state-{JOB}") for _ in range(4)]
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+def opened(slots: Slots, rank: int = 0, start: int = 0, owner: str = "run", size: int = 2) -> StateMemory:
+    return StateMemory(variable(slots), rank, start, owner, rank, size)
+
+
+def variable(slots: Slots, token: str = JOB) -> str:
+    return " ".join(map(str, (token, os.getpid(), *slots)))
+
+
+def write(slots: Slots, *steps: int, start: int = 0, ranks: tuple[int, ...] = (0, 1), owner: str = "run") -> None:
+    """Each rank writes its half of `x`, an array of its own, and JSON."""
+    for rank in ranks:
+        held = opened(slots, rank, start, owner)
+        held.newest()
+        for step in steps:
+            x = np.arange(6.0)[3 * rank : 3 * rank + 3] + step
+            own = np.full((2, 2), step + rank, np.int32).T
+            sources = [
+                ArraySource(name="x", array=x, piece=(3 * rank, 3 * rank + 3, (6,))),
+                ArraySource(name=f"rank-{rank}.y", array=own),
+                ArraySource(name=f"rank-{rank}.none", array=np.empty((0, 3), np.float16)),
+            ]
+            held.write(step, sources, {"lr": 0.5} if rank == 0 else None, [rank, step])
+        held.close()
+
+
+def newest(slots: Slots, **options: Any) -> int | None:
+    held = opened(slots, **{"start": 9, **options})
+    found = held.newest()
+    held.close()
+    return None if found is None else found.step
+
+
+def test_what_all_ranks_wrote_is_read_by_each_of_the_next_start(slots: Slots) -> None:
+    write(slots, 4, 5)
+    held = opened(slots, rank=1, start=1)
+    found = held.newest()
+    held.close()
+    assert found is not None
+    assert (found.step, found.size, found.state, found.own_state) == (5, 2, {"lr": 0.5}, [[0, 5], [1, 5]])
+    np.testing.assert_array_equal(found.read("x"), np.arange(6.0) + 5)
+    np.testing.assert_array_equal(found.read("rank-1.y"), np.full((2, 2), 6, np.int32))
+    assert found.read("rank-0.none").shape == (0, 3)
+
+
+def test_the_state_that_is_read_stays_whole_while_the_next_is_written(slots: Slots) -> None:
+    write(slots, 5, 6, 7)
+    write(slots, 8, start=1, ranks=(0,))
+    assert newest(slots) == 7
+    write(slots, 8, start=1, ranks=(1,))
+    assert newest(slots) == 8
+
+
+def test_a_later_start_that_went_on_from_an_earlier_step_is_newer(slots: Slots) -> None:
+    write(slots, 90)
+    write(slots, 51, start=1)
+    assert newest(slots) == 51
+
+
+def half_written(slots: Slots) -> None:
+    os.pwrite(slots[3], bytes(8), 0)
+
+
+def another_format(slots: Slots) -> None:
+    begin = os.pread(slots[3], 4096, 0)
+    os.pwrite(slots[3], begin.replace(b"ddp-st01", b"ddp-st00"), 0)
+
+
+def another_step(slots: Slots) -> None:
+    opened(slots[:2] + slots[2:][::-1], rank=1).write(7, [], None, None)
+
+
+def cut_off(slots: Slots) -> None:
+    os.ftruncate(slots[3], 30)
+
+
+@pytest.mark.parametrize("damage", [half_written, another_format, another_step, cut_off])
+def test_what_is_not_whole_on_all_ranks_is_passed_over(damage: Callable[[Slots], None], slots: Slots) -> None:
+    write(slots, 4, 5)
+    damage(slots)
+    assert newest(slots) == 4
+
+
+def test_state_of_another_checkpointer_or_of_none_is_passed_over(slots: Slots) -> None:
+    assert newest(slots) is None
+    write(slots, 4, owner="other")
+    assert newest(slots) is None
+    assert newest(slots, owner="other") == 4
+
+
+def test_state_of_another_job_is_refused(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(slots, 4)
+    with pytest.raises(OSError, match="none of the job's memory"):
+        StateMemory(variable(slots, OTHER), 0, 1, "run", 0, 2)
+    # Even under the name of this one: the header says whose it is.
+    monkeypatch.setattr(memory, "_open", lambda path, token: os.open(path, os.O_RDWR))
+    assert StateMemory(variable(slots, OTHER), 0, 1, "run", 0, 2).newest() is None
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(OSError, match="another user"):
+        opened(slots)
+
+
+def test_an_index_without_slots_is_refused(slots: Slots) -> None:
+    with pytest.raises(OSError, match="2 pairs of slots, none for rank 2"):
+        opened(slots, rank=2)
+
+
+def test_what_is_no_json_is_refused_and_the_rest_stays(slots: Slots) -> None:
+    write(slots, 4)
+    held = opened(slots)
+    with pytest.raises(ArgumentError, match="cannot be held in memory"):
+        held.write(5, [], {"x": object()}, None)
+    assert newest(slots) == 4
+
+
+def test_a_slot_grows_with_the_state(slots: Slots) -> None:
+    write(slots, 4)
+    held = opened(slots, size=1)
+    held.write(5, [ArraySource(name="x", array=np.ones(100_000))], {"long": "x" * 100_000}, None)
+    found = opened(slots, start=1).newest()
+    assert found is not None
+    assert found.step == 5
+    np.testing.assert_array_equal(found.read("x"), np.ones(100_000))
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [("max\n", []), ("1000\n", [1000 - 400 + 150])],
+)
+def test_memory_that_control_groups_leave(limit: str, left: list[int], tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name, text in (("max", limit), ("current", "400\n"), ("stat", "anon 50\ninactive_file 150\n")):
+        (tmp_path / "a" / f"memory.{name}").write_text(text)
+    (tmp_path / "groups").write_text("1:name=systemd:/\n0::/a\n")
+    assert list(memory.control_group_memory(str(tmp_path / "groups"), str(tmp_path))) == left
+
+
+# -- the loop
+
+
+@pytest.fixture
+def rank(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes this process the only rank of a job's start of that number."""
+    monkeypatch.setenv(world.AGENT, str(os.getppid()))
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(world.STATE_MEMORY, variable(slots))
+    return lambda start: monkeypatch.setenv(world.ATTEMPT, str(start))
+
+
+def train(folder: Path, until: int = 12, **options: Any) -> tuple[int, dict[str, Any]]:
+    """The step that the loop began with, and everything at its end. until: the step that is not reached any more"""
+    comm = collectives.init()
+    model: Any = ddp.DataParallel(net(dropout=0.5, norm=True), comm)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    x, y = data()
+    began = None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(world.AGENT, raising=False) if options.pop("outside", False) else None
+        ckpt = Checkpointer(folder, model=model, optimizer=optimizer, **{"every": 5, "keep": None, **options})
+    try:
+        with ckpt:
+            for ids in ckpt.resume(Loader(comm), epochs=4):
+                began = ckpt.step if began is None else began
+                if ckpt.step == until:
+                    raise Interrupted
+                optimizer.zero_grad()
+                ddp.nn.functional.cross_entropy(model(x[ids]), y[ids]).backward()
+                optimizer.step()
+    except Interrupted:
+        pass
+    assert began is not None
+    return began, everything(model, [optimizer])
+
+
+@pytest.mark.parametrize(
+    ("every", "began"),
+    [
+        (1, 8),
+        (3, 6),
+        (7, 7),
+        (20, 5),  # never held: from disk
+        (None, 5),
+    ],
+)
+def test_a_loop_goes_on_from_what_is_newest(
+    every: int | None, began: int, rank: Callable[[int], None], tmp_path: Path
+) -> None:
+    rank(0)
+    _, whole = train(tmp_path / "whole")
+    ddp.manual_seed(1)
+    assert train(tmp_path / "run", until=8, memory_every=every)[0] == 0
+    rank(1)
+    found, same = train(tmp_path / "run", memory_every=every)
+    assert found == began
+    assert_same(same, whole)
+    assert open_checkpoint(tmp_path / "run/step-0000000012").step == 12
+
+
+def test_by_itself_the_first_step_is_held_at_once_and_the_next_when_it_costs_little(
+    rank: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank(0)
+    monkeypatch.setattr(StateMemory, "took", lambda self, began: setattr(self, "due", float("inf")))
+    train(tmp_path, until=4)
+    rank(1)
+    assert train(tmp_path)[0] == 1
+
+
+def test_memory_of_the_same_start_is_not_loaded(rank: Callable[[int], None], tmp_path: Path) -> None:
+    """A program that loads again wants the checkpoint."""
+    rank(1)
+    train(tmp_path, until=8, memory_every=1)
+    model = ddp.DataParallel(net(dropout=0.5, norm=True))
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    with Checkpointer(tmp_path, model=model, optimizer=optimizer) as ckpt:
+        assert ckpt.load()
+        assert ckpt.step == 5
+
+
+@pytest.mark.parametrize("moment", ["start", "first step", "later"])
+def test_without_memory_the_job_is_told_once_and_goes_on_with_the_disk(
+    moment: str,
+    rank: Callable[[int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rank(0)
+    if moment == "start":
+        monkeypatch.setenv(world.STATE_MEMORY, variable([10**6, 10**6]))
+    elif moment == "first step":
+        monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+    else:
+        monkeypatch.setattr(memory.Slot, "write", fails_after(3))
+    with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
+        train(tmp_path, until=8, memory_every=1)
+    assert [record.message.partition(": ")[0] for record in caplog.records] == [
+        "a restart goes on from disk, not from memory"
+    ]
+    rank(1)
+    monkeypatch.undo()
+    assert train(tmp_path)[0] == 5
+
+
+def fails_after(count: int) -> Callable[..., None]:
+    whole = memory.Slot.write
+    left = iter(range(count))
+
+    def write(*args: Any) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOMEM, "no memory")
+        whole(*args)
+
+    return write
+
+
+PROGRAM = """
+import hashlib, json, os, signal, sys
+import collectives, ddp
+from ddp import nn
+from ddp.nn import functional as F
+
+folder, kind, die = sys.argv[1:]
+comm = collectives.init(timeout=30)
+start = int(os.environ["DDP_ATTEMPT"])
+ddp.manual_seed(3)
+data = ddp.data.TensorDataset(ddp.arange(48), ddp.randn(48, 6), ddp.randint(3, (48,)))
+loader = ddp.data.DataLoader(data, 4, sampler=ddp.data.DistributedSampler(data, seed=2))
+model = ddp.DataParallel(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)))
+if kind == "zero":
+    adam = ddp.parallel.ZeroOptimizer(model, ddp.optim.AdamW, lr=0.01)
+else:
+    adam = ddp.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = ddp.optim.lr_scheduler.StepLR(adam, 5)
+notes = open(f"{folder}/notes-{comm.rank}", "a", buffering=1)
+ckpt = ddp.checkpoint.Checkpointer(
+    f"{folder}/run", model=model, optimizer=adam, scheduler=scheduler, memory_every=1
+)
+for ids, x, t in ckpt.resume(loader, epochs=3):
+    comm.barrier()  # all have held the step before
+    if (start, ckpt.step, comm.rank) == (0, int(die), 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+    adam.zero_grad()
+    F.cross_entropy(model(x), t).backward()
+    adam.step()
+    scheduler.step()
+    print(json.dumps([start, ckpt.step, ids.tolist(), float(ddp.rand(1))]), file=notes)
+ckpt.close()
+state = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
+open(f"{folder}/sha256-{comm.rank}", "w").write(hashlib.sha256(state).hexdigest())
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("kind", ["adam", "zero"])
+def test_a_rank_is_killed_and_nothing_is_lost(kind: str, run_job: Callable[..., Any], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+
+    def run(name: str, die: int) -> tuple[list[list[Any]], list[str]]:
+        folder = tmp_path / name
+        (folder / "tmp").mkdir(parents=True)
+        command = [sys.executable, "-m", "launcher", "-n", "2", "--max-restarts", "1", script, folder, kind, str(die)]
+        done = run_job([*map(str, command)], timeout=60, env={**os.environ, "TMPDIR": str(folder / "tmp")})
+        assert done.returncode == 0, done.stderr
+        assert os.listdir(folder / "tmp") == []
+        notes = [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(folder.glob("notes*"))]
+        return notes, [path.read_text() for path in sorted(folder.glob("sha256*"))]
+
+    whole, digests = run("whole", -1)
+    notes, same = run("killed", 8)
+    assert [[note[1:] for note in rank] for rank in notes] == [[note[1:] for note in rank] for rank in whole]
+    assert [[note[0] for note in rank] for rank in notes] == [[0] * 8 + [1] * 10] * 2
+    assert same == digests
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "often", True])
+def test_how_often_is_checked(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="memory_every is a number of steps of at least 1, 'auto' or None"):
+        Checkpointer(tmp_path, memory_every=value)
