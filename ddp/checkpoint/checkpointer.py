@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -21,13 +21,13 @@ import numpy as np
 import collectives
 from collectives import ReduceOp, world
 from ddp._device import CPU, place
-from ddp.checkpoint import memory
+from ddp.checkpoint import state_memory
 from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
 from ddp.checkpoint.saved import Saved
 from ddp.checkpoint.signals import StopSignals
 from ddp.checkpoint.snapshot import BackgroundSave, Snapshot
-from ddp.checkpoint.state import TrainedObjects, capture, capture_alone
+from ddp.checkpoint.state import TrainedObjects, capture
 from ddp.checkpoint.store import Store
 from ddp.errors import ArgumentError, CheckpointError, DtypeError, ParallelError
 from ddp.nn import Module
@@ -96,7 +96,8 @@ class Checkpointer:
         self._store = Store(folder, comm, keep)
         self._comm = comm.duplicate()
         self._memory_every = memory_every
-        self._memory = self._open_memory()
+        self._memory: state_memory.StateMemory | None = None
+        self._in_memory: Saved | None = None  # what an earlier start of the job has left there, until `load`
         self._room_known = False  # all ranks have had memory for the state once
         self._hold_due = False
         self._requests = PendingRequests()
@@ -122,6 +123,8 @@ class Checkpointer:
                 each.register_step_post_hook(self._after_step),
             )
         ]
+        if memory_every is not None and state_memory.offered():
+            self._use_memory(self._open_memory, together=True)
 
     @property
     def folder(self) -> Path | str:
@@ -219,10 +222,13 @@ class Checkpointer:
         self._raise_if_closed()
         self._end_saving()
         self._left_early = False
-        saved: Saved | None = self._newest_in_memory() if path is None and not self._loaded else None
-        in_memory = saved is not None
-        if saved is None:
-            saved = self._store.newest() if path is None else self._store.find(path)
+        held, self._in_memory = self._in_memory, None
+        if path is not None:
+            saved: Saved | None = self._store.find(path)
+        elif held is not None and held.step >= self._store.newest_step():
+            saved = held
+        else:
+            saved = self._store.newest()
         if saved is None:
             self._loaded = True
             return False
@@ -231,7 +237,7 @@ class Checkpointer:
             self._store.ranks.run(f"{saved.path} cannot be loaded", part, reraise=True)
         self._loaded = True
         self.step = saved.step
-        self._saved_at = saved.step if path is None and not in_memory else None
+        self._saved_at = saved.step if path is None and saved is not held else None
         self._restored, self._loader_state = restoring, restoring.loader_state()
         if self._comm.rank == 0:
             for note in restoring.notes:
@@ -333,67 +339,40 @@ class Checkpointer:
 
     # -- the state in memory
 
-    def _open_memory(self) -> memory.StateMemory | None:
-        """The memory for it, None where a rank has none. Collective where the launcher offers it."""
-        if self._memory_every is None or not os.environ.get(world.STATE_MEMORY):
-            return None
-        opened: memory.StateMemory | None = None
-        reason = ""
-        try:
-            opened = memory.take(os.fspath(self.folder), self._comm.rank, self._comm.size)
-        except OSError as error:
-            reason = str(error)
-        answers = self._comm.all_gather_object((opened is not None, reason))
-        if all(has for has, _ in answers):
-            return opened
-        if opened is not None:
-            memory.give_back(opened)
-        self._say_not_held([reason for _, reason in answers])
-        return None
+    def _open_memory(self) -> None:
+        memory = state_memory.take(os.fspath(self.folder), self._comm.rank, self._comm.size)
+        self._memory, self._in_memory = memory, memory.newest()
 
     def _drop_memory(self) -> None:
         if self._memory is not None:
-            memory.give_back(self._memory)
-        self._memory = None
+            self._memory.close()
+        self._memory = self._in_memory = None
         self._requests.mine[HOLD] = False
 
-    def _say_not_held(self, reasons: Sequence[str]) -> None:
-        """Says why the state is not held in memory, once. reasons: of each rank, as far as this one knows; "": none"""
-        failed = [rank for rank, reason in enumerate(reasons) if reason]
-        if failed[:1] == [self._comm.rank]:
-            _log.warning("a restart goes on from disk, not from memory: rank %d: %s", failed[0], reasons[failed[0]])
-
-    def _newest_in_memory(self) -> Saved | None:
-        """The state that an earlier start of the job has left, if no checkpoint is newer; None on all ranks if not."""
-        if self._memory is None:
-            return None
-        found = self._memory.newest()
-        key = None if found is None else (found.start, found.step, found.size)
-
-        def look() -> tuple[Any, int]:
-            return key, self._store.newest_step() if self._comm.rank == 0 else -1
-
-        answers = self._store.ranks.run(f"{self.folder} cannot be loaded", look)
-        newest = answers[0][1]
-        whole = all(theirs == key for theirs, _ in answers)
-        return found if found is not None and whole and found.step >= newest else None
-
     def _hold(self) -> None:
-        """Copies the state into memory. Collective the first time, when all ranks learn whether each has room."""
+        """Copies the state into memory."""
         assert self._memory is not None
-        began, reasons = time.monotonic(), [""] * self._comm.size
+        began = time.monotonic()
+        self._memory.write(self.step, *capture(self._training, self._store.ranks, alone=True))
+        self._memory.took(began)
+
+    def _use_memory(self, work: Callable[[], None], together: bool) -> None:
+        """Does something with the memory. Where that fails, it is said once and the state is not held any more.
+
+        together: on all ranks, which all go without if one fails; collective then
+        """
+        failed, rank = "a restart goes on from disk, not from memory", self._comm.rank
         try:
-            sources, shared, own = capture_alone(self._training, self._comm.rank, self._comm.size)
-            self._memory.write(self.step, sources, shared, own)
-            self._memory.took(began)
-        except (OSError, ArgumentError) as error:
-            reasons[self._comm.rank] = str(error)
-        if not self._room_known:
-            reasons = self._comm.all_gather_object(reasons[self._comm.rank])
-            self._room_known = True
-        if any(reasons):
+            if together:
+                self._store.ranks.run(failed, work)
+            else:
+                work()
+        except (OSError, ArgumentError, CheckpointError) as error:
             self._drop_memory()
-            self._say_not_held(reasons)
+            if not together:
+                _log.warning("%s: rank %d: %s", failed, rank, error)
+            elif rank == 0:
+                _log.warning("%s", error)
 
     # -- the loop of `resume`
 
@@ -492,10 +471,11 @@ class Checkpointer:
                 self.save()
             self._due, self._saved_time = False, time.monotonic()
             requests.mine[SAVE], requests.received[SAVE] = False, 0
-        if self._hold_due and self._memory is not None:
-            self._hold()
-            self._hold_due = requests.mine[HOLD] = False
-            requests.received[HOLD] = 0
+        # Where ranks have to agree, they cannot while a save in the background does.
+        if self._hold_due and self._memory is not None and (self._room_known or self._saving is None):
+            self._use_memory(self._hold, together=not self._room_known)
+            self._room_known, self._hold_due = True, False
+            requests.mine[HOLD], requests.received[HOLD] = False, 0
 
     def _accumulating(self) -> bool:
         """Whether there are gradients that belong to a step which is still to be made: they are in no checkpoint."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -224,60 +224,37 @@ def rank_array_name(rank: int, name: str) -> str:
     return f"rank-{rank:04d}.{name}"
 
 
-def capture(training: TrainedObjects, ranks: Agreement) -> tuple[list[ArraySource], JSON, JSON]:
+def capture(training: TrainedObjects, ranks: Agreement, alone: bool = False) -> tuple[list[ArraySource], JSON, JSON]:
     """The state as it is now: what this rank is to write of the arrays, where they lie, and as JSON what is the same on
     all ranks, and what this rank says of itself. Nothing is copied. Collective if there are several ranks.
 
+    alone: other ranks are not asked, and what may be the same on all of them is each rank's own
+
     Raises: ArgumentError, naming the place, for what a checkpoint cannot hold, and CheckpointError on the other ranks.
     """
-    state = _EncodedState()
+    taken: set[str] = set()
+    shared, pieces, own, unknown = (_ArrayTable(taken) for _ in range(4))
+    encoded: list[JSON] = []
 
     def encode_all() -> dict[str, str]:
-        state.encode(training, ranks.rank)
-        return {source.name: _checksum(source.array) for source in state.unknown.sources} if ranks.size > 1 else {}
-
-    checksums = ranks.run("the state cannot be saved", encode_all, reraise=True)
-    same = {name for name, checksum in checksums[0].items() if all(each.get(name) == checksum for each in checksums)}
-    if ranks.size == 1:
-        same = {source.name for source in state.unknown.sources}
-    return state.sources(same, ranks.rank, ranks.size), *state.encoded
-
-
-def capture_alone(training: TrainedObjects, rank: int, size: int) -> tuple[list[ArraySource], JSON, JSON]:
-    """As `capture`, without asking other ranks: what might be the same on all of them is each rank's own.
-
-    Raises: ArgumentError, naming the place, for what a checkpoint cannot hold.
-    """
-    state = _EncodedState()
-    state.encode(training, rank)
-    return state.sources(set(), rank, size), *state.encoded
-
-
-class _EncodedState:
-    """encoded: what is the same on all ranks, and what this rank says of itself; the tables: the arrays in both"""
-
-    def __init__(self) -> None:
-        taken: set[str] = set()
-        self.shared, self.pieces, self.own, self.unknown = (_ArrayTable(taken) for _ in range(4))
-        self.encoded: tuple[JSON, JSON] = (None, None)
-
-    def encode(self, training: TrainedObjects, rank: int) -> None:
         try:
-            self.encoded = _encoded(training, rank, self.shared, self.pieces, self.own, self.unknown)
+            encoded.extend(_encoded(training, ranks.rank, shared, pieces, own, unknown))
         except RecursionError:
             raise ArgumentError("the state contains itself, or is nested too deep for a checkpoint") from None
+        compared = () if alone or ranks.size == 1 else unknown.sources
+        return {source.name: _checksum(source.array) for source in compared}
 
-    def sources(self, same: Collection[str], rank: int, size: int) -> list[ArraySource]:
-        """What this rank is to write. same: names of unknown arrays that are the same on all ranks"""
-        shared, own = self.shared.sources, self.own.sources
-        for source in self.unknown.sources:
-            (shared if source.name in same else own).append(source)
-        for source in own:
-            source.name = rank_array_name(rank, source.name)
-        shared.sort(key=lambda source: source.name)  # in one order on all ranks
-        sizes = {each.name: (each.array.size, each.array.itemsize) for each in shared}
-        turn = split_evenly(sizes, size)[rank]
-        return [_stretch(each, *turn[each.name]) for each in shared if each.name in turn] + self.pieces.sources + own
+    checksums = [encode_all()] if alone else ranks.run("the state cannot be saved", encode_all, reraise=True)
+    for source in unknown.sources:  # what is the same on all ranks is shared, the rest each rank's own
+        same = not alone and len({theirs.get(source.name) for theirs in checksums}) == 1
+        (shared if same else own).sources.append(source)
+    for source in own.sources:
+        source.name = rank_array_name(ranks.rank, source.name)
+    shared.sources.sort(key=lambda source: source.name)  # in one order on all ranks
+    sizes = {each.name: (each.array.size, each.array.itemsize) for each in shared.sources}
+    turn = split_evenly(sizes, ranks.size)[ranks.rank]
+    sources = [_stretch(each, *turn[each.name]) for each in shared.sources if each.name in turn]
+    return sources + pieces.sources + own.sources, *encoded
 
 
 def _encoded(

@@ -175,11 +175,14 @@ class Store:
         return saved.as_path(path)
 
     def newest_step(self) -> int:
-        """The step of the newest checkpoint, whole or not, -1 if there is none. Not collective."""
-        with describing_os_errors("reading", self._folder):
-            names = saved.newest_first(saved.names_in(self._folder))
-        newest = saved.folder_order(names[0]) if names else None
-        return -1 if newest is None else newest[1]
+        """The step of the newest checkpoint, whole or not, -1 if there is none. Raises: CheckpointError as `newest`."""
+
+        def look() -> int:
+            with describing_os_errors("reading", self._folder):
+                names = saved.newest_first(saved.names_in(self._folder))
+            return next((order[1] for order in map(saved.folder_order, names) if order is not None), -1)
+
+        return self.ranks.run(f"{self.folder} cannot be loaded", look)[0]
 
     def newest(self) -> Saved | None:
         """The newest checkpoint of which every byte is as it was written, None if there is none.

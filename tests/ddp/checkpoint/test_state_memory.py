@@ -17,9 +17,9 @@ import pytest
 import collectives
 import ddp
 from collectives import world
-from ddp.checkpoint import Checkpointer, memory, open_checkpoint
-from ddp.checkpoint.memory import StateMemory
+from ddp.checkpoint import Checkpointer, open_checkpoint, state_memory
 from ddp.checkpoint.state import ArraySource
+from ddp.checkpoint.state_memory import StateMemory
 from ddp.errors import ArgumentError
 from ddp.optim import AdamW
 from tests.ddp.checkpoint.training import Interrupted, Loader, assert_same, data, everything, net
@@ -130,8 +130,9 @@ def test_state_of_another_job_is_refused(slots: Slots, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="none of the job's memory"):
         StateMemory(variable(slots, OTHER), 0, 1, "run", 0, 2)
     # Even under the name of this one: the header says whose it is.
-    monkeypatch.setattr(memory, "_open", lambda path, token: os.open(path, os.O_RDWR))
-    assert StateMemory(variable(slots, OTHER), 0, 1, "run", 0, 2).newest() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(StateMemory, "_open", lambda self, path: state_memory.Slot(os.open(path, os.O_RDWR), self._token))
+        assert StateMemory(variable(slots, OTHER), 0, 1, "run", 0, 2).newest() is None
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(OSError, match="another user"):
         opened(slots)
@@ -169,7 +170,7 @@ def test_memory_that_control_groups_leave(limit: str, left: list[int], tmp_path:
     for name, text in (("max", limit), ("current", "400\n"), ("stat", "anon 50\ninactive_file 150\n")):
         (tmp_path / "a" / f"memory.{name}").write_text(text)
     (tmp_path / "groups").write_text("1:name=systemd:/\n0::/a\n")
-    assert list(memory.control_group_memory(str(tmp_path / "groups"), str(tmp_path))) == left
+    assert list(state_memory.control_group_memory(str(tmp_path / "groups"), str(tmp_path))) == left
 
 
 # -- the loop
@@ -179,7 +180,6 @@ def test_memory_that_control_groups_leave(limit: str, left: list[int], tmp_path:
 def rank(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes this process the only rank of a job's start of that number."""
     monkeypatch.setenv(world.AGENT, str(os.getppid()))
-    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv(world.STATE_MEMORY, variable(slots))
     return lambda start: monkeypatch.setenv(world.ATTEMPT, str(start))
 
@@ -266,9 +266,9 @@ def test_without_memory_the_job_is_told_once_and_goes_on_with_the_disk(
     if moment == "start":
         monkeypatch.setenv(world.STATE_MEMORY, variable([10**6, 10**6]))
     elif moment == "first step":
-        monkeypatch.setattr(memory, "available_memory", lambda: 1000)
+        monkeypatch.setattr(state_memory, "available_memory", lambda: 1000)
     else:
-        monkeypatch.setattr(memory.Slot, "write", fails_after(3))
+        monkeypatch.setattr(state_memory.Slot, "write", fails_after(3))
     with caplog.at_level(logging.WARNING, "ddp.checkpoint"):
         train(tmp_path, until=8, memory_every=1)
     assert [record.message.partition(": ")[0] for record in caplog.records] == [
@@ -280,7 +280,7 @@ def test_without_memory_the_job_is_told_once_and_goes_on_with_the_disk(
 
 
 def fails_after(count: int) -> Callable[..., None]:
-    whole = memory.Slot.write
+    whole = state_memory.Slot.write
     left = iter(range(count))
 
     def write(*args: Any) -> None:

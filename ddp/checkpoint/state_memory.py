@@ -24,7 +24,8 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ import numpy as np
 
 from collectives import world
 from collectives.backends.shm.segment import available_memory
+from collectives.start import joined
 from ddp._device import CPU, place
 from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, TensorPiece, assemble_tensors
 from ddp.checkpoint.saved import Saved
@@ -65,16 +67,11 @@ class Stamp(NamedTuple):
 
 
 class Slot:
-    """One slot. fd: of its memory, of which this object is the owner; token: of the job
-
-    Raises: OSError if it belongs to another user.
-    """
+    """One slot. fd: of its memory, of which this object is the owner; token: of the job"""
 
     def __init__(self, fd: int, token: str) -> None:
         self._fd, self._token = fd, token.encode()
         self._map: mmap.mmap | None = None
-        if os.fstat(fd).st_uid != os.geteuid():
-            raise OSError(errno.EPERM, "the memory belongs to another user")
 
     def close(self) -> None:
         """Lets go of it; what has been read of it stays valid."""
@@ -148,27 +145,30 @@ class StateMemory:
     """
 
     def __init__(self, variable: str, index: int, start: int, owner: str, rank: int, size: int) -> None:
-        token, pid, *fds = variable.split()
+        self._token, pid, *fds = variable.split()
         self._owner = hashlib.blake2b(owner.encode(errors="surrogateescape"), digest_size=16).digest()
         self._start, self._rank, self._size = start, rank, size
-        self._slots: list[Slot] = []
-        self._own = range(2 * index, 2 * index + 2)
+        self._paths = [f"/proc/{pid}/fd/{fd}" for fd in fds]
+        own = self._paths[2 * index : 2 * index + 2]
+        if not own:
+            raise OSError(errno.ENXIO, f"there are {len(fds) // 2} pairs of slots, none for rank {index}")
+        self._own = [self._open(path) for path in own]
         self._turn = 0
         self.due = 0.0
-        try:
-            for fd in fds:
-                self._slots.append(Slot(_open(f"/proc/{pid}/fd/{fd}", token), token))
-            if self._own.stop > len(self._slots):
-                raise OSError(errno.ENXIO, f"there are {len(fds) // 2} pairs of slots, none for rank {index}")
-        except BaseException:
-            self.close()
-            raise
+
+    def _open(self, path: str) -> Slot:
+        """Raises: OSError if it is something else: a process of that pid may be in another container."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.startswith(f"/memfd:{world.STATE_MEMORY_NAME}-{self._token}") and os.fstat(fd).st_uid == os.geteuid():
+            return Slot(fd, self._token)
+        os.close(fd)
+        raise OSError(errno.ENXIO, f"{path} is none of the job's memory, or another user's")
 
     def close(self) -> None:
         """Lets go of the slots; what they hold stays."""
-        for slot in self._slots:
+        for slot in self._own:
             slot.close()
-        self._slots.clear()
 
     # -- writing
 
@@ -177,13 +177,12 @@ class StateMemory:
 
         No more than half of what it has left goes to all ranks together.
         """
-        own = [self._slots[number] for number in self._own]
-        growth = sum(max(0, needed - slot.size) for slot in own) * self._size
+        growth = sum(max(0, needed - slot.size) for slot in self._own) * self._size
         left = min([available_memory(), *control_group_memory()])
         if growth > left // 2:
             text = f"{growth:,} bytes are needed on this machine, and half of the {left:,} that are left is the most"
             raise OSError(errno.ENOMEM, text)
-        for slot in own:
+        for slot in self._own:
             slot.reserve(max(needed, slot.size))
 
     def write(self, step: int, sources: Sequence[ArraySource], state: JSON, own_state: JSON) -> None:
@@ -198,7 +197,7 @@ class StateMemory:
             text = json.dumps(parts, separators=(",", ":")).encode()
         except (TypeError, ValueError, KeyError, RecursionError) as error:
             raise ArgumentError(f"the state cannot be held in memory: {error!r:.200}") from error
-        slot = self._slots[self._own[self._turn]]
+        slot = self._own[self._turn]
         if text_at + len(text) > slot.size:
             self._reserve(text_at + len(text) + _SPARE)
         stamp = Stamp(self._owner, self._rank, self._size, self._start, step, text_at, len(text))
@@ -222,27 +221,28 @@ class StateMemory:
 
         One that a later start of the job has written is newer than all of the starts before.
         """
-        whole: dict[tuple[int, int, int], dict[int, int]] = {}
-        for number, slot in enumerate(self._slots):
-            stamp = slot.stamp()
-            if stamp is not None and stamp.owner == self._owner and stamp.start < self._start:
-                whole.setdefault((stamp.start, stamp.step, stamp.size), {})[stamp.rank] = number
-        keys = [key for key, numbers in whole.items() if len(numbers) == key[2]]
-        if not keys:
-            return None
-        numbers = whole[max(keys)]
-        # The next state must leave this one whole.
-        self._turn = int(self._own[0] in numbers.values())
-        return SavedInMemory([self._slots[numbers[rank]] for rank in sorted(numbers)])
+        found: dict[tuple[int, int, int], dict[int, Slot]] = {}
+        with ExitStack() as stack:
+            for path in self._paths:
+                slot = stack.enter_context(closing(self._open(path)))
+                stamp = slot.stamp()
+                if stamp is not None and stamp.owner == self._owner and stamp.start < self._start:
+                    found.setdefault((stamp.start, stamp.step, stamp.size), {})[stamp.rank] = slot
+            whole = [key for key, slots in found.items() if len(slots) == key[2]]
+            if not whole:
+                return None
+            slots = found[max(whole)]
+            # The next state must leave this one whole.
+            self._turn = int(self._own[0].stamp() in [slot.stamp() for slot in slots.values()])
+            return SavedInMemory([slots[rank] for rank in sorted(slots)])
 
 
 class SavedInMemory(Saved):
-    """A state in slots, one of each rank in order, as a checkpoint that can be read. start: of the job that wrote it"""
+    """A state in slots, one of each rank in order, as a checkpoint that can be read"""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         stamps = [stamp for slot in slots if (stamp := slot.stamp()) is not None]
         texts = [slot.text(stamp) for slot, stamp in zip(slots, stamps, strict=True)]
-        self.start = stamps[0].start
         self._maps = [slot.map() for slot in slots]
         infos = [ShardInfo(slot.size, 0, "") for slot in slots]
         tensors = assemble_tensors({name: _decode(entry) for name, entry in table.items()} for *_, table in texts)
@@ -276,59 +276,25 @@ class _SlotReader:
             into[:] = memoryview(self._memory)[at : at + nbytes]
 
 
-def _open(path: str, token: str) -> int:
-    """Opens a slot. Raises: OSError if it is something else: a process of that pid may be in another container."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    if not os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{world.STATE_MEMORY_NAME}-{token}"):
-        os.close(fd)
-        raise OSError(errno.ENXIO, f"{path} is none of the job's memory")
-    return fd
-
-
 def control_group_memory(groups: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> Iterator[int]:
     """Bytes that each control group (version 2) leaves to this process, files that it could forget counted as free."""
-    lines = Path(groups).read_text().splitlines() if os.path.exists(groups) else []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        folder = Path(root, path.lstrip("/"))
-        for group in (folder, *folder.parents) if not controllers else ():
-            limit, used, about = (_text(group / f"memory.{name}") for name in ("max", "current", "stat"))
-            if limit.strip().isdigit() and used:
-                yield int(limit) - int(used) + int(_figures(about).get("inactive_file", 0))
+    folder = Path(root, Path(groups).read_text().rpartition("0::/")[2].strip())
+    for group in (folder, *folder.parents):
+        try:
+            limit, used, about = ((group / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+            yield int(limit) - int(used) + int(dict(line.split() for line in about.splitlines())["inactive_file"])
+        except (OSError, ValueError):  # no such group, or no limit: "max"
+            continue
 
 
-def _figures(text: str) -> Mapping[str, str]:
-    return dict(line.split(" ", 1) for line in text.splitlines())
+def offered() -> bool:
+    """Whether the launcher has memory for the ranks of this world."""
+    return bool(os.environ.get(world.STATE_MEMORY)) and world.supervised() and joined() is not None
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
-
-
-#: Whether a Checkpointer of this process uses the slots: there is one pair for each rank.
-_taken = False
-
-
-def take(owner: str, rank: int, size: int) -> StateMemory | None:
-    """The slots, for the Checkpointer of that folder; None where there are none, or another one uses them.
-
-    Raises: OSError as `StateMemory` does.
-    """
-    global _taken
-    variable = os.environ.get(world.STATE_MEMORY, "")
-    if _taken or not variable or not world.supervised():
-        return None
+def take(owner: str, rank: int, size: int) -> StateMemory:
+    """The memory that is offered, for the Checkpointer of that folder. Raises: OSError as `StateMemory` does."""
+    world_comm = joined()
+    assert world_comm is not None
     start = int(os.environ.get(world.ATTEMPT, "0"))
-    memory = StateMemory(variable, int(os.environ["RANK"]), start, owner, rank, size)
-    _taken = True
-    return memory
-
-
-def give_back(memory: StateMemory) -> None:
-    """Closes the slots, for another Checkpointer to take."""
-    global _taken
-    memory.close()
-    _taken = False
+    return StateMemory(os.environ[world.STATE_MEMORY], world_comm.rank, start, owner, rank, size)
