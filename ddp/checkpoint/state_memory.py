@@ -238,7 +238,7 @@ class StateMemory:
 
 
 class SavedInMemory(Saved):
-    """A state in slots, one of each rank in order, as a checkpoint that can be read"""
+    """A state in slots, one of each rank in order, as a checkpoint that can be read."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
         stamps = [stamp for slot in slots if (stamp := slot.stamp()) is not None]

@@ -7,6 +7,7 @@ it was a moment ago, and a restart has another one.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ from launcher.engines import Engine, slurm
 from launcher.job import Job
 from launcher.protocol import ADDRESS, LAUNCHER_PID, SECRET
 
+# Two of them are slots; agents need the rest.
+_FILES_PER_RANK = 4
 _AGENT_MAIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "main.py")
 
 
@@ -43,13 +46,16 @@ class StateMemory:
     The launcher holds it, because nothing else outlives a start. It has no name in a file system, so that it is freed
     when the launcher and the ranks have ended, however they end.
 
-    variable: what ranks find in their environment, "" where the system grants no such memory
+    variable: what ranks find in their environment, "" where the system grants no such memory, or too few open files
     """
 
     def __init__(self, ranks: int) -> None:
         token = os.urandom(16).hex()
         self._fds: list[int] = []
         self.variable = ""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if 0 <= files < _FILES_PER_RANK * ranks:
+            return
         try:
             for _ in range(2 * ranks):
                 self._fds.append(os.memfd_create(f"{STATE_MEMORY_NAME}-{token}"))
