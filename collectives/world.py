@@ -26,11 +26,11 @@ BACKEND = "DDP_BACKEND"
 #: have ended (ns): a rank that was stopped itself could not read byte 0 during the pause.
 PAUSE_FD = "DDP_PAUSE_FD"
 PAUSED_AT = 8
-#: Byte PEER_FAILED_AT of the same page is nonzero once the launcher ends this rank because another one has failed.
+#: Byte PEER_FAILED_AT of that page is nonzero once the launcher ends this rank because another one has failed.
 PEER_FAILED_AT = 16
-#: Set by `ddp-launch` if it may start the job again: a token of the job, the launcher's pid, and the descriptors that the
-#: launcher has of the slots, two for each rank, in which ranks keep their state for the next start; "" if there are none.
-#: Each slot is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
+#: Set by `ddp-launch` if it may start the job again: a token of the job, the launcher's pid, and the file descriptors
+#: there of the slots, two for each rank, that keep the ranks' state for the next start; "" if there are none. Each slot
+#: is a memfd named STATE_MEMORY_NAME, a hyphen and the token.
 STATE_MEMORY = "DDP_STATE_MEMORY"
 STATE_MEMORY_NAME = "ddp-state"
 #: Set by `ddp-launch`: the rank that gets its standard input, and a debugger at `breakpoint()`.
