@@ -194,12 +194,12 @@ def place(array: Any, target: device, non_blocking: bool = False) -> Any:
     if source is target or (target.index is None and source.type == target.type):
         return array
     if target.type == "cpu":
-        return runtime().copies.down(array, non_blocking)
+        return runtime().copies.d2h(array, non_blocking)
     xp = target.xp  # raises for a GPU that is not there
     if source.type == "cpu":
-        return runtime().copies.up(xp, array, target.index, non_blocking)
+        return runtime().copies.h2d(xp, array, target.index, non_blocking)
     assert target.index is not None
-    return runtime().copies.across(array, target.index)
+    return runtime().copies.p2p(array, target.index)
 
 
 def imported(array: Any) -> Any:
@@ -257,7 +257,7 @@ class BaseGenerator:
                 self._rng = self.device.xp.random.default_rng(self._seed)
         if self.device.type != "cpu" and capturing.now is None:
             here = runtime().stream_order.current(self.device.xp, self.device.index)
-            self._stream = runtime().stream_order.take_over(self._stream, here, self._rng.bit_generator._state)
+            self._stream = runtime().stream_order.transfer(self._stream, here, self._rng.bit_generator._state)
         return self._rng
 
     def manual_seed(self: S, seed: int) -> S:

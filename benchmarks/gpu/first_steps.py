@@ -65,7 +65,7 @@ def compile(device: str) -> None:
     def load(source: raw_kernel.KernelSource, name: str) -> None:
         dtype = BFLOAT16 if name == "bfloat16" else np.dtype(name)
         entry = source.code.split('extern "C" __global__ void ')[1].split("(")[0]
-        raw_kernel.loaded(cupy, source.text(dtype), entry, source.options)
+        raw_kernel.compile_kernel(cupy, source.text(dtype), entry, source.options)
 
     ddp.ones(1, device=device)  # makes the context, and imports all kernels
     jobs = [(source, name) for source in raw_kernel.KERNEL_SOURCES.values() for name in source.dtypes]

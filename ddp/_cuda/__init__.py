@@ -1,12 +1,12 @@
-"""Everything that knows a GPU: runtime, streams, memory, graphs, libraries, kernels, and the device forms of ops.
+"""The code for GPUs: streams, memory, CUDA graphs, kernels, NVIDIA's libraries, and the device forms of ops.
 
-`register` attaches the device forms; nothing else in `ddp` asks whether an array is on a GPU. This package is loaded
-when CuPy is first used: a process without a GPU imports these few lines and no more.
+`register` attaches the device forms, so that no other module of `ddp` asks whether an array is on a GPU. The modules of
+this package are imported when CuPy is first used; a process without a GPU imports this file alone.
 
-    stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   the CUDA runtime
-    raw_kernel, array_table, *_kernels                                                            kernels of our own
-    gemm, cublaslt; cudnn_graph, cudnn_convolution, cudnn_attention                               NVIDIA's libraries
-    array_forms                                                         forms made of CuPy's own functions
+    stream_order, copies, capture, memory_pool, ipc, array_interface, cuda_errors, device_checks   CUDA runtime
+    raw_kernel, array_table, *_kernels                                                             our own kernels
+    gemm, cublaslt; cudnn_graph, cudnn_convolution, cudnn_attention                                NVIDIA's libraries
+    array_forms                                                                                    forms by CuPy
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _lock = threading.Lock()
 
 
 def load() -> Any:
-    """Attaches the device forms of all ops, once in a process, and returns this package; compiles nothing."""
-    with _lock:  # so that no two threads begin it
+    """Imports the modules, which attach the device forms of all ops. Returns: this package. Compiles no kernel."""
+    with _lock:  # `functools.cache` does not keep two threads from running the function
         return _load_modules()
 
 
@@ -36,5 +36,5 @@ def _load_modules() -> Any:
 
 
 def install() -> None:
-    """Has `_device` call `load` when CuPy is first used."""
+    """Makes `_device` call `load` when CuPy is first used."""
     _device.load_runtime[:] = [load]

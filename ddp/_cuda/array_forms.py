@@ -1,11 +1,10 @@
-"""Device forms by CuPy's own functions: where a GPU wants few launches, no wait of the host, and no call of cuBLAS.
+"""Device forms made of CuPy's functions, for few launches, no wait of the host, and no call of cuBLAS.
 
-CuPy refuses its own cuBLAS calls while a CUDA graph is captured: what is a product on the CPU is a sum here, or goes
-through `matmul_kernels.product`.
+CuPy refuses its cuBLAS calls while a CUDA graph is captured. So sums of products are computed by multiplication and
+`sum`, or by `matmul_kernels.product`.
 
-Ops on images have results that lie in memory as their operands do, channels last among them. Convolutions are cuDNN's.
-Everything else is computed by the array module's functions: elementwise ops on views in the order of memory; other ops
-copy their results, so that the next layer finds the format that its input had.
+`keep_order` and `keep_image_format` give results the memory format of the operands, such as channels last. Elementwise
+ops compute on views whose axes are in the order of memory. Other ops copy their results.
 """
 
 from __future__ import annotations
@@ -18,7 +17,10 @@ from ddp.ops.arrays import BFLOAT16, Array
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
-_AT_ONCE = 8  # arrays, at most, that CuPy copies one by one
+# The most arrays that CuPy concatenates by one copy for each.
+_MAX_COPIES = 8
+
+# The forward and the backward of an op.
 Pair = tuple[Callable[..., tuple[Array, Any]], Callable[..., Gradients]]
 
 
@@ -28,12 +30,12 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
 
 
 def dropout_seed(xp: Any, rng: Any) -> Any:
-    # It stays on the device, where a kernel reads it: the host need not wait, and a replayed graph draws anew.
+    # In device memory, where kernels read it: the host does not wait, and every launch of a CUDA graph draws anew.
     return rng.random(2, dtype=xp.float64).view(xp.int64)
 
 
 def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
-    # One number for all that a mask selects: the host need not know how many these are.
+    # x[mask] = number: by copyto, as with indices the host would have to know how many elements the mask selects.
     mask = step[0] if isinstance(step, tuple) and step else step
     if getattr(mask, "dtype", "") != "bool" or getattr(v, "size", 1) != 1:
         x[step] = v
@@ -43,15 +45,16 @@ def assign(xp: Any, x: Array, step: Any, v: Any) -> None:
 
 
 def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
-    # For more arrays CuPy copies a table of their addresses from the host to the device, which cannot be captured.
-    while capturing.now is not None and len(arrays) > _AT_ONCE:
-        arrays = [xp.concatenate(arrays[i : i + _AT_ONCE], axis) for i in range(0, len(arrays), _AT_ONCE)]
+    # For more arrays CuPy copies their addresses from the host to the device, which cannot be captured.
+    while capturing.now is not None and len(arrays) > _MAX_COPIES:
+        arrays = [xp.concatenate(arrays[i : i + _MAX_COPIES], axis) for i in range(0, len(arrays), _MAX_COPIES)]
     return xp.concatenate(arrays, axis)
 
 
 def accumulate(xp: Any, name: str, x: Array) -> Array:
-    # CuPy's maximum has no accumulate: combine with what is 1, 2, 4, ... places before.
-    out, step = x.copy(), 1
+    # CuPy's maximum has no accumulate: combines each element with those 1, 2, 4, ... places before it.
+    out = x.copy()
+    step = 1
     while step < len(x):
         out[step:] = getattr(xp, name)(out[step:], out[:-step])
         step *= 2
@@ -59,75 +62,75 @@ def accumulate(xp: Any, name: str, x: Array) -> Array:
 
 
 def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
-    # CuPy's clip computes bfloat16 in float32, and leaves it there.
+    # Not by CuPy's clip, whose result for bfloat16 is float32.
     for g in gradients:
         xp.minimum(g, bound, out=g)
         xp.maximum(g, -bound, out=g)
 
 
-# Results that lie in memory as the operands do.
-
-
-def _general(op: Op, inputs: Sequence[Any]) -> Any:
-    """The op that computes with the array module's functions."""
+def _op_for(op: Op, inputs: Sequence[Any]) -> Any:
+    """`op`, or if an input is bfloat16 its form that computes in float32."""
     return op.upcast if any(getattr(x, "dtype", None) is BFLOAT16 for x in inputs) else op
 
 
 def _in_format(xp: Any, out: Any, x: Array) -> Any:
+    """The result, or each of several, in the memory format of `x`."""
     if not prefers_channels_last(x):
         return out
-    return tuple([as_format(xp, each, True) for each in out]) if isinstance(out, tuple) else as_format(xp, out, True)
+    if isinstance(out, tuple):
+        return tuple([as_format(xp, result, True) for result in out])
+    return as_format(xp, out, True)
 
 
 def keep_image_format(op: Op) -> Pair:
-    """The op by the array module's functions, with results and gradients laid out as the images are."""
+    """The op's formulas, with results and gradients in the memory format of the images."""
 
-    def forward(xp: Any, x: Array, *others: Any, **how: Any) -> tuple[Array, Any]:
-        general = _general(op, (x, *others))
-        run = op if op.supports_bfloat16 else general
-        out, residual = run.forward(xp, x, *others, **how)
-        return _in_format(xp, out, x), (general, residual, run is op, prefers_channels_last(x))
+    def forward(xp: Any, x: Array, *others: Any, **options: Any) -> tuple[Array, Any]:
+        backward_op = _op_for(op, (x, *others))
+        forward_op = op if op.supports_bfloat16 else backward_op
+        out, residual = forward_op.forward(xp, x, *others, **options)
+        return _in_format(xp, out, x), (backward_op, residual, forward_op is op, prefers_channels_last(x))
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-        run, inner, plain, last = residual
-        if plain and run is not op:  # the forward did not come by `Upcast`
-            inner = inner, None
-        dx, *others = run.backward(xp, g, needs, saved, inner)
-        return as_format(xp, dx, True) if last and dx is not None else dx, *others
+        backward_op, inner, by_op, channels_last = residual
+        if by_op and backward_op is not op:  # backward is by `Upcast`, whose residual is a pair
+            inner = (inner, None)
+        dx, *others = backward_op.backward(xp, g, needs, saved, inner)
+        return as_format(xp, dx, True) if channels_last and dx is not None else dx, *others
 
     return forward, backward
 
 
 def keep_order(op: Op) -> Pair:
-    """The elementwise op by the array module's functions, with results that lie in memory as the operands do.
+    """The formulas of an elementwise op, with results whose axes have the same order in memory as the operands'.
 
-    CuPy's own results lie in the order of their axes: so it is given views whose axes are in the order of memory.
+    CuPy's results are in C order. So the op computes on transposed views that are in C order.
     """
 
-    def forward(xp: Any, *inputs: Any, **how: Any) -> tuple[Array, Any]:
-        run = _general(op, inputs)
-        order = _order([x for x in inputs if getattr(x, "ndim", 0)])
+    def forward(xp: Any, *inputs: Any, **options: Any) -> tuple[Array, Any]:
+        run = _op_for(op, inputs)
+        order = _common_order([x for x in inputs if getattr(x, "ndim", 0)])
         if order is None:
-            out, residual = run.forward(xp, *inputs, **how)
+            out, residual = run.forward(xp, *inputs, **options)
             return out, (run, residual, None)
         back = inverse(order)
-        out, residual = run.forward(xp, *[_turned(x, order) for x in inputs], **how)
+        out, residual = run.forward(xp, *[_transposed(x, order) for x in inputs], **options)
         return out.transpose(back), (run, residual, (order, back))
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         run, inner, orders = residual
         if orders is None:
-            found: Gradients = run.backward(xp, g, needs, saved, inner)
-            return found
+            gradients: Gradients = run.backward(xp, g, needs, saved, inner)
+            return gradients
         order, back = orders
-        g, *saved = (_turned(x, order) for x in (g, *saved))
-        return [_turned(dx, back) for dx in run.backward(xp, g, needs, saved, inner)]
+        g, *saved = (_transposed(x, order) for x in (g, *saved))
+        return [_transposed(dx, back) for dx in run.backward(xp, g, needs, saved, inner)]
 
     return forward, backward
 
 
-def _order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
-    """The axes of the first floating array in the order of memory; None where they are, or where ranks differ."""
+def _common_order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
+    """The axes of the first floating array in the order of memory; None for C order, or if numbers of axes differ."""
     first = next((x for x in arrays if x.dtype.kind in "fV"), None)
     if first is None or first.flags.c_contiguous or any(x.ndim != first.ndim for x in arrays):
         return None
@@ -135,5 +138,5 @@ def _order(arrays: Sequence[Array]) -> tuple[int, ...] | None:
     return order if first.transpose(order).flags.c_contiguous else None
 
 
-def _turned(x: Any, axes: Sequence[int]) -> Any:
+def _transposed(x: Any, axes: Sequence[int]) -> Any:
     return x.transpose(axes) if getattr(x, "ndim", 0) else x

@@ -1,7 +1,8 @@
-"""GPU memory that two libraries look at: in which order their streams come, without a wait of the host.
+"""GPU memory shared with other libraries: orders their streams and ours without a wait of the host.
 
-DLPack's consumer names its stream, and the producer makes that wait for its own; behind `__cuda_array_interface__` the
-producer names a stream, which ours then waits for. CuPy would have the host wait in the second case.
+With DLPack the consumer names its stream, and the producer makes that stream wait for its own. With
+`__cuda_array_interface__` the producer names a stream, and the consumer's stream waits for it. CuPy would make the host
+wait in the second case.
 
 Source: array API standard, `__dlpack__`; CUDA Array Interface 3, "Synchronization".
 """
@@ -16,37 +17,39 @@ from ddp._cuda import stream_order
 from ddp.errors import ArgumentError, DtypeError
 
 Array = Any
-_LEGACY = 1  # CUDA's handle of the null stream; a stream that is 0 says nothing of whose default it is
+
+# CUDA's handle of the legacy default stream. A handle of 0 could also mean the per-thread default stream.
+_LEGACY = 1
 
 
-def order_before(lane: stream_order.DeviceStream, theirs: int) -> None:
-    """What the stream `theirs` is given from now on begins after what `lane` was given so far."""
-    if theirs != _handle(lane):
-        event = lane.record()
-        with lane.xp.cuda.Device(lane.device):
-            lane.xp.cuda.runtime.streamWaitEvent(theirs, event.ptr)
+def order_before(stream: stream_order.DeviceStream, foreign: int) -> None:
+    """Makes later work on the stream with handle `foreign` wait for the work that was launched on `stream`."""
+    if foreign != _handle(stream):
+        event = stream.record()
+        with stream.xp.cuda.Device(stream.device):
+            stream.xp.cuda.runtime.streamWaitEvent(foreign, event.ptr)
 
 
-def order_after(lane: stream_order.DeviceStream, theirs: int) -> None:
-    """What `lane` is given from now on begins after what the stream `theirs` was given so far."""
-    if theirs != _handle(lane):
-        xp = lane.xp
-        with xp.cuda.Device(lane.device):
+def order_after(stream: stream_order.DeviceStream, foreign: int) -> None:
+    """Makes later work on `stream` wait for the work that was launched on the stream with handle `foreign`."""
+    if foreign != _handle(stream):
+        xp = stream.xp
+        with xp.cuda.Device(stream.device):
             event = xp.cuda.Event(disable_timing=True)
-            xp.cuda.runtime.eventRecord(event.ptr, theirs)
-        lane.wait(event)
+            xp.cuda.runtime.eventRecord(event.ptr, foreign)
+        stream.wait(event)
 
 
-def _handle(lane: stream_order.DeviceStream) -> int:
-    return int(lane.stream.ptr) or _LEGACY
+def _handle(stream: stream_order.DeviceStream) -> int:
+    return int(stream.cupy_stream.ptr) or _LEGACY
 
 
 def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
-    """A DLPack consumer on `stream` goes on after our current one: -1 orders nothing; None is CUDA's null stream.
+    """Makes a DLPack consumer's stream wait for the current stream. -1: no order; None: CUDA's default stream.
 
-    So is 0, which the standard does not allow, as it says not whose default is meant: some libraries pass it.
+    0 is taken for the default stream, too: the standard forbids it as ambiguous, but some libraries pass it.
 
-    Raises: ArgumentError for a stream that is none.
+    Raises: ArgumentError for an invalid stream.
     """
     if stream is not None and (not isinstance(stream, int) or stream < -1):
         raise ArgumentError(
@@ -57,26 +60,26 @@ def order_consumer(xp: Any, array: Array, stream: int | None) -> None:
         order_before(stream_order.current(xp, array.device.id), stream or _LEGACY)
 
 
-def import_array_interface(xp: Any, theirs: Any) -> Array:
-    """An array over the memory of one with `__cuda_array_interface__`, which our current stream may read from now on.
+def import_array_interface(xp: Any, source: Any) -> Array:
+    """A CuPy array over the memory of an object with `__cuda_array_interface__`, ready for our current stream.
 
-    Raises: DtypeError for a mask.
+    Raises: DtypeError for an object with a mask.
     """
-    if isinstance(theirs, xp.ndarray):
-        return theirs
-    told = theirs.__cuda_array_interface__
-    if told.get("mask") is not None:
+    if isinstance(source, xp.ndarray):
+        return source
+    interface = source.__cuda_array_interface__
+    if interface.get("mask") is not None:
         raise DtypeError("an array with a mask cannot become a tensor: fill in what is masked before")
-    if told["data"][1]:
+    if interface["data"][1]:
         warnings.warn(
-            f"the memory of this {type(theirs).__name__} is read-only, which CuPy cannot enforce: copy it (clone) "
+            f"the memory of this {type(source).__name__} is read-only, which CuPy cannot enforce: copy it (clone) "
             "before any write in place",
             UserWarning,
             stacklevel=5,
         )
-    # Without the stream that CuPy would have the host wait for. Their array stays alive with this.
-    array = xp.asarray(SimpleNamespace(theirs=theirs, __cuda_array_interface__={**told, "stream": None}))
-    stream = told.get("stream")
+    # Without "stream", so that CuPy does not make the host wait. `source` lives as long as the new array.
+    array = xp.asarray(SimpleNamespace(source=source, __cuda_array_interface__={**interface, "stream": None}))
+    stream = interface.get("stream")
     if stream is not None:
         order_after(stream_order.current(xp, array.device.id), int(stream))
     return array

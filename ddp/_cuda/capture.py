@@ -1,22 +1,22 @@
-"""What is known of a CUDA graph while it is captured: a graph replays work of the device, and nothing of the host.
+"""The capture of a CUDA graph: what code on the host registers, because a replay repeats work of the device alone.
 
-Whatever the host decides, counts or remembers in a captured step stands still when the graph is launched again. So
-whoever keeps such a thing tells the capture that its thread is in: `now()` is None outside of one.
+A replay does not run Python: values that the host computed are constants of the graph, and what the host counts or
+stores does not change. Code that depends on such state registers it with this thread's capture. `now()` returns that
+capture, or None outside of one.
 
-    now().fix(look)     `look()` is a value of the host that the graph has taken in, compared with `==`: where it is
-                        another one before a launch, the graph does not fit, and the step is captured anew
-    now().before(run)   `run()` is called before every launch, on its stream: what the graph reads is brought up to date
-    now().after(run)    `run()` is called after every launch: what the step's own code would have noted on the host
-    now().keep(thing)   lives as long as the graph, because kernels of it read or write there
-    now().undo(run)     `run()` is called if the capture comes to nothing: what its Python code has noted did not happen
-    now().lasting(xp)   in the body, memory is allocated that keeps its numbers from launch to launch. Elsewhere in a
-                        capture it comes from the graph's own pool, and earlier kernels of the graph may use it before
+    now().guard_value(read)   the graph is valid as long as `read()` returns an equal value; else it is captured anew
+    now().before(run)         calls `run()` before every launch, on its stream: updates memory that the graph reads
+    now().after(run)          calls `run()` after every launch: updates state of the host as the step itself would
+    now().undo(run)           calls `run()` if the capture fails: restores state of the host
+    now().keep_alive(object)  the object lives as long as the graph, since its kernels use the memory
+    now().persistent(xp)      a context: arrays allocated in it keep their values between launches. Other memory of a
+                              capture comes from the graph's pool, where kernels share it
 
-Generators have their state in device memory, so that replays go on drawing. A kernel that makes random numbers of a
-counter takes its key from a generator on the device, and no number from the host: that would be one for all replays.
+Generators have their state in device memory, so that every replay draws new numbers. A kernel that computes random
+numbers from a counter reads its key from device memory, too: a number from the host would be a constant of the graph.
 
-An optimizer, for example, whose learning rate is in device memory has that in lasting memory, uploads it in `before`,
-and fixes which parameters there are.
+Example: an optimizer allocates its learning rate as persistent memory, uploads it in `before`, and guards the list of
+its parameters.
 """
 
 from __future__ import annotations
@@ -31,34 +31,41 @@ from ddp import _device
 from ddp._cuda import stream_order
 from ddp.errors import CaptureError
 
-MODES = {"global": 0, "thread_local": 1, "relaxed": 2}  # cudaStreamCaptureMode
-_BROKEN = (901, 903, 904, 908)  # cudaErrorStreamCapture...: Invalidated, Unmatched, Unjoined, WrongThread
-_REFUSED = range(900, 909)  # cudaErrorStreamCaptureUnsupported ... cudaErrorStreamCaptureWrongThread
+# cudaStreamCaptureMode.
+MODES = {"global": 0, "thread_local": 1, "relaxed": 2}
+
+# cudaErrorStreamCapture...: Invalidated, Unmatched, Unjoined, WrongThread.
+_BROKEN = (901, 903, 904, 908)
+
+# From cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
+_REFUSED = range(900, 909)
 
 
 class Capture:
-    """One capture under way: what its graph will have to be told."""
+    """The callbacks, guarded values and objects that belong to one CUDA graph.
 
-    def __init__(self) -> None:
-        self.fixed: list[tuple[Callable[[], Any], Any]] = []
+    make_pool: returns a pool with a method `malloc`, for persistent memory; called at most once
+    """
+
+    def __init__(self, make_pool: Callable[[], Any]) -> None:
+        self.guarded: list[tuple[Callable[[], Any], Any]] = []
         self.befores: list[Callable[[], object]] = []
         self.afters: list[Callable[[], object]] = []
         self.undos: list[Callable[[], object]] = []
         self.kept: list[Any] = []
-        self._drawn: dict[int, tuple[Any, stream_order.DeviceStream]] = {}  # generators, and the streams that drew last
-        self._lasting: Any = None
+        # By id of a generator that was drawn from: the generator, and the stream that drew last.
+        self._drawn: dict[int, tuple[Any, stream_order.DeviceStream]] = {}
+        self._persistent_pool = functools.cache(make_pool)
 
     @contextlib.contextmanager
-    def lasting(self, xp: Any) -> Iterator[None]:
-        """In the body, memory is allocated that nothing else in the graph uses."""
-        if self._lasting is None:
-            self._lasting = private_pool(xp)
-        with xp.cuda.using_allocator(self._lasting.malloc):
+    def persistent(self, xp: Any) -> Iterator[None]:
+        """A context that allocates memory which nothing else in the graph uses."""
+        with xp.cuda.using_allocator(self._persistent_pool().malloc):
             yield
 
-    def fix(self, look: Callable[[], Any]) -> None:
-        """The graph holds for as long as `look()` gives what it gives now."""
-        self.fixed.append((look, look()))
+    def guard_value(self, read: Callable[[], Any]) -> None:
+        """Makes the graph valid only as long as `read()` returns the same value as now."""
+        self.guarded.append((read, read()))
 
     def before(self, run: Callable[[], object]) -> None:
         """Calls `run` before every launch."""
@@ -69,73 +76,77 @@ class Capture:
         self.afters.append(run)
 
     def undo(self, run: Callable[[], object]) -> None:
-        """Calls `run` if the capture fails, the last one first."""
+        """Calls `run` if the capture fails. Several are called in reverse order."""
         self.undos.append(run)
 
-    def keep(self, *things: Any) -> None:
-        """Keeps these as long as the graph."""
-        self.kept.extend(things)
+    def keep_alive(self, *objects: Any) -> None:
+        """Keeps the objects alive as long as the graph."""
+        self.kept.extend(objects)
 
-    def fits(self) -> bool:
-        """Whether everything that the graph has taken in is as it was."""
-        return all(look() == value for look, value in self.fixed)
+    def is_valid(self) -> bool:
+        """Whether every guarded value is still the same."""
+        return all(read() == value for read, value in self.guarded)
 
-    def drawn(self, stream: Any) -> None:
-        """Random numbers were drawn: their generator's state is in device memory, and must be the one that goes on.
+    def drawn(self, generator: Any) -> None:
+        """Called when the captured code draws from `generator`, whose state every launch reads and writes.
 
-        Raises: CaptureError for a generator that has not been drawn from before, as the graph would begin it anew.
+        Raises: CaptureError for a generator that was never drawn from: its state would begin anew with every launch.
         """
-        if stream.device.type == "cpu":
+        if generator.device.type == "cpu":
             return
-        here = stream_order.current(stream.device.xp, stream.device.index)
-        if (known := self._drawn.get(id(stream))) is not None:
-            if here != known[1] and here.capturing:  # another stream of the graph
-                if known[1].capturing:
-                    here.after(known[1])
-                self._drawn[id(stream)] = stream, here
+        stream = stream_order.current(generator.device.xp, generator.device.index)
+        entry = self._drawn.get(id(generator))
+        if entry is not None:
+            last = entry[1]
+            if stream != last and stream.capturing:  # another stream of the graph
+                if last.capturing:
+                    stream.wait_for(last)
+                self._drawn[id(generator)] = (generator, stream)
             return
-        if stream._rng is None:
+        if generator._rng is None:
             raise CaptureError(
                 "a generator that was never drawn from on the GPU would begin anew with every replay: draw from it "
                 "once before the capture"
             )
-        self._drawn[id(stream)] = stream, here
-        rng = stream._rng
+        self._drawn[id(generator)] = (generator, stream)
+        rng = generator._rng
 
-        def go_on() -> None:
-            if stream._rng is not rng:  # seeded anew, or put back to a snapshot
-                rng.bit_generator._state[...] = stream.rng.bit_generator._state
-                stream._rng = rng
-            _ = stream.rng  # the launch comes after the last draw, on whichever stream that was
+        def update_state() -> None:
+            if generator._rng is not rng:  # seeded or restored since: copies the new state to where the graph reads it
+                rng.bit_generator._state[...] = generator.rng.bit_generator._state
+                generator._rng = rng
+            _ = generator.rng  # makes the current stream wait for the last draw
 
-        self.before(go_on)
+        self.before(update_state)
 
 
 def now() -> Capture | None:
-    """The capture that this thread is in."""
+    """This thread's capture, or None."""
     return _device.capturing.now
 
 
 @contextlib.contextmanager
 def inside(capture: Capture) -> Iterator[None]:
-    """In the body, this thread is in `capture`."""
-    before, _device.capturing.now = _device.capturing.now, capture
+    """A context in which `capture` is this thread's capture."""
+    previous = _device.capturing.now
+    _device.capturing.now = capture
     try:
         yield
     finally:
-        _device.capturing.now = before
+        _device.capturing.now = previous
 
 
 def stream_is_capturing(xp: Any) -> bool:
-    """Whether the current stream is being captured; the default stream never is, and must not be asked."""
-    pointer = xp.cuda.get_current_stream().ptr
-    return pointer > 2 and bool(xp.cuda.runtime.streamIsCapturing(pointer))
+    """Whether the current stream is being captured."""
+    handle = xp.cuda.get_current_stream().ptr
+    # Default streams (handles 0 to 2) are never captured, and CUDA may refuse the question for them.
+    return handle > 2 and bool(xp.cuda.runtime.streamIsCapturing(handle))
 
 
 def refused(error: BaseException) -> bool:
-    """Whether CUDA or CuPy raised this because it cannot be part of a graph."""
+    """Whether CUDA or CuPy raised this because an operation cannot be captured."""
     if isinstance(error, CaptureError):
-        return False  # is one, and says more
+        return False  # our own error, which says more
     code = getattr(error, "status", None)
     if isinstance(code, int) and code in _REFUSED:
         return True
@@ -143,23 +154,16 @@ def refused(error: BaseException) -> bool:
 
 
 def broken(error: BaseException) -> bool:
-    """Whether this is what CUDA says at the end of a capture that something had broken before: no line is to blame."""
+    """Whether this is CUDA's error at the end of a broken capture, whose traceback does not show what broke it."""
     return getattr(error, "status", None) in _BROKEN
-
-
-def private_pool(xp: Any) -> Any:
-    """A pool of device memory that nobody else allocates from; it may grow during a capture."""
-    from ddp._cuda import memory_pool  # it asks here whether a graph is captured
-
-    return memory_pool.allocator(xp).private_pool()
 
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """In the body this thread may do what captures forbid, as allocate or load a kernel: it is no part of the graph."""
+    """A context in which this thread may allocate memory and load kernels during a capture; neither is captured."""
     mode = ctypes.c_int(MODES["relaxed"])
     exchange = _exchange()
-    exchange(ctypes.byref(mode))  # gives back the mode that was
+    exchange(ctypes.byref(mode))  # writes the previous mode to `mode`
     try:
         yield
     finally:
@@ -168,5 +172,5 @@ def relaxed() -> Iterator[None]:
 
 @functools.cache
 def _exchange() -> Any:
-    """cuThreadExchangeStreamCaptureMode, which CuPy does not have."""
+    """The driver's function cuThreadExchangeStreamCaptureMode, which CuPy does not offer."""
     return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode

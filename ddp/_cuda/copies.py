@@ -1,9 +1,8 @@
-"""Copies between the CPU and GPUs, and between GPUs: who waits for whom, and what lives until they are done.
+"""Copies between host and device, and between devices: who waits, and how long the source is kept alive.
 
-From pageable memory CuPy stages: the bytes are in pinned memory of its own when the call returns, and the rest runs in
-the order of the current stream, so that the source may be written to at once. From pinned memory, whoever pinned it,
-nothing is staged: every copy of CuPy's, `set` and `asarray` too, returns before the bytes are read.
-Into pageable memory the current stream, and nothing else, is waited for.
+From pageable memory, CuPy copies the bytes to a pinned staging buffer before the call returns, and the rest runs on the
+current stream: the source may be written to at once. From pinned memory nothing is staged: every copy, also by CuPy's
+`set` and `asarray`, returns before the bytes are read. A copy to pageable memory waits for the current stream alone.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from ddp.ops.memory_formats import inverse, order_of
 
 Array = Any
 
-# Above this CuPy would pin as much memory again, and keep it: the driver stages large copies as well, in pieces.
-_STAGED = 64 << 20  # bytes
+# Bytes. Larger arrays are copied by the driver, which stages in pieces: CuPy would pin as much memory, and keep it.
+_MAX_STAGED = 64 << 20
 
 
 def empty_pinned(xp: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """An array in page-locked memory, from CuPy's pool."""
+    """An array in pinned memory, from CuPy's pool."""
     dtype = np.dtype(dtype)
     count = math.prod(shape)
     if not count:
         return np.empty(shape, dtype)
     memory = xp.cuda.alloc_pinned_memory(count * dtype.itemsize)
-    # As bytes first: the buffer protocol knows no bfloat16.
+    # As bytes first: the buffer protocol does not know bfloat16.
     return np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype).reshape(shape)
 
 
-def is_pinned(xp: Any, array: np.ndarray[Any, Any], ours: bool = False) -> bool:
-    """Whether the memory of `array` is page-locked; with `ours`, by CuPy: CUDA is not asked about what others did."""
+def is_pinned(xp: Any, array: np.ndarray[Any, Any], by_cupy: bool = False) -> bool:
+    """Whether the memory of `array` is pinned. by_cupy: looks for CuPy's pinned memory alone, without asking CUDA"""
     if not array.size:
         return False
     root: Any = array
@@ -47,107 +46,107 @@ def is_pinned(xp: Any, array: np.ndarray[Any, Any], ours: bool = False) -> bool:
         root = root.obj
     if type(root).__name__ == "PinnedMemoryPointer":
         return True
-    if ours:
+    if by_cupy:
         return False
     try:
-        found = xp.cuda.runtime.pointerGetAttributes(array.__array_interface__["data"][0])
-    except Exception:  # old drivers refuse to speak of memory that they do not know
+        attributes = xp.cuda.runtime.pointerGetAttributes(array.__array_interface__["data"][0])
+    except Exception:  # old drivers raise for pageable memory
         return False
-    return bool(found.type == xp.cuda.runtime.memoryTypeHost)
+    return bool(attributes.type == xp.cuda.runtime.memoryTypeHost)
 
 
-def up(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
-    """A new array on a GPU, filled in the order of its current stream, whose axes lie in memory as the source's do.
+def h2d(xp: Any, array: np.ndarray[Any, Any], device: int | None, non_blocking: bool = False) -> Array:
+    """Copies an array to a GPU, on its current stream. The result has the source's order of axes in memory.
 
-    The source may be written to when this returns, unless it is pinned and `non_blocking`: then when the stream is past
-    the copy, until which it is kept alive. Raises: CaptureError within a capture.
+    When this returns, the source may be written to. Only if it is pinned and `non_blocking`, not before the stream has
+    done the copy; the source is kept alive until then. Raises: CaptureError within a capture.
     """
     if capturing.now is not None:
-        # CuPy refuses it, and every replay would read memory that may be somebody else's by then.
+        # Every replay would read the source again, which may be freed by then.
         raise CaptureError(f"a copy of {array.dtype} {array.shape} from the CPU: make it an argument of the step")
     if not array.flags.c_contiguous:
         order = order_of(array)
         dense = array.transpose(order)
-        if dense.flags.c_contiguous:  # CuPy would keep C's and Fortran's order alone
-            return up(xp, dense, device, non_blocking).transpose(inverse(order))
+        if dense.flags.c_contiguous:  # CuPy preserves C and Fortran order alone
+            return h2d(xp, dense, device, non_blocking).transpose(inverse(order))
     with xp.cuda.Device(device):
         pinned = is_pinned(xp, array)
         if pinned and array.flags.c_contiguous:
-            lane = stream_order.current(xp)
-            made = xp.empty(array.shape, array.dtype)
-            made.set(array, stream=lane.stream)
+            stream = stream_order.current(xp)
+            out = xp.empty(array.shape, array.dtype)
+            out.set(array, stream=stream.cupy_stream)
             if non_blocking:
-                stream_order.hold(lane, array)
+                stream_order.keep_alive(stream, array)
             else:
-                lane.stream.synchronize()
-            return made
-        if array.nbytes > _STAGED and array.flags.c_contiguous:
-            made = xp.empty(array.shape, array.dtype)
-            made.set(array, stream=xp.cuda.get_current_stream())
-            return made
+                stream.cupy_stream.synchronize()
+            return out
+        if array.nbytes > _MAX_STAGED and array.flags.c_contiguous:
+            out = xp.empty(array.shape, array.dtype)
+            out.set(array, stream=xp.cuda.get_current_stream())
+            return out
         return xp.asarray(array)
 
 
-def down(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
-    """A new array on the CPU. It is there when this returns; with `non_blocking`, when the current stream is past it.
+def d2h(array: Array, non_blocking: bool = False) -> np.ndarray[Any, Any]:
+    """Copies an array to the CPU. non_blocking: the result is valid once the current stream has done the copy
 
-    Raises: CudaError for what this or earlier work met.
+    Raises: CudaError for an error of the copy or of earlier work.
     """
     xp = device_of(array).xp
     with xp.cuda.Device(array.device.id):
         try:
             if not (non_blocking and array.size):
-                # CuPy copies what does not lie in one piece under a context of its own, which may leave another stream.
-                found = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
+                # Contiguous first: `get` of any other array may leave another stream current, see `StreamGuard`.
+                out = (array if array.flags.c_contiguous else xp.ascontiguousarray(array)).get()
                 device_checks.raise_pending()
-                return found
-            lane = stream_order.current(xp)
-            made = empty_pinned(xp, array.shape, array.dtype)
+                return out
+            stream = stream_order.current(xp)
+            out = empty_pinned(xp, array.shape, array.dtype)
             source = xp.ascontiguousarray(array).reshape(array.shape)
-            source.get(stream=lane.stream, out=made, blocking=False)
-            stream_order.hold(lane, source, made)
-            return made
+            source.get(stream=stream.cupy_stream, out=out, blocking=False)
+            stream_order.keep_alive(stream, source, out)
+            return out
         except Exception as error:
             raise translate(error, "copy to the CPU") from error
 
 
-def across(array: Array, device: int) -> Array:
-    """A new array on another GPU, in the order of the current streams of both."""
+def p2p(array: Array, device: int) -> Array:
+    """Copies an array to another GPU, in the order of the current streams of both."""
     xp = device_of(array).xp
-    here = stream_order.current(xp, array.device.id)
-    with xp.cuda.Device(here.device):
+    source_stream = stream_order.current(xp, array.device.id)
+    with xp.cuda.Device(source_stream.device):
         source = xp.ascontiguousarray(array).reshape(array.shape)
     with xp.cuda.Device(device):
-        there = stream_order.current(xp)
-        made = xp.empty(array.shape, array.dtype)
+        target_stream = stream_order.current(xp)
+        out = xp.empty(array.shape, array.dtype)
         if array.size:
-            there.after(here)
-            made.data.copy_from_device_async(source.data, array.nbytes, there.stream)
-            here.after(there)  # whoever writes to the source next waits
-            stream_order.hold(there, source)
-    return made
+            target_stream.wait_for(source_stream)
+            out.data.copy_from_device_async(source.data, array.nbytes, target_stream.cupy_stream)
+            source_stream.wait_for(target_stream)  # before the next write to the source
+            stream_order.keep_alive(target_stream, source)
+    return out
 
 
-def straight(target: Array, source: Array, non_blocking: bool) -> bool:
-    """Copies between the CPU's memory and a GPU's without memory in between; False where that cannot be.
+def copy_into(target: Array, source: Array, non_blocking: bool) -> bool:
+    """Copies between host and device memory without a staging buffer. Returns: False if that is not possible.
 
-    Both are contiguous, of one shape and dtype, and what is on the CPU is pinned: then nobody waits if `non_blocking`.
+    Possible for contiguous arrays of one shape and dtype whose host memory is pinned. Waits unless `non_blocking`.
     """
-    up_there = isinstance(source, np.ndarray)
-    here, there = (source, target) if up_there else (target, source)
-    if here.shape != there.shape or here.dtype != there.dtype or not here.size:
+    to_device = isinstance(source, np.ndarray)
+    on_host, on_device = (source, target) if to_device else (target, source)
+    if on_host.shape != on_device.shape or on_host.dtype != on_device.dtype or not on_host.size:
         return False
-    xp = device_of(there).xp
-    if not (here.flags.c_contiguous and there.flags.c_contiguous and is_pinned(xp, here)):
+    xp = device_of(on_device).xp
+    if not (on_host.flags.c_contiguous and on_device.flags.c_contiguous and is_pinned(xp, on_host)):
         return False
-    with xp.cuda.Device(there.device.id):
-        lane = stream_order.current(xp)
-        if up_there:
-            there.set(here, stream=lane.stream)
+    with xp.cuda.Device(on_device.device.id):
+        stream = stream_order.current(xp)
+        if to_device:
+            on_device.set(on_host, stream=stream.cupy_stream)
         else:
-            there.get(stream=lane.stream, out=here, blocking=False)
+            on_device.get(stream=stream.cupy_stream, out=on_host, blocking=False)
         if non_blocking:
-            stream_order.hold(lane, here, there)
+            stream_order.keep_alive(stream, on_host, on_device)
         else:
-            lane.stream.synchronize()
+            stream.cupy_stream.synchronize()
     return True

@@ -1,10 +1,10 @@
-"""cuBLASLt by ctypes: every matrix product on a GPU goes through this library, and CuPy has no binding of it.
+"""A binding of cuBLASLt by ctypes, for matrix products on a GPU: CuPy has none.
 
-CuPy's own products refuse to run while a CUDA graph is captured, widen stacks of float16, refuse those of bfloat16,
-and copy what is transposed. cuBLASLt does none of this, and adds a bias and an activation while it is at it.
+CuPy's own products cannot be captured in a CUDA graph, convert stacks of float16 to float32, do not support stacks of
+bfloat16, and copy transposed matrices. cuBLASLt has none of these limits, and fuses a bias and an activation.
 
-The library is the one beside CuPy's own libcublas, so that there is one in the process; the functions come from the
-table here alone. Pointers go in as plain integers, so that a stand-in written in Python takes the same calls.
+The library is loaded from where CuPy finds its libcublas, so that a process has one version. Pointers are passed as
+integers, so that a fake in Python can replace the library.
 
 Source: cublasLt.h and cublas_api.h of CUDA 12.9; what is used here is the same from CUDA 12.0 to 13.
 """
@@ -23,7 +23,7 @@ from ddp.errors import DeviceError, how_to_install
 
 Pointer = c_void_p
 
-#: Every function that is called here: its arguments, and what it returns.
+# By name of a function: the types of its arguments, and of its result.
 FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "cublasLtCreate": ((Pointer,), c_int),
     "cublasLtDestroy": ((Pointer,), c_int),
@@ -38,20 +38,24 @@ FUNCTIONS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "cublasLtMatmulPreferenceCreate": ((Pointer,), c_int),
     "cublasLtMatmulPreferenceDestroy": ((Pointer,), c_int),
     "cublasLtMatmulPreferenceSetAttribute": ((Pointer, c_int, Pointer, c_size_t), c_int),
-    # handle, description, A, B, C, D, preference, how many are asked for, the results, how many there are
+    # handle, descriptor, A, B, C, D, preference, number of results wanted, results, number of results
     "cublasLtMatmulAlgoGetHeuristic": ((*(Pointer,) * 7, c_int, Pointer, Pointer), c_int),
-    # handle, description, alpha, A, layout, B, layout, beta, C, layout, D, layout, algorithm, workspace, size, stream
+    # handle, descriptor, alpha, A, layout, B, layout, beta, C, layout, D, layout, algorithm, workspace, size, stream
     "cublasLtMatmul": ((*(Pointer,) * 14, c_size_t, Pointer), c_int),
 }
 
-# cublasStatus_t
-SUCCESS, INVALID_VALUE, NOT_SUPPORTED = 0, 7, 15
+# cublasStatus_t: CUBLAS_STATUS_...
+SUCCESS = 0
+INVALID_VALUE = 7
+NOT_SUPPORTED = 15
 
 # cudaDataType: CUDA_R_...
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}
 
 # cublasComputeType_t: CUBLAS_COMPUTE_...
-COMPUTE_32F, COMPUTE_64F, COMPUTE_32F_FAST_TF32 = 68, 70, 77
+COMPUTE_32F = 68
+COMPUTE_64F = 70
+COMPUTE_32F_FAST_TF32 = 77
 
 # cublasLtMatmulDescAttributes_t: CUBLASLT_MATMUL_DESC_..., and the type of each value
 DESC = {
@@ -74,22 +78,33 @@ PREFERENCE = {
     "MIN_ALIGNMENT_D_BYTES": (8, c_uint32),
 }
 # cublasLtReductionScheme_t: CUBLASLT_REDUCTION_SCHEME_...
-REDUCTION_COMPUTE_TYPE, REDUCTION_MASK = 2, 7
+REDUCTION_COMPUTE_TYPE = 2
+REDUCTION_MASK = 7
 
-# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_..., those that are used here. The number of one is the sum of its parts'.
-_PARTS = {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "BGRAD": 16, "GELU": 32, "AUX": 128, "DRELU": 136, "DGELU": 192}
-_PARTS["BGRADB"] = 512
-_NAMES = (
-    "DEFAULT BIAS BGRADB RELU RELU_AUX RELU_BIAS RELU_AUX_BIAS DRELU DRELU_BGRAD "
-    "GELU GELU_AUX GELU_BIAS GELU_AUX_BIAS DGELU DGELU_BGRAD"
-)
-EPILOGUES = {name: sum(_PARTS[part] for part in name.split("_")) for name in _NAMES.split()}
+# cublasLtEpilogue_t: CUBLASLT_EPILOGUE_..., those that are used here. Bits: 2 RELU, 4 BIAS, 16 BGRAD, 32 GELU, 128 AUX.
+EPILOGUES = {
+    "DEFAULT": 1,
+    "BIAS": 4,
+    "BGRADB": 512,
+    "RELU": 2,
+    "RELU_AUX": 130,
+    "RELU_BIAS": 6,
+    "RELU_AUX_BIAS": 134,
+    "DRELU": 136,
+    "DRELU_BGRAD": 152,
+    "GELU": 32,
+    "GELU_AUX": 160,
+    "GELU_BIAS": 36,
+    "GELU_AUX_BIAS": 164,
+    "DGELU": 192,
+    "DGELU_BGRAD": 208,
+}
 
 
 class Algorithm(ctypes.Structure):
-    """cublasLtMatmulHeuristicResult_t: an algorithm, which is its first member, and what it needs."""
+    """cublasLtMatmulHeuristicResult_t: an algorithm, which is its first member, and the workspace that it needs."""
 
-    _fields_ = [  # ctypes reads it so
+    _fields_ = [  # a list, as ctypes requires
         ("algo", c_uint64 * 8),
         ("workspace", c_size_t),
         ("state", c_int),
@@ -99,7 +114,7 @@ class Algorithm(ctypes.Structure):
 
 
 class LtLibrary:
-    """A loaded libcublasLt under the table. path: the file it was loaded from; version: 120903 is 12.9.3.
+    """A loaded libcublasLt. path: of the file; version: 120903 for 12.9.3; matmul: the function cublasLtMatmul
 
     Raises: DeviceError if the library lacks a function of the table.
     """
@@ -109,10 +124,11 @@ class LtLibrary:
         self._functions: dict[str, Callable[..., Any]] = {}
         for name, (arguments, result) in FUNCTIONS.items():
             try:
-                function = dll[name]  # a new object: whoever loaded the library keeps his declarations
+                function = dll[name]  # a new object: other users of the library may declare other types
             except AttributeError:
                 raise DeviceError(f"{path} is not the cuBLASLt of CUDA 12 or newer: it has no {name}") from None
-            function.argtypes, function.restype = arguments, result
+            function.argtypes = arguments
+            function.restype = result
             self._functions[name] = function
         self.version = int(self._functions["cublasLtGetVersion"]())
         self.matmul = self._functions["cublasLtMatmul"]
@@ -123,7 +139,7 @@ class LtLibrary:
         return f"<cuBLASLt {self.version} of {self.path}>"
 
     def call(self, name: str, *arguments: Any) -> int:
-        """The function's status, unchecked."""
+        """Calls a function. Returns: its status."""
         return int(self._functions[name](*arguments))
 
     def check(self, name: str, *arguments: Any) -> None:
@@ -133,25 +149,25 @@ class LtLibrary:
             raise DeviceError(f"{name}: {self.explain(status)}")
 
     def explain(self, status: int) -> str:
-        """A status in words."""
+        """A text for a status."""
         name = self._functions["cublasLtGetStatusString"](status)
         return f"{name.decode(errors='replace') if name else 'an unknown status'} ({status}) of {self!r}"
 
     def create(self, name: str, *arguments: Any) -> int:
-        """A new object of the library, by the function of this name, as its address. Raises: DeviceError."""
-        made = c_void_p()
-        self.check(name, ctypes.addressof(made), *arguments)
-        assert made.value is not None, name
-        return made.value
+        """Creates an object by the function of this name. Returns: its address. Raises: DeviceError."""
+        pointer = c_void_p()
+        self.check(name, ctypes.addressof(pointer), *arguments)
+        assert pointer.value is not None, name
+        return pointer.value
 
     def set(self, name: str, target: int, attribute: tuple[int, Any], value: int) -> None:
-        """Sets an attribute of the tables above. name: of the function. Raises: DeviceError."""
-        number, kind = attribute
-        held = kind(value)
-        self.check(name, target, number, ctypes.addressof(held), ctypes.sizeof(held))
+        """Sets an attribute, of one of the tables above, by the function of this name. Raises: DeviceError."""
+        number, c_type = attribute
+        data = c_type(value)
+        self.check(name, target, number, ctypes.addressof(data), ctypes.sizeof(data))
 
     def handle(self, device: int) -> int:
-        """The handle of a device, which is the current one; made on first use, and kept as long as the process."""
+        """The library's handle of the current device, which is `device`. Created at the first call, never destroyed."""
         with self._lock:
             if device not in self._handles:
                 self._handles[device] = self.create("cublasLtCreate")
@@ -159,17 +175,17 @@ class LtLibrary:
 
 
 def wheels() -> list[Path]:
-    """The library's files in the packages nvidia-cublas-cu12, nvidia-cublas-cu13 and nvidia-cublas."""
+    """The paths of libcublasLt in the packages nvidia-cublas-cu12, nvidia-cublas-cu13 and nvidia-cublas."""
     try:
         spec = importlib.util.find_spec("nvidia")
     except (ModuleNotFoundError, ValueError):
         return []
-    homes = (spec.submodule_search_locations or ()) if spec else ()
-    return [found for home in homes for found in sorted(Path(home).glob("*/lib/libcublasLt.so.*"))]
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return [path for folder in folders for path in sorted(Path(folder).glob("*/lib/libcublasLt.so.*"))]
 
 
-def _found_as_by_cupy() -> str:
-    """Loads the library from where CuPy finds its libcublas. Returns: its path; "" if CuPy's pathfinder finds none."""
+def _pathfinder_path() -> str:
+    """Loads the library by NVIDIA's pathfinder, as CuPy does with libcublas. Returns: its path; "" if there is none."""
     try:
         from cuda import pathfinder
 
@@ -179,17 +195,17 @@ def _found_as_by_cupy() -> str:
 
 
 def candidates(xp: Any) -> Iterator[str]:
-    """File names to try: where CuPy finds its libcublas, then the dynamic linker's search path, then pip's wheels."""
+    """Names of the library to try: by NVIDIA's pathfinder, on the dynamic linker's search path, in wheels."""
     name = f"libcublasLt.so.{xp.cuda.runtime.runtimeGetVersion() // 1000}"
-    found = _found_as_by_cupy()
-    if name in found:
-        yield found
+    path = _pathfinder_path()
+    if name in path:
+        yield path
     yield name
-    yield from [str(path) for path in wheels() if path.name == name]
+    yield from [str(wheel) for wheel in wheels() if wheel.name == name]
 
 
 def load(xp: Any) -> LtLibrary:
-    """The library under the table, for this CuPy. Raises: DeviceError, with everything that was tried."""
+    """Loads the library for CuPy's version of CUDA. Raises: DeviceError, which lists every name that was tried."""
     tried = []
     for path in dict.fromkeys(candidates(xp)):
         try:
@@ -200,16 +216,17 @@ def load(xp: Any) -> LtLibrary:
     raise DeviceError(f"matrix products need cuBLASLt: {how_to_install(f'cuda{major}')}. Tried " + "; ".join(tried))
 
 
-_found: list[LtLibrary | None] = []
+# The library once it is loaded. A test puts None here to use our own kernels.
+_loaded: list[LtLibrary | None] = []
 _lock = threading.Lock()
 
 
 def library(xp: Any) -> LtLibrary | None:
-    """The library of this process, loaded when it is first asked for. None: the kernels of ours multiply instead.
+    """The library, loaded at the first call. None: `gemm` multiplies nothing, so our own kernels are used.
 
-    Raises: DeviceError if it is not to be found.
+    Raises: DeviceError if there is no library.
     """
     with _lock:
-        if not _found:
-            _found.append(load(xp))
-        return _found[0]
+        if not _loaded:
+            _loaded.append(load(xp))
+        return _loaded[0]

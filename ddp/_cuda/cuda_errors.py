@@ -1,7 +1,7 @@
-"""What CUDA reports, as errors of ours: a launch does not wait for its work, so its failure is raised by a later call.
+"""CUDA's errors as CudaError. A launch does not wait for its work, so a later call raises the error of that work.
 
-CuPy raises such a failure from whatever asks the device next. The few calls that wait (`item`, copies to the CPU,
-`synchronize`, events) hand it to `translate`, which says that the call that waited is not where it happened.
+CuPy raises such an error from the next call that asks the device. The few calls that wait (`item`, copies to the CPU,
+`synchronize`, events) pass it to `translate`, whose error says that the call which waited need not be the cause.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import os
 
 from ddp.errors import CudaError
 
-_KINDS = ("CUDARuntimeError", "CUDADriverError")  # CuPy's; by name, so that CuPy need not be there to ask
-_HARMLESS = (2, 100, 101, 201, 709, 900, 901, 902, 903, 904, 905, 906, 907, 908)  # memory, a device's number, capture
+# CuPy's classes of CUDA errors, by name, since CuPy may not be installed.
+_CUPY_ERRORS = ("CUDARuntimeError", "CUDADriverError")
+
+# Statuses after which the process can go on: out of memory, invalid devices, errors of capture.
+_RECOVERABLE = (2, 100, 101, 201, 709, 900, 901, 902, 903, 904, 905, 906, 907, 908)
 
 _LATE = (
     "Work launches without waiting, so this may belong to an op that was launched before: `{call}` is where it came "
@@ -22,21 +25,21 @@ _LOST = " Its memory is lost to this process, which has to be started again."
 
 
 def blocking() -> bool:
-    """Whether CUDA_LAUNCH_BLOCKING=1 asks for every op to wait for its work."""
+    """Whether CUDA_LAUNCH_BLOCKING=1 makes every op wait for its work."""
     return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
 
 
 def is_cuda(error: BaseException) -> bool:
-    """Whether CUDA reported this, through CuPy."""
-    return type(error).__name__ in _KINDS
+    """Whether this is an error of CUDA that CuPy raised."""
+    return type(error).__name__ in _CUPY_ERRORS
 
 
 def translate(error: BaseException, call: str) -> BaseException:
-    """What to raise where `call` came upon `error`: a CudaError for CUDA's, else the same."""
+    """The error to raise where `call` caught `error`: a CudaError for an error of CUDA, else `error` itself."""
     if not is_cuda(error):
         return error
     status = status_of(error)
-    if status in _HARMLESS:
+    if status in _RECOVERABLE:
         return CudaError(f"{call}: {error}", status)
     if blocking():
         return CudaError(f"{call}: {error}.{_LOST}", status)
@@ -44,15 +47,15 @@ def translate(error: BaseException, call: str) -> BaseException:
 
 
 def attribute_to_op(error: BaseException, op: str, inputs: str, line: str) -> BaseException:
-    """What to raise where every op waits: the error belongs to this one."""
+    """The error to raise if every op waits, so that `error` is of this op: a CudaError with op, inputs and line."""
     if not is_cuda(error):
         return error
     status = status_of(error)
-    lost = "" if status in _HARMLESS else _LOST
+    lost = "" if status in _RECOVERABLE else _LOST
     return CudaError(f"{op}: {error}; the inputs were {inputs}; {line}.{lost}", status)
 
 
 def status_of(error: BaseException) -> int | None:
-    """CUDA's number of the error, where CuPy knows it."""
+    """CUDA's number of the error; None if the error has none."""
     status = getattr(error, "status", None)
     return None if status is None else int(status)

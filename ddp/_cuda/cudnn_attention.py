@@ -1,9 +1,9 @@
 """Attention by cuDNN: softmax(scale * q @ k^T) @ v in one kernel, and its gradients in another.
 
-cuDNN is asked for 16 bits without a mask, arrays (B, H, T, D) in any order of memory whose rows lie in one piece: q, k
-and v as views of one projection are read where they lie, and the result lies as q does. Key and value may have fewer
-heads, each of which serves as many neighbours of query's. Stats is the logarithm of the sum of the exponentials of each
-query's scores, (B, H, T, 1) in float32. All else is computed by the same formulas as on the CPU.
+cuDNN is used for 16-bit arrays (B, H, T, D) without a mask; other cases are computed by the formulas of the CPU. The
+first three axes may have any order in memory: q, k and v may be views of one projection, and the result has the order
+of q. Keys and values may have fewer heads; each serves a group of adjacent heads of the queries. `stats` is the
+logarithm of the sum of exponentials of each query's scores, (B, H, T, 1) in float32.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from ddp.ops.attention import attention as reference
 from ddp.ops.memory_formats import dense_strides, empty_in_order, order_of
 from ddp.ops.op import Gradients, Needs, Saved
 
-Q, K, V, OUT, STATS, SEED, OFFSET, DO, DQ, DK, DV = range(1, 12)  # the numbers of the tensors
-_ONE = TensorSpec((1, 1, 1, 1), (1, 1, 1, 1), "int64")
-_ALIGNED = 16  # bytes, of every row
+# The uids of the tensors.
+Q, K, V, OUT, STATS, SEED, OFFSET, DO, DQ, DK, DV = range(1, 12)
+_SCALAR = TensorSpec((1, 1, 1, 1), (1, 1, 1, 1), "int64")
+
+# Bytes: the alignment of rows that cuDNN requires.
+_ALIGNMENT = 16
 
 
 class AttentionOptions(NamedTuple):
-    """scale: of the scores; causal: query i sees keys 0 to i; p: the share of probabilities that is dropped."""
+    """scale: of the scores; causal: query i sees keys 0 to i; p: the probability of dropout"""
 
     scale: float
     causal: bool
@@ -32,54 +35,60 @@ class AttentionOptions(NamedTuple):
 
 
 class AttentionGraph:
-    """The graph of the forward, or of the gradients of q, k and v. specs: of its tensors, by number"""
+    """The graph of the forward, or if `specs` has DO, of the gradients of q, k and v. specs: of its tensors, by uid"""
 
-    def __init__(self, specs: dict[int, TensorSpec], how: AttentionOptions) -> None:
-        self.specs, self._how = specs, how
-        self._key = "attention", *specs.items(), how
+    def __init__(self, specs: dict[int, TensorSpec], options: AttentionOptions) -> None:
+        self.specs = specs
+        self._options = options
+        self._key = ("attention", *specs.items(), options)
 
     def _build(self, graph: GraphBuilder) -> None:
-        how, inputs = self._how, {n: graph.input(n, spec) for n, spec in self.specs.items() if n not in self._written}
-        options: dict[str, Any] = {"attn_scale": how.scale}
-        if how.causal:
-            options["diagonal_alignment"] = graph.cudnn.diagonal_alignment.TOP_LEFT
-            options["diagonal_band_right_bound"] = 0
-        if how.p:
-            options["dropout"] = (how.p, graph.input(SEED, _ONE), graph.input(OFFSET, _ONE))
-        options |= {"q": inputs[Q], "k": inputs[K], "v": inputs[V]}
+        scale, causal, p = self._options
+        inputs = {uid: graph.input(uid, spec) for uid, spec in self.specs.items() if uid not in self._outputs}
+        arguments: dict[str, Any] = {"attn_scale": scale, "q": inputs[Q], "k": inputs[K], "v": inputs[V]}
+        if causal:
+            arguments["diagonal_alignment"] = graph.cudnn.diagonal_alignment.TOP_LEFT
+            arguments["diagonal_band_right_bound"] = 0
+        if p:
+            arguments["dropout"] = (p, graph.input(SEED, _SCALAR), graph.input(OFFSET, _SCALAR))
         if DO in inputs:
-            options |= {"o": inputs[OUT], "dO": inputs[DO], "stats": inputs[STATS]}
+            arguments |= {"o": inputs[OUT], "dO": inputs[DO], "stats": inputs[STATS]}
             deterministic = cudnn_graph.settings.deterministic
-            made = graph.raw.sdpa_backward(**options, use_deterministic_algorithm=deterministic)
+            outputs = graph.raw.sdpa_backward(**arguments, use_deterministic_algorithm=deterministic)
         else:
-            made = graph.raw.sdpa(**options, generate_stats=True)
-        for number, tensor in zip(self._written, made, strict=True):
-            graph.output(number, tensor, self.specs[number])
+            outputs = graph.raw.sdpa(**arguments, generate_stats=True)
+        for uid, tensor in zip(self._outputs, outputs, strict=True):
+            graph.output(uid, tensor, self.specs[uid])
 
     @property
-    def _written(self) -> tuple[int, ...]:
+    def _outputs(self) -> tuple[int, ...]:
         return (DQ, DK, DV) if DO in self.specs else (OUT, STATS)
 
     def has_plan(self, xp: Any) -> bool:
-        """Whether cuDNN can run it."""
+        """Whether cuDNN supports the graph."""
         return cudnn_graph.has_plan(xp, self._key, self.specs[Q].dtype, self._build, {})
 
     def run(self, xp: Any, arrays: dict[int, Array], key: Array | None) -> bool:
-        """Runs it on arrays by number; False: cuDNN cannot. key: (2,) of int64, the seed and offset of dropout."""
-        if key is not None:  # in device memory: a replayed CUDA graph reads what is there then
+        """Runs the graph on arrays by uid. Returns: False if cuDNN does not support it.
+
+        key: (2,) int64, the seed and offset of dropout, or None
+        """
+        if key is not None:  # as addresses: every launch of a CUDA graph reads the key anew
             arrays = {**arrays, SEED: key.data.ptr, OFFSET: key.data.ptr + key.itemsize}
         return cudnn_graph.run_graph(xp, self._key, self.specs[Q].dtype, self._build, arrays)
 
 
 def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
-    """q, k, v as (B, H, T, D), where key and value may have a divisor of H; None if they are anything else.
+    """q as (B, H, T, D), k and v as (B, Hk, T, D) with Hk a divisor of H; None for shapes that cuDNN does not support.
 
-    Five axes are those of grouped heads: (B, Hk, H/Hk, T, D) and (B, Hk, 1, T, D).
+    From three axes (H, T, D), or from five with grouped heads: q (B, Hk, H/Hk, T, D), k and v (B, Hk, 1, T, D).
     """
     if q.ndim == 3:
         q, k, v = (x[:, None] for x in (q, k, v))
     elif q.ndim == 5 and k.shape[2] == 1 == v.shape[2] and q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        q, k, v = q.reshape(q.shape[0], q.shape[1] * q.shape[2], *q.shape[3:]), k[:, :, 0], v[:, :, 0]
+        q = q.reshape(q.shape[0], q.shape[1] * q.shape[2], *q.shape[3:])
+        k = k[:, :, 0]
+        v = v[:, :, 0]
     if q.ndim != 4 or not q.shape[0] == k.shape[0] == v.shape[0] or k.shape[1] != v.shape[1]:
         return None
     if 0 in (*q.shape, *k.shape, *v.shape) or q.shape[1] % k.shape[1]:
@@ -88,10 +97,10 @@ def _four_axes(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | Non
 
 
 def _readable(xp: Any, x: Array) -> Array:
-    """x, or a copy where a row does not lie in one piece, is not aligned, or is broadcast."""
-    steps = [n for n, size in zip(x.strides[:-1], x.shape[:-1], strict=True) if size > 1]
-    good = x.strides[-1] == x.itemsize and all(n > 0 and n % _ALIGNED == 0 for n in steps)
-    return x if good and x.data.ptr % _ALIGNED == 0 else xp.array(x, order="C")
+    """x, or a copy if its rows are not contiguous, not aligned, or broadcast."""
+    strides = [stride for stride, size in zip(x.strides[:-1], x.shape[:-1], strict=True) if size > 1]
+    regular = x.strides[-1] == x.itemsize and all(stride > 0 and stride % _ALIGNMENT == 0 for stride in strides)
+    return x if regular and x.data.ptr % _ALIGNMENT == 0 else xp.array(x, order="C")
 
 
 def _order(x: Array) -> tuple[int, ...]:
@@ -99,70 +108,91 @@ def _order(x: Array) -> tuple[int, ...]:
     return order if order[-1] == 3 else (0, 1, 2, 3)
 
 
-def _like(xp: Any, x: Array, last: int) -> Array:
-    """Memory for an array like x, in its order, with `last` elements a row."""
-    return empty_in_order(xp, (*x.shape[:-1], last), x.dtype, _order(x))
+def _empty_like(xp: Any, x: Array, width: int) -> Array:
+    """An array with x's dtype, shape and order of axes in memory, but rows of `width` elements."""
+    return empty_in_order(xp, (*x.shape[:-1], width), x.dtype, _order(x))
 
 
-def _backward_graph(q: Array, k: Array, v: Array, out: Array, stats: Array, how: AttentionOptions) -> AttentionGraph:
-    # The gradient of the result lies as the result does, and those of q, k and v in their order, without gaps.
-    read = {Q: q, K: k, V: v, OUT: out, DO: out, STATS: stats}
-    written = {n: tensor_spec(x, dense_strides(x.shape, _order(x))) for n, x in ((DQ, q), (DK, k), (DV, v))}
-    return AttentionGraph({**{n: tensor_spec(x) for n, x in read.items()}, **written}, how)
+def _backward_graph(
+    q: Array, k: Array, v: Array, out: Array, stats: Array, options: AttentionOptions
+) -> AttentionGraph:
+    # DO has the layout of the result. DQ, DK and DV have the order of q, k and v, without gaps.
+    like = {Q: q, K: k, V: v, OUT: out, DO: out, STATS: stats}
+    inputs = {uid: tensor_spec(x) for uid, x in like.items()}
+    outputs = {uid: tensor_spec(x, dense_strides(x.shape, _order(x))) for uid, x in ((DQ, q), (DK, k), (DV, v))}
+    return AttentionGraph(inputs | outputs, options)
 
 
 def attention(
     xp: Any, q: Array, k: Array, v: Array, mask: Array | None, scale: float, causal: bool, p: float, seed: Any
 ) -> tuple[Array, Any]:
-    """As `ddp.ops.attention`. seed: (2,) of int64 on the device, read where p is not 0"""
-    how = AttentionOptions(float(scale), bool(causal), float(p))
-    found = None if mask is not None else _cudnn_forward(xp, q, k, v, how, seed if p else None)
-    if found is not None:
-        return found
+    """See `ddp.ops.attention`. seed: (2,) int64 on the device, used if p is not 0"""
+    options = AttentionOptions(float(scale), bool(causal), float(p))
+    result = None if mask is not None else _cudnn_forward(xp, q, k, v, options, seed if p else None)
+    if result is not None:
+        return result
     op: Any = reference.upcast if BFLOAT16 in [x.dtype for x in (q, k, v, mask) if x is not None] else reference
     out, residual = op.forward(xp, q, k, v, mask, scale=scale, causal=causal, p=p, seed=seed)
     return out, (op, residual)
 
 
 def _cudnn_forward(
-    xp: Any, q: Array, k: Array, v: Array, how: AttentionOptions, key: Array | None
+    xp: Any, q: Array, k: Array, v: Array, options: AttentionOptions, key: Array | None
 ) -> tuple[Array, Any] | None:
-    """The result and what backward wants; None where cuDNN does not take it."""
-    if q.dtype.itemsize != 2 or not q.dtype == k.dtype == v.dtype or how.p >= 1:
+    """The result and the residual for backward; None if cuDNN does not support the case."""
+    if q.dtype.itemsize != 2 or not q.dtype == k.dtype == v.dtype or options.p >= 1:
         return None
-    seen = _four_axes(q, k, v)
-    if seen is None or not cudnn_graph.settings.enabled or cudnn_graph.library(xp) is None:
+    operands = _four_axes(q, k, v)
+    if operands is None or not cudnn_graph.settings.enabled or cudnn_graph.library(xp) is None:
         return None
-    queries, keys, values = (_readable(xp, x) for x in seen)
-    out = _like(xp, queries, values.shape[-1])
+    queries, keys, values = (_readable(xp, x) for x in operands)
+    out = _empty_like(xp, queries, values.shape[-1])
     stats = xp.ndarray((*queries.shape[:3], 1), "float32")
     arrays = {Q: queries, K: keys, V: values, OUT: out, STATS: stats}
-    # A backward has to go on where this began. With dropout, a recomputation has to drop the same elements as a forward
-    # under no_grad did, and so has to take the same way.
-    if (modes.state.enabled or how.p) and not _backward_graph(queries, keys, values, out, stats, how).has_plan(xp):
+    # Only cuDNN can compute the backward of this forward. With dropout that is checked under no_grad, too: autograd's
+    # checkpoint computes forward again with recording on, and has to drop the same elements.
+    needs_backward = modes.state.enabled or options.p
+    if needs_backward and not _backward_graph(queries, keys, values, out, stats, options).has_plan(xp):
         return None
-    if not AttentionGraph({n: tensor_spec(x) for n, x in arrays.items()}, how).run(xp, arrays, key):
+    graph = AttentionGraph({uid: tensor_spec(x) for uid, x in arrays.items()}, options)
+    if not graph.run(xp, arrays, key):
         return None
-    return out.reshape(*q.shape[:-1], v.shape[-1]), (None, (stats, key, how))
+    return out.reshape(*q.shape[:-1], v.shape[-1]), (None, (stats, key, options))
 
 
 def attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     op, inner = residual
     if op is not None:
-        found: Gradients = op.backward(xp, g, needs, saved, inner)
-        return found
+        gradients: Gradients = op.backward(xp, g, needs, saved, inner)
+        return gradients
     q, k, v, _, out = saved
-    stats, key, how = inner
-    seen = _four_axes(q, k, v)
-    assert seen is not None
-    queries, keys, values = (_readable(xp, x) for x in seen)
+    stats, key, options = inner
+    operands = _four_axes(q, k, v)
+    assert operands is not None
+    queries, keys, values = (_readable(xp, x) for x in operands)
     shape = (*queries.shape[:3], values.shape[-1])
     out, g = (_readable(xp, x.reshape(shape)) for x in (out, g))
-    if g.strides != out.strides:  # the plan that was found in forward is of a gradient that lies as the result does
-        given, g = g, _like(xp, out, out.shape[-1])
-        g[...] = given
-    made = [_like(xp, x, x.shape[-1]) for x in (queries, keys, values)]
-    arrays = {Q: queries, K: keys, V: values, OUT: out, DO: g, STATS: stats, DQ: made[0], DK: made[1], DV: made[2]}
-    done = _backward_graph(queries, keys, values, out, stats, how).run(xp, arrays, key)
-    assert done, "its plan was found before the forward"
-    return [*[d.reshape(x.shape) if need else None for d, x, need in zip(made, (q, k, v), needs, strict=False)], None]
+    if g.strides != out.strides:  # the plan of forward is for a gradient with the layout of the result
+        source = g
+        g = _empty_like(xp, out, out.shape[-1])
+        g[...] = source
+    dq, dk, dv = (_empty_like(xp, x, x.shape[-1]) for x in (queries, keys, values))
+    arrays = {
+        Q: queries,
+        K: keys,
+        V: values,
+        OUT: out,
+        DO: g,
+        STATS: stats,
+        DQ: dq,
+        DK: dk,
+        DV: dv,
+    }
+    supported = _backward_graph(queries, keys, values, out, stats, options).run(xp, arrays, key)
+    assert supported, "forward checks that there is a plan"
+    return (
+        dq.reshape(q.shape) if needs[0] else None,
+        dk.reshape(k.shape) if needs[1] else None,
+        dv.reshape(v.shape) if needs[2] else None,
+        None,
+    )

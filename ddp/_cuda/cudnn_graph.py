@@ -1,12 +1,11 @@
-"""cuDNN: graphs of its operations, each built once for its shapes, and run on CuPy's current stream.
+"""Graphs of cuDNN operations: an execution plan is built once for each shape, and runs on CuPy's current stream.
 
-`nvidia-cudnn-frontend` (the module `cudnn`) describes a graph to the library, which answers with plans for it; a plan
-runs on addresses. What the library does not support is remembered as well, and its caller takes the array formulas: the
-reason is logged once. Where there is no cuDNN at all, a warning says so. Nothing here is imported before an op on a
-GPU asks for it.
+`nvidia-cudnn-frontend` (the module `cudnn`) describes a graph to cuDNN, which returns execution plans; a plan runs on
+addresses. If cuDNN supports no plan for a graph, that is cached, too: the reason is logged once, and the op uses its
+array formulas. Without cuDNN there is a warning. `cudnn` is imported when the first op on a GPU needs it.
 
-A first use builds a plan, which takes milliseconds to seconds, and which is no part of a graph that is being captured;
-running one allocates from CuPy's pool alone, and can be captured.
+Building a plan takes milliseconds to seconds, and is not captured in a CUDA graph. Running a plan allocates from CuPy's
+pool alone, and can be captured.
 """
 
 from __future__ import annotations
@@ -28,24 +27,27 @@ log = logging.getLogger("ddp.backends.cudnn")
 
 
 class Settings:
-    """What the user says about cuDNN; `ddp.backends.cudnn` shows it.
+    """The user's settings, set through `ddp.backends.cudnn`.
 
-    enabled: off: array formulas; benchmark: plans are timed when they are built, and the fastest one is kept;
-    deterministic: only plans that give the same bits every time; allow_tf32: float32 is rounded to 10 bits of mantissa
-    before it is multiplied, as PyTorch does it in convolutions
+    enabled: otherwise array formulas are used; benchmark: times plans when they are built, and keeps the fastest
+    deterministic: only plans that give the same bits in every run
+    allow_tf32: factors of float32 may be rounded to 10 bits of mantissa, the default for convolutions as in PyTorch
     """
 
     __slots__ = ("allow_tf32", "benchmark", "deterministic", "enabled")
 
     def __init__(self) -> None:
-        self.enabled, self.benchmark, self.deterministic, self.allow_tf32 = True, False, False, True
+        self.enabled = True
+        self.benchmark = False
+        self.deterministic = False
+        self.allow_tf32 = True
 
 
 settings = Settings()
 
 
 class TensorSpec(NamedTuple):
-    """What a graph knows of an array. strides: in elements."""
+    """The description of an array for cuDNN. strides: in elements"""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -53,97 +55,105 @@ class TensorSpec(NamedTuple):
 
 
 def tensor_spec(x: Array, strides: tuple[int, ...] | None = None) -> TensorSpec:
-    """The description of an array, or of it with other `strides` where an axis of one element could have any."""
+    """The description of x. strides: in elements, replace x's own, which are arbitrary for axes of one element"""
     item = x.itemsize
     return TensorSpec(
         tuple(x.shape), tuple([n // item for n in x.strides]) if strides is None else strides, x.dtype.name
     )
 
 
+# By our name of a dtype: cuDNN's.
 _TYPES = {"float16": "HALF", "bfloat16": "BFLOAT16", "float32": "FLOAT", "int64": "INT64"}
 
 
 class GraphBuilder:
-    """A graph under construction: tensors by number, so that a plan knows which address is whose."""
+    """A graph under construction. Tensors have numbers (uid), by which a plan is given their addresses.
+
+    io: the default dtype of inputs and outputs; everything is computed in float32
+    """
 
     def __init__(self, cudnn: Any, io: str, handle: Any) -> None:
         self.cudnn = cudnn
-        wide = cudnn.data_type.FLOAT
+        compute = cudnn.data_type.FLOAT
         self.raw = cudnn.pygraph(
-            io_data_type=self.type(io), intermediate_data_type=wide, compute_data_type=wide, handle=handle
+            io_data_type=self.type(io), intermediate_data_type=compute, compute_data_type=compute, handle=handle
         )
 
     def type(self, name: str) -> Any:
-        """cuDNN's name of a dtype."""
+        """cuDNN's constant for a dtype."""
         return getattr(self.cudnn.data_type, _TYPES[name])
 
-    def input(self, uid: int, like: TensorSpec) -> Any:
-        """A tensor that is read."""
-        shape, strides, dtype = like
+    def input(self, uid: int, spec: TensorSpec) -> Any:
+        """Adds an input of the graph."""
+        shape, strides, dtype = spec
         return self.raw.tensor(dim=list(shape), stride=list(strides), data_type=self.type(dtype), uid=uid)
 
-    def output(self, uid: int, tensor: Any, like: TensorSpec) -> None:
-        """Makes `tensor` one that is written."""
-        tensor.set_output(True).set_data_type(self.type(like.dtype)).set_uid(uid)
-        tensor.set_dim(list(like.shape)).set_stride(list(like.strides))
+    def output(self, uid: int, tensor: Any, spec: TensorSpec) -> None:
+        """Makes `tensor`, the result of an operation, an output of the graph."""
+        tensor.set_output(True).set_data_type(self.type(spec.dtype)).set_uid(uid)
+        tensor.set_dim(list(spec.shape)).set_stride(list(spec.strides))
 
 
+# A function that adds the operations of a graph.
 Build = Callable[[GraphBuilder], None]
-# What the frontend raises for a graph that it does not take, by its version and ours, beside an error of its own.
-_REFUSALS = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
-# Plans that are timed at most, of those that can be built, the library's best guess first: PyTorch's benchmark_limit.
+# Errors of various versions of the frontend for a graph that it does not support, beside cudnnGraphNotSupportedError.
+_NOT_SUPPORTED = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+# The most plans to time, in cuDNN's order of preference: the default of PyTorch's benchmark_limit.
 _TIMED_PLANS = 10
 
 
 class ExecutionPlan:
-    """A built graph. index: of the plan that was the fastest; None: the library's own choice."""
+    """A built graph. workspace: bytes; index: of the fastest plan; None: cuDNN's choice"""
 
     __slots__ = ("graph", "index", "workspace")
 
     def __init__(self, graph: Any, workspace: int, index: int | None) -> None:
-        self.graph, self.workspace, self.index = graph, workspace, index
+        self.graph = graph
+        self.workspace = workspace
+        self.index = index
 
     def run(self, xp: Any, handle: Any, arrays: Mapping[int, Array]) -> None:
-        """Runs it on the handle's stream."""
+        """Runs the plan on the handle's stream. arrays: by uid, arrays or addresses"""
         addresses = {uid: x if type(x) is int else x.data.ptr for uid, x in arrays.items()}
-        room = xp.empty(self.workspace, "uint8") if self.workspace else None
-        place = 0 if room is None else room.data.ptr
+        # May be dropped before the work is done: the pool reuses memory in the order of this stream.
+        workspace = xp.empty(self.workspace, "uint8") if self.workspace else None
+        address = 0 if workspace is None else workspace.data.ptr
         if self.index is None:
-            self.graph.execute(addresses, place, handle=handle)
+            self.graph.execute(addresses, address, handle=handle)
         else:
-            self.graph.execute_plan_at_index(addresses, place, self.index, handle=handle)
-        # The pool gives `room` away again in the order of the stream that it was taken on: this one.
+            self.graph.execute_plan_at_index(addresses, address, self.index, handle=handle)
 
 
 class CudnnLibrary:
-    """cuDNN for one thread on one device: a handle, and the plans that were built with it.
+    """cuDNN for one device and one thread: a handle, and the plans that were built with it.
 
-    Of one thread, because a handle has a stream, which belongs to whoever launches.
-    refusals: what is raised for a graph that the library does not take
+    One for each thread, because a handle launches on one stream at a time.
     """
 
     def __init__(self, cudnn: Any, xp: Any) -> None:
-        self.cudnn, self.xp = cudnn, xp
-        self.refusals = (*_REFUSALS, cudnn.cudnnGraphNotSupportedError)
+        self.cudnn = cudnn
+        self.xp = xp
+        self._not_supported = (*_NOT_SUPPORTED, cudnn.cudnnGraphNotSupportedError)
         self.handle = cudnn.create_handle()
         self._stream: int | None = None
         self._plans: dict[Any, ExecutionPlan | None] = {}
 
     def plan(self, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> ExecutionPlan | None:
-        """The plan of a graph, built when its key first comes; None where the library has none."""
-        key = key, settings.deterministic, settings.benchmark, io == "float32" and settings.allow_tf32
+        """The plan of the graph with this key, built at the first call; None if cuDNN does not support the graph."""
+        key = (key, settings.deterministic, settings.benchmark, io == "float32" and settings.allow_tf32)
         if key in self._plans:
             return self._plans[key]
         try:
-            plan: ExecutionPlan | None = self._built(io, build, arrays)
-        except self.refusals as error:
+            plan: ExecutionPlan | None = self._build(io, build, arrays)
+        except self._not_supported as error:
             plan = None
             log_once(f"no plan for {key[0]}: {_first_line(error)}")
         self._plans[key] = plan
         return plan
 
-    def _built(self, io: str, build: Build, arrays: Mapping[int, Array]) -> ExecutionPlan:
+    def _build(self, io: str, build: Build, arrays: Mapping[int, Array]) -> ExecutionPlan:
         cudnn = self.cudnn
         graph = GraphBuilder(cudnn, io, self.handle)
         build(graph)
@@ -151,7 +161,7 @@ class CudnnLibrary:
         raw.validate()
         raw.build_operation_graph()
         raw.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        for note in unwanted(io):
+        for note in rejected_notes(io):
             raw.deselect_numeric_notes([getattr(cudnn.numerical_note, note)])
         raw.check_support()
         if settings.benchmark and arrays and not current(self.xp).capturing:
@@ -161,8 +171,9 @@ class CudnnLibrary:
         return ExecutionPlan(raw, raw.get_workspace_size(), None)
 
     def _fastest(self, raw: Any, arrays: Mapping[int, Array]) -> ExecutionPlan:
-        """Times the first plans on `arrays`, and keeps the fastest. The host waits, as PyTorch's does."""
-        xp, best, least = self.xp, None, float("inf")
+        """Times the first plans on `arrays`, and returns the fastest. The host waits, as in PyTorch."""
+        fastest = None
+        least = float("inf")
         timed = 0
         for index in range(raw.get_execution_plan_count()):
             if timed == _TIMED_PLANS:
@@ -170,18 +181,22 @@ class CudnnLibrary:
             try:
                 raw.build_plan_at_index(index)
                 plan = ExecutionPlan(raw, raw.get_workspace_size_plan_at_index(index), index)
-                taken = min(self._timed(xp, plan, arrays) for _ in range(3))
-            except self.refusals:  # a plan that cannot be built, or not in this memory
+                milliseconds = min(self._time(plan, arrays) for _ in range(3))
+            except self._not_supported:  # not supported, or not enough memory for its workspace
                 continue
             timed += 1
-            if taken < least:
-                best, least = plan, taken
-        if best is None:
+            if milliseconds < least:
+                fastest = plan
+                least = milliseconds
+        if fastest is None:
             raise RuntimeError("none of the plans could be built")
-        return best
+        return fastest
 
-    def _timed(self, xp: Any, plan: ExecutionPlan, arrays: Mapping[int, Array]) -> float:
-        start, end = xp.cuda.Event(), xp.cuda.Event()
+    def _time(self, plan: ExecutionPlan, arrays: Mapping[int, Array]) -> float:
+        """Runs a plan once. Returns: milliseconds."""
+        xp = self.xp
+        start = xp.cuda.Event()
+        end = xp.cuda.Event()
         start.record()
         plan.run(xp, self.handle, arrays)
         end.record()
@@ -189,15 +204,15 @@ class CudnnLibrary:
         return float(xp.cuda.get_elapsed_time(start, end))
 
     def bind(self) -> None:
-        """Has the handle launch on the current stream; telling it costs microseconds, so it is told of changes only."""
+        """Makes the handle launch on the current stream. Calls cuDNN only if that has changed, to save microseconds."""
         stream = self.xp.cuda.get_current_stream().ptr
         if stream != self._stream:
             self.cudnn.set_stream(handle=self.handle, stream=stream)
             self._stream = stream
 
 
-def unwanted(io: str) -> list[str]:
-    """The numerical notes of plans that are not taken."""
+def rejected_notes(io: str) -> list[str]:
+    """cuDNN's numerical notes whose plans are not used."""
     notes = ["DOWN_CONVERT_INPUTS"]
     if settings.deterministic:
         notes.append("NONDETERMINISTIC")
@@ -206,14 +221,14 @@ def unwanted(io: str) -> list[str]:
     return notes
 
 
-class _Mine(threading.local):
-    """This thread's libraries by device, and the array modules that they allocate with."""
+class _ThreadLibraries(threading.local):
+    """This thread's libraries, by array module and device."""
 
     def __init__(self) -> None:
         self.libraries: dict[tuple[Any, int], CudnnLibrary | None] = {}
 
 
-_mine = _Mine()
+_thread = _ThreadLibraries()
 
 
 @functools.cache
@@ -237,9 +252,9 @@ def _first_line(error: BaseException) -> str:
 
 
 class _NoTorch:
-    """In `sys.meta_path`: the thread that made this does not find PyTorch.
+    """A finder for `sys.meta_path` that hides PyTorch from the thread that made it.
 
-    The frontend imports it where it is installed, which takes seconds, and can do without it.
+    The frontend imports PyTorch if it is installed, which takes seconds, but does not need it.
     """
 
     def __init__(self) -> None:
@@ -252,7 +267,7 @@ class _NoTorch:
 
 
 def _import_frontend() -> Any:
-    """Imports `cudnn`, and keeps it from importing PyTorch, unless this process has imported PyTorch already."""
+    """Imports `cudnn` without PyTorch, unless this process has already imported PyTorch."""
     no_torch = _NoTorch()
     # The list is replaced, not changed: another thread may be iterating over it.
     sys.meta_path = [no_torch, *sys.meta_path]
@@ -263,62 +278,63 @@ def _import_frontend() -> Any:
     return cudnn
 
 
-_loaded: list[Any] = []  # the module, or why there is none; empty before it was looked for
+# The module `cudnn`, or as a string why there is none. Empty before the first call of `module`.
+_loaded: list[Any] = []
 
 
 def module() -> Any:
-    """The module `cudnn` with its library, or None."""
+    """The module `cudnn`, imported at the first call; None without it or without its library."""
     if not _loaded:
         try:
             cudnn = _import_frontend()
-            cudnn.backend_version()  # raises where the library itself is missing
+            cudnn.backend_version()  # raises without the library
             _loaded.append(cudnn)
-        except Exception as error:
-            # ImportError without the package; the package raises other kinds where it finds no library.
+        except Exception as error:  # ImportError without the package, others without the library
             _loaded.append(_first_line(error))
     return None if isinstance(_loaded[0], str) else _loaded[0]
 
 
 def library(xp: Any) -> CudnnLibrary | None:
-    """This thread's cuDNN on the current device; None where there is none.
+    """This thread's cuDNN on the current device, also while `settings.enabled` is off; None if there is no cuDNN.
 
-    Whether it is enabled is asked before a forward: what cuDNN began it ends.
+    Ops check `settings.enabled` in forward alone, because the backward of a forward by cuDNN must be cuDNN's.
     """
     cudnn = module()
     if cudnn is None:
         _warn_without_cudnn(_loaded[0])
         return None
     key = xp, xp.cuda.runtime.getDevice()
-    if key not in _mine.libraries:
+    if key not in _thread.libraries:
         try:
-            _mine.libraries[key] = CudnnLibrary(cudnn, xp)
+            _thread.libraries[key] = CudnnLibrary(cudnn, xp)
         except Exception as error:
             _warn_without_cudnn(f"device {key[1]}: {_first_line(error)}")
-            _mine.libraries[key] = None
-    return _mine.libraries[key]
+            _thread.libraries[key] = None
+    return _thread.libraries[key]
 
 
-def _switches() -> tuple[bool, ...]:
+def _current_settings() -> tuple[bool, ...]:
     return settings.enabled, settings.benchmark, settings.deterministic, settings.allow_tf32
 
 
 def run_graph(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> bool:
-    """Runs the graph that `build` describes on `arrays`, by the numbers of its tensors; False: cuDNN cannot.
+    """Runs the graph that `build` describes on `arrays`, by uid. Returns: False if cuDNN does not support it.
 
-    key: what makes this graph another one than others; io: the dtype of what it reads and writes
+    key: identifies the graph; io: the dtype of its inputs and outputs
     """
-    mine = library(xp)
-    if (capture := now()) is not None and all(look is not _switches for look, _ in capture.fixed):
-        capture.fix(_switches)
-    plan = None if mine is None else mine.plan(key, io, build, arrays)
-    if mine is None or plan is None:
+    cudnn = library(xp)
+    capture = now()
+    if capture is not None and all(read is not _current_settings for read, _ in capture.guarded):
+        capture.guard_value(_current_settings)
+    plan = None if cudnn is None else cudnn.plan(key, io, build, arrays)
+    if cudnn is None or plan is None:
         return False
-    mine.bind()
-    plan.run(xp, mine.handle, arrays)
+    cudnn.bind()
+    plan.run(xp, cudnn.handle, arrays)
     return True
 
 
 def has_plan(xp: Any, key: Any, io: str, build: Build, arrays: Mapping[int, Array]) -> bool:
-    """Whether cuDNN can run this graph; it is built now, for `ran` to find. arrays: {} where nothing is timed."""
-    mine = library(xp)
-    return mine is not None and mine.plan(key, io, build, arrays) is not None
+    """Whether cuDNN supports a graph. Builds its plan for `run_graph`. arrays: {} to time no plans"""
+    cudnn = library(xp)
+    return cudnn is not None and cudnn.plan(key, io, build, arrays) is not None

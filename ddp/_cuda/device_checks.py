@@ -1,8 +1,8 @@
-"""What a kernel finds wrong with numbers, an index out of range say, and how the host hears of it without waiting.
+"""Errors that kernels detect, such as an index out of range, reported to the host without a wait.
 
-The kernel goes on with a number that does no harm, and writes what it met into host memory. Whoever waits for the
-device next (`item`, `cpu`, `synchronize`) looks there and raises. A trap would do as well, but CUDA forgets all memory
-of a process that it stops; and the error would not say which op, nor which number.
+The kernel continues with a safe value, and writes the error to a flag in pinned host memory. The next call that waits
+for the device (`item`, `cpu`, `synchronize`) reads the flag and raises. A trap in the kernel would invalidate all
+device memory of the process, and its error would name neither the op nor the value.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from ddp._cuda import cuda_errors
-from ddp._cuda.raw_kernel import KernelSource, flat
+from ddp._cuda.raw_kernel import KernelSource, contiguous
 from ddp.ops.arrays import Array
 
-_WORDS = 4  # which alarm (0: none), the number, what it was compared with
+# Words of a flag: the error's code (0: no error), the value, the limit that it was compared with, and one unused.
+_WORDS = 4
+
 _LATE = (
     " It was met by work that was launched earlier; with CUDA_LAUNCH_BLOCKING=1 every op waits for its work, and "
     "raises itself."
@@ -23,7 +25,7 @@ _LATE = (
 
 
 class ErrorFlag:
-    """Words of host memory that every device can write to. address: for kernels"""
+    """Words of pinned host memory that every device can write to. address: of the first word, for kernels"""
 
     def __init__(self, xp: Any) -> None:
         self.words = np.frombuffer(xp.cuda.alloc_pinned_memory(8 * _WORDS), np.int64, _WORDS)
@@ -31,92 +33,97 @@ class ErrorFlag:
         self.address = int(self.words.ctypes.data)
 
 
-_alarms: dict[Any, ErrorFlag] = {}  # by array module: there is one, but for tests
-_codes: dict[tuple[type[Exception], str], int] = {}  # from 1 on, in their order
+# By array module. There is one; tests have several.
+_error_flags: dict[Any, ErrorFlag] = {}
+
+# By error class and message: the code that kernels write, from 1 on in the order of insertion.
+_codes: dict[tuple[type[Exception], str], int] = {}
 
 
 def flag_address(xp: Any) -> int:
-    """The address that a kernel writes to."""
-    found = _alarms.get(xp)
-    if found is None:
-        found = _alarms[xp] = ErrorFlag(xp)
-    return found.address
+    """The address of the flag that kernels write to."""
+    flag = _error_flags.get(xp)
+    if flag is None:
+        flag = ErrorFlag(xp)
+        _error_flags[xp] = flag
+    return flag.address
 
 
 def error_code(error: type[Exception], message: str) -> int:
-    """What a kernel writes first, so that this is raised. message: with {value} and {limit}"""
+    """The code of an error for kernels. message: may contain {value}, {limit} and {last}, which is limit - 1"""
     return _codes.setdefault((error, message), len(_codes) + 1)
 
 
 def raise_pending() -> None:
-    """For where the host has waited: raises what a kernel has told since the last time."""
-    for each in _alarms.values():
-        which = int(each.words[0])
-        if which:
-            value, limit = int(each.words[1]), int(each.words[2])
-            each.words[...] = 0
-            error, message = list(_codes)[which - 1]
+    """Raises the error that a kernel has reported, if any. Called after the host has waited for the device."""
+    for flag in _error_flags.values():
+        code = int(flag.words[0])
+        if code:
+            value = int(flag.words[1])
+            limit = int(flag.words[2])
+            flag.words[...] = 0
+            error, message = list(_codes)[code - 1]
             late = "" if cuda_errors.blocking() else _LATE
             raise error(message.format(value=value, limit=limit, last=limit - 1) + "." + late)
 
 
-# Indices that are looked at where they are: one out of range rings an alarm of the host's, which does not wait for it.
-#
-# What comes out is safe to read and write by: what was out of range is 0 there.
-
 BOUNDS = KernelSource(
     "bounds",
     """
-__device__ inline void ring(Index alarm, Index which, Index value, Index limit) {
-    volatile Index* words = (volatile Index*)alarm;
-    if (words[0]) return;  // the first one counts
+// Writes an error to the flag, unless the flag holds an earlier one.
+__device__ inline void set_flag(Index error_flag, Index code, Index value, Index limit) {
+    volatile Index* words = (volatile Index*)error_flag;
+    if (words[0]) return;
     words[1] = value;
     words[2] = limit;
     __threadfence_system();
-    words[0] = which;
+    words[0] = code;
 }
 
-// A negative index counts from the end where low allows it.
-extern "C" __global__ void within(
-    const Index* at, Index* safe, Index n, Index low, Index high, Index alarm, Index which
+// Copies indices, negative ones counted from the end. Reports one outside of [low, high), and writes 0 in its place.
+extern "C" __global__ void check_range(
+    const Index* indices, Index* safe, Index n, Index low, Index high, Index error_flag, Index code
 ) {
     FOR_EACH(i, n) {
-        Index k = at[i];
-        bool fine = k >= low && k < high;
-        if (!fine) ring(alarm, which, k, high);
-        safe[i] = !fine ? 0 : k < 0 ? k + high : k;
+        Index k = indices[i];
+        bool valid = k >= low && k < high;
+        if (!valid) set_flag(error_flag, code, k, high);
+        safe[i] = !valid ? 0 : k < 0 ? k + high : k;
     }
 }
 
-extern "C" __global__ void unless(const bool* fine, Index n, Index alarm, Index which) {
-    FOR_EACH(i, n) if (!fine[i]) ring(alarm, which, i, n);
+extern "C" __global__ void check(const bool* valid, Index n, Index error_flag, Index code) {
+    FOR_EACH(i, n) if (!valid[i]) set_flag(error_flag, code, i, n);
 }
 """,
     ("int64",),
 )
-_KIND = np.dtype("int64")
+_INT64 = np.dtype("int64")
 
 
-def check_index(xp: Any, at: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
-    """A new array of int64 with the indices, negative ones counted from the end if `low` is.
+def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exception], message: str) -> Array:
+    """A copy of the indices in int64, negative ones counted from the end. Reports an index outside of [low, high).
 
-    message: of the error for one that is not from `low` to high - 1, with {value} and {limit}
+    message: see `error_code`; an index out of range is 0 in the result, so that it is safe to use
     """
-    if at.size and high <= 0:
+    if index.size and high <= 0:
         raise error(message.format(value="", limit=high, last=high - 1))
-    safe = xp.ndarray(at.shape, _KIND)
-    arguments = flag_address(xp), error_code(error, message)
-    BOUNDS.over(xp, "within", _KIND, at.size, flat(xp, at, _KIND), safe, at.size, low, high, *arguments)
+    safe = xp.ndarray(index.shape, _INT64)
+    flag = (flag_address(xp), error_code(error, message))
+    indices = contiguous(xp, index, _INT64)
+    BOUNDS.launch(xp, "check_range", _INT64, index.size, indices, safe, index.size, low, high, *flag)
     return safe
 
 
-def check_targets(xp: Any, at: Array, skipped: int, high: int, error: type[Exception], message: str) -> tuple[Any, Any]:
-    """As `check_index` from 0 on, but `skipped` is no error; and which are to be kept (bool)."""
-    keep = at != skipped
-    return check_index(xp, xp.where(keep, at, 0), 0, high, error, message), keep
+def check_targets(
+    xp: Any, target: Array, ignored: int, high: int, error: type[Exception], message: str
+) -> tuple[Any, Any]:
+    """`check_index` from 0 on, where `ignored` is valid and becomes 0; and a mask (bool) of the others."""
+    keep = target != ignored
+    return check_index(xp, xp.where(keep, target, 0), 0, high, error, message), keep
 
 
-def check_all(xp: Any, fine: Array, error: type[Exception], message: str) -> None:
-    """An error for whoever waits next, if any of `fine` (bool) is not."""
-    arguments = flag_address(xp), error_code(error, message)
-    BOUNDS.over(xp, "unless", _KIND, fine.size, flat(xp, fine), fine.size, *arguments)
+def check_all(xp: Any, valid: Array, error: type[Exception], message: str) -> None:
+    """Reports an error if any element of `valid` (bool) is False."""
+    flag = (flag_address(xp), error_code(error, message))
+    BOUNDS.launch(xp, "check", _INT64, valid.size, contiguous(xp, valid), valid.size, *flag)

@@ -1,18 +1,18 @@
-"""Elementwise CUDA kernels: the error function and its kin, and dropout."""
+"""Elementwise CUDA kernels: erf, erfc, erfinv, and dropout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ddp._cuda.raw_kernel import PHILOX, KernelSource, wide
+from ddp._cuda.raw_kernel import PHILOX, KernelSource, opmath_dtype
 from ddp.ops.arrays import Array
 from ddp.ops.attention import dropout_seed
 from ddp.ops.memory_formats import as_format, inverse, order_of, prefers_channels_last
 from ddp.ops.op import Gradients, Needs, Saved
 
-# The error function, its complement and its inverse by the functions that CUDA has. CuPy 14 computes those of float16
-# in float64, and to import them takes a second.
+# The error function, its complement and its inverse, by CUDA's functions of these names. CuPy 14 computes them in
+# float64 for float16, and its import of them takes a second.
 
 _KERNEL = """
 extern "C" __global__ void NAME_of(const T* x, T* out, Index n) {
@@ -28,24 +28,24 @@ def error_function(name: str) -> Callable[[Any, Array], Array]:
 
     def call(xp: Any, x: Array) -> Array:
         out = xp.ndarray(x.shape, x.dtype)
-        ERROR_FUNCTIONS.over(xp, f"{name}_of", x.dtype, x.size, xp.ascontiguousarray(x), out, x.size)
+        ERROR_FUNCTIONS.launch(xp, f"{name}_of", x.dtype, x.size, xp.ascontiguousarray(x), out, x.size)
         return out
 
     return call
 
 
-# Dropout in one launch each way: what is dropped follows from a key and an element's number, and is never stored.
-# Four neighbours take one draw of Philox.
+# Dropout, and its backward with x = g. Whether an element is dropped is a function of the key and the element's number,
+# so no mask is stored. One draw of Philox gives the numbers of four elements.
 DROPOUT = KernelSource(
     "dropping",
     PHILOX
     + """
 extern "C" __global__ void drop(const T* x, T* out, const Index* key, Index n, double p, double scale) {
-    A least = A(p), kept = A(scale);
+    A threshold = A(p), factor = A(scale);
     FOR_EACH(group, (n + 3) / 4) {
-        Philox drawn(key, group);
+        Philox numbers(key, group);
         for (Index i = 0, e = 4 * group; i < 4 && e < n; i++, e++) {
-            out[e] = T(A(x[e]) * (drawn.uniform(i) >= least ? kept : A(0)));
+            out[e] = T(A(x[e]) * (numbers.uniform(i) >= threshold ? factor : A(0)));
         }
     }
 }
@@ -54,24 +54,27 @@ extern "C" __global__ void drop(const T* x, T* out, const Index* key, Index n, d
 
 
 def drop(xp: Any, x: Array, key: Array, p: float, shape: tuple[int, ...], order: tuple[int, ...]) -> Array:
-    """x where its number is kept, scaled; elsewhere 0. shape: of what is drawn, with ones for x's last axes.
+    """Sets elements of x to 0 with probability p, and divides the others by 1 - p.
 
-    key: (2,) of int64 in device memory; order: the axes in the order in which elements are numbered
+    key: (2,) int64 in device memory; shape: of the mask, x.shape, or with ones as its last axes to drop channels
+    order: the axes in the order in which elements are numbered
     """
-    if shape != x.shape:  # whole channels
+    if shape != x.shape:
         axes = tuple(range(len(shape)))
-        kept = drop(xp, xp.ones(shape, wide(x.dtype)), key, p, shape, axes)
-        return as_format(xp, (x * kept).astype(x.dtype, copy=False), prefers_channels_last(x))
-    turned = x.transpose(order)
-    source = xp.ascontiguousarray(turned).reshape(turned.shape)  # of no axes it makes one
-    out = xp.ndarray(turned.shape, x.dtype)
+        factors = drop(xp, xp.ones(shape, opmath_dtype(x.dtype)), key, p, shape, axes)
+        return as_format(xp, (x * factors).astype(x.dtype, copy=False), prefers_channels_last(x))
+    transposed = x.transpose(order)
+    # Reshaped, since ascontiguousarray makes one axis of none.
+    source = xp.ascontiguousarray(transposed).reshape(transposed.shape)
+    out = xp.ndarray(transposed.shape, x.dtype)
     scale = 1 / (1 - p) if p < 1 else 0.0
-    DROPOUT.over(xp, "drop", x.dtype, -(-x.size // 4), source, out, key, x.size, float(p), scale)
+    DROPOUT.launch(xp, "drop", x.dtype, -(-x.size // 4), source, out, key, x.size, float(p), scale)
     return out.transpose(inverse(order))
 
 
 def dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
-    key, order = dropout_seed(xp, generator), order_of(x)
+    key = dropout_seed(xp, generator)
+    order = order_of(x)
     return drop(xp, x, key, p, shape, order), (key, p, shape, order)
 
 
@@ -80,7 +83,7 @@ def dropout_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 
 
 def drawn_masks(xp: Any, key: Array, p: float) -> Callable[[tuple[int, ...]], Array]:
-    """As `attention.drawn_masks`. key: (2,) of int64 in device memory; each tile draws at an offset of its own."""
+    """See `attention.drawn_masks`. key: (2,) int64 in device memory. Every call of the result uses another offset."""
     offset = key.copy()
 
     def draw(shape: tuple[int, ...]) -> Array:

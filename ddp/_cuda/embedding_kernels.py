@@ -1,9 +1,9 @@
-"""The gradient of a table: lookups added up in float32, in their order, with the same digits in every run.
+"""The gradient of an embedding: sums of rows in float32, in a fixed order, so that every run gives the same bits.
 
-The table's rows are dealt out to blocks, and its columns. A block looks through all the indices for those of its rows,
-sorts these by row and place in shared memory, and adds up what belongs to each row: nobody else writes there. So the
-table is written once, and where no index points, zeros: there is nothing to clear before. An index is read once for
-every block, from a cache that holds all of them; few are worth a sort of them all.
+Each block owns some rows and columns of the table. It scans all indices for its rows, sorts these by row and position
+in shared memory, and sums the gradients of each row. No other block writes there, so every element of the table is
+written once, also with the zeros of rows that no index names. Every block reads all indices, mostly from the cache:
+for usual numbers of indices that is faster than to sort them all first.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ddp.ops import indexing
 from ddp.ops.arrays import Array
 from ddp.ops.op import Gradients, Needs, Saved
 
-# Blocks have the rows whose last bits are theirs. room: how many lookups a block sorts at once; a sum of more than
-# these is rounded in between, and goes on from there.
+# The last bits of a row's number are its bucket. A block sorts up to `room` lookups at once: the sum of a row with more
+# is rounded to T in between.
 EMBEDDING = KernelSource(
     "looking",
     """
-typedef unsigned long long Key;  // a row, of those of a block, and the place where it was looked up
+typedef unsigned long long Key;  // upper half: number of the row within its bucket; lower half: position of the index
 #define ROOM 2048
 
-// The first `count` keys in their order; behind them there is room up to a power of two.
+// Sorts the first `count` keys (bitonic sort). Overwrites the keys behind them, up to the next power of two.
 __device__ inline void sort(Key* keys, unsigned count) {
     unsigned size = 1;
     while (size < count) size *= 2;
@@ -48,41 +48,43 @@ __device__ inline void sort(Key* keys, unsigned count) {
 }
 
 extern "C" __global__ void add_in_order(
-    const T* g, const Index* where, T* out, Index n, Index length, Index width, Index lanes,
-    Index tiles, Index shift, Index room, Index skipped, Index onto
+    const T* g, const Index* indices, T* out, Index n, Index length, Index width, Index threads_per_row,
+    Index tiles, Index shift, Index room, Index skipped, Index accumulate
 ) {
     __shared__ Key keys[ROOM];
     __shared__ unsigned count;
-    if (lanes > blockDim.x) lanes = blockDim.x;
-    int lines = blockDim.x / lanes, lane = threadIdx.x % lanes, line = threadIdx.x / lanes;
+    if (threads_per_row > blockDim.x) threads_per_row = blockDim.x;
+    int teams = blockDim.x / threads_per_row;  // each works on one row
+    int member = threadIdx.x % threads_per_row, team = threadIdx.x / threads_per_row;
     Index buckets = 1ll << shift, span = blockDim.x * (room < 8 * blockDim.x ? 1 : 4);
     for (Index block = blockIdx.x; block < buckets * tiles; block += gridDim.x) {
-        Index bucket = block & (buckets - 1), begin = (block >> shift) * lanes + lane;
-        if (!onto && line < lines) {
-            for (Index row = bucket + line * buckets; row < length; row += lines * buckets) {
-                for (Index k = begin; k < width; k += tiles * lanes) out[row * width + k] = T(A(0));
+        Index bucket = block & (buckets - 1), begin = (block >> shift) * threads_per_row + member;
+        Index step = tiles * threads_per_row;
+        if (!accumulate && team < teams) {
+            for (Index row = bucket + team * buckets; row < length; row += teams * buckets) {
+                for (Index k = begin; k < width; k += step) out[row * width + k] = T(A(0));
             }
         }
         if (threadIdx.x == 0) count = 0;
         __syncthreads();
         for (Index from = 0; from < n; from += span) {
             for (Index i = from + threadIdx.x; i < from + span && i < n; i += blockDim.x) {
-                Index row = where[i];
+                Index row = indices[i];
                 if ((row & (buckets - 1)) == bucket && row != skipped) {
                     keys[atomicAdd(&count, 1u)] = (Key)(row >> shift) << 32 | (Key)i;
                 }
             }
             __syncthreads();
-            unsigned found = count;
+            unsigned lookups = count;
             __syncthreads();
-            if (found == 0 || (found + span <= room && from + span < n)) continue;
-            sort(keys, found);  // so that the order of atomic additions does not matter
-            for (unsigned e = line; e < found && line < lines; e += lines) {
-                unsigned which = (unsigned)(keys[e] >> 32), stop = e + 1;
-                if (e && (unsigned)(keys[e - 1] >> 32) == which) continue;
-                while (stop < found && (unsigned)(keys[stop] >> 32) == which) stop++;
-                Index row = ((Index)which << shift) + bucket;
-                for (Index k = begin; k < width; k += tiles * lanes) {
+            if (lookups == 0 || (lookups + span <= room && from + span < n)) continue;
+            sort(keys, lookups);  // atomicAdd gave them in any order
+            for (unsigned e = team; e < lookups && team < teams; e += teams) {
+                unsigned number = (unsigned)(keys[e] >> 32), stop = e + 1;
+                if (e && (unsigned)(keys[e - 1] >> 32) == number) continue;
+                while (stop < lookups && (unsigned)(keys[stop] >> 32) == number) stop++;
+                Index row = ((Index)number << shift) + bucket;
+                for (Index k = begin; k < width; k += step) {
                     A sum = 0;
 #pragma unroll 4
                     for (unsigned i = e; i < stop; i++) sum += A(g[(Index)(unsigned)keys[i] * width + k]);
@@ -98,54 +100,65 @@ extern "C" __global__ void add_in_order(
 """,
 )
 
-ROOM = 2048  # as in the source
-_BLOCKS = 1024  # at most: they look through all indices
-_LANES = 64  # threads at most that add up a row together
-_CYCLES = 8  # columns of a row for each of them
+# The most lookups that a block sorts at once; the same as in the source above.
+ROOM = 2048
+
+# The most blocks of a launch: each reads all indices.
+_BLOCKS = 1024
+
+# The most threads that sum one row.
+_THREADS_PER_ROW = 64
+
+# Columns that each of these threads sums, at most; wider tables are divided into tiles.
+_COLUMNS_PER_THREAD = 8
 
 
-def add_rows_in_order(xp: Any, where: Array, g: Array, out: Array, onto: bool, skipped: int | None = None) -> None:
-    """Writes to `out` (V, D) what rows of `g` (N, D) there are for each of its rows; adds it, with `onto`.
+def add_rows_in_order(
+    xp: Any, indices: Array, g: Array, out: Array, accumulate: bool, skipped: int | None = None
+) -> None:
+    """Writes to each row of `out` (V, D), in C order, the sum of the rows of `g` (N, D) whose index names it.
 
-    out: in one piece; skipped: a row that gets nothing
+    accumulate: adds to the values of `out`; skipped: an index to ignore
     """
-    (n, width), length, where = g.shape, len(out), xp.ascontiguousarray(where, "int64")
-    lanes = min(_LANES, 1 << max(0, width - 1).bit_length())  # threads that share a row, and how often they take turns
-    tiles = max(1, -(-width // (_CYCLES * lanes)))
+    n, width = g.shape
+    length = len(out)
+    indices = xp.ascontiguousarray(indices, "int64")
+    threads_per_row = min(_THREADS_PER_ROW, 1 << max(0, width - 1).bit_length())
+    tiles = max(1, -(-width // (_COLUMNS_PER_THREAD * threads_per_row)))
     shift = max(1, min(max(1, _BLOCKS // tiles), length)).bit_length() - 1
-    numbers = n, length, width, lanes, tiles, shift, ROOM, -1 if skipped is None else skipped, onto
+    numbers = (n, length, width, threads_per_row, tiles, shift, ROOM, -1 if skipped is None else skipped, accumulate)
     blocks = (1 << shift) * tiles if out.size else 0
-    EMBEDDING.rows(xp, "add_in_order", g.dtype, blocks, xp.ascontiguousarray(g), where, out, *numbers)
+    EMBEDDING.launch_rows(xp, "add_in_order", g.dtype, blocks, xp.ascontiguousarray(g), indices, out, *numbers)
 
 
-# Rows added up where an index says, by CuPy's atomic additions: their order, and the last digits, vary by the run.
+# The functions below add by CuPy's atomic additions, so the order, and with it the last bits, varies between runs.
 
 
-def _summed_in(dtype: Any) -> Any:
-    """The dtype to add up in: CuPy adds to uint64, where sums wrap as they do with a sign, and to float32 and 64."""
+def _sum_dtype(dtype: Any) -> Any:
+    """The dtype to add in: CuPy's atomic additions take float32, float64, and uint64, where signed sums wrap alike."""
     if dtype.kind in "biu":
         return np.dtype("uint64")
     return dtype if dtype.name in REAL else np.dtype("float32")
 
 
-def _sums(xp: Any, x: Array, where: Array, g: Array) -> Array:
-    """x with each of `g` added at where, in the dtype to add up in: x itself if that is its own."""
-    kind = _summed_in(x.dtype)
-    sums = x if x.dtype == kind else x.astype(kind)
-    xp.add.at(sums, where, g.astype(kind, copy=False))
+def _sums(xp: Any, x: Array, indices: Array, g: Array) -> Array:
+    """x[indices] += g, in place if x has the dtype to add in. Returns x, or else a copy with the sums."""
+    dtype = _sum_dtype(x.dtype)
+    sums = x if x.dtype == dtype else x.astype(dtype)
+    xp.add.at(sums, indices, g.astype(dtype, copy=False))
     return sums
 
 
-def add_rows(xp: Any, where: Array, g: Array, out: Array) -> None:
-    """Adds each row of `g` (N, D) to out[where[i]]. out: (M, D)"""
-    sums = _sums(xp, out, where, g)
+def add_rows(xp: Any, indices: Array, g: Array, out: Array) -> None:
+    """Adds each row g[i] to out[indices[i]]. g: (N, D), out: (M, D)"""
+    sums = _sums(xp, out, indices, g)
     if sums is not out:
         out[...] = sums
 
 
-def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
-    """`x`, a vector, with each of `g` added at where (of its shape): x itself if it could be added to in place."""
-    sums = _sums(xp, x, where.reshape(-1), g.reshape(-1))
+def add_flat(xp: Any, x: Array, indices: Array, g: Array) -> Array:
+    """x[indices] += g for a vector x, in place if possible; repeated indices add up. indices: of g's shape"""
+    sums = _sums(xp, x, indices.reshape(-1), g.reshape(-1))
     return sums if sums is x else sums.astype(x.dtype)
 
 
@@ -159,10 +172,12 @@ def embedding_backward(
     shape, index, padding, by_frequency = residual
     if by_frequency or not EMBEDDING.takes(g.dtype) or index.size >= 1 << 31:
         return indexing.embedding.backward(xp, g, needs, saved, residual)
-    dw, onto = outs[0], isinstance(outs[0], AccumulateInto)
-    if onto:
+    dw = outs[0]
+    accumulate = isinstance(dw, AccumulateInto)
+    if accumulate:
         dw = dw.array
     if dw is None or dw.dtype != g.dtype or not dw.flags.c_contiguous:
-        dw, onto = xp.empty(shape, g.dtype), False
-    add_rows_in_order(xp, index.reshape(-1), g.reshape(index.size, shape[1]), dw, onto, padding)
+        dw = xp.empty(shape, g.dtype)
+        accumulate = False
+    add_rows_in_order(xp, index.reshape(-1), g.reshape(index.size, shape[1]), dw, accumulate, padding)
     return (dw,)

@@ -1,9 +1,9 @@
-"""Matrix products on a GPU by cuBLASLt: `gemm`, for arrays as they lie, with an epilogue where the library has one.
+"""Matrix products on a GPU by cuBLASLt: `gemm`, for matrices in most layouts without a copy, and with epilogues.
 
-The library is asked for its best algorithm when a combination of shapes, strides, dtypes and alignments first comes;
-from then on such a product is a look-up, an allocation and one call with prepared arguments. The library counts columns
-first, so a row-major `D = A @ B` is given to it as `D^T = B^T @ A^T`: nothing moves. Everything goes to the current
-stream and can be captured in a CUDA graph.
+For each new combination of shapes, strides, dtypes and alignments, cuBLASLt chooses an algorithm, and a plan with
+prepared arguments is cached. After that such a product is a look-up, an allocation and one call. cuBLASLt expects
+column-major matrices, so a row-major `D = A @ B` is passed as `D^T = B^T @ A^T`, which needs no copy. All work goes to
+the current stream, and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ from ddp.errors import DeviceError
 
 Array = Any
 
-KEPT = 4096  # plans; a network whose shapes change all the time forgets the oldest half
-MOST = (1 << 31) - 1  # rows, columns or matrices of one product
-#: The alignment in bytes that follows from an address's last byte, as far as the library distinguishes.
-ALIGNMENTS = tuple(next(size for size in (256, 128, 64, 32, 16, 8, 4, 2, 1) if byte % size == 0) for byte in range(256))
+# Plans that are cached. If there are more, the older half is dropped.
+MAX_PLANS = 4096
 
+# The most rows, columns or matrices of one product.
+MAX_EXTENT = (1 << 31) - 1
+
+# By the low byte of an address: its alignment, 1 to 256 bytes.
+ALIGNMENT_BY_LOW_BYTE = tuple(byte & -byte or 256 for byte in range(256))
+
+# By everything that an algorithm depends on: see `gemm`.
 _plans: dict[Any, Callable[..., Array | None]] = {}
 
 
@@ -44,28 +49,45 @@ def gemm(
     epilogue: str = "DEFAULT",
     vector: Array | None = None,
     aux: Array | None = None,
-    aux_lead: int = 0,
+    aux_ld: int = 0,
 ) -> Array | None:
-    """a @ b by the rules of NumPy's matmul, into `out` if given; with `accumulate`, added to what is there.
+    """a @ b by the rules of NumPy's matmul, in `out` if given; with `accumulate`, added to the values of `out`.
 
-    epilogue: a name of `cublaslt.EPILOGUES`, for matrices with `out`; vector: a bias of out.shape[1] elements, or where
-    the bias gradient goes; aux: what the epilogue writes for its backward, or reads there, with rows of `aux_lead`
-    elements (bits for ReLU). Returns None, and nothing was done, if there are no elements, or cuBLASLt lacks the dtype
-    or the epilogue.
+    epilogue: a name of `cublaslt.EPILOGUES`; needs matrices, and `out`
+    vector: the bias of out.shape[1] elements, or memory for its gradient
+    aux: a matrix with rows of `aux_ld` elements (bits for ReLU), written by an epilogue in forward, read in backward
+
+    Returns: None, without any effect, if a matrix is empty or cuBLASLt does not support the dtypes or the epilogue.
     """
     key = (
-        *(a.shape, a.strides, a.dtype, ALIGNMENTS[a.data.ptr & 255], b.shape, b.strides, b.dtype),
-        *(ALIGNMENTS[b.data.ptr & 255], a.data.device_id, precision.tf32),
-        None if out is None else (out.shape, out.strides, out.dtype, ALIGNMENTS[out.data.ptr & 255], accumulate),
-        *(epilogue, 0 if vector is None else ALIGNMENTS[vector.data.ptr & 255], aux_lead),
+        a.shape,
+        a.strides,
+        a.dtype,
+        ALIGNMENT_BY_LOW_BYTE[a.data.ptr & 255],
+        b.shape,
+        b.strides,
+        b.dtype,
+        ALIGNMENT_BY_LOW_BYTE[b.data.ptr & 255],
+        a.data.device_id,
+        precision.tf32,
+        None if out is None else (out.shape, out.strides, out.dtype, _alignment(out), accumulate),
+        epilogue,
+        0 if vector is None else _alignment(vector),
+        aux_ld,
     )
     plan = _plans.get(key)
     if plan is None:
-        if len(_plans) >= KEPT:
-            for old in list(_plans)[: KEPT // 2]:
+        if len(_plans) >= MAX_PLANS:
+            for old in list(_plans)[: MAX_PLANS // 2]:
                 _plans.pop(old, None)
-        plan = _plans[key] = _plan(xp, a, b, out, accumulate, epilogue, vector, aux_lead)
+        plan = _plan(xp, a, b, out, accumulate, epilogue, vector, aux_ld)
+        _plans[key] = plan
     return plan(xp, a, b, out, accumulate, vector, aux)
+
+
+def _alignment(x: Array) -> int:
+    """The alignment of x's address, 1 to 256 bytes."""
+    return ALIGNMENT_BY_LOW_BYTE[x.data.ptr & 255]
 
 
 def _plan(
@@ -76,161 +98,176 @@ def _plan(
     accumulate: bool,
     epilogue: str,
     vector: Array | None,
-    aux_lead: int,
+    aux_ld: int,
 ) -> Callable[..., Array | None]:
-    """How products of arrays that lie as these do are made."""
+    """Chooses how to multiply arrays of this layout. Returns: a `MatmulPlan`, or a function with its arguments."""
     if a.ndim == 1 or b.ndim == 1:
-        return _of_vectors
+        return _multiply_vectors
     library = cublaslt.library(xp)
     dtype = a.dtype if out is None else out.dtype
-    if library is None or not _takes(a.dtype, b.dtype, dtype):
+    if library is None or not _supports(a.dtype, b.dtype, dtype):
         return _unsupported
-    (m, k), (inner, n) = a.shape[-2:], b.shape[-2:]
+    m, k = a.shape[-2:]
+    inner, n = b.shape[-2:]
     assert k == inner, (a.shape, b.shape)
-    lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    shape, fused = (*lead, m, n), epilogue != "DEFAULT"
+    batch_shape = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = prod(batch_shape)
+    shape = (*batch_shape, m, n)
+    fused = epilogue != "DEFAULT"
     assert out is None or out.shape == shape, (out.shape, shape)
-    if 0 in (*shape, k) or max(m, n, k, prod(lead)) > MOST:
+    if 0 in (*shape, k) or max(m, n, k, batch) > MAX_EXTENT:
         return _unsupported
-    of_a, of_b = matrix_layout(a), matrix_layout(b)
-    of_out = MatrixLayout(False, n) if out is None else matrix_layout(out)
-    step_a, step_b = batch_step(lead, a), batch_step(lead, b)
-    step_out = m * n if out is None else batch_step(lead, out)
-    if of_out is None or of_out.turned or step_out is None:
-        return _unsupported if fused else _into_copy
-    if of_a is None or of_b is None or step_a is None or step_b is None:
-        return _unsupported if fused else _copied(lead, (of_a, step_a), (of_b, step_b))
+    layout_a = matrix_layout(a)
+    layout_b = matrix_layout(b)
+    layout_out = MatrixLayout(False, n) if out is None else matrix_layout(out)
+    stride_a = batch_stride(batch_shape, a)
+    stride_b = batch_stride(batch_shape, b)
+    stride_out = m * n if out is None else batch_stride(batch_shape, out)
+    if layout_out is None or layout_out.transposed or stride_out is None:
+        return _unsupported if fused else _multiply_and_assign
+    if layout_a is None or layout_b is None or stride_a is None or stride_b is None:
+        return _unsupported if fused else _copy_and_multiply(batch_shape, (layout_a, stride_a), (layout_b, stride_b))
     spec = MatmulSpec(
-        *(n, m, k, prod(lead)),
-        a=MatrixSpec(b.dtype.name, of_b.turned, of_b.lead, step_b, ALIGNMENTS[b.data.ptr & 255]),
-        b=MatrixSpec(a.dtype.name, of_a.turned, of_a.lead, step_a, ALIGNMENTS[a.data.ptr & 255]),
-        d=MatrixSpec(dtype.name, False, of_out.lead, step_out, 256 if out is None else ALIGNMENTS[out.data.ptr & 255]),
+        m=n,
+        n=m,
+        k=k,
+        batch=batch,
+        a=MatrixSpec(b.dtype.name, *layout_b, stride_b, _alignment(b)),
+        b=MatrixSpec(a.dtype.name, *layout_a, stride_a, _alignment(a)),
+        d=MatrixSpec(dtype.name, *layout_out, stride_out, 256 if out is None else _alignment(out)),
         tf32=precision.tf32,
-        added=accumulate,
+        accumulate=accumulate,
         epilogue=epilogue,
-        bias_aligned=0 if vector is None else ALIGNMENTS[vector.data.ptr & 255],
-        aux_lead=aux_lead,
+        bias_alignment=0 if vector is None else _alignment(vector),
+        aux_ld=aux_ld,
         workspace=workspace_size(xp, a.data.device_id),
     )
     try:
         return MatmulPlan(library, library.handle(a.data.device_id), spec, shape, dtype)
     except UnsupportedMatmul as error:
-        if not fused:  # not every epilogue exists for every dtype and layout: the caller computes the parts
+        if not fused:  # for a missing epilogue there is no warning: the caller launches the parts one by one
             warnings.warn(f"a slow kernel multiplies instead: {error}", RuntimeWarning, stacklevel=3)
         return _unsupported
 
 
-def _takes(a: Any, b: Any, out: Any) -> bool:
-    """Whether the library multiplies these dtypes; a product of 16 bits may also be added up in a float32 result."""
+def _supports(a: Any, b: Any, out: Any) -> bool:
+    """Whether cuBLASLt multiplies these dtypes. Products of 16-bit matrices may also have a float32 result."""
     return bool(a == b and a.name in TYPES and (out == a or (out.name == "float32" and a.itemsize == 2)))
 
 
-# Other ways to make a product than one call of the library. vector, aux: not used; the signature is MatmulPlan's.
+# Plans that are not one call of cuBLASLt. They take the arguments of `MatmulPlan.__call__`, and ignore vector and aux.
 
 
 def _unsupported(*_: Any) -> None:
     return None
 
 
-def _of_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
-    """A vector is a matrix of one row on the left, of one column on the right."""
-    left, right = (a[None] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b)
-    made = gemm(xp, left, right)
-    if made is None:
+def _multiply_vectors(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
+    """Multiplies with a vector as a row on the left, as a column on the right."""
+    left = a[None] if a.ndim == 1 else a
+    right = b[:, None] if b.ndim == 1 else b
+    result = gemm(xp, left, right)
+    if result is None:
         return None
-    shape = (*made.shape[:-2], *(made.shape[-2:-1] if a.ndim > 1 else ()), *(made.shape[-1:] if b.ndim > 1 else ()))
-    return _assign(made.reshape(shape), out, accumulate)
+    *batch_shape, m, n = result.shape
+    shape = (*batch_shape, *((m,) if a.ndim > 1 else ()), *((n,) if b.ndim > 1 else ()))
+    return _assign(result.reshape(shape), out, accumulate)
 
 
-def _into_copy(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:
-    """Into memory that the library cannot write to as it lies."""
-    made = gemm(xp, a, b)
-    return None if made is None else _assign(made, out, accumulate)
+def _multiply_and_assign(xp: Any, a: Array, b: Array, out: Array, accumulate: bool, *_: Any) -> Array | None:
+    """Multiplies to a new array, and assigns it to `out`, whose layout cuBLASLt cannot write."""
+    result = gemm(xp, a, b)
+    return None if result is None else _assign(result, out, accumulate)
 
 
-def _copied(lead: tuple[int, ...], *operands: tuple[MatrixLayout | None, int | None]) -> Callable[..., Array | None]:
-    """The product after a copy of each operand that the library cannot read as it lies. operands: layout and step"""
+def _copy_and_multiply(
+    batch_shape: tuple[int, ...], *operands: tuple[MatrixLayout | None, int | None]
+) -> Callable[..., Array | None]:
+    """Copies each operand whose layout cuBLASLt cannot read, then multiplies. operands: layout and batch stride"""
 
     def run(xp: Any, a: Array, b: Array, out: Array | None, accumulate: bool, *_: Any) -> Array | None:
         factors = []
-        for x, (layout, step) in zip((a, b), operands, strict=True):
-            if step is None:  # broadcast along some of several axes, say
-                x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
-            factors.append(xp.array(x, order="C") if layout is None or step is None else x)
+        for x, (layout, stride) in zip((a, b), operands, strict=True):
+            if stride is None:  # for example, broadcast along some batch axes only
+                x = xp.broadcast_to(x, (*batch_shape, *x.shape[-2:]))
+            factors.append(xp.array(x, order="C") if layout is None or stride is None else x)
         return gemm(xp, factors[0], factors[1], out, accumulate)
 
     return run
 
 
-def _assign(made: Array, out: Array | None, accumulate: bool) -> Array:
+def _assign(result: Array, out: Array | None, accumulate: bool) -> Array:
     if out is None:
-        return made
+        return result
     if accumulate:
-        out += made
+        out += result
     else:
-        out[...] = made
+        out[...] = result
     return out
 
 
-# How matrices lie in memory: pure, so that the test is the table.
-
-
 class MatrixLayout(NamedTuple):
-    """turned: columns, not rows, lie in one piece; lead: elements from one row or column to the next."""
+    """transposed: column-major; ld: the leading dimension, elements from one row (column, if transposed) to the next"""
 
-    turned: bool
-    lead: int
+    transposed: bool
+    ld: int
 
 
 def matrix_layout(x: Array) -> MatrixLayout | None:
-    """How the matrices of x lie; None if they must be copied: elements have to be neighbours along one axis."""
-    (rows, columns), size = x.shape[-2:], x.dtype.itemsize
+    """The layout of the matrices of x, (..., rows, columns); None if neither rows nor columns are contiguous."""
+    rows, columns = x.shape[-2:]
+    size = x.dtype.itemsize
     if any(stride % size for stride in x.strides):
         return None
-    down, right = (stride // size for stride in x.strides[-2:])
-    if (right == 1 or columns == 1) and (down >= max(columns, 1) or rows == 1):
-        return MatrixLayout(False, down if rows > 1 else max(columns, 1))
-    if (down == 1 or rows == 1) and (right >= max(rows, 1) or columns == 1):
-        return MatrixLayout(True, right if columns > 1 else max(rows, 1))
+    row_stride, column_stride = (stride // size for stride in x.strides[-2:])
+    if (column_stride == 1 or columns == 1) and (row_stride >= max(columns, 1) or rows == 1):
+        return MatrixLayout(False, row_stride if rows > 1 else max(columns, 1))
+    if (row_stride == 1 or rows == 1) and (column_stride >= max(rows, 1) or columns == 1):
+        return MatrixLayout(True, column_stride if columns > 1 else max(rows, 1))
     return None
 
 
-def batch_step(lead: Sequence[int], x: Array) -> int | None:
-    """Elements from each matrix of x to the next, 0 where one serves all; None if there is no single stride.
+def batch_stride(batch_shape: Sequence[int], x: Array) -> int | None:
+    """Elements from one matrix of x to the next, 0 if x has one for the whole batch; None if there is no single stride.
 
-    lead: the leading axes of the product, of which x may lack some, or have 1
+    batch_shape: of the product; x may lack some of these axes, or be broadcast along them
     """
-    missing = len(lead) - (x.ndim - 2)
-    sizes, strides = (1,) * missing + x.shape[:-2], (0,) * missing + x.strides[:-2]
-    step, count = None, 1
-    for whole, own, stride in reversed(list(zip(lead, sizes, strides, strict=True))):
-        if whole == 1:
+    missing = len(batch_shape) - (x.ndim - 2)
+    sizes = (1,) * missing + x.shape[:-2]
+    strides = (0,) * missing + x.strides[:-2]
+    single = None
+    count = 1
+    for length, size, stride in reversed(list(zip(batch_shape, sizes, strides, strict=True))):
+        if length == 1:
             continue
-        stride = 0 if own == 1 else stride
-        if step is None:
-            step = stride
-        elif stride != step * count:
+        stride = 0 if size == 1 else stride
+        if single is None:
+            single = stride
+        elif stride != single * count:
             return None
-        count *= whole
-    step = step or 0
-    return None if step < 0 or step % x.dtype.itemsize else step // x.dtype.itemsize
+        count *= length
+    single = single or 0
+    return None if single < 0 or single % x.dtype.itemsize else single // x.dtype.itemsize
 
 
 class MatrixSpec(NamedTuple):
-    """One matrix in the library's order. lead, step: elements to the next column, matrix; aligned: bytes."""
+    """A matrix as cuBLASLt sees it, column-major. ld: elements to the next column; stride: to the next matrix
+
+    transposed: the product takes its transpose; alignment: bytes
+    """
 
     dtype: str
-    turned: bool
-    lead: int
-    step: int
-    aligned: int
+    transposed: bool
+    ld: int
+    stride: int
+    alignment: int
 
 
 class MatmulSpec(NamedTuple):
-    """A product (m, k) @ (k, n) in the library's order. epilogue: a name of `cublaslt.EPILOGUES`
+    """A product of (m, k) and (k, n) as cuBLASLt sees it, column-major. epilogue: a name of `cublaslt.EPILOGUES`
 
-    added: D is added to what is there; bias_aligned: bytes; aux_lead: of the epilogue's second matrix, 0 for none
-    tf32: float32 factors may be rounded to 10 bits of mantissa; workspace: bytes that may be used
+    accumulate: adds to the values of D; bias_alignment: bytes, 0 without a bias; aux_ld: of `aux`, 0 without one
+    tf32: float32 factors may be rounded to 10 bits of mantissa; workspace: bytes of scratch memory
     """
 
     m: int
@@ -241,40 +278,45 @@ class MatmulSpec(NamedTuple):
     b: MatrixSpec
     d: MatrixSpec
     tf32: bool = False
-    added: bool = False
+    accumulate: bool = False
     epilogue: str = "DEFAULT"
-    bias_aligned: int = 0
-    aux_lead: int = 0
+    bias_alignment: int = 0
+    aux_ld: int = 0
     workspace: int = 0
 
 
 class UnsupportedMatmul(Exception):
-    """The library has no algorithm for this."""
+    """cuBLASLt has no algorithm for a product."""
 
 
-# alpha and beta are read when the call is made, from memory that lives as long as the process: (0, 1) of each type.
+# By dtype: the values (0, 1) of alpha and beta. The library gets their addresses, so they must never be freed.
 _FACTORS: dict[str, Any] = {"float32": (c_float * 2)(0.0, 1.0), "float64": (c_double * 2)(0.0, 1.0)}
 
 
 class MatmulPlan:
-    """A product that the library was asked about: its description, layouts and algorithm, ready to be launched.
+    """The descriptors and the algorithm of a product, ready to be launched.
 
     Raises: UnsupportedMatmul, DeviceError.
     """
 
     def __init__(self, library: LtLibrary, handle: int, spec: MatmulSpec, shape: tuple[int, ...], dtype: Any) -> None:
-        self._library, self._spec, self._shape, self._dtype = library, spec, shape, dtype
-        self._objects: list[tuple[str, int]] = []  # by the function that frees them
-        self._lock, self._pointers = threading.Lock(), [0, 0]  # the description holds them, and threads share it
-        self._computes_in = "float64" if spec.a.dtype == "float64" else "float32"
-        self._desc = self._description()
-        a = self._layout(spec.a, spec.m, spec.k)
-        b = self._layout(spec.b, spec.k, spec.n)
-        self._layouts = a, b, self._layout(spec.d, spec.m, spec.n)
+        self._library = library
+        self._spec = spec
+        self._shape = shape
+        self._dtype = dtype
+        self._objects: list[tuple[str, int]] = []  # the function that frees an object, and the object's address
+        self._lock = threading.Lock()  # for `_pointers`, which are attributes of the descriptor
+        self._pointers = [0, 0]
+        self._compute_dtype = "float64" if spec.a.dtype == "float64" else "float32"
+        self._desc = self._create_description()
+        a = self._create_layout(spec.a, spec.m, spec.k)
+        b = self._create_layout(spec.b, spec.k, spec.n)
+        self._layouts = (a, b, self._create_layout(spec.d, spec.m, spec.n))
         self._algorithm = self._find_algorithm(handle)
-        factors = _FACTORS[self._computes_in]
-        self._handle, self._alpha = handle, ctypes.addressof(factors) + ctypes.sizeof(factors) // 2
-        self._beta = self._alpha if spec.added else ctypes.addressof(factors)
+        factors = _FACTORS[self._compute_dtype]
+        self._handle = handle
+        self._alpha = ctypes.addressof(factors) + ctypes.sizeof(factors) // 2
+        self._beta = self._alpha if spec.accumulate else ctypes.addressof(factors)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         for name, target in () if _ending() else self._objects:
@@ -289,7 +331,7 @@ class MatmulPlan:
         if vector is None and aux is None:
             self._launch(xp, a, b, out)
             return out
-        pointers = [0 if each is None else each.data.ptr for each in (vector, aux)]
+        pointers = [0 if array is None else array.data.ptr for array in (vector, aux)]
         with self._lock:
             for i, name in enumerate(("BIAS_POINTER", "EPILOGUE_AUX_POINTER")):
                 if pointers[i] != self._pointers[i]:
@@ -299,101 +341,132 @@ class MatmulPlan:
         return out
 
     def _launch(self, xp: Any, a: Array, b: Array, out: Array) -> None:
-        stream, found = xp.cuda.get_current_stream().ptr, self._algorithm
-        scratch = workspace(xp, a.data.device_id, stream) if found.workspace else 0
-        (of_a, of_b, of_d), at = self._layouts, out.data.ptr
-        factors = b.data.ptr, of_a, a.data.ptr, of_b
-        how = ctypes.addressof(found), scratch, found.workspace, stream
+        stream = xp.cuda.get_current_stream().ptr
+        algorithm = self._algorithm
+        scratch = workspace(xp, a.data.device_id, stream) if algorithm.workspace else 0
+        layout_a, layout_b, layout_d = self._layouts
+        address_out = out.data.ptr
         status = self._library.matmul(
-            self._handle, self._desc, self._alpha, *factors, self._beta, at, of_d, at, of_d, *how
+            self._handle,
+            self._desc,
+            self._alpha,
+            b.data.ptr,
+            layout_a,
+            a.data.ptr,
+            layout_b,
+            self._beta,
+            address_out,
+            layout_d,
+            address_out,
+            layout_d,
+            ctypes.addressof(algorithm),
+            scratch,
+            algorithm.workspace,
+            stream,
         )
         if status:
             raise DeviceError(f"cublasLtMatmul: {self._library.explain(status)}; the product is {self._spec}")
 
-    def _make(self, kind: str, *arguments: Any) -> int:
-        made = self._library.create(f"{kind}Create", *arguments)
-        self._objects.append((f"{kind}Destroy", made))
-        return made
+    def _create(self, name: str, *arguments: Any) -> int:
+        address = self._library.create(f"{name}Create", *arguments)
+        self._objects.append((f"{name}Destroy", address))
+        return address
 
-    def _description(self) -> int:
+    def _create_description(self) -> int:
         spec = self._spec
-        compute = cublaslt.COMPUTE_64F if self._computes_in == "float64" else cublaslt.COMPUTE_32F
+        compute = cublaslt.COMPUTE_64F if self._compute_dtype == "float64" else cublaslt.COMPUTE_32F
         if spec.tf32 and spec.a.dtype == "float32":
             compute = cublaslt.COMPUTE_32F_FAST_TF32
-        desc = self._make("cublasLtMatmulDesc", compute, TYPES[self._computes_in])
-        values = {"TRANSA": int(spec.a.turned), "TRANSB": int(spec.b.turned), "EPILOGUE": EPILOGUES[spec.epilogue]}
-        if spec.bias_aligned:  # only its alignment counts until something is launched
-            values["BIAS_POINTER"] = spec.bias_aligned
-        if spec.aux_lead:
-            values |= {"EPILOGUE_AUX_POINTER": 256, "EPILOGUE_AUX_LD": spec.aux_lead}
+        desc = self._create("cublasLtMatmulDesc", compute, TYPES[self._compute_dtype])
+        values = {
+            "TRANSA": int(spec.a.transposed),
+            "TRANSB": int(spec.b.transposed),
+            "EPILOGUE": EPILOGUES[spec.epilogue],
+        }
+        if spec.bias_alignment:  # any address of that alignment: the choice of an algorithm looks at no more
+            values["BIAS_POINTER"] = spec.bias_alignment
+        if spec.aux_ld:
+            values |= {"EPILOGUE_AUX_POINTER": 256, "EPILOGUE_AUX_LD": spec.aux_ld}
         for name, value in values.items():
             self._library.set("cublasLtMatmulDescSetAttribute", desc, DESC[name], value)
         return desc
 
-    def _layout(self, side: MatrixSpec, rows: int, columns: int) -> int:
-        if side.turned:
+    def _create_layout(self, matrix: MatrixSpec, rows: int, columns: int) -> int:
+        if matrix.transposed:
             rows, columns = columns, rows
-        made = self._make("cublasLtMatrixLayout", TYPES[side.dtype], rows, columns, side.lead)
+        layout = self._create("cublasLtMatrixLayout", TYPES[matrix.dtype], rows, columns, matrix.ld)
         if self._spec.batch > 1:
-            for name, value in (("BATCH_COUNT", self._spec.batch), ("STRIDED_BATCH_OFFSET", side.step)):
-                self._library.set("cublasLtMatrixLayoutSetAttribute", made, LAYOUT[name], value)
-        return made
+            for name, value in (("BATCH_COUNT", self._spec.batch), ("STRIDED_BATCH_OFFSET", matrix.stride)):
+                self._library.set("cublasLtMatrixLayoutSetAttribute", layout, LAYOUT[name], value)
+        return layout
 
     def _find_algorithm(self, handle: int) -> Algorithm:
-        library, spec, (a, b, d) = self._library, self._spec, self._layouts
-        # Sums of parts of a 16-bit product are added up in float32.
+        library = self._library
+        spec = self._spec
+        a, b, d = self._layouts
+        # An algorithm that splits k adds the parts of a 16-bit product in float32.
         narrow = spec.d.dtype in ("float16", "bfloat16")
-        wanted = {
+        values = {
             "MAX_WORKSPACE_BYTES": spec.workspace,
             "REDUCTION_SCHEME_MASK": cublaslt.REDUCTION_COMPUTE_TYPE if narrow else cublaslt.REDUCTION_MASK,
-            "MIN_ALIGNMENT_A_BYTES": spec.a.aligned,
-            "MIN_ALIGNMENT_B_BYTES": spec.b.aligned,
-            "MIN_ALIGNMENT_C_BYTES": spec.d.aligned,
-            "MIN_ALIGNMENT_D_BYTES": spec.d.aligned,
+            "MIN_ALIGNMENT_A_BYTES": spec.a.alignment,
+            "MIN_ALIGNMENT_B_BYTES": spec.b.alignment,
+            "MIN_ALIGNMENT_C_BYTES": spec.d.alignment,
+            "MIN_ALIGNMENT_D_BYTES": spec.d.alignment,
         }
         preference = library.create("cublasLtMatmulPreferenceCreate")
         try:
-            for name, value in wanted.items():
+            for name, value in values.items():
                 library.set("cublasLtMatmulPreferenceSetAttribute", preference, PREFERENCE[name], value)
-            found, count = Algorithm(), ctypes.c_int()
-            results = ctypes.addressof(found), ctypes.addressof(count)
+            algorithm = Algorithm()
+            count = ctypes.c_int()
+            results = (ctypes.addressof(algorithm), ctypes.addressof(count))
             status = library.call(
                 "cublasLtMatmulAlgoGetHeuristic", handle, self._desc, a, b, d, d, preference, 1, *results
             )
         finally:
             library.call("cublasLtMatmulPreferenceDestroy", preference)
-        status = status or found.state
+        status = status or algorithm.state
         if status != SUCCESS or not count.value:
             reason = library.explain(status) if status else "it found none"
             raise UnsupportedMatmul(f"{library!r} has no algorithm for {spec}: {reason}")
-        return found
+        return algorithm
 
 
-# Scratch memory: some algorithms add up parts. Each stream has its own, since products of two streams may run at once;
-# so has a CUDA graph, which may be replayed on any stream.
+# Workspaces: scratch memory that some algorithms need. Streams do not share one, because their products may run at the
+# same time. CUDA graphs do not either, because a graph may be launched on any stream.
 
-PER_THREAD = 2  # the handle of CUDA's per-thread default stream: one number for as many streams as there are threads
-WORKSPACES = 16  # streams that have some; a program that makes ever new streams gives back the oldest's
+# The handle of CUDA's per-thread default stream, which is a different stream in each thread.
+PER_THREAD = 2
 
-_shared: dict[tuple[int, int, int], Any] = {}
-_captured: weakref.WeakKeyDictionary[capture.Capture, dict[tuple[int, int, int], Any]] = weakref.WeakKeyDictionary()
+# The most workspaces outside of graphs, and in each graph. The oldest is freed for a new stream's.
+WORKSPACES = 16
+
+# By device, handle of the stream, and thread (0 but for the per-thread default stream): the workspace.
+_workspaces: dict[tuple[int, int, int], Any] = {}
+
+# The same for each graph under capture.
+_graph_workspaces: weakref.WeakKeyDictionary[capture.Capture, dict[tuple[int, int, int], Any]]
+_graph_workspaces = weakref.WeakKeyDictionary()
 
 
 def workspace_size(xp: Any, device: int) -> int:
-    """Bytes of scratch on a device: PyTorch's choice, 32 MiB from Hopper on, 8 MiB before."""
+    """Bytes of a workspace, as in PyTorch: 32 MiB from Hopper on, 8 MiB before."""
     return (32 if int(xp.cuda.Device(device).compute_capability) >= 90 else 8) << 20
 
 
 def workspace(xp: Any, device: int, stream: int) -> int:
-    """The address of the scratch memory of a stream, from the pool when it is first needed, and kept."""
+    """The address of a stream's workspace, which is allocated at the first call and kept."""
     graph = capture.now()
-    spaces = _shared if graph is None else _captured.setdefault(graph, {})
-    key = device, stream, threading.get_ident() if stream == PER_THREAD else 0
-    found = spaces.get(key)
-    if found is None:
-        if len(spaces) >= WORKSPACES:  # back to its stream's arena, in whose order it is used next
-            spaces.pop(next(iter(spaces)), None)
-        found = spaces[key] = xp.empty(workspace_size(xp, device), "uint8")
+    workspaces = _workspaces if graph is None else _graph_workspaces.setdefault(graph, {})
+    key = (device, stream, threading.get_ident() if stream == PER_THREAD else 0)
+    memory = workspaces.get(key)
+    if memory is None:
+        if len(workspaces) >= WORKSPACES:
+            # Safe while work uses it: the pool reuses a block in the order of the stream that it was allocated on.
+            workspaces.pop(next(iter(workspaces)), None)
+        memory = xp.empty(workspace_size(xp, device), "uint8")
+        workspaces[key] = memory
         if graph is not None:
-            graph.keep(found)
-    return int(found.data.ptr)
+            graph.keep_alive(memory)
+    return int(memory.data.ptr)

@@ -1,6 +1,6 @@
-"""Gradients clipped by their norm, and unscaled: one launch for all of them, and nothing that the host would wait for.
+"""Kernels over many gradients: their norm, clipping, unscaling, and the update of a GradScaler's scale.
 
-The 2-norm of all gradients is one launch, whose blocks leave a sum each, and CuPy's sum of these.
+One launch works on all gradients of a dtype, and the host never waits.
 """
 
 from __future__ import annotations
@@ -12,33 +12,37 @@ from typing import Any
 import numpy as np
 
 from ddp._cuda import array_table
-from ddp._cuda.raw_kernel import FLOATING, KernelSource, wide
+from ddp._cuda.raw_kernel import FLOATING, KernelSource, opmath_dtype
 from ddp.ops.arrays import Array
 from ddp.ops.shape import concatenate
 
-_BLOCKS = 1024  # of a norm
+# The most blocks of `norm_parts`.
+_BLOCKS = 1024
+
+_SINGLE = np.dtype(np.float32)
+_DOUBLE = np.dtype(np.float64)
 
 GRADIENTS = KernelSource(
     "clipping",
     array_table.TABLE_SOURCE
     + """
-// Of each block: the sum of squares.
+// The sum of squares of each block.
 extern "C" __global__ void norm_parts(const Index* rows, const Index* chunks, Index count, Index chunk, A* parts) {
-    A own = 0;
+    A sum = 0;
     for (Index c = blockIdx.x; c < count; c += gridDim.x) {
         const Index* row = rows + chunks[c] * ROW;
-        each(row, Part(row, c, chunk), [&](A x) { own += x * x; });
+        for_each(row, Part(row, c, chunk), [&](A x) { sum += x * x; });
     }
-    own = Block::sum(own);
-    if (threadIdx.x == 0) parts[blockIdx.x] = own;
+    sum = Block::sum(sum);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
 
-// x *= largest / (norm + 1e-6), where that is below 1. One of the norms is null.
-extern "C" __global__ void shrink(
+// x *= max_norm / (norm + 1e-6), if that factor is below 1. The norm is in float or in double; the other is null.
+extern "C" __global__ void clip(
     const Index* rows, const Index* chunks, Index count, Index chunk, const float* narrow, const double* wide,
-    double largest
+    double max_norm
 ) {
-    A factor = A(largest) / ((narrow ? A(*narrow) : A(*wide)) + A(1e-6));
+    A factor = A(max_norm) / ((narrow ? A(*narrow) : A(*wide)) + A(1e-6));
     if (factor >= 1) return;
     for (Index c = blockIdx.x; c < count; c += gridDim.x) {
         const Index* row = rows + chunks[c] * ROW;
@@ -46,9 +50,9 @@ extern "C" __global__ void shrink(
     }
 }
 
-// x /= scale;  found = 1 where an x was infinite or nan
+// x /= scale;  found_inf = 1 if an x was infinite or nan
 extern "C" __global__ void unscale(
-    const Index* rows, const Index* chunks, Index count, Index chunk, const float* scale, float* found
+    const Index* rows, const Index* chunks, Index count, Index chunk, const float* scale, float* found_inf
 ) {
     A factor = 1 / A(*scale);
     bool finite = true;
@@ -59,23 +63,25 @@ extern "C" __global__ void unscale(
             return x * factor;
         });
     }
-    if (!finite) *found = 1;  // whoever writes writes the same
+    if (!finite) *found_inf = 1;  // threads may race, but write the same value
 }
 
-// After the steps: the scale shrinks if one of them was left out, and grows after `interval` that were not.
-extern "C" __global__ void adapt(
-    float* scale, int* good, float* founds, Index count, double growth, double backoff, Index interval
+// Multiplies the scale by `backoff` if a step was skipped, by `growth` after `interval` steps without a skip.
+extern "C" __global__ void update_scale(
+    float* scale, int* growth_tracker, float* found_infs, Index count, double growth, double backoff, Index interval
 ) {
     if (blockIdx.x || threadIdx.x) return;
-    bool any = false;
+    bool skipped = false;
     for (Index i = 0; i < count; i++) {
-        any = any || founds[i] != 0;
-        founds[i] = 0;
+        skipped = skipped || found_infs[i] != 0;
+        found_infs[i] = 0;
     }
-    int now = any ? 0 : *good + 1;
-    float next = any ? *scale * float(backoff) : now == interval ? *scale * float(growth) : *scale;
-    if (next - next == 0) *scale = next;
-    *good = now == interval ? 0 : now;
+    int steps = skipped ? 0 : *growth_tracker + 1;
+    float next = *scale;
+    if (skipped) next *= float(backoff);
+    else if (steps == interval) next *= float(growth);
+    if (next - next == 0) *scale = next;  // if finite
+    *growth_tracker = steps == interval ? 0 : steps;
 }
 """,
     FLOATING,
@@ -85,61 +91,62 @@ _tables = array_table.TableCache()
 
 
 def total_norm(xp: Any, gradients: Sequence[Array], order: float, root: bool = True) -> Array:
-    """The norm of all gradients as one vector: 0-d, float32, or float64 if one of them is. root: else without it"""
+    """The norm of all gradients as one vector, 0-d. Gradients of several dtypes: in float64 if one is, else float32.
+
+    root: False for the sum of powers, without the root
+    """
     dtypes = {g.dtype for g in gradients}
     dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float64 if _DOUBLE in dtypes else np.float32)
     if order != 2:
-        sizes = [xp.abs(g.astype(wide(dtype), copy=False)) for g in gradients if g.size]
-        norms = [x.max() if order == math.inf else (x**order).sum() for x in sizes]
-        joined = concatenate(xp, [x.reshape(1) for x in norms] or [xp.zeros(1, wide(dtype))], 0)
+        magnitudes = [xp.abs(g.astype(opmath_dtype(dtype), copy=False)) for g in gradients if g.size]
+        norms = [x.max() if order == math.inf else (x**order).sum() for x in magnitudes]
+        joined = concatenate(xp, [x.reshape(1) for x in norms] or [xp.zeros(1, opmath_dtype(dtype))], 0)
         if order == math.inf:
             return joined.max()
         total = joined.sum()
         return total ** (1 / order) if root else total
-    # Copies live until the launch.
+    # The table holds addresses alone: this list keeps copies alive until the launch.
     dense = [_dense(xp, g if g.dtype == dtype else g.astype(dtype)) for g in gradients]
     table = _tables.of(xp, dtype, dense)
-    # A block that the emulation leaves out adds nothing.
-    parts = xp.zeros(max(1, min(table.count, _BLOCKS)), wide(dtype))
-    GRADIENTS.rows(xp, "norm_parts", dtype, min(table.count, _BLOCKS), *table.arguments, parts)
+    # Zeros, because the emulation of tests may run fewer blocks.
+    parts = xp.zeros(max(1, min(table.count, _BLOCKS)), opmath_dtype(dtype))
+    GRADIENTS.launch_rows(xp, "norm_parts", dtype, min(table.count, _BLOCKS), *table.arguments, parts)
     total = parts.sum()
     return xp.sqrt(total) if root else total
 
 
-def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, largest: float) -> None:
-    """Scales the gradients so that their norm, `total` now, is at most `largest`. total: on the device, one number"""
+def scale_to_norm(xp: Any, gradients: Sequence[Array], total: Array, max_norm: float) -> None:
+    """Scales the gradients, in place, so that their norm is at most `max_norm`. total: their norm, one number"""
     total = xp.asarray(total, total.dtype if total.dtype in (_SINGLE, _DOUBLE) else _SINGLE)
     norms = (total, None) if total.dtype == _SINGLE else (None, total)
-    _replace(xp, "shrink", gradients, *norms, float(largest))
+    _replace(xp, "clip", gradients, *norms, float(max_norm))
 
 
-def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found: Array) -> None:
-    """Divides the gradients by `scale`; found becomes 1 if one was not finite. Both: one float32 on the device"""
-    _replace(xp, "unscale", gradients, scale, found)
+def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array) -> None:
+    """Divides the gradients by `scale`, in place. Sets found_inf to 1 if one is not finite. Both: one float32"""
+    _replace(xp, "unscale", gradients, scale, found_inf)
 
 
 def update_scale(
-    xp: Any, scale: Array, good: Array, founds: Array, growth: float, backoff: float, interval: int
+    xp: Any, scale: Array, growth_tracker: Array, found_infs: Array, growth: float, backoff: float, interval: int
 ) -> None:
-    """What follows for the scale from what was found; `founds` is zero afterwards. good: one int32"""
-    numbers = float(growth), float(backoff), interval
-    GRADIENTS.rows(xp, "adapt", _SINGLE, 1, scale, good, founds, founds.size, *numbers)
-
-
-_SINGLE, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+    """Updates the scale after a step, and sets `found_infs` to 0. growth_tracker: int32, steps since the last skip"""
+    numbers = (float(growth), float(backoff), interval)
+    GRADIENTS.launch_rows(xp, "update_scale", _SINGLE, 1, scale, growth_tracker, found_infs, found_infs.size, *numbers)
 
 
 def _replace(xp: Any, entry: str, gradients: Sequence[Array], *arguments: Any) -> None:
+    """Launches a kernel that changes gradients in place, once for each dtype."""
     for dtype in dict.fromkeys(g.dtype for g in gradients):
-        own = [g for g in gradients if g.dtype == dtype]
-        dense = [_dense(xp, g) for g in own]
+        of_dtype = [g for g in gradients if g.dtype == dtype]
+        dense = [_dense(xp, g) for g in of_dtype]
         table = _tables.of(xp, dtype, dense)
-        GRADIENTS.rows(xp, entry, dtype, table.count, *table.arguments, *arguments)
-        for g, changed in zip(own, dense, strict=True):
+        GRADIENTS.launch_rows(xp, entry, dtype, table.count, *table.arguments, *arguments)
+        for g, changed in zip(of_dtype, dense, strict=True):
             if changed is not g:
                 g[...] = changed
 
 
 def _dense(xp: Any, g: Array) -> Array:
-    """`g`, or a copy of one with gaps."""
+    """`g`, or a copy if its memory has gaps."""
     return g if g.flags.c_contiguous or array_table.dense_order(g) is not None else xp.ascontiguousarray(g)

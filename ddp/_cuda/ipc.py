@@ -1,11 +1,11 @@
-"""GPU memory by CUDA IPC: another process opens the allocation that an array lies in, and uses the same bytes.
+"""GPU memory shared between processes by CUDA IPC: the receiver maps the allocation that contains the sender's array.
 
-CUDA counts no references across processes: the sender has to keep what it sent until no process uses it any more. So
-one end of a pipe goes with the handle, and the receiver closes it when its last array over the memory has gone. The
-kernel closes it for a receiver that dies, and for a message that is never read.
+CUDA does not count references across processes, so the sender has to keep the array until no other process uses it. A
+pipe says when: its write end is sent along with the handle, and the receiver closes it when it has dropped its last
+array over the memory. The kernel closes it if the receiver dies, or if the message is never read.
 
-The sender waits for its current stream, so that the receiver finds all writes. When an array of the receiver's has
-gone, the mapping is held until the stream that was current there is past it.
+The sender waits for its current stream, so that all writes are done before the receiver reads. When the receiver drops
+an array, the mapping stays until the work that was launched on its current stream is done.
 
 Source: CUDA C++ Programming Guide, "Interprocess Communication"; CUDA driver API, cuMemGetAddressRange.
 """
@@ -29,15 +29,17 @@ Array = Any  # cupy.ndarray
 
 
 class IpcReference:
-    """The receiver's end of the pipe that keeps the sender's array alive.
+    """The end of the pipe that keeps the sender's array alive while it is open.
 
-    token: names the array; pid: of the process whose it is
+    token: identifies the array in the sender; pid: of the sender
     """
 
     __slots__ = ("__weakref__", "_fd", "pid", "token")
 
     def __init__(self, fd: int, token: str, pid: int) -> None:
-        self._fd, self.token, self.pid = fd, token, pid
+        self._fd = fd
+        self.token = token
+        self.pid = pid
 
     def fileno(self) -> int:
         """The descriptor."""
@@ -48,7 +50,7 @@ class IpcReference:
 
 
 class _Exported:
-    """What this process has sent and others may still use, by token: the array, and our end of its pipe."""
+    """The arrays that this process has sent and others may still use. By token: the array, and our end of its pipe."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, tuple[Array, int]] = {}
@@ -57,20 +59,20 @@ class _Exported:
     def __len__(self) -> int:
         return len(self._arrays)
 
-    def hold(self, array: Array) -> IpcReference:
-        """Keeps `array` until the reference and all its copies are closed."""
-        ours, theirs = os.pipe()
-        reference = IpcReference(theirs, os.urandom(8).hex(), os.getpid())
+    def add(self, array: Array) -> IpcReference:
+        """Keeps `array` alive until the reference and all its copies are closed."""
+        read_end, write_end = os.pipe()
+        reference = IpcReference(write_end, os.urandom(8).hex(), os.getpid())
         with self._lock:
-            self._arrays[reference.token] = (array, ours)
+            self._arrays[reference.token] = (array, read_end)
         return reference
 
-    def sweep(self) -> int:
-        """Drops arrays that no process refers to any more; returns how many are left."""
+    def collect(self) -> int:
+        """Drops the arrays that no other process uses any more. Returns how many are left."""
         with self._lock:
             poll = select.poll()
             for _, fd in self._arrays.values():
-                poll.register(fd, 0)  # that the other end is closed is always reported
+                poll.register(fd, 0)  # with no event: poll always reports a closed write end
             closed = {fd for fd, _ in poll.poll(0)}
             for token, (_, fd) in list(self._arrays.items()):
                 if fd in closed:
@@ -79,33 +81,34 @@ class _Exported:
             return len(self._arrays)
 
     def find(self, token: str) -> Array:
-        """The array that was sent under that token. Raises: SharingError if it has been dropped."""
+        """The array with this token. Raises: SharingError if it has been dropped."""
         with self._lock:
             if token not in self._arrays:
                 raise SharingError("GPU memory came back to its process after that had let go of it")
             return self._arrays[token][0]
 
-    def forget(self) -> None:
-        """In a forked child: these are the parent's."""
+    def clear_after_fork(self) -> None:
+        """Empties the table in a forked child: the arrays belong to the parent."""
         self._lock = threading.Lock()
         for _, fd in self._arrays.values():
-            with contextlib.suppress(OSError):  # closed by whoever forked
+            with contextlib.suppress(OSError):  # the code that forked may have closed it
                 os.close(fd)
         self._arrays = {}
 
 
 exported = _Exported()
-os.register_at_fork(after_in_child=exported.forget)
+os.register_at_fork(after_in_child=exported.clear_after_fork)
 
 
 class ExportedArray(NamedTuple):
-    """An array as other processes find it. strides: in bytes
+    """The message by which another process finds an array. strides: in bytes
 
-    handle: CUDA's of the allocation; offset: of the array in it, nbytes: as far as it reaches there; uuid: of the
-    device, whatever its number is elsewhere
+    handle: CUDA's handle of the allocation, empty for an empty array; offset: of the array's first element in it
+    nbytes: from the start of the allocation to the array's end
+    uuid: identifies the device, whose number may be another one in the receiver
     """
 
-    where: device
+    device: device
     reference: IpcReference
     handle: bytes
     offset: int
@@ -116,26 +119,27 @@ class ExportedArray(NamedTuple):
     strides: tuple[int, ...]
 
 
-def export_array(array: Array, where: device) -> ExportedArray:
-    """What `import_array` needs in another process.
+def export_array(array: Array, device: device) -> ExportedArray:
+    """The message from which `import_array` makes the array in another process.
 
     Waits for the current stream. Raises: SharingError if CUDA cannot share this memory.
     """
-    exported.sweep()
-    xp = where.xp
-    low, high = _reach(array)
-    with on(where):
+    exported.collect()
+    xp = device.xp
+    low, high = _address_bounds(array)
+    with on(device):
         stream = stream_order.current(xp)
         if stream.capturing:
             raise SharingError("a tensor cannot be sent while a graph is captured: nothing is in it before a replay")
-        stream.stream.synchronize()
+        stream.cupy_stream.synchronize()
         owner = getattr(array.data.mem, "_owner", None)
-        layout = array.dtype, array.shape, array.strides
-        if isinstance(owner, _Borrowed):
-            base, handle = owner.lease.opened.pointer, owner.handle if high > low else b""
-            place = array.data.ptr - base, high - base
-            return ExportedArray(where, owner.lease.reference, handle, *place, owner.uuid, *layout)
-        base = address_range(low) if high > low else low
+        layout = (array.dtype, array.shape, array.strides)
+        if isinstance(owner, _ImportedMemory):  # of a third process: passes on that process's handle
+            base = owner.lease.mapping.pointer
+            handle = owner.handle if high > low else b""
+            extent = (array.data.ptr - base, high - base)
+            return ExportedArray(device, owner.lease.reference, handle, *extent, owner.uuid, *layout)
+        base = allocation_start(low) if high > low else low
         try:
             handle = xp.cuda.runtime.ipcGetMemHandle(base) if high > low else b""
         except RuntimeError as error:  # CUDARuntimeError
@@ -144,41 +148,43 @@ def export_array(array: Array, where: device) -> ExportedArray:
                 "the pool does, and neither what cudaMallocAsync gave (ddp.cuda.memory.use('async')) nor managed "
                 "memory"
             ) from error
-    place = array.data.ptr - base, high - base
-    return ExportedArray(where, exported.hold(array), bytes(handle), *place, _uuid(xp, stream.device), *layout)
+    extent = (array.data.ptr - base, high - base)
+    return ExportedArray(device, exported.add(array), bytes(handle), *extent, _uuid(xp, stream.device), *layout)
 
 
-def import_array(given: ExportedArray) -> Array:
-    """The array that another process exported; in the process that did so, that array itself.
+def import_array(message: ExportedArray) -> Array:
+    """The array that another process exported; in the exporting process, that array itself.
 
     Raises: SharingError if CUDA cannot open the memory, or this process does not have the device.
     """
-    xp, reference = given.where.xp, given.reference
-    if reference.pid == os.getpid():  # CUDA opens no handle where it was made
-        return _part(xp, exported.find(reference.token), given)
-    index = _find(xp, given.uuid, given.where, reference.pid)
+    xp = message.device.xp
+    reference = message.reference
+    if reference.pid == os.getpid():  # CUDA does not open a handle in the process that made it
+        return _view(xp, exported.find(reference.token), message)
+    index = _find_device(xp, message.uuid, message.device, reference.pid)
     with xp.cuda.Device(index):
-        if not given.handle:
-            return xp.empty(given.shape, given.dtype)
-        borrowed = _Borrowed(_Lease(_opened(xp, index, given.handle, reference.pid), reference), given)
-    # The finalizer holds the lease, and passes it on to the stream's order.
-    weakref.finalize(borrowed, _end_lease, xp, index, borrowed.lease).atexit = False  # all goes with the process
-    unowned = xp.cuda.UnownedMemory(borrowed.lease.opened.pointer, given.nbytes, borrowed, index)
-    return xp.ndarray(given.shape, given.dtype, xp.cuda.MemoryPointer(unowned, given.offset), given.strides)
+        if not message.handle:
+            return xp.empty(message.shape, message.dtype)
+        lease = _Lease(_mapping(xp, index, message.handle, reference.pid), reference)
+    memory = _ImportedMemory(lease, message)
+    # The finalizer keeps the lease beyond `memory`, and passes it on to `keep_alive`. At exit the driver unmaps.
+    weakref.finalize(memory, _end_lease, xp, index, lease).atexit = False
+    unowned = xp.cuda.UnownedMemory(lease.mapping.pointer, message.nbytes, memory, index)
+    return xp.ndarray(message.shape, message.dtype, xp.cuda.MemoryPointer(unowned, message.offset), message.strides)
 
 
-def _part(xp: Any, array: Array, given: ExportedArray) -> Array:
-    """What came back of `array`: itself, or a part of it that another process has cut out."""
-    if (array.dtype, array.shape, array.strides) == (given.dtype, given.shape, given.strides):
+def _view(xp: Any, array: Array, message: ExportedArray) -> Array:
+    """`array` as another process sent it back: itself, or a view of it."""
+    if (array.dtype, array.shape, array.strides) == (message.dtype, message.shape, message.strides):
         return array
-    if not given.handle:
-        return xp.empty(given.shape, given.dtype)
-    start = address_range(array.data.ptr) + given.offset
-    return xp.ndarray(given.shape, given.dtype, array.data + (start - array.data.ptr), given.strides)
+    if not message.handle:
+        return xp.empty(message.shape, message.dtype)
+    start = allocation_start(array.data.ptr) + message.offset
+    return xp.ndarray(message.shape, message.dtype, array.data + (start - array.data.ptr), message.strides)
 
 
-class _Opened:
-    """An allocation of another process, mapped until the last array over it has gone."""
+class _Mapping:
+    """An allocation of another process that is mapped into this one, until no array uses it."""
 
     def __init__(self, xp: Any, index: int, handle: bytes, pid: int) -> None:
         runtime = xp.cuda.runtime
@@ -189,79 +195,87 @@ class _Opened:
                 f"GPU memory of process {pid} cannot be opened here ({error}): the process has ended or let go of it, "
                 "or CUDA IPC does not work between the two, as in containers of their own"
             ) from error
-        weakref.finalize(self, _close, xp, index, self.pointer).atexit = False  # the context goes with the process
+        weakref.finalize(self, _unmap, xp, index, self.pointer).atexit = False  # at exit the driver unmaps
 
 
 class _Lease:
-    """The right to use another process's memory. It ends with its last reference: the mapping before the pipe."""
+    """Keeps a mapping and its pipe open. When it is dropped, the memory is unmapped before the pipe is closed."""
 
-    def __init__(self, opened: _Opened, reference: IpcReference) -> None:
-        self.opened, self.reference = opened, reference
+    def __init__(self, mapping: _Mapping, reference: IpcReference) -> None:
+        self.mapping = mapping
+        self.reference = reference
 
     def __del__(self) -> None:
-        del self.opened, self.reference
+        del self.mapping
+        del self.reference
 
 
-class _Borrowed:
-    """What arrays over another process's memory keep alive."""
+class _ImportedMemory:
+    """The owner, for CuPy, of memory of another process: arrays over that memory keep this object alive."""
 
-    def __init__(self, lease: _Lease, given: ExportedArray) -> None:
-        # Not the reference in `given`: the lease alone says when that ends.
-        self.lease, self.handle, self.uuid = lease, given.handle, given.uuid
+    def __init__(self, lease: _Lease, message: ExportedArray) -> None:
+        # Does not keep `message`, whose reference would keep the pipe open longer than the lease.
+        self.lease = lease
+        self.handle = message.handle
+        self.uuid = message.uuid
 
 
 def _end_lease(xp: Any, index: int, lease: _Lease) -> None:
-    """The lease ends when the current stream has got this far."""
-    stream_order.hold(stream_order.current(xp, index), lease)
+    """Drops the lease when the work that was launched on the current stream is done."""
+    stream_order.keep_alive(stream_order.current(xp, index), lease)
 
 
-def _close(xp: Any, index: int, pointer: int) -> None:
+def _unmap(xp: Any, index: int, pointer: int) -> None:
     with xp.cuda.Device(index):
         xp.cuda.runtime.ipcCloseMemHandle(pointer)
 
 
-_open: weakref.WeakValueDictionary[tuple[int, bytes], _Opened] = weakref.WeakValueDictionary()
+# The mappings that are in use, by device and handle.
+_mappings: weakref.WeakValueDictionary[tuple[int, bytes], _Mapping] = weakref.WeakValueDictionary()
 
 
-def _opened(xp: Any, index: int, handle: bytes, pid: int) -> _Opened:
-    """CUDA maps an allocation once a process, so all arrays in it share the mapping."""
-    found = _open.get((index, handle))
-    if found is None:
-        found = _open[index, handle] = _Opened(xp, index, handle, pid)
-    return found
+def _mapping(xp: Any, index: int, handle: bytes, pid: int) -> _Mapping:
+    """The mapping of an allocation. All arrays share it, because a process can map an allocation only once."""
+    mapping = _mappings.get((index, handle))
+    if mapping is None:
+        mapping = _Mapping(xp, index, handle, pid)
+        _mappings[index, handle] = mapping
+    return mapping
 
 
 @functools.cache  # CUDA takes a millisecond
 def _uuid(xp: Any, index: int) -> bytes:
-    """What names a device in every process."""
+    """The identity of a device, which is the same in every process."""
     return bytes(xp.cuda.runtime.getDeviceProperties(index).get("uuid", b""))
 
 
-def _find(xp: Any, uuid: bytes, where: device, pid: int) -> int:
-    """The number here of another process's device. Raises: SharingError if this process does not have it."""
-    index = where.index or 0
+def _find_device(xp: Any, uuid: bytes, device: device, pid: int) -> int:
+    """This process's number of a device. Raises: SharingError if this process does not have it."""
+    preferred = device.index or 0
     count = xp.cuda.runtime.getDeviceCount()
-    for each in sorted(range(count), key=lambda n: n != index):
-        if _uuid(xp, each) == uuid:
-            return each
+    for index in sorted(range(count), key=lambda n: n != preferred):
+        if _uuid(xp, index) == uuid:
+            return index
     raise SharingError(
-        f"a tensor on {where} of process {pid} cannot come here: this process does not have that GPU among its {count} "
-        "(CUDA_VISIBLE_DEVICES)"
+        f"a tensor on {device} of process {pid} cannot come here: this process does not have that GPU among its "
+        f"{count} (CUDA_VISIBLE_DEVICES)"
     )
 
 
-def _reach(array: Array) -> tuple[int, int]:
-    """The addresses of an array's first byte and of the one after its last."""
+def _address_bounds(array: Array) -> tuple[int, int]:
+    """The addresses of an array's first byte and of the byte behind its last."""
     start = array.data.ptr
     if array.size == 0:
         return start, start
-    reach = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
-    return start + sum(min(each, 0) for each in reach), start + sum(max(each, 0) for each in reach) + array.itemsize
+    extents = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    low = start + sum(min(extent, 0) for extent in extents)
+    return low, start + sum(max(extent, 0) for extent in extents) + array.itemsize
 
 
-def address_range(address: int) -> int:
-    """Where the allocation begins that an address of the current device lies in: a pool cuts these into pieces."""
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+def allocation_start(address: int) -> int:
+    """The first address of the allocation that contains an address. An allocation may hold several arrays."""
+    base = ctypes.c_uint64()
+    size = ctypes.c_size_t()
     driver = ctypes.CDLL("libcuda.so.1")
     code = driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     if code:

@@ -1,8 +1,8 @@
-"""Device memory: CuPy's pool over a cudaMalloc that is counted, a limit, and the error for a full device.
+"""Device memory: CuPy's pool over a counted cudaMalloc, a limit per process, and the error for a full device.
 
-CuPy's pool asks `Allocator._cuda_malloc` for a real cudaMalloc and for nothing else, so an array out of the pool costs
-what it costs in CuPy. The peak of what arrays hold is followed from the first `reset_peaks` on, which costs one more
-Python call for each allocation.
+CuPy's pool calls `Allocator._cuda_malloc` only where it needs a cudaMalloc. An array that fits into a free block of the
+pool costs the same as with CuPy alone. From the first `reset_peaks` on, the peak of allocated bytes is tracked, which
+costs one more Python call for each array.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any
 from ddp._cuda import capture, ipc, stream_order
 from ddp.errors import ArgumentError, DeviceError, OutOfMemoryError
 
-NO_MEMORY = 2  # cudaErrorMemoryAllocation
+# cudaErrorMemoryAllocation.
+NO_MEMORY = 2
+
 Malloc = Callable[[int], Any]
 
 
 def human(nbytes: int) -> str:
-    """Bytes for people: 1.50 GiB."""
+    """Formats a number of bytes: 1.50 GiB."""
     size = float(nbytes)
     for unit in ("bytes", "KiB", "MiB"):
         if abs(size) < 1024:
@@ -35,9 +37,13 @@ def human(nbytes: int) -> str:
 
 @dataclass
 class DeviceCounts:
-    """What is known of one device. sizes: bytes of each block of cudaMalloc, by address; the rest: calls and bytes."""
+    """Calls and bytes of one device.
 
-    # Written with += alone, which no other thread can come between.
+    mallocs, frees: calls of cudaMalloc and cudaFree; retries: of a cudaMalloc after blocks were freed; ooms: errors
+    reserved: bytes that cudaMalloc gave; peak: of bytes that arrays hold; sizes: bytes of each block, by address
+    """
+
+    # Threads do not lock: every count changes by one `+=`.
     mallocs: int = 0
     frees: int = 0
     retries: int = 0
@@ -50,38 +56,39 @@ class DeviceCounts:
 
 
 class PrivatePool:
-    """A pool of a CUDA graph: its free blocks are not reused elsewhere, and go back to CUDA when it is dropped."""
+    """The memory pool of a CUDA graph. No other code allocates from it. Its free blocks are freed with it."""
 
     def __init__(self, pool: Any) -> None:
         self.malloc = pool.malloc
 
 
 class Allocator:
-    """Where CuPy's arrays get their memory.
+    """The allocator of CuPy's arrays.
 
-    name: "pool" (CuPy's pool over the counted cudaMalloc), "async" (cudaMallocAsync), "given" (the user's own)
-    malloc, pool: of the latter two, of which only errors are translated; pool: says what is held, if there is one
+    name: "pool" (CuPy's pool over a counted cudaMalloc), "async" (cudaMallocAsync), "given" (a function of the user)
+    malloc: None for "pool"; pool: CuPy's pool behind `malloc`, if there is one: it reports allocated bytes
     """
 
     def __init__(self, cupy: Any, name: str = "pool", malloc: Malloc | None = None, pool: Any = None) -> None:
-        self.cupy, self.name = cupy, name
+        self.cupy = cupy
+        self.name = name
         self.counts: dict[int, DeviceCounts] = {}
         self.counted = malloc is None
         self._pool = self._counted_pool() if self.counted else pool
-        # CuPy's pools of graphs; one whose graph was dropped stays while arrays lie in it.
+        # CuPy's pools of graphs. One whose graph was dropped stays as long as arrays use its memory.
         self._private: list[tuple[weakref.ref[PrivatePool], Any]] = []
         self._inner: Malloc = self._pool.malloc if malloc is None else malloc
-        # CuPy refuses by a limit of its own before it asks for memory.
+        # With CuPy's own limit, the pool raises CuPy's error before it calls `_cuda_malloc`.
         direct = self.counted and not os.environ.get("CUPY_GPU_MEMORY_LIMIT")
-        self.malloc = self._inner if direct else self._translated
-        self._follows_peak = False
+        self.malloc = self._inner if direct else self._malloc_with_our_error
+        self._tracks_peak = False
 
     def of(self, device: int) -> DeviceCounts:
         """The counts of a device."""
         return self.counts.setdefault(device, DeviceCounts())
 
     def install(self) -> None:
-        """Has CuPy allocate here from now on. Raises: DeviceError inside of `cupy.cuda.using_allocator`."""
+        """Makes this CuPy's allocator. Raises: DeviceError inside of `cupy.cuda.using_allocator`."""
         try:
             self.cupy.cuda.set_allocator(self.malloc)
         except ValueError as error:
@@ -89,75 +96,80 @@ class Allocator:
         _installed[:] = [self]
 
     def private_pool(self) -> PrivatePool:
-        """A pool for a graph, on cudaMalloc; it is counted with the others."""
-        self._free_dropped()
-        cupys = self._counted_pool()
-        pool = PrivatePool(cupys)
-        weakref.finalize(pool, self._free_dropped).atexit = False
-        self._private.append((weakref.ref(pool), cupys))
+        """A new pool for a CUDA graph, over the counted cudaMalloc."""
+        self._free_dropped_pools()
+        cupy_pool = self._counted_pool()
+        pool = PrivatePool(cupy_pool)
+        weakref.finalize(pool, self._free_dropped_pools).atexit = False
+        self._private.append((weakref.ref(pool), cupy_pool))
         return pool
 
-    def _free_dropped(self) -> None:
-        """Gives free blocks of private pools that were dropped, now or earlier, back to CUDA."""
-        for each in list(self._private):
-            if each[0]() is not None:
+    def _free_dropped_pools(self) -> None:
+        """Frees the free blocks of private pools that were dropped."""
+        for entry in list(self._private):
+            reference, cupy_pool = entry
+            if reference() is not None:
                 continue
-            held = 0
+            used = 0
             for device in list(self.counts):
                 with self.cupy.cuda.Device(device):
-                    each[1].free_all_blocks()
-                    held += each[1].used_bytes()
-            # Dropped with its pool, a block of which an array holds a part would never be freed.
-            if not held and each in self._private:
-                self._private.remove(each)
+                    cupy_pool.free_all_blocks()
+                    used += cupy_pool.used_bytes()
+            # A pool with arrays stays: without it, the blocks that these arrays are in would never be freed.
+            if not used and entry in self._private:
+                self._private.remove(entry)
 
-    def held(self, device: int) -> tuple[int, int]:
-        """Bytes that arrays hold on a device, and bytes that CUDA gave for them."""
+    def allocated_and_reserved(self, device: int) -> tuple[int, int]:
+        """Bytes of arrays on a device, and bytes that CUDA gave for them."""
         with self.cupy.cuda.Device(device):
-            own = 0 if self._pool is None else int(self._pool.used_bytes())
+            allocated = 0 if self._pool is None else int(self._pool.used_bytes())
             reserved = 0 if self.counted or self._pool is None else int(self._pool.total_bytes())
-            own += sum(pool.used_bytes() for _, pool in list(self._private))
-            return own, reserved + self.of(device).reserved
+            allocated += sum(pool.used_bytes() for _, pool in list(self._private))
+            return allocated, reserved + self.of(device).reserved
 
     def release(self, stream: Any = None) -> None:
-        """Gives blocks that no array holds on the current device back to CUDA. stream: those of this stream alone"""
-        self._free_dropped()
+        """Frees the free blocks of the current device. stream: only blocks of this stream"""
+        self._free_dropped_pools()
         if self._pool is not None:
             self._pool.free_all_blocks(stream)
-        self.cupy.get_default_memory_pool().free_all_blocks(stream)  # of arrays that were made before this one came
+        # Blocks of arrays that were allocated before this allocator was installed.
+        self.cupy.get_default_memory_pool().free_all_blocks(stream)
 
     def reset_peaks(self, device: int) -> None:
-        """The peaks begin at what is held now, and are exact from here on."""
+        """Resets the peaks to what is allocated now, and tracks them exactly from now on."""
         counts = self.of(device)
-        counts.peak, counts.reserved_peak = self.held(device)
-        if self.counted and not self._follows_peak:
-            self._follows_peak, self._inner, self.malloc = True, self.malloc, self._followed
+        counts.peak, counts.reserved_peak = self.allocated_and_reserved(device)
+        if self.counted and not self._tracks_peak:
+            self._tracks_peak = True
+            self._inner = self.malloc
+            self.malloc = self._malloc_and_track_peak
             self.install()
 
     def peak(self, device: int) -> int:
-        """The most bytes that arrays held, as far as it was seen."""
-        return max(self.of(device).peak, self.held(device)[0])
+        """The peak of allocated bytes; before `reset_peaks`, of the moments when the pool grew."""
+        return max(self.of(device).peak, self.allocated_and_reserved(device)[0])
 
     def set_limit(self, device: int, nbytes: int | None) -> None:
-        """How many bytes this process may have of a device; None: no limit. Raises: DeviceError."""
+        """Limits the bytes that this process reserves on a device; None: no limit. Raises: DeviceError."""
         if not self.counted:
             raise DeviceError("a limit of GPU memory is for the allocator to keep: CUDA's, or the user's own")
         self.of(device).limit = nbytes
 
     def statistics(self, device: int) -> dict[str, int]:
-        """Counts and bytes by PyTorch's names."""
-        counts, (held, reserved) = self.of(device), self.held(device)
+        """Counts and bytes under PyTorch's names."""
+        counts = self.of(device)
+        allocated, reserved = self.allocated_and_reserved(device)
         return {
             **({"num_device_alloc": counts.mallocs, "num_device_free": counts.frees} if self.counted else {}),
             "num_alloc_retries": counts.retries,
             "num_ooms": counts.ooms,
-            "allocated_bytes.all.current": held,
+            "allocated_bytes.all.current": allocated,
             "allocated_bytes.all.peak": self.peak(device),
             "reserved_bytes.all.current": reserved,
             "reserved_bytes.all.peak": counts.reserved_peak,
         }
 
-    def _translated(self, size: int) -> Any:
+    def _malloc_with_our_error(self, size: int) -> Any:
         try:
             pointer = self._inner(size)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -166,30 +178,38 @@ class Allocator:
             self.of(pointer.device_id).mallocs += 1
         return pointer
 
-    def _followed(self, size: int) -> Any:
+    def _malloc_and_track_peak(self, size: int) -> Any:
         pointer = self._inner(size)
         counts = self.of(pointer.device_id)
         counts.peak = max(counts.peak, self._pool.used_bytes())
         return pointer
 
     def _error(self, size: int, device: int) -> OutOfMemoryError:
-        """The error for a full device: who holds how much."""
-        counts, (held, reserved) = self.of(device), self.held(device)
+        """The error for a full device, with a breakdown of its memory."""
+        counts = self.of(device)
+        allocated, reserved = self.allocated_and_reserved(device)
         counts.ooms += 1
         free, total = self.cupy.cuda.runtime.memGetInfo()
-        cached, others, limit = max(reserved - held, 0), max(total - free - reserved, 0), counts.limit
+        cached = max(reserved - allocated, 0)
+        others = max(total - free - reserved, 0)
+        limit = counts.limit
         limited = ""
         if limit is not None:
             limited = f" This process is limited to {human(limit)} (set_per_process_memory_fraction)."
         error = OutOfMemoryError(
             f"cuda:{device} has no memory for another {human(size)}: of {human(total)}, tensors of this process hold "
-            f"{human(held)}, its pool keeps {human(cached)} that no tensor holds, {human(others)} are "
+            f"{human(allocated)}, its pool keeps {human(cached)} that no tensor holds, {human(others)} are "
             f"other processes' and CUDA's own, and {human(free)} are free.{limited} What helps: a smaller batch, "
             "autocast, autograd.checkpoint, ddp.parallel.ZeroOptimizer, no_grad() where possible; where enough is "
             "free, but in pieces, batches of one size or ddp.cuda.memory.use('async') at the start."
         )
-        error.device, error.requested, error.allocated, error.reserved = f"cuda:{device}", size, held, reserved
-        error.free, error.total, error.limit = free, total, limit
+        error.device = f"cuda:{device}"
+        error.requested = size
+        error.allocated = allocated
+        error.reserved = reserved
+        error.free = free
+        error.total = total
+        error.limit = limit
         return error
 
     def _counted_pool(self) -> Any:
@@ -197,18 +217,18 @@ class Allocator:
         return cuda.MemoryPool(cuda.PythonFunctionAllocator(self._cuda_malloc, self._cuda_free).malloc)
 
     def _cuda_malloc(self, size: int, device: int) -> int:
-        """One cudaMalloc on the current device; cached blocks and garbage are freed before it fails.
+        """Calls cudaMalloc on the current device, `device`. Before it fails, frees cached blocks and collects garbage.
 
         Raises: OutOfMemoryError.
         """
         counts = self.of(device)
         address = self._try_malloc(size, counts)
         if address is None and not capture.stream_is_capturing(self.cupy):  # cudaFree would end the capture
-            for collect in (False, True):
-                if collect:
+            for collects_garbage in (False, True):
+                if collects_garbage:
                     self.cupy.cuda.Device(device).synchronize()
-                    stream_order.sweep()  # what other streams were using
-                    ipc.exported.sweep()  # and other processes
+                    stream_order.collect()
+                    ipc.exported.collect()
                     gc.collect()
                 counts.retries += 1
                 self.release()
@@ -221,11 +241,11 @@ class Allocator:
         counts.mallocs += 1
         counts.reserved += size
         counts.reserved_peak = max(counts.reserved_peak, counts.reserved)
-        counts.peak = max(counts.peak, self.held(device)[0] + size)
+        counts.peak = max(counts.peak, self.allocated_and_reserved(device)[0] + size)
         return address
 
     def _try_malloc(self, size: int, counts: DeviceCounts) -> int | None:
-        """The address, or None where the device or the limit leaves no room."""
+        """The address of new memory; None if the device is full or the limit is reached."""
         if counts.limit is not None and counts.reserved + size > counts.limit:
             return None
         try:
@@ -236,7 +256,8 @@ class Allocator:
             return None
 
     def _cuda_free(self, address: int, device: int, ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        if ending():  # the process's memory goes with it, and so may have what this needs
+        # At exit the driver frees all memory, and modules that this needs may be gone.
+        if ending():
             return
         counts = self.counts[device]
         counts.frees += 1
@@ -249,25 +270,31 @@ _lock = threading.Lock()
 
 
 def allocator(cupy: Any) -> Allocator:
-    """The process's allocator: over CuPy's pool, unless the user has set an allocator or chosen one by `use`.
+    """The allocator of this process, installed at the first call.
 
-    Inside of `cupy.cuda.using_allocator` CuPy takes no other: then a new one is returned that is not installed.
+    By default "pool"; "given" if the user has called `cupy.cuda.set_allocator`; or the one that `use` chose. Inside of
+    `cupy.cuda.using_allocator` none can be installed: then returns a new one, which CuPy does not use.
     """
     with _lock:
         if _installed and _installed[0].cupy is cupy:
             return _installed[0]
-        before = cupy.cuda.get_allocator()
-        is_cupys = getattr(before, "__self__", None) is cupy.get_default_memory_pool()
-        made = Allocator(cupy) if is_cupys else Allocator(cupy, "given", before)
+        previous = cupy.cuda.get_allocator()
+        is_default = getattr(previous, "__self__", None) is cupy.get_default_memory_pool()
+        new = Allocator(cupy) if is_default else Allocator(cupy, "given", previous)
         try:
-            made.install()
+            new.install()
         except DeviceError:
             pass
-        return made
+        return new
+
+
+def private_pool(cupy: Any) -> PrivatePool:
+    """A new pool for a CUDA graph. It may grow during a capture."""
+    return allocator(cupy).private_pool()
 
 
 def use(cupy: Any, which: str | Malloc) -> None:
-    """Chooses: "pool", "async" or a function. Raises: ArgumentError; DeviceError after the first allocation."""
+    """Installs "pool", "async" or a function. Raises: ArgumentError; DeviceError after the first allocation."""
     if not callable(which) and which not in ("pool", "async"):
         raise ArgumentError(
             f"memory.use({which!r}): expected 'pool', 'async' or an allocator as cupy.cuda.set_allocator takes it"
@@ -275,7 +302,7 @@ def use(cupy: Any, which: str | Malloc) -> None:
     now = allocator(cupy)
     if which == now.name:
         return
-    if any(each.mallocs for each in now.counts.values()):
+    if any(counts.mallocs for counts in now.counts.values()):
         raise DeviceError(
             f"memory.use({which!r}): this process has tensors on a GPU already, or has had some, by {now.name!r}; "
             "choose before the first"

@@ -1,19 +1,26 @@
-"""Layer norm and RMS norm: a block a row forward and for the input's gradient; columns for the parameters' gradients.
+"""Kernels of layer norm and RMS norm.
 
-Each sum is taken in an order that follows from the sizes alone: every run gives the same digits.
+A block computes a row of the result or of the input's gradient. The gradients of weight and bias are sums over rows,
+in two launches. The order of every sum depends on the sizes alone, so that every run gives the same bits.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ddp._cuda.raw_kernel import PARAMETERS, KernelSource, either, slope, wide
+from ddp._cuda.raw_kernel import (
+    PARAMETERS,
+    KernelSource,
+    gradient_arguments,
+    opmath_dtype,
+    parameter_arguments,
+)
 from ddp.ops.arrays import Array, as_rows
 from ddp.ops.normalization import kind_of
 from ddp.ops.op import Gradients, Needs, Saved
 
-# x_hat = (x - m) * r;  y = x_hat * w + b.  The variance is that of x - m, in a second pass: sums of squares would lose
-# digits where the mean is far from zero.
+# x_hat = (x - m) * r;  y = x_hat * w + b.  The variance is computed from x - m in a second pass: the mean of x^2 would
+# be inaccurate if m is large.
 # gw = g * w;  dx = r * (gw - mean(gw) - x_hat * mean(gw * x_hat)), dw = sum g * x_hat, db = sum g over rows
 ROW_NORM = KernelSource(
     "rows",
@@ -68,7 +75,7 @@ extern "C" __global__ void normalize_rows_backward(
     }
 }
 
-// One line of partial sums for each chunk of rows. dws, dbs: (chunks, n), null where not wanted.
+// Partial sums of dw and db: of every chunks-th row. dws, dbs: (chunks, n), null if not needed.
 extern "C" __global__ void sum_columns(
     const T* g, const T* x, const A* means, const A* rstds, A* dws, A* dbs, Index rows, Index n, Index chunks
 ) {
@@ -85,40 +92,51 @@ extern "C" __global__ void sum_columns(
     }
 }
 
-extern "C" __global__ void join_chunks(
-    const A* dws, const A* dbs, T* dw, A* dw_wide, Index onto_w, T* db, A* db_wide, Index onto_b, Index n, Index chunks
+// The sums of these partial sums.
+extern "C" __global__ void sum_chunks(
+    const A* dws, const A* dbs, T* dw, A* dw_wide, Index accumulate_w, T* db, A* db_wide, Index accumulate_b, Index n,
+    Index chunks
 ) {
-    Slope to_w = {dw, dw_wide, onto_w}, to_b = {db, db_wide, onto_b};
+    GradOut grad_w = {dw, dw_wide, accumulate_w}, grad_b = {db, db_wide, accumulate_b};
     FOR_EACH(i, n) {
         A sum_w = 0, sum_b = 0;
         for (Index k = 0; k < chunks; k++) {
             if (dws) sum_w += dws[k * n + i];
             if (dbs) sum_b += dbs[k * n + i];
         }
-        to_w.put(i, sum_w);
-        to_b.put(i, sum_b);
+        grad_w.put(i, sum_w);
+        grad_b.put(i, sum_b);
     }
 }
 """,
 )
 
-_CHUNKS = 128  # of rows, at most
+# The most chunks of rows in `sum_columns`.
+_CHUNKS = 128
 
 
 def _threads(n: int) -> int:
-    """Of a block for a row of n: a power of two, one element for each thread as far as there are so many."""
+    """Threads of a block for a row of n elements: a power of two from 32 to 512, at least n if possible."""
     return min(512, max(32, 1 << max(0, n - 1).bit_length()))
 
 
 def norm(
     xp: Any, x: Array, w: Array | None, b: Array | None, eps: float, centered: bool
 ) -> tuple[Array, Array | None, Array]:
-    """(x - m)*r*w + b, m, r of every row; without `centered`, m is 0 and stays None. x: (rows, n), w, b: of n."""
-    (rows, n), kind, dtype = x.shape, wide(x.dtype), x.dtype
-    out, rstd = xp.ndarray((rows, n), dtype), xp.ndarray(rows, kind)
-    mean = xp.ndarray(rows, kind) if centered else None
-    arrays = xp.ascontiguousarray(x), *either(xp, w, dtype, kind), *either(xp, b, dtype, kind), out, mean, rstd
-    ROW_NORM.rows(xp, "normalize_rows", dtype, rows if n else 0, *arrays, rows, n, float(eps), threads=_threads(n))
+    """Returns (x - m)*r*w + b, m and r, where m and r are of each row. x: (rows, n), w, b: (n,)
+
+    centered: subtracts the mean; otherwise m is 0 and returned as None
+    """
+    rows, n = x.shape
+    dtype = x.dtype
+    compute = opmath_dtype(dtype)
+    out = xp.ndarray((rows, n), dtype)
+    rstd = xp.ndarray(rows, compute)
+    mean = xp.ndarray(rows, compute) if centered else None
+    weight = parameter_arguments(xp, w, dtype, compute)
+    bias = parameter_arguments(xp, b, dtype, compute)
+    arguments = (xp.ascontiguousarray(x), *weight, *bias, out, mean, rstd, rows, n, float(eps))
+    ROW_NORM.launch_rows(xp, "normalize_rows", dtype, rows if n else 0, *arguments, threads=_threads(n))
     return out, mean, rstd
 
 
@@ -137,25 +155,28 @@ def layer_norm_backward(
     xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any, outs: Saved = (None, None, None)
 ) -> Gradients:
     w, x = saved
-    axes, mean, rstd, to = residual  # mean: None where rows were not centered
-    shape, g = g.shape, xp.ascontiguousarray(as_rows(g, axes))
-    x = None if x is None else xp.ascontiguousarray(as_rows(x, axes))  # None where nothing that is needed reads it
-    (rows, n), kind, dtype = g.shape, rstd.dtype, g.dtype
+    axes, mean, rstd, grad_dtype = residual  # mean: None for RMS norm
+    shape = g.shape
+    g = xp.ascontiguousarray(as_rows(g, axes))
+    x = None if x is None else xp.ascontiguousarray(as_rows(x, axes))  # None if no needed gradient depends on x
+    rows, n = g.shape
+    dtype = g.dtype
+    compute = rstd.dtype
     dx = None
     if needs[0]:
         dx = xp.ndarray((rows, n), dtype)
-        arrays = g, x, *either(xp, w, dtype, kind), mean, rstd, dx
-        ROW_NORM.rows(xp, "normalize_rows_backward", dtype, rows if n else 0, *arrays, rows, n, threads=_threads(n))
+        arguments = (g, x, *parameter_arguments(xp, w, dtype, compute), mean, rstd, dx, rows, n)
+        ROW_NORM.launch_rows(xp, "normalize_rows_backward", dtype, rows if n else 0, *arguments, threads=_threads(n))
         dx = dx.reshape(shape)
     if not (needs[1] or needs[2]):
         return dx, None, None
-    inner = shape[len(shape) - axes :]
-    dw, to_w = slope(xp, needs[1], inner, to, outs[1], dtype, kind)
-    db, to_b = slope(xp, needs[2], inner, to, outs[2], dtype, kind)
+    param_shape = shape[len(shape) - axes :]
+    dw, grad_w = gradient_arguments(xp, needs[1], param_shape, grad_dtype, outs[1], dtype, compute)
+    db, grad_b = gradient_arguments(xp, needs[2], param_shape, grad_dtype, outs[2], dtype, compute)
     chunks = max(1, min(_CHUNKS, rows // 8))
-    dws, dbs = (xp.ndarray((chunks, n), kind) if need else None for need in needs[1:])
-    ROW_NORM.over(xp, "sum_columns", dtype, chunks * n, g, x, mean, rstd, dws, dbs, rows, n, chunks)
-    ROW_NORM.over(xp, "join_chunks", dtype, n, dws, dbs, *to_w, *to_b, n, chunks)
+    dws, dbs = (xp.ndarray((chunks, n), compute) if need else None for need in needs[1:])
+    ROW_NORM.launch(xp, "sum_columns", dtype, chunks * n, g, x, mean, rstd, dws, dbs, rows, n, chunks)
+    ROW_NORM.launch(xp, "sum_chunks", dtype, n, dws, dbs, *grad_w, *grad_b, n, chunks)
     return dx, dw, db
 
 

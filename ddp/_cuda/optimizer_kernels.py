@@ -1,9 +1,9 @@
-"""The updates of optimizers: one launch for all parameters of a group, which reads and writes each number once.
+"""Kernels of optimizers: one launch updates all parameters of a group, and reads and writes each element once.
 
-The kernel is made of the formula that the CPU computes too, and compiled without fused multiply-add: the numbers are
-the same. A small launch before it counts the steps and computes the formula's scalars, so that the host neither counts
-nor reads: a step that is left out, because a gradient is not finite, does not count. Settings come by value, or from
-device memory, where a graph finds them.
+The kernel is generated from the formula that the CPU computes, and compiled without fused multiply-add, so that both
+give the same bits. A small launch before it counts the steps and computes the scalars of the formula on the device. So
+a step that is skipped because a gradient is not finite is not counted, and the host need not know. Settings are
+arguments of the launch, or in device memory, where a CUDA graph reads them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,31 @@ from ddp._cuda.array_table import ArrayTable
 from ddp._cuda.raw_kernel import FLOATING, KernelSource
 from ddp.ops.arrays import Array
 
-SETTINGS = 8  # of a group, at most
+# The most settings that a formula may read.
+SETTINGS = 8
 
 _SOURCE = """
 enum { SCALARS = %(scalars)d, STATES = %(states)d };
 
-// Templates, since not every formula uses them. A nan stays, as it does for NumPy.
+// Templates, because the compiler would warn about functions that a formula does not use. maximum: nan if one is, as in
+// NumPy
 template <class V> __device__ V maximum(V a, V b) { return a > b || a != a ? a : b; }
 template <class V> __device__ V sign(V x) { return x > 0 ? V(1) : x < 0 ? V(-1) : x; }
 
-static __device__ void rule(A& p, const A grad, A* s, const A* n) {
+// The formula. s: its states, n: its scalars
+static __device__ void formula(A& p, const A grad, A* s, const A* n) {
     %(lines)s
 }
 
-// numbers: the scalars of each row; found: the step is left out where it is not zero
+// scalars: of each row; found_inf: null, or the step is skipped if it is not zero
 extern "C" __global__ void update(
-    const Index* rows, const Index* chunks, Index count, Index chunk, const A* numbers, const float* found
+    const Index* rows, const Index* chunks, Index count, Index chunk, const A* scalars, const float* found_inf
 ) {
-    if (found && *found != 0) return;
+    if (found_inf && *found_inf != 0) return;
     for (Index c = blockIdx.x; c < count; c += gridDim.x) {
         const Index* row = rows + chunks[c] * ROW;
         A n[SCALARS];
-        for (int k = 0; k < SCALARS; k++) n[k] = numbers[chunks[c] * SCALARS + k];
+        for (int k = 0; k < SCALARS; k++) n[k] = scalars[chunks[c] * SCALARS + k];
         Part part(row, c, chunk);
         T* p = (T*)row[PARAM];
         T* s[STATES + 1];
@@ -47,48 +50,49 @@ extern "C" __global__ void update(
             Four ps = *(const Four*)(p + i), gs = *(const Four*)((const T*)row[GRAD] + i), ss[STATES + 1];
             for (int j = 0; j < STATES; j++) ss[j] = *(const Four*)(s[j] + i);
             for (int k = 0; k < 4; k++) {
-                A x = A(ps.x[k]), own[STATES + 1];
-                for (int j = 0; j < STATES; j++) own[j] = A(ss[j].x[k]);
-                rule(x, A(gs.x[k]), own, n);
+                A x = A(ps.x[k]), state[STATES + 1];
+                for (int j = 0; j < STATES; j++) state[j] = A(ss[j].x[k]);
+                formula(x, A(gs.x[k]), state, n);
                 ps.x[k] = T(x);
-                for (int j = 0; j < STATES; j++) ss[j].x[k] = T(own[j]);
+                for (int j = 0; j < STATES; j++) ss[j].x[k] = T(state[j]);
             }
             *(Four*)(p + i) = ps;
             for (int j = 0; j < STATES; j++) *(Four*)(s[j] + i) = ss[j];
         }
         for (Index i = part.whole + threadIdx.x; i < part.end; i += blockDim.x) {
-            A x = A(p[i]), own[STATES + 1];
-            for (int j = 0; j < STATES; j++) own[j] = A(s[j][i]);
-            rule(x, A(((const T*)row[GRAD])[i]), own, n);
+            A x = A(p[i]), state[STATES + 1];
+            for (int j = 0; j < STATES; j++) state[j] = A(s[j][i]);
+            formula(x, A(((const T*)row[GRAD])[i]), state, n);
             p[i] = T(x);
-            for (int j = 0; j < STATES; j++) s[j][i] = T(own[j]);
+            for (int j = 0; j < STATES; j++) s[j][i] = T(state[j]);
         }
     }
 }
 
-// ddp.optim.formula has the same in Python.
+// The same as ddp.optim.formula.rectification in Python.
 template <class V> __device__ V rectification(V step, V beta2) {
     V limit = 2 / (1 - beta2) - 1, power = pow(beta2, step);
     V rho = limit - 2 * step * power / (1 - power);
     return rho <= 5 ? 0 : sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho));
 }
 
-// In double, as Python computes them: a few numbers a parameter. held: settings that count instead of the values
+// Counts a step of each row, and computes its scalars in double, as Python does.
+// device_settings: null, or settings that are used instead of the arguments a to h
 extern "C" __global__ void count_steps(
-    const Index* rows, Index length, float* steps, A* numbers, const float* found, const double* held, double a,
-    double b, double c, double d, double e, double f, double g, double h
+    const Index* rows, Index length, float* steps, A* scalars, const float* found_inf, const double* device_settings,
+    double a, double b, double c, double d, double e, double f, double g, double h
 ) {
-    if (found && *found != 0) return;
-    const double values[8] = {a, b, c, d, e, f, g, h}, *x = held ? held : values;
+    if (found_inf && *found_inf != 0) return;
+    const double values[8] = {a, b, c, d, e, f, g, h}, *x = device_settings ? device_settings : values;
     FOR_EACH(i, length) {
         float* counts = steps + 2 * rows[i * ROW + STEP];
         double step = counts[0] += 1;
-        A* y = numbers + SCALARS * i;
+        A* y = scalars + SCALARS * i;
         (void)step, (void)x;
         %(settings)s
         double mu_product = counts[1] *= float(%(factor)s);
         (void)mu_product;
-        %(numbers)s
+        %(scalar_lines)s
     }
 }
 """
@@ -102,7 +106,7 @@ def kernels(
     states: tuple[str, ...],
     factor: str = "1",
 ) -> KernelSource:
-    """The kernels of a formula. The arguments are its C lines and scalars, and the names it reads."""
+    """The kernels of a formula. lines, scalars: in C; settings, states: the names that they read; factor: in C"""
     body = [f"A& {name} = s[{j}];" for j, name in enumerate(states)] + list(lines)
     source = _SOURCE % {
         "scalars": len(scalars),
@@ -110,7 +114,7 @@ def kernels(
         "factor": factor,
         "lines": "\n    ".join(body),
         "settings": " ".join(f"double {name} = x[{i}];" for i, name in enumerate(settings)),
-        "numbers": "\n        ".join(f"y[{k}] = A({text});" for k, text in enumerate(scalars)),
+        "scalar_lines": "\n        ".join(f"y[{k}] = A({text});" for k, text in enumerate(scalars)),
     }
     return KernelSource(None, array_table.TABLE_SOURCE + source, FLOATING, ("-fmad=false",))
 
@@ -121,21 +125,19 @@ def update(
     dtype: Any,
     table: ArrayTable,
     steps: Array,
-    numbers: Array,
-    found: Array | None,
-    held: Array | None,
+    scalars: Array,
+    found_inf: Array | None,
+    device_settings: Array | None,
     settings: Sequence[float],
 ) -> None:
-    """Counts one step of every row of a table, and updates it.
+    """Counts a step of every parameter in a table, and updates it.
 
-    steps: (n, 2) float32, counted up and multiplied at each row's place; numbers: (rows, scalars) in A, written
-    found: one float32, or None: nothing happens where it is not zero; held: (8,) float64, or None
-    settings: those of the formula, in its order
+    steps: (n, 2) float32: for each parameter its count of steps, and the product of the formula's factor over them
+    scalars: (rows, number of scalars), memory for the scalars of each row, in the dtype to compute in
+    found_inf: one float32, or None: the step is skipped if it is not zero
+    device_settings: (8,) float64, or None: used instead of `settings`, which are in the order of the formula's names
     """
-    arrays = table.rows, table.length, steps, numbers, found, held
-    source.over(xp, "count_steps", dtype, table.length, *arrays, *_eight(settings))
-    source.rows(xp, "update", dtype, table.count, *table.arguments, numbers, found)
-
-
-def _eight(settings: Sequence[float]) -> list[float]:
-    return [*map(float, settings), *[0.0] * (SETTINGS - len(settings))]
+    padding = [0.0] * (SETTINGS - len(settings))
+    arguments = (table.rows, table.length, steps, scalars, found_inf, device_settings, *map(float, settings), *padding)
+    source.launch(xp, "count_steps", dtype, table.length, *arguments)
+    source.launch_rows(xp, "update", dtype, table.count, *table.arguments, scalars, found_inf)

@@ -1,11 +1,11 @@
-"""CUDA C++ as text: compiled when a GPU first needs it, and by a test that has none.
+"""CUDA kernels written as C++ text, and their compilation and launch.
 
-Raw kernels, so that the very text can be given to NVRTC without CuPy, and to a C++ compiler that stands in for a GPU.
-A kernel is right for any number of blocks and threads. All numbers come as `long long` and `double`: so there is no
-doubt about what a Python number is passed as.
+They are `RawKernel`s, because tests compile the same text without CuPy: by NVRTC, and by a C++ compiler that emulates a
+GPU. A kernel gives the right result with any number of blocks and threads. Python numbers are always passed as
+`long long` and `double`.
 
-A kernel is compiled before it is first launched, which takes NVRTC a few tenths of a second; CuPy keeps the binary in
-`~/.cupy/kernel_cache`, so that later processes load it in milliseconds.
+A kernel is compiled before its first launch, which takes NVRTC some tenths of a second. CuPy stores the binary in
+`~/.cupy/kernel_cache`, from which later processes load it in milliseconds.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import numpy as np
 from ddp._engine.leaves import AccumulateInto
 from ddp.ops.arrays import BFLOAT16, Array
 
-THREADS = 256  # of a block
-BLOCKS = 1 << 16  # at most; every kernel strides over what is beyond them
+# Threads of a block, unless a launch says otherwise.
+THREADS = 256
 
-# T is what memory holds, A what is computed in. A block is reduced within each warp first, from register to register,
-# then over warps in shared memory; it may have any number of threads.
+# The most blocks of a launch. Kernels loop over what lies beyond.
+BLOCKS = 1 << 16
+
+# C++ at the beginning of every source. T is the type of arrays in memory, A the type to compute in.
 PRELUDE = """
 typedef long long Index;
 
@@ -36,20 +38,21 @@ typedef long long Index;
 #define WARP 32
 #endif
 
-// What the thread holds that is `distance` away in the warp, word by word.
+// The value of another thread in the warp, whose number is this one's XOR `distance`.
 template <class V> __device__ V shuffle(V value, unsigned distance) {
     static_assert(sizeof(V) % 4 == 0, "words");
     union Words {
         unsigned word[sizeof(V) / 4];
-        V whole;
+        V value;
         __device__ Words() {}
-    } mine, theirs;
-    mine.whole = value;
-    for (unsigned k = 0; k < sizeof(V) / 4; k++) theirs.word[k] = __shfl_xor_sync(~0u, mine.word[k], distance);
-    return theirs.whole;
+    } source, result;
+    source.value = value;
+    for (unsigned k = 0; k < sizeof(V) / 4; k++) result.word[k] = __shfl_xor_sync(~0u, source.word[k], distance);
+    return result.value;
 }
 
-// Reductions over the threads of a block, with the same bits for all of them.
+// Reductions over the threads of a block, of any size: within warps by registers, then over warps in shared memory.
+// All threads get the same bits.
 struct Block {
     template <class V, class Join> static __device__ V reduce(V value, Join join) {
         __shared__ V cells[32];
@@ -61,7 +64,7 @@ struct Block {
         __syncthreads();
         V result = cells[0];
         for (unsigned warp = 1; warp * WARP < blockDim.x; warp++) result = join(result, cells[warp]);
-        __syncthreads();  // before the cells are written to again
+        __syncthreads();  // all threads have read the cells before the next reduction writes to them
         return result;
     }
     static __device__ A sum(A value) { return reduce(value, [](A a, A b) { return a + b; }); }
@@ -75,17 +78,18 @@ _TYPES = {
     "bfloat16": "#include <cuda_bf16.h>\ntypedef __nv_bfloat16 T;\ntypedef float A;\n",
     "float32": "typedef float T;\ntypedef float A;\n",
     "float64": "typedef double T;\ntypedef double A;\n",
-    # Sums wrap alike, with a sign or without, and atomic ones are without.
+    # Unsigned, because CUDA has no signed atomicAdd of 64 bits. Sums wrap to the same bits.
     "int64": "typedef unsigned long long T;\ntypedef unsigned long long A;\n",
 }
 
-KERNEL_SOURCES: dict[str, KernelSource] = {}  # every source by name: a test compiles them all
+# Every source by name. A test compiles all of them.
+KERNEL_SOURCES: dict[str, KernelSource] = {}
 
 
 class KernelSource:
-    """One family of kernels.
+    """The text of some kernels, which are compiled separately for each dtype.
 
-    name: None for a source that is made at run time, which `KERNEL_SOURCES` does not list
+    name: in `KERNEL_SOURCES`; None for a text that is generated at run time
     dtypes: of T; options: of the compiler
     """
 
@@ -93,43 +97,45 @@ class KernelSource:
         self, name: str | None, code: str, dtypes: tuple[str, ...] = FLOATING, options: tuple[str, ...] = ()
     ) -> None:
         assert name not in KERNEL_SOURCES, name
-        self.code, self.dtypes = code, dtypes
+        self.code = code
+        self.dtypes = dtypes
         self.options = ("-std=c++17", *options)
         self._kernels: dict[Any, Any] = {}
         if name is not None:
             KERNEL_SOURCES[name] = self
 
     def text(self, dtype: Any) -> str:
-        """What is compiled for T of this dtype."""
+        """The text to compile for T of this dtype."""
         return _TYPES[np.dtype(dtype).name] + PRELUDE + self.code
 
     def takes(self, dtype: Any) -> bool:
         """Whether there are kernels of this dtype."""
         return np.dtype(dtype).name in self.dtypes
 
-    def over(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any) -> None:
-        """Runs a kernel whose threads share `count` elements."""
-        self.rows(xp, entry, dtype, -(-count // THREADS), *arguments)
+    def launch(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any) -> None:
+        """Launches the kernel named `entry` with a thread for each of `count` elements, up to the limit of blocks."""
+        self.launch_rows(xp, entry, dtype, -(-count // THREADS), *arguments)
 
-    def rows(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any, threads: int = THREADS) -> None:
-        """Runs a kernel whose blocks, of `threads` each, share `count` rows."""
+    def launch_rows(self, xp: Any, entry: str, dtype: Any, count: int, *arguments: Any, threads: int = THREADS) -> None:
+        """Launches the kernel named `entry` with a block for each of `count` rows, up to the limit of blocks."""
         if not count:
             return
-        key = xp, entry, dtype
+        key = (xp, entry, dtype)
         kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = self._kernels[key] = loaded(xp, self.text(dtype), entry, self.options)
-        kernel((min(count, BLOCKS),), (threads,), [_passed(each) for each in arguments])
+            kernel = compile_kernel(xp, self.text(dtype), entry, self.options)
+            self._kernels[key] = kernel
+        kernel((min(count, BLOCKS),), (threads,), [_kernel_argument(value) for value in arguments])
 
 
-def loaded(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
-    """A new kernel, compiled and loaded on the current device."""
+def compile_kernel(xp: Any, text: str, entry: str, options: tuple[str, ...]) -> Any:
+    """Compiles a kernel, and loads it on the current device."""
     kernel = xp.RawKernel(text, entry, options)
     kernel.compile()
     return kernel
 
 
-# How arguments are passed, by their type: numbers in eight bytes, None as a null pointer, arrays as they are.
+# By type of an argument: numbers are converted to eight bytes, None to a null pointer. Arrays are passed unchanged.
 _CONVERTERS: dict[type, Callable[[Any], Any]] = {
     type(None): lambda x: np.int64(0),
     **dict.fromkeys((int, bool, *(np.dtype(code).type for code in np.typecodes["AllInteger"] + "?")), np.int64),
@@ -137,24 +143,24 @@ _CONVERTERS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _passed(x: Any) -> Any:
-    convert = _CONVERTERS.get(type(x))
-    return x if convert is None else convert(x)
+def _kernel_argument(value: Any) -> Any:
+    convert = _CONVERTERS.get(type(value))
+    return value if convert is None else convert(value)
 
 
-def wide(dtype: Any) -> Any:
-    """The dtype of A: what float16 and bfloat16 are computed in is float32."""
+def opmath_dtype(dtype: Any) -> Any:
+    """The dtype of A for T of `dtype`: float32 for float16 and bfloat16, otherwise `dtype` itself."""
     return np.dtype("float32") if dtype == np.float16 or dtype == BFLOAT16 else dtype
 
 
-def flat(xp: Any, x: Array | None, dtype: Any = None) -> Array | None:
-    """`x` in one piece of memory, in `dtype`; None stays None."""
+def contiguous(xp: Any, x: Array | None, dtype: Any = None) -> Array | None:
+    """`x` in C order and in `dtype`, copied if necessary; None stays None."""
     return None if x is None else xp.ascontiguousarray(x, dtype)
 
 
-# Parameters beside what is in T, and their gradients: in either dtype, for float32 parameters of a 16-bit net.
+# C++ for parameters and their gradients, which may have another dtype than T: float32 parameters of a 16-bit model.
 PARAMETERS = """
-// A parameter in T or in A, or none.
+// A parameter as a pointer in T, or in A, or neither.
 struct Parameter {
     const T* narrow;
     const A* wide;
@@ -163,51 +169,53 @@ struct Parameter {
     __device__ A at(Index i) const { return narrow ? A(narrow[i]) : wide[i]; }
 };
 
-// Where a gradient is written, in T or in A: added to what is there already, if `adding`.
-struct Slope {
+// Memory for a gradient in T, or in A, or neither. accumulate: adds to the values that are there
+struct GradOut {
     T* narrow;
     A* wide;
-    Index adding;
+    Index accumulate;
 
     __device__ void put(Index i, A value) const {
-        if (narrow) narrow[i] = T(adding ? A(narrow[i]) + value : value);
-        else if (wide) wide[i] = adding ? wide[i] + value : value;
+        if (narrow) narrow[i] = T(accumulate ? A(narrow[i]) + value : value);
+        else if (wide) wide[i] = accumulate ? wide[i] + value : value;
     }
 };
 """
 
 
-def either(xp: Any, x: Array | None, dtype: Any, kind: Any) -> tuple[Array | None, Array | None]:
-    """x in one piece as the kernels take it: in `dtype`, or in `kind`, the dtype that they compute in."""
+def parameter_arguments(xp: Any, x: Array | None, dtype: Any, compute: Any) -> tuple[Array | None, Array | None]:
+    """x as the two pointers of a C++ `Parameter`, one of them None. dtype, compute: the dtypes of T and A"""
     if x is None:
         return None, None
-    return (xp.ascontiguousarray(x), None) if x.dtype == dtype else (None, xp.ascontiguousarray(x, kind))
+    return (xp.ascontiguousarray(x), None) if x.dtype == dtype else (None, xp.ascontiguousarray(x, compute))
 
 
-def slope(
-    xp: Any, want: bool, shape: tuple[int, ...], to: Any, out: Any, dtype: Any, kind: Any
+def gradient_arguments(
+    xp: Any, needed: bool, shape: tuple[int, ...], grad_dtype: Any, grad_out: Any, dtype: Any, compute: Any
 ) -> tuple[Array | None, tuple[Array | None, Array | None, bool]]:
-    """Where a gradient in dtype `to` is written: the array, and the three arguments of a `Slope`.
+    """The array for a gradient in `grad_dtype`, and the three arguments of a C++ `GradOut`.
 
-    out: as of an op that takes `into`: where it belongs, if that can be written to
+    grad_out: memory for the gradient or None, as ops get it in `outs`; a new array is made if that does not fit
+    dtype, compute: the dtypes of T and A
     """
-    if not want:
+    if not needed:
         return None, (None, None, False)
-    adding = isinstance(out, AccumulateInto)
-    array = out.array if isinstance(out, AccumulateInto) else out
-    if array is None or array.dtype != to or not array.flags.c_contiguous:
-        adding, array = False, xp.ndarray(shape, to)
-    if to == dtype:
-        return array, (array, None, adding)
-    assert to == kind, f"a gradient of {to} beside {dtype}"
-    return array, (None, array, adding)
+    accumulate = isinstance(grad_out, AccumulateInto)
+    array = grad_out.array if isinstance(grad_out, AccumulateInto) else grad_out
+    if array is None or array.dtype != grad_dtype or not array.flags.c_contiguous:
+        accumulate = False
+        array = xp.ndarray(shape, grad_dtype)
+    if grad_dtype == dtype:
+        return array, (array, None, accumulate)
+    assert grad_dtype == compute, f"a gradient of {grad_dtype} beside {dtype}"
+    return array, (None, array, accumulate)
 
 
-# Random numbers that follow from a key and a counter: nothing of what was drawn needs to be kept for backward.
-
-# key: two words in device memory, so that a replayed graph draws anew. Salmon et al. 2011.
+# C++ for random numbers that are a function of a key and a counter, so that backward can compute them again.
+# Source: Salmon et al. 2011.
 PHILOX = """
-// Philox4x32-10: four numbers of 32 bits for each counter.
+// Philox4x32-10: four numbers of 32 bits for each counter. key: two words of device memory, which a launch of a CUDA
+// graph reads anew
 struct Philox {
     unsigned word[4];
 
@@ -230,7 +238,7 @@ struct Philox {
         }
     }
 
-    // From [0, 1), of 24 bits.
+    // The i-th number as one of 2^24 values in [0, 1).
     __device__ A uniform(int i) const { return A(word[i] >> 8) * A(1.0 / 16777216); }
 };
 """

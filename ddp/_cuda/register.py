@@ -1,7 +1,7 @@
 """The device forms of ops and of array functions: the only place that attaches them.
 
-An op without an entry here runs by its reference formula, on CuPy's functions. `supports_bfloat16` says that a form
-takes bfloat16 as it is; every other op on bfloat16 is computed in float32 and rounded (`ddp.ops.op.Upcast`).
+An op without an entry here computes by its formulas, with CuPy's functions. An op that does not support bfloat16
+computes in float32, and rounds the result (`ddp.ops.op.Upcast`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ddp.ops import (
     special,
 )
 
-# Ops with kernels or libraries of their own.
+# Ops by our own kernels or by NVIDIA's libraries.
 products.matmul.attach_device_form(products.matmul.forward, products.matmul.backward)
 products.einsum.attach_device_form(products.einsum.forward, products.einsum.backward)
 products.linear.attach_device_form(matmul_kernels.linear, matmul_kernels.linear_backward, into="adding")
@@ -54,27 +54,65 @@ losses.cross_entropy.attach_device_form(
     cross_entropy_kernels.cross_entropy, cross_entropy_kernels.cross_entropy_backward
 )
 
-# Array formulas whose results lie in memory as the images that they are made of do.
-for each in (
-    *(pooling.pad, pooling.interpolate, pooling.max_pool2d, pooling.max_pool2d_with_indices, pooling.avg_pool2d),
-    *(pooling.adaptive_avg_pool2d, normalization.batch_norm, normalization.channel_affine, normalization.group_norm),
+# Formulas whose results keep the memory format of the images.
+for op in (
+    pooling.pad,
+    pooling.interpolate,
+    pooling.max_pool2d,
+    pooling.max_pool2d_with_indices,
+    pooling.avg_pool2d,
+    pooling.adaptive_avg_pool2d,
+    normalization.batch_norm,
+    normalization.channel_affine,
+    normalization.group_norm,
 ):
-    each.attach_device_form(*array_forms.keep_image_format(each.reference))
-for each in (
-    *(getattr(elementwise, name) for name in ("add", "sub", "mul", "div", "neg", "abs", "square")),
-    *(getattr(elementwise, name) for name in ("maximum", "minimum", "where", "clamp")),
-    *(getattr(activation, name) for name in ("relu", "leaky_relu", "hardtanh", "hardsigmoid", "hardswish")),
-    *(getattr(activation, name) for name in ("sigmoid", "tanh", "silu", "mish", "softplus", "gelu", "elu")),
-):
-    each.attach_device_form(*array_forms.keep_order(each.reference))
+    op.attach_device_form(*array_forms.keep_image_format(op.reference))
 
-# What moves numbers computes nothing with them: bfloat16 need not be widened on the way back.
-for each in (
-    *(elementwise.cast, elementwise.clone, elementwise.transfer),
-    *(shape.reshape, shape.permute, shape.split, shape.unbind),
-    *(shape.cat, shape.stack, shape.flip, shape.roll, shape.tril, shape.triu),
+# Formulas whose results keep the order of the operands' axes in memory.
+for op in (
+    elementwise.add,
+    elementwise.sub,
+    elementwise.mul,
+    elementwise.div,
+    elementwise.neg,
+    elementwise.abs,
+    elementwise.square,
+    elementwise.maximum,
+    elementwise.minimum,
+    elementwise.where,
+    elementwise.clamp,
+    activation.relu,
+    activation.leaky_relu,
+    activation.hardtanh,
+    activation.hardsigmoid,
+    activation.hardswish,
+    activation.sigmoid,
+    activation.tanh,
+    activation.silu,
+    activation.mish,
+    activation.softplus,
+    activation.gelu,
+    activation.elu,
 ):
-    each.attach_device_form(each.forward, each.backward)
+    op.attach_device_form(*array_forms.keep_order(op.reference))
+
+# Ops that only move elements, attached as they are: their backward need not convert bfloat16 to float32.
+for op in (
+    elementwise.cast,
+    elementwise.clone,
+    elementwise.transfer,
+    shape.reshape,
+    shape.permute,
+    shape.split,
+    shape.unbind,
+    shape.cat,
+    shape.stack,
+    shape.flip,
+    shape.roll,
+    shape.tril,
+    shape.triu,
+):
+    op.attach_device_form(op.forward, op.backward)
 
 # Array functions.
 arrays.sum_of_squares.attach_device_form(array_forms.sum_of_squares)

@@ -1,8 +1,9 @@
-"""Streams of work, the edges between them, and what must live until a stream is past it.
+"""CUDA streams, the order between them, and the memory that a stream still uses.
 
-CuPy's allocator keeps an arena for each stream: memory that is freed is given at once to later work of the stream that
-it was made on. That is right as long as nothing else reads it. Whoever has another stream read memory, or the host's
-side of a copy, holds it (`hold`) until an event of that stream has passed.
+CuPy's memory pool has separate free blocks for each stream. A block that is freed is reused at once by later work of
+the stream on which it was allocated. That is safe as long as no other stream uses the block. Code that lets another
+stream use an array, or that copies from memory of the host, calls `keep_alive`: the objects live until an event that
+was recorded after that work has completed.
 """
 
 from __future__ import annotations
@@ -17,166 +18,180 @@ from ddp import _device
 
 Array = Any
 
+# The two handles of CUDA's default stream, which cannot be captured.
+_DEFAULT_HANDLES = (0, 1)
+
 
 class DeviceStream:
-    """One stream of one device. (CuPy's default stream is one object for all devices.)"""
+    """A CUDA stream of one device.
 
-    __slots__ = ("device", "stream", "xp")
+    cupy_stream: CuPy's object, which does not say the device: its default stream is one object for all devices
+    """
 
-    def __init__(self, xp: Any, device: int, stream: Any) -> None:
-        self.xp, self.device, self.stream = xp, device, stream
+    __slots__ = ("cupy_stream", "device", "xp")
+
+    def __init__(self, xp: Any, device: int, cupy_stream: Any) -> None:
+        self.xp = xp
+        self.device = device
+        self.cupy_stream = cupy_stream
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DeviceStream) and other.device == self.device and other.stream.ptr == self.stream.ptr
+        return (
+            isinstance(other, DeviceStream)
+            and other.device == self.device
+            and other.cupy_stream.ptr == self.cupy_stream.ptr
+        )
 
     def __hash__(self) -> int:
-        return hash((self.device, self.stream.ptr))
+        return hash((self.device, self.cupy_stream.ptr))
 
     def use(self) -> None:
-        """Makes its device the current one of this thread, and it the current stream there."""
+        """Makes this the current stream of this thread, and its device the current device."""
         self.xp.cuda.Device(self.device).use()
-        self.stream.use()
+        self.cupy_stream.use()
 
     def record(self, event: Any = None) -> Any:
-        """An event that passes when all that this stream was given so far is done."""
+        """Records `event`, by default a new one, after all work that was launched on this stream. Returns the event."""
         with self.xp.cuda.Device(self.device):
             if event is None:
                 event = self.xp.cuda.Event(disable_timing=True)
-            event.record(self.stream)
+            event.record(self.cupy_stream)
         return event
 
     def wait(self, event: Any) -> None:
-        """What this stream is given from now on begins after `event`."""
+        """Makes later work on this stream wait for `event`."""
         with self.xp.cuda.Device(self.device):
-            self.stream.wait_event(event)
+            self.cupy_stream.wait_event(event)
 
-    def after(self, other: DeviceStream) -> None:
-        """What this stream is given from now on begins after all that `other` was given so far."""
+    def wait_for(self, other: DeviceStream) -> None:
+        """Makes later work on this stream wait for all work that was launched on `other`."""
         if other != self:
             self.wait(other.record())
 
     @property
     def capturing(self) -> bool:
-        """Whether what it is given is captured into a graph instead of run."""
-        # The default stream cannot be captured, and asking it while another one is would be an error.
-        return self.stream.ptr not in _DEFAULTS and bool(self.stream.is_capturing())
+        """Whether work on this stream is captured into a CUDA graph instead of run."""
+        # While another stream is captured, CUDA refuses the question for the default stream.
+        return self.cupy_stream.ptr not in _DEFAULT_HANDLES and bool(self.cupy_stream.is_capturing())
 
 
 class StreamGuard:
-    """A context in which a stream is the current one of this thread; what was current before is so again after it.
+    """A context in which a stream is the current one of this thread. On exit, the previous streams are current again.
 
-    CuPy's own `with stream` ends on the stream whose context is around it: one that `use` has made current is lost. So
-    code of others, which may have such contexts, gets the stream as a context of CuPy's, and what was is set anew.
+    CuPy's `with stream:` restores on exit the stream of the enclosing `with`, not the one that `use` made current. So
+    CuPy's functions that contain such a `with` may leave another stream current than they found. This guard enters
+    CuPy's context, so that they come back to `stream`, and restores the previous streams by `use`.
     """
 
-    __slots__ = ("_before", "lane")
+    __slots__ = ("_previous", "stream")
 
-    def __init__(self, lane: DeviceStream) -> None:
-        self.lane = lane
+    def __init__(self, stream: DeviceStream) -> None:
+        self.stream = stream
 
     def __enter__(self) -> DeviceStream:
-        lane = self.lane
-        self._before = current(lane.xp), current(lane.xp, lane.device)
-        lane.xp.cuda.Device(lane.device).use()
-        lane.stream.__enter__()
-        return lane
+        stream = self.stream
+        self._previous = (current(stream.xp), current(stream.xp, stream.device))
+        stream.xp.cuda.Device(stream.device).use()
+        stream.cupy_stream.__enter__()
+        return stream
 
     def __exit__(self, *exc: object) -> None:
-        self.lane.xp.cuda.Device(self.lane.device).use()
-        self.lane.stream.__exit__(*exc)
-        outer, there = self._before
-        there.use()
-        outer.use()
-
-
-_DEFAULTS = (0, 1)  # CUDA's null stream, by both of its handles
+        self.stream.xp.cuda.Device(self.stream.device).use()
+        self.stream.cupy_stream.__exit__(*exc)
+        of_thread, of_device = self._previous
+        of_device.use()
+        of_thread.use()
 
 
 def current(xp: Any, device: int | None = None) -> DeviceStream:
-    """The current stream of this thread on a device; None: the current one."""
+    """This thread's current stream of a device; None: of the current device."""
     if device is None:
         device = xp.cuda.runtime.getDevice()
     return DeviceStream(xp, device, xp.cuda.get_current_stream(device))
 
 
 def default(xp: Any, device: int | None = None) -> DeviceStream:
-    """The stream that is current unless another one is made so."""
+    """The default stream of a device; None: of the current device."""
     if device is None:
         device = xp.cuda.runtime.getDevice()
-    per_thread = os.environ.get("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in ("", "0")  # as CuPy reads it
+    # CuPy reads this variable in the same way.
+    per_thread = os.environ.get("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "0") not in ("", "0")
     return DeviceStream(xp, device, xp.cuda.Stream.ptds if per_thread else xp.cuda.Stream.null)
 
 
-# What lives until an event has passed, by stream, on which they pass in their order; None: until no graph is captured.
-_held: dict[DeviceStream, deque[tuple[Any, Any]]] = {}
-_sweeping = threading.Lock()
+# Per stream: FIFO of (event, objects kept alive until it completes). An event of None: until no graph is captured.
+_pending: dict[DeviceStream, deque[tuple[Any, Any]]] = {}
+_collecting = threading.Lock()
 
 
-def hold(lane: DeviceStream, *objects: Any, event: Any = None) -> None:
-    """Keeps the objects alive until `lane` has done all that it was given so far. Never waits.
+def keep_alive(stream: DeviceStream, *objects: Any, event: Any = None) -> None:
+    """Keeps the objects alive until all work that was launched on `stream` is done. Never waits.
 
-    event: one that was recorded on it for that already
+    event: one that was recorded on `stream` after that work; by default, a new one is recorded
     """
     capture = _device.capturing.now
     if capture is not None:
-        capture.keep(*objects)  # what the graph reads is the graph's own
+        capture.keep_alive(*objects)  # the graph uses them at every launch
         return
-    if lane.capturing:
-        event = None  # one of a capture that is not ours may not be asked
+    if stream.capturing:
+        event = None  # other code captures this stream, and an event of a capture must not be queried
     else:
-        sweep()
-        event = lane.record() if event is None else event
-    _held.setdefault(lane, deque()).append((event, objects))
+        collect()
+        event = stream.record() if event is None else event
+    _pending.setdefault(stream, deque()).append((event, objects))
 
 
-def sweep() -> None:
-    """Lets go of what is held for events that have passed. Not while this thread captures a graph."""
-    # Not blocking: what dies here may be held in turn, and then sweeps.
-    if _device.capturing.now is not None or not _sweeping.acquire(blocking=False):
+def collect() -> None:
+    """Drops the objects whose event has completed. Does nothing while this thread captures a graph."""
+    # Does not block: an object that is dropped here may call `keep_alive`, which calls this function again.
+    if _device.capturing.now is not None or not _collecting.acquire(blocking=False):
         return
     try:
-        for waiting in list(_held.values()):
-            while waiting and (waiting[0][0] is None or waiting[0][0].done):
-                waiting.popleft()
+        for entries in list(_pending.values()):
+            while entries and (entries[0][0] is None or entries[0][0].done):
+                entries.popleft()
     finally:
-        _sweeping.release()
+        _collecting.release()
 
 
-def held() -> int:
-    """How many holds there are that were not found to have passed."""
-    return sum(map(len, list(_held.values())))
+def pending_count() -> int:
+    """How many calls of `keep_alive` still hold their objects."""
+    return sum(map(len, list(_pending.values())))
 
 
-def take_over(last: DeviceStream | None, here: DeviceStream, array: Array) -> DeviceStream:
-    """`here` reads and writes `array` from now on, after all that `last` was given; returns who has it then.
+def transfer(last: DeviceStream | None, stream: DeviceStream, array: Array) -> DeviceStream:
+    """Makes `stream` wait for `last`, which used `array` before. Returns: the stream that uses it last, `stream`.
 
-    Not across the border of a capture: an edge there would break it, and what is captured does not run yet.
+    If one of the two is captured, orders nothing and returns `last`: an edge would break the capture, and captured work
+    does not run now.
     """
-    if last is None or last == here:
-        return here
-    if last.capturing or here.capturing:
+    if last is None or last == stream:
+        return stream
+    if last.capturing or stream.capturing:
         return last
-    here.after(last)
-    record(array, here)
-    return here
+    stream.wait_for(last)
+    record(array, stream)
+    return stream
 
 
-_readers: dict[int, tuple[set[DeviceStream], weakref.ref[Any]]] = {}  # by id of the array
+# By id of an array: the streams that use it beside its own, and a weak reference to the array.
+_users: dict[int, tuple[set[DeviceStream], weakref.ref[Any]]] = {}
 
 
-def record(array: Array, lane: DeviceStream) -> None:
-    """`lane` reads or writes `array`: its memory is not given away before that is done, whenever the array dies."""
+def record(array: Array, stream: DeviceStream) -> None:
+    """Says that `stream` uses `array`: when the array is dropped, its memory is kept until that work is done."""
     key = id(array)
-    found = _readers.get(key)
-    if found is None or found[1]() is not array:
-        lanes: set[DeviceStream] = set()
-        # `data` holds the memory, and not the array, whose end is waited for.
-        weakref.finalize(array, _outlive, key, lanes, array.data).atexit = False
-        found = _readers[key] = lanes, weakref.ref(array)
-    found[0].add(lane)
+    entry = _users.get(key)
+    if entry is None or entry[1]() is not array:
+        streams: set[DeviceStream] = set()
+        # With `array.data`, which owns the memory: a finalizer that refers to the array itself would never run.
+        weakref.finalize(array, _keep_memory, key, streams, array.data).atexit = False
+        entry = (streams, weakref.ref(array))
+        _users[key] = entry
+    entry[0].add(stream)
 
 
-def _outlive(key: int, lanes: set[DeviceStream], memory: Any) -> None:
-    _readers.pop(key, None)
-    for lane in lanes:
-        hold(lane, memory)
+def _keep_memory(key: int, streams: set[DeviceStream], memory: Any) -> None:
+    _users.pop(key, None)
+    for stream in streams:
+        keep_alive(stream, memory)

@@ -77,7 +77,7 @@ class StreamSync:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
             for stream in self._used:
-                self._home.after(stream)
+                self._home.wait_for(stream)
             for arrays in self._crossed.values():  # what was asked for, and what an error left behind
                 for each in arrays:
                     self._streams.record(getattr(each, "gradient", each), self._home)
@@ -101,15 +101,15 @@ class StreamSync:
 
     def leave(self, node: Node, g: Any) -> None:
         """After `node` ran on `g`, and before it lets go of what it saved."""
-        # A context of CuPy's that the user's code was in ends on a stream that CuPy knows of, and not on ours.
+        # Code of the node may have left another stream current (`stream_order.StreamGuard`).
         if self._streams.current(self._xp) != self._at:
             self._at.use()
         if self._several:
             # Memory goes back to the stream that it was made on, which may be another than the one that reads it here.
-            self._streams.hold(self._source, self._crossed.pop(node, None), g, node.saved, node.residual)
+            self._streams.keep_alive(self._source, self._crossed.pop(node, None), g, node.saved, node.residual)
         if switch.blocking and not self._source.capturing:
             try:
-                self._source.stream.synchronize()
+                self._source.cupy_stream.synchronize()
             except Exception as error:
                 self._name_failed_op(error, node)
                 raise
@@ -127,7 +127,7 @@ class StreamSync:
     def end_delivery(self, edge: Edge, collects: bool) -> None:
         """After it was added. A leaf has read what arrived, unless it still collects it."""
         if type(edge) is Leaf and not collects and (arrays := self._crossed.pop(edge, None)) is not None:
-            self._streams.hold(self._at, *arrays)
+            self._streams.keep_alive(self._at, *arrays)
 
     def _stream_of(self, edge: Edge, result: Any = None) -> Any:
         if isinstance(edge, Node):

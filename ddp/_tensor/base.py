@@ -470,9 +470,9 @@ def guarded_run(name: str, where: Device, arrays: Sequence[Any], run: Callable[[
     try:
         with on(where):
             result = run()
-            lane = stream_order.current(where.xp)
-            if blocking and not lane.capturing:
-                lane.stream.synchronize()
+            stream = stream_order.current(where.xp)
+            if blocking and not stream.capturing:
+                stream.cupy_stream.synchronize()
                 device_checks.raise_pending()
             return result
     except Exception as error:

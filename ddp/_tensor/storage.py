@@ -90,7 +90,7 @@ class Storage(TensorBase):
         if away and not recorded and "cpu" in (source._device.type, self._device.type):
             from ddp._cuda import copies  # only where there is a GPU
 
-            if self.array.flags.c_contiguous and copies.straight(self.array, source.array, non_blocking):
+            if self.array.flags.c_contiguous and copies.copy_into(self.array, source.array, non_blocking):
                 self.version.count += 1
                 return self
         return _write(self, "copy_", source, operand_array(self, source, "copy_"), recorded)
@@ -375,12 +375,12 @@ class Conversion(TensorBase):
         """
         if self._device is CPU:
             raise DeviceError("record_stream: this tensor is on the CPU, whose work no stream runs")
-        lane = getattr(stream, "_lane", None)
-        if lane is None:
+        device_stream = getattr(stream, "_device_stream", None)
+        if device_stream is None:
             raise ArgumentError(f"record_stream: expected a ddp.cuda.Stream, got {type(stream).__name__}")
         from ddp._cuda import stream_order
 
-        stream_order.record(self.array, lane)
+        stream_order.record(self.array, device_stream)
 
     def type(self, dtype: Any = None, non_blocking: Flag = False) -> Any:
         """In another dtype; without one, the name of the type: "ddp.FloatTensor"."""

@@ -147,7 +147,7 @@ class GradScaler:
         else:
             self._state.adapt(*self._rule())
             if capturing.now is not None:
-                capturing.now.fix(self._rule)
+                capturing.now.guard_value(self._rule)
         self._found.clear()
         self._stepped.clear()
 

@@ -96,7 +96,7 @@ def _copier(array: Array, target: Array) -> Callable[[], None]:
         stream = DeviceStream(where.xp, array.device.id, where.xp.cuda.Stream(non_blocking=True))
         with StreamGuard(stream):
             stream.wait(computed)
-            target[...] = where.xp.ascontiguousarray(array).get(stream=stream.stream)
+            target[...] = where.xp.ascontiguousarray(array).get(stream=stream.cupy_stream)
 
     return copy
 

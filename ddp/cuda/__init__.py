@@ -1,4 +1,4 @@
-"""`ddp.cuda`: the CUDA devices of this process, as far as CuPy finds any. Every question can be asked without one."""
+"""`ddp.cuda`: CUDA devices, streams, memory and graphs, by CuPy. Queries can be called without a GPU."""
 
 from types import FunctionType
 from typing import TYPE_CHECKING
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from ddp.cuda.streams import *
 else:
     _names = _aliases.defined_in("ddp.cuda", "_devices graphs memory streams", (type, FunctionType))
-    del _names["use"], _names["device_stream_of"]  # of memory; for other modules of this package
+    # `use` is public as `memory.use`, and `device_stream_of` is for other modules of `ddp`.
+    del _names["use"]
+    del _names["device_stream_of"]
     globals().update(_names)
     __all__ = sorted([*_names, "OutOfMemoryError", "graphed_step", "memory", "nvtx"])
 
 __getattr__ = _aliases.attribute(__name__)
-globals().update(ON_CUDA)  # cuda.FloatTensor and its kin
+globals().update(ON_CUDA)  # cuda.FloatTensor and the like

@@ -1,4 +1,4 @@
-"""The CUDA devices of this process, as far as CuPy finds any: every question can be asked without one."""
+"""The CUDA devices of this process. Queries can be called without CuPy or a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp import _device
 from ddp._device import BaseGenerator, entropy, found_cupy
 from ddp.errors import DeviceError, DtypeError
 
-Where = _device.device | str | int | None
+DeviceLike = _device.device | str | int | None
 
 
 def is_available() -> bool:
@@ -26,29 +26,32 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether a CUDA device can be used; the first question or use makes it so."""
+    """The same as `is_available`, since devices are initialized at the first use."""
     return is_available()
 
 
 def init() -> None:
-    """Finds the devices now instead of at the first use. Raises: DeviceError without a GPU."""
-    _needed()
+    """Initializes CUDA now instead of at the first use. Raises: DeviceError without a GPU."""
+    _cupy()
 
 
-def _index(where: Where) -> int:
-    """A device as its number. Raises: DeviceError without a GPU, or for a device that is none; DtypeError."""
-    xp = _needed()
-    if isinstance(where, bool) or not isinstance(where, int | str | _device.device | None):
-        raise DtypeError(f"device: expected a number, a name or a ddp.device, got {type(where).__name__}")
-    if where is None or (isinstance(where, int) and where < 0):
+def _index(device: DeviceLike) -> int:
+    """The number of a device; of the current one for None or a negative number.
+
+    Raises: DeviceError without a GPU, or for a device that does not exist; DtypeError.
+    """
+    xp = _cupy()
+    if isinstance(device, bool) or not isinstance(device, int | str | _device.device | None):
+        raise DtypeError(f"device: expected a number, a name or a ddp.device, got {type(device).__name__}")
+    if device is None or (isinstance(device, int) and device < 0):
         return int(xp.cuda.runtime.getDevice())
-    if isinstance(where, int):
-        index: int | None = where
+    if isinstance(device, int):
+        index: int | None = device
     else:
-        found = _device.device(where)
-        if found.type != "cuda":
-            raise DeviceError(f"expected a CUDA device, got {found}")
-        index = found.index
+        parsed = _device.device(device)
+        if parsed.type != "cuda":
+            raise DeviceError(f"expected a CUDA device, got {parsed}")
+        index = parsed.index
     if index is None:
         return int(xp.cuda.runtime.getDevice())
     if index >= (count := xp.cuda.runtime.getDeviceCount()):
@@ -56,77 +59,79 @@ def _index(where: Where) -> int:
     return index
 
 
-def _needed() -> Any:
+def _cupy() -> Any:
+    """CuPy. Raises: DeviceError without a GPU."""
     return _device.device("cuda").xp
 
 
 def current_device() -> int:
-    """The number of the device that `device("cuda")` means in this thread. Raises: DeviceError without a GPU."""
+    """The number of this thread's current device, which "cuda" means. Raises: DeviceError without a GPU."""
     return _index(None)
 
 
-def set_device(device: Where) -> None:
-    """From now on `device("cuda")` means this one in this thread; a negative number changes nothing.
+def set_device(device: DeviceLike) -> None:
+    """Makes a device this thread's current one, which "cuda" means; a negative number changes nothing.
 
-    Raises: DeviceError without a GPU, or for one that is not there.
+    Raises: DeviceError without a GPU, or for a device that does not exist.
     """
     if isinstance(device, int) and not isinstance(device, bool) and device < 0:
         return
-    _needed().cuda.Device(_index(device)).use()
+    _cupy().cuda.Device(_index(device)).use()
 
 
 class device:
-    """With `device(1)`, the current CUDA device is another one: by number, name or `ddp.device`; None changes nothing.
+    """A context in which the given device is the current one: a number, name or `ddp.device`; None changes nothing.
 
-    (`ddp.device` is the value that says where a tensor lives, and this is a scope.) Raises: DeviceError.
+    Not to be confused with `ddp.device`, the device of a tensor. Raises: DeviceError.
     """
 
-    def __init__(self, device: Where) -> None:
+    def __init__(self, device: DeviceLike) -> None:
         self.idx = -1 if device is None or (isinstance(device, int) and device < 0) else _index(device)
         self.prev_idx = -1
 
     def __enter__(self) -> None:
         if self.idx >= 0:
-            runtime = _needed().cuda.runtime
+            runtime = _cupy().cuda.runtime
             self.prev_idx = runtime.getDevice()
             runtime.setDevice(self.idx)
 
     def __exit__(self, *exc: object) -> None:
         if self.idx >= 0:
-            _needed().cuda.runtime.setDevice(self.prev_idx)
+            _cupy().cuda.runtime.setDevice(self.prev_idx)
 
 
 class device_of(device):
-    """With `device_of(x)`, the current CUDA device is that of tensor `x`; nothing changes for a tensor on the CPU."""
+    """A context in which the device of a tensor is the current one; a tensor on the CPU changes nothing."""
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.get_device() if obj.is_cuda else None)
 
 
-def get_device_name(device: Where = None) -> str:
-    """What the device calls itself. Raises: DeviceError without a GPU."""
+def get_device_name(device: DeviceLike = None) -> str:
+    """The device's name. Raises: DeviceError without a GPU."""
     return str(get_device_properties(device).name)
 
 
-def get_device_capability(device: Where = None) -> tuple[int, int]:
+def get_device_capability(device: DeviceLike = None) -> tuple[int, int]:
     """The compute capability: (9, 0) for an H100. Raises: DeviceError without a GPU."""
-    found = get_device_properties(device)
-    return found.major, found.minor
+    properties = get_device_properties(device)
+    return properties.major, properties.minor
 
 
-def get_device_properties(device: Where = None) -> SimpleNamespace:
-    """What the device is: name, major, minor, total_memory (bytes), multi_processor_count, warp_size, two cache sizes.
+def get_device_properties(device: DeviceLike = None) -> SimpleNamespace:
+    """The device's name, major, minor, total_memory (bytes), multi_processor_count, warp_size, and if CUDA says them
+    shared_memory_per_block and L2_cache_size (bytes).
 
     Raises: DeviceError without a GPU.
     """
-    return _properties(_needed(), _index(device))
+    return _properties(_cupy(), _index(device))
 
 
 @functools.lru_cache(maxsize=64)
 def _properties(xp: Any, index: int) -> SimpleNamespace:
-    found = xp.cuda.runtime.getDeviceProperties(index)
-    name = found["name"]
-    named = {
+    properties = xp.cuda.runtime.getDeviceProperties(index)
+    name = properties["name"]
+    cuda_names = {
         "total_memory": "totalGlobalMem",
         "multi_processor_count": "multiProcessorCount",
         "warp_size": "warpSize",
@@ -135,61 +140,62 @@ def _properties(xp: Any, index: int) -> SimpleNamespace:
     }
     return SimpleNamespace(
         name=name.decode() if isinstance(name, bytes) else str(name),
-        major=int(found["major"]),
-        minor=int(found["minor"]),
-        **{ours: int(found[theirs]) for ours, theirs in named.items() if theirs in found},
+        major=int(properties["major"]),
+        minor=int(properties["minor"]),
+        **{key: int(properties[cuda_name]) for key, cuda_name in cuda_names.items() if cuda_name in properties},
     )
 
 
-def can_device_access_peer(device: Where, peer_device: Where) -> bool:
-    """Whether one device can read the other's memory. Raises: DeviceError without a GPU; for a device and itself."""
-    one, other = _index(device), _index(peer_device)
-    if one == other:
-        raise DeviceError(f"can_device_access_peer: cuda:{one} and cuda:{other} are one device")
-    return bool(_needed().cuda.runtime.deviceCanAccessPeer(one, other))
+def can_device_access_peer(device: DeviceLike, peer_device: DeviceLike) -> bool:
+    """Whether `device` can read the memory of `peer_device`. Raises: DeviceError without a GPU, or if both are one."""
+    index = _index(device)
+    peer = _index(peer_device)
+    if index == peer:
+        raise DeviceError(f"can_device_access_peer: cuda:{index} and cuda:{peer} are one device")
+    return bool(_cupy().cuda.runtime.deviceCanAccessPeer(index, peer))
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the current device's random numbers in this thread; nothing without a GPU."""
+    """Seeds this thread's generator of the current device; does nothing without a GPU."""
     if is_available():
         _device.thread_generator(_device.device("cuda")).manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds every device's random numbers in this thread; nothing without a GPU."""
-    for each in _streams():
-        each.manual_seed(seed)
+    """Seeds this thread's generators of all devices; does nothing without a GPU."""
+    for generator in _generators():
+        generator.manual_seed(seed)
 
 
 def seed() -> None:
-    """Seeds the current device's random numbers in this thread with a number of the system's; nothing without a GPU."""
+    """Seeds this thread's generator of the current device with random bits of the system; nothing without a GPU."""
     manual_seed(entropy())
 
 
 def seed_all() -> None:
-    """Seeds every device's random numbers in this thread with one number of the system's; nothing without a GPU."""
+    """Seeds this thread's generators of all devices with the same random bits of the system; nothing without a GPU."""
     manual_seed_all(entropy())
 
 
 def initial_seed() -> int:
-    """The seed that the current device's random numbers began at. Raises: DeviceError without a GPU."""
-    return _stream(None).initial_seed()
+    """The seed of this thread's generator of the current device. Raises: DeviceError without a GPU."""
+    return _generator(None).initial_seed()
 
 
-def get_rng_state(device: Where = "cuda") -> Any:
-    """Where this thread's random numbers of a device are, as a uint8 tensor on the CPU. Waits for the current stream.
+def get_rng_state(device: DeviceLike = "cuda") -> Any:
+    """The state of this thread's generator of a device, a uint8 tensor on the CPU. Waits for the current stream.
 
     Raises: DeviceError without a GPU.
     """
-    return _stream(device).get_state()
+    return _generator(device).get_state()
 
 
-def set_rng_state(new_state: Any, device: Where = "cuda") -> None:
-    """Puts this thread's random numbers of a device back to where `get_rng_state` was called.
+def set_rng_state(new_state: Any, device: DeviceLike = "cuda") -> None:
+    """Sets the state of this thread's generator of a device. new_state: from `get_rng_state`
 
-    Raises: ArgumentError for what is no state; DeviceError without a GPU.
+    Raises: ArgumentError for an invalid state; DeviceError without a GPU.
     """
-    _stream(device).set_state(new_state)
+    _generator(device).set_state(new_state)
 
 
 def get_rng_state_all() -> list[Any]:
@@ -198,19 +204,19 @@ def get_rng_state_all() -> list[Any]:
 
 
 def set_rng_state_all(new_states: Iterable[Any]) -> None:
-    """`set_rng_state` of every device, of one after the other. Raises: ArgumentError, DeviceError."""
+    """`set_rng_state` of every device, from a state for each. Raises: ArgumentError, DeviceError."""
     for i, state in enumerate(new_states):
         set_rng_state(state, i)
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether bfloat16 can be computed with: every GPU here can, in float32; natively from capability 8.0 on."""
+    """Whether GPUs compute in bfloat16: every GPU emulates it in float32; native from compute capability 8.0 on."""
     return is_available() and (including_emulation or get_device_capability()[0] >= 8)
 
 
-def _stream(where: Where) -> Any:  # a ddp.Generator
-    return _device.thread_generator(_device.device("cuda", _index(where)))
+def _generator(device: DeviceLike) -> Any:  # a ddp.Generator
+    return _device.thread_generator(_device.device("cuda", _index(device)))
 
 
-def _streams() -> list[BaseGenerator]:
+def _generators() -> list[BaseGenerator]:
     return [_device.thread_generator(_device.device("cuda", i)) for i in range(device_count())]

@@ -1,8 +1,8 @@
-"""`graphed_step`: a whole training step as one CUDA graph, captured after a few eager calls and launched from then on.
+"""`graphed_step`: a whole training step as one CUDA graph, captured after a few eager calls.
 
-A small model's step is bound by the host, which needs some microseconds for every kernel; a graph needs one launch for
-all of them. The price is that nothing but the inputs' numbers may change from step to step. So whatever else a step
-depends on is compared before each launch, and where it has changed the step is captured anew.
+The host needs some microseconds to launch a kernel, which is what limits the step of a small model. A CUDA graph
+launches all kernels at once, but a replay can change nothing except the values of its inputs. So everything else that
+the step depends on is compared before each launch; if something has changed, the step is captured again.
 """
 
 from __future__ import annotations
@@ -15,19 +15,24 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddp import _device
-from ddp._cuda import capture, copies, stream_order
+from ddp._cuda import capture, copies, memory_pool, stream_order
 from ddp._device import device
 from ddp._engine import Leaf, modes
 from ddp._tensor.base import TensorBase, wrap
-from ddp.cuda._step_state import StepState, modes_now, replace_tensors, signature, tensors_of
+from ddp.cuda._step_state import StepState, arguments_key, modes_now, replace_tensors, tensors_of
 from ddp.cuda.graphs import CUDAGraph, graph
 from ddp.errors import ArgumentError, CaptureError, DeviceError
 from ddp.ops.memory_formats import empty_in_order, order_of
 
-_DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_STANDARD = os.path.dirname(os.__file__) + os.sep  # contextlib, say
-_WRAPPERS = ("inner", "hooked", "guarded_run")  # they bear another name than what they call
+# cudaMemcpyDeviceToDevice.
+_DEVICE_TO_DEVICE = 3
+
+# The folders of `ddp` and of Python's standard library, to tell frames of a traceback from those of user code.
+_DDP = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+
+# Functions of `ddp` that wrap the op whose name an error should show.
+_WRAPPERS = ("inner", "hooked", "guarded_run")
 
 
 def graphed_step(
@@ -37,7 +42,7 @@ def graphed_step(
     keep: int = 8,
     modules: Iterable[Any] = (),
 ) -> Any:
-    """`fn`, a step such as forward, backward and update, as a CUDA graph: `step = graphed_step(step)`, or a decorator.
+    """Makes a function that runs `fn`, a training step, as a CUDA graph. Also a decorator.
 
         @ddp.cuda.graphed_step
         def step(x, y):
@@ -47,27 +52,27 @@ def graphed_step(
             optimizer.step()
             return loss
 
-    warmup: calls that run eagerly first, on a stream beside the current one: they make gradients, optimizer state,
-    communicators and workspaces. They are steps like any other. Then one call captures, and it and all later ones
-    launch the graph. keep: how many graphs are kept, for as many kinds of inputs; the one unused for longest goes.
-    modules: those whose mode and parameters the step depends on, beside the ones that are found in what `fn` closes
-    over, its globals and its object.
+    warmup: calls that first run without a graph, on another stream: they create gradients, optimizer state,
+        communicators and workspaces. They are usual steps. The next call captures the step and launches the graph;
+        later calls launch it again
+    keep: the most graphs that are kept, one for each combination of inputs; the least recently used is dropped
+    modules: modules that the step uses, beside those that are found in the closure, globals and object of `fn`
 
-    Called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory of the
-    graph, from pinned memory without waiting, which must not be written to before the stream is past it; `fn` sees
-    them on the GPU, and may not keep them. Other arguments are constants of a graph each. Tensors that `fn` returns,
-    detached, are the graph's: the next call writes over them, so `clone()` what is to be kept. Gradients stay in
-    `param.grad`. Random numbers go on as without a graph.
+    The result is called like `fn`. Tensors among the arguments, also in tuples, lists and dicts, are copied into memory
+    of the graph; from pinned memory without waiting, so do not write to that before the copy is done. `fn` gets them on
+    the GPU, and must not keep them. Other arguments are constants of a graph. Tensors that `fn` returns are detached,
+    and their memory is the graph's: the next call overwrites it, so `clone()` what you keep. Gradients are in
+    `param.grad`. Random numbers are those of a step without a graph.
 
-    The step is captured anew for other shapes, dtypes and constants, and where modules were put into another mode, hold
-    other memory or want other gradients, where gradients were there before the call that were not, where autocast or
-    grad mode is another, and where an optimizer's settings changed, unless it has them in device memory.
+    The step is captured again for arguments of other shapes, dtypes or constants; if a module has another mode, memory
+    or requires_grad; if gradients exist before the call that did not, or the reverse; with another autocast or grad
+    mode; and if an optimizer's settings have changed, unless it keeps them in device memory.
 
-    Nothing else of the host happens again: Python code, prints, counters and hooks ran when the step was captured.
+    Python code runs only when the step is captured: prints, counters and hooks do not run at a replay.
 
-    Raises: ArgumentError; DeviceError without a GPU; in a call, CaptureError where a step cannot be captured, naming
-    the op and the line: what makes the host wait (item, numpy, print, bool(), a boolean mask), tensors of the CPU and
-    copies of them. Nothing of that step has happened then, and the next call may be made.
+    Raises: ArgumentError; DeviceError without a GPU; in a call, CaptureError if the step cannot be captured, with the
+    op and the line: for what makes the host wait (item, numpy, print, bool(), a boolean mask), and for tensors on the
+    CPU or copies of them. Such a call has no effect, and another one may follow.
     """
     if fn is None:
         return lambda fn: GraphedStep(fn, warmup, keep, tuple(modules))
@@ -75,9 +80,9 @@ def graphed_step(
 
 
 class GraphedStep:
-    """The result of `graphed_step`: called like the step itself.
+    """The result of `graphed_step`, called like the step itself.
 
-    captures: how many graphs were made; replays: how many launches of one; eager: how many calls ran without
+    captures: number of captures; replays: of launches of a graph; eager: of calls without a graph
     """
 
     def __init__(self, fn: Callable[..., Any], warmup: int, keep: int, modules: Sequence[Any]) -> None:
@@ -87,32 +92,35 @@ class GraphedStep:
             raise ArgumentError(f"graphed_step: warmup and keep are at least 1, got {warmup} and {keep}")
         functools.update_wrapper(self, fn)
         self.captures = self.replays = self.eager = 0
-        self._fn, self._warmup, self._keep, self._modules = fn, warmup, keep, modules
+        self._fn = fn
+        self._warmup = warmup
+        self._keep = keep
+        self._modules = modules
         self._xp = device("cuda").xp
         self._stream = self._xp.cuda.Stream(non_blocking=True)
         self._device = self._xp.cuda.Device().id
-        self._leaves: dict[Leaf, None] = {}  # which backwards reach
+        self._leaves: dict[Leaf, None] = {}  # those that a backward of the step has reached
         self.reset()
 
     def reset(self) -> None:
-        """Lets go of all graphs; the next calls warm up anew."""
-        self._graphs: list[CapturedStep] = []  # the one unused for longest first
-        self._warmups: dict[Hashable, int] = {}  # eager calls still to make, by kind of call
+        """Drops all graphs. The next calls warm up again."""
+        self._graphs: list[CapturedStep] = []  # the least recently used first
+        self._warmups: dict[Hashable, int] = {}  # by key of the arguments: eager calls that are left
         self._pool: Any = None
         self._state: StepState | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if capture.now() is not None:
-            return self._fn(*args, **kwargs)  # part of a larger graph
+            return self._fn(*args, **kwargs)  # captured as part of another graph
         tensors = tensors_of((args, kwargs), [])
-        key = signature((args, kwargs)), modes_now()
+        key = (arguments_key((args, kwargs)), modes_now())
         warmups = self._warmups.setdefault(key, 1 if self.captures else self._warmup)
         if warmups == 0:
             if self._state is None:
                 self._state = StepState(self._fn, self._modules)
             state = self._state.now()
-            found = next((each for each in self._graphs if each.key == (key, state) and each.fits()), None)
-            graph = self._capture(key, args, kwargs, tensors) if found is None else found
+            matching = (graph for graph in self._graphs if graph.key == (key, state) and graph.is_valid())
+            graph = next(matching, None) or self._capture(key, args, kwargs, tensors)
             self._use(graph)
             return graph.replay(tensors)
         self._check_device(tensors)
@@ -121,70 +129,76 @@ class GraphedStep:
         return self._run_eagerly(args, kwargs, tensors)
 
     def _use(self, graph: CapturedStep) -> None:
-        """Makes a graph the last one used, and drops the first ones beyond as many as are kept."""
+        """Makes a graph the most recently used one, and drops the others beyond `keep`."""
         self.replays += 1
-        self._graphs = [*[each for each in self._graphs if each is not graph], graph][-self._keep :]
+        self._graphs = [*[other for other in self._graphs if other is not graph], graph][-self._keep :]
 
     def _check_device(self, tensors: Sequence[TensorBase]) -> None:
-        for each in tensors:
-            if each.device.type == "cuda" and each.device.index != self._device:
+        for tensor in tensors:
+            if tensor.device.type == "cuda" and tensor.device.index != self._device:
                 raise DeviceError(
-                    f"graphed_step: an argument is on {each.device}, and this step runs on cuda:{self._device}, which "
-                    "was the current device when it was made"
+                    f"graphed_step: an argument is on {tensor.device}, and this step runs on cuda:{self._device}, "
+                    "which was the current device when it was made"
                 )
 
     def _run_eagerly(self, args: Any, kwargs: Any, tensors: list[TensorBase]) -> Any:
-        here = stream_order.current(self._xp, self._device)
-        there = stream_order.DeviceStream(self._xp, self._device, self._stream)
-        there.after(here)
-        with stream_order.StreamGuard(there), self._note_leaves():
+        caller = stream_order.current(self._xp, self._device)
+        side = stream_order.DeviceStream(self._xp, self._device, self._stream)
+        side.wait_for(caller)
+        with stream_order.StreamGuard(side), self._record_leaves():
             args, kwargs = replace_tensors((args, kwargs), [_on_gpu(x) for x in tensors])
             outputs = self._fn(*args, **kwargs)
-        here.after(there)
-        found = tensors_of(outputs, [])
-        for each in found:
-            if each.device is not _device.CPU:  # made on that stream, and read on this one
-                stream_order.record(each.array, here)
-        return replace_tensors(outputs, [wrap(x.array, x.device) for x in found])
+        caller.wait_for(side)
+        results = tensors_of(outputs, [])
+        for result in results:
+            if result.device is not _device.CPU:  # allocated on one stream, and read on the other
+                stream_order.record(result.array, caller)
+        return replace_tensors(outputs, [wrap(x.array, x.device) for x in results])
 
     @contextmanager
-    def _note_leaves(self) -> Iterator[None]:
-        """In the body, the leaves that backwards reach are noted."""
+    def _record_leaves(self) -> Iterator[None]:
+        """A context that adds the leaves which backwards reach to `_leaves`."""
         state = modes.state
-        before = state.reached
+        previous = state.reached
 
         def reached(leaves: Sequence[Leaf]) -> None:
             self._leaves.update(dict.fromkeys(leaves))
-            if before is not None:
-                before(leaves)
+            if previous is not None:
+                previous(leaves)
 
         state.reached = reached
         try:
             yield
         finally:
-            state.reached = before
+            state.reached = previous
 
     def _capture(self, key: Hashable, args: Any, kwargs: Any, tensors: list[TensorBase]) -> CapturedStep:
         assert self._state is not None
         self._check_device(tensors)
-        state, settings = self._state.now(), self._state.settings()
+        state = self._state.now()
+        settings = self._state.settings()
         inputs = [_input_like(self._xp, x) for x in tensors]
         for leaf in self._leaves:
-            leaf.grad_buffer.lent = False  # its memory is the graph's from now on, whoever reads param.grad
+            leaf.grad_buffer.lent = False  # the graph writes to this memory at every launch, whoever holds param.grad
         start = [GradState(leaf) for leaf in self._leaves]
-        random = _device.thread_generator(_device.CPU).snapshot()
+        random_state = _device.thread_generator(_device.CPU).snapshot()
         cuda_graph = CUDAGraph()
         if self._pool is None:
-            self._pool = capture.private_pool(self._xp)
+            self._pool = memory_pool.private_pool(self._xp)
         try:
-            on = self._xp.cuda.Device(self._device)
-            with on, graph(cuda_graph, self._pool, self._stream), self._note_leaves(), _refuse_cpu():
+            device_context = self._xp.cuda.Device(self._device)
+            with (
+                device_context,
+                graph(cuda_graph, self._pool, self._stream),
+                self._record_leaves(),
+                _refuse_cpu(),
+            ):
                 args, kwargs = replace_tensors((args, kwargs), inputs)
                 outputs = self._fn(*args, **kwargs)
-                found = tensors_of(outputs, [])
-                for each in found:
-                    if each.device.type == "cpu":
-                        raise CaptureError(f"the step returns a tensor of the CPU, of shape {each.array.shape}")
+                results = tensors_of(outputs, [])
+                for result in results:
+                    if result.device.type == "cpu":
+                        raise CaptureError(f"the step returns a tensor of the CPU, of shape {result.array.shape}")
                 if self._state.now() != state or self._state.replaced():
                     names = self._state.replaced()
                     what = f"{', '.join(names[:4])} by other tensors" if names else "what the step found before it"
@@ -197,46 +211,52 @@ class GraphedStep:
         except BaseException as error:
             for grad in start:
                 grad.restore()
-            _device.thread_generator(_device.CPU).restore(random)
-            named = _named(error)
-            if named is error:
+            _device.thread_generator(_device.CPU).restore(random_state)
+            explained = _explain(error)
+            if explained is error:
                 raise
-            raise named from error
+            raise explained from error
         known = {grad.leaf for grad in start}
         start += [GradState(leaf, empty=True) for leaf in self._leaves if leaf not in known]
         end = [GradState(leaf) for leaf in self._leaves]
         self.captures += 1
-        outputs = replace_tensors(outputs, [wrap(x.array, x.device) for x in found])
+        outputs = replace_tensors(outputs, [wrap(x.array, x.device) for x in results])
         return CapturedStep((key, state), self._xp, cuda_graph, inputs, outputs, start, end)
 
 
 class GradState:
-    """A leaf's gradient at one moment, as far as the host knows it. empty: nothing was there"""
+    """The state of a leaf's gradient buffer on the host. empty: records the buffer as empty"""
 
     __slots__ = ("array", "full", "leaf", "withheld", "zeroed")
 
     def __init__(self, leaf: Leaf, empty: bool = False) -> None:
         buffer = leaf.grad_buffer
-        self.leaf, self.array, self.full = leaf, buffer.array, buffer.full and not empty
-        self.withheld, self.zeroed = (None, False) if empty else (buffer.withheld, buffer.zeroed)
+        self.leaf = leaf
+        self.array = buffer.array
+        self.full = buffer.full and not empty
+        self.withheld = None if empty else buffer.withheld
+        self.zeroed = buffer.zeroed and not empty
 
     def restore(self) -> None:
-        """Makes the gradient what it was."""
+        """Sets the buffer to this state."""
         buffer = self.leaf.grad_buffer
-        buffer.full, buffer.array, buffer.withheld, buffer.zeroed = self.full, self.array, self.withheld, self.zeroed
+        buffer.full = self.full
+        buffer.array = self.array
+        buffer.withheld = self.withheld
+        buffer.zeroed = self.zeroed
         buffer.lent = False
 
     def matches(self) -> bool:
-        """Whether a gradient is there as it was, in the same memory."""
+        """Whether the buffer is full or empty as in this state, in the same memory."""
         buffer = self.leaf.grad_buffer
-        # Of an empty one the memory is forgotten, unless buckets bound it: the graph brings its own.
+        # The memory of an empty buffer does not matter, unless it is bound to a bucket: a replay sets the graph's.
         return buffer.full == self.full and (buffer.array is self.array or not (self.full or buffer.bound))
 
 
 class CapturedStep:
-    """A step as it is launched again: its inputs are filled, the graph runs, and the host notes what it did.
+    """A captured step: copies inputs into the graph's memory, launches the graph, and updates the host's state.
 
-    key: what a call must have in common with the one that was captured; start, end: the gradients before and after it
+    key: of the call that was captured; start, end: the gradients before and after that call
     """
 
     def __init__(
@@ -250,43 +270,48 @@ class CapturedStep:
         end: list[GradState],
     ) -> None:
         self.key = key
-        self._xp, self._graph, self._inputs, self._outputs = xp, cuda_graph, inputs, outputs
-        self._start, self._end = start, end
+        self._xp = xp
+        self._graph = cuda_graph
+        self._inputs = inputs
+        self._outputs = outputs
+        self._start = start
+        self._end = end
         self._results = tensors_of(outputs, [])
 
-    def fits(self) -> bool:
-        """Whether gradients lie as they did, and what the captured code has fixed is as it was."""
-        return all(map(GradState.matches, self._start)) and self._graph.told.fits()
+    def is_valid(self) -> bool:
+        """Whether the gradients are as at the capture, and every guarded value is the same."""
+        return all(map(GradState.matches, self._start)) and self._graph.captured.is_valid()
 
     def replay(self, tensors: Sequence[TensorBase]) -> Any:
-        """Runs the step on these numbers."""
+        """Runs the step on these inputs. Returns: its outputs."""
         for target, x in zip(self._inputs, tensors, strict=True):
             if x is not target:
-                _fill(self._xp, target.array, x)
+                _copy_input(self._xp, target.array, x)
                 target.version.count += 1
         self._graph.replay()
-        for each in self._end:
-            each.restore()
-        # Views of the inputs may be among the outputs, and their holders must see that they were written to.
+        for grad in self._end:
+            grad.restore()
+        # Counts a write to every output, so that backward finds a saved output that this replay has overwritten.
         for x in self._results:
             x.version.count += 1
         return self._outputs
 
 
 def _input_like(xp: Any, x: TensorBase) -> Any:
-    """Memory for an input like `x`; made outside of the graph's pool, so that no graph computes there."""
+    """A tensor like `x` for an input. Not from the graph's pool, where kernels could overwrite it."""
     array = empty_in_order(xp, x.array.shape, x.array.dtype, order_of(x.array))
-    made = wrap(array, _device.device_of(array))
-    return made.requires_grad_() if x.edge is not None else made
+    tensor = wrap(array, _device.device_of(array))
+    return tensor.requires_grad_() if x.edge is not None else tensor
 
 
-def _fill(xp: Any, target: Any, x: TensorBase) -> None:
+def _copy_input(xp: Any, target: Any, x: TensorBase) -> None:
     source = x.array
     if not target.flags.c_contiguous:
         order = order_of(target)
-        target, source = target.transpose(order), source.transpose(order)
+        target = target.transpose(order)
+        source = source.transpose(order)
     if x.device.type == "cpu":
-        if not copies.straight(target, source, non_blocking=True):
+        if not copies.copy_into(target, source, non_blocking=True):
             target.set(source)
     elif source.flags.c_contiguous and source.nbytes:
         stream = xp.cuda.get_current_stream()
@@ -295,34 +320,34 @@ def _fill(xp: Any, target: Any, x: TensorBase) -> None:
         target[...] = source
 
 
-def _on_gpu(x: TensorBase) -> Any:
-    there: Any = x
-    return x if x.device.type == "cuda" else there.to("cuda", non_blocking=True)
+def _on_gpu(x: Any) -> Any:
+    return x if x.device.type == "cuda" else x.to("cuda", non_blocking=True)
 
 
 @contextmanager
 def _refuse_cpu() -> Iterator[None]:
-    """In the body, ops on tensors of the CPU are refused: their numbers would be constants of the graph."""
+    """A context in which ops on CPU tensors raise, because their values would be constants of the graph."""
     state = modes.state
     autocast: Any = state.autocast
     observers = state.observers
-    # A new cache: what was cast before the capture would be cast no more in the graph.
+    # With an empty cache: a cast that was cached before the capture would not be part of the graph.
     state.autocast = _RefuseCpu() if autocast is None else type(autocast)(autocast.rules, autocast.caches)
     state.observers = (_refuse_node, *observers)
     try:
         yield
     finally:
-        state.autocast, state.observers = autocast, observers
+        state.autocast = autocast
+        state.observers = observers
 
 
 class _RefuseCpu:
-    """In autocast's place where there is none: it casts nothing."""
+    """Replaces autocast where that is off. Casts nothing, and raises for tensors on the CPU."""
 
-    rules: dict[str, Any] = {}  # noqa: RUF012  # as autocast has them
+    rules: dict[str, Any] = {}  # noqa: RUF012  # an attribute of autocast, too
     caches = True
 
     def spares(self, op: Any, x: Any) -> bool:
-        """Whether autocast keeps an op in float32 for this input's sake."""
+        """See autocast's method of this name."""
         return False
 
     def __call__(self, op: Any, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -337,11 +362,11 @@ def _refuse_node(node: Any) -> None:
         raise CaptureError(f"{node.op.name} computes on the CPU")
 
 
-def _named(error: BaseException) -> BaseException:
-    """What to raise for an error in a capture: a CaptureError with the op and the line, or the step's own error."""
+def _explain(error: BaseException) -> BaseException:
+    """The error to raise for an error in a capture: a CaptureError with op and line, or the step's own error."""
     first = error
     while isinstance(first, CaptureError) and first.__cause__ is not None:
-        first = first.__cause__  # what was raised in the step
+        first = first.__cause__  # the error inside the step
     if not (isinstance(error, CaptureError) or capture.refused(error)) or capture.broken(first):
         return error
     op, line = _origin(first)
@@ -355,28 +380,32 @@ def _named(error: BaseException) -> BaseException:
 
 def _origin(error: BaseException) -> tuple[str, str]:
     """The op, and the line of user code that called it: ("item", "train.py:88 (`loss.item()`)")."""
-    import linecache  # for this error alone
+    import linecache  # not needed without an error
     import traceback
 
-    below = _libraries()
-    line, op = "an unknown line", "this"
-    within = True
+    libraries = _libraries()
+    line = "an unknown line"
+    op = "this"
+    in_ddp = True
     for frame, number in traceback.walk_tb(error.__traceback__):
         name = frame.f_code.co_filename
-        if name.endswith((".pyx", ".pxi")) or any(name.startswith(each) for each in below):
-            break  # compiled modules name their sources
+        # Frames of compiled modules have the names of their Cython sources.
+        if name.endswith((".pyx", ".pxi")) or any(name.startswith(folder) for folder in libraries):
+            break
         if name.startswith(_STANDARD) and "-packages" not in name:
             continue
-        if name.startswith(_OURS):
-            if not within or op in _WRAPPERS:
-                op, within = frame.f_code.co_name, True
+        if name.startswith(_DDP):
+            if not in_ddp or op in _WRAPPERS:
+                op = frame.f_code.co_name
+                in_ddp = True
             continue
         code = linecache.getline(name, number).strip()
-        line, op, within = f"{name}:{number}" + (f" (`{code}`)" if code else ""), op, False
+        line = f"{name}:{number}" + (f" (`{code}`)" if code else "")
+        in_ddp = False
     return op, line
 
 
 def _libraries() -> list[str]:
-    """Where the modules lie that ops call, and that are no users' code."""
+    """The folders of CuPy and NumPy, whose frames are not user code."""
     files = [getattr(sys.modules.get(name), "__file__", None) for name in ("cupy", "cupy_backends", "numpy")]
-    return [os.path.dirname(each) + os.sep for each in files if each]
+    return [os.path.dirname(file) + os.sep for file in files if file]

@@ -1,6 +1,7 @@
-"""What decides whether a captured step fits a call: its inputs, the modes of the thread, and the state of the modules.
+"""The state that a captured step depends on: its inputs, the modes of the thread, its modules and optimizers.
 
-Everything here is read before every launch, so it is a few tuples, and no walk over a module tree that has not changed.
+It is compared before every launch. To be fast, it consists of a few tuples, and the module tree is only walked again if
+a module, parameter or buffer was registered anywhere.
 """
 
 from __future__ import annotations
@@ -14,28 +15,29 @@ from ddp._engine.modes import state
 from ddp._tensor.base import TensorBase
 from ddp.errors import ArgumentError
 
-_DEPTH = 4  # how far into the objects of a step modules are looked for
+# How many references are followed from a step function to find its modules and optimizers.
+_DEPTH = 4
 
 
 def tensors_of(value: Any, tensors: list[TensorBase]) -> list[TensorBase]:
-    """Puts the tensors of nested tuples, lists and dicts into `tensors`."""
+    """Appends the tensors in nested tuples, lists and dicts to `tensors`, and returns that."""
     if isinstance(value, TensorBase):
         tensors.append(value)
     elif isinstance(value, tuple | list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            tensors_of(each, tensors)
+        for item in value.values() if isinstance(value, dict) else value:
+            tensors_of(item, tensors)
     return tensors
 
 
-def signature(value: Any) -> Hashable:
-    """Everything but the numbers of tensors, to compare by. Raises: ArgumentError for what cannot be compared."""
+def arguments_key(value: Any) -> Hashable:
+    """A key of arguments: shape and dtype of tensors, other values as they are. Raises: ArgumentError if unhashable."""
     if isinstance(value, TensorBase):
         array = value.array
         return TensorBase, array.shape, array.dtype.char if array.dtype.kind != "V" else "bfloat16"
     if isinstance(value, tuple | list):
-        return type(value), *map(signature, value)
+        return type(value), *map(arguments_key, value)
     if isinstance(value, dict):
-        return dict, *[(key, signature(each)) for key, each in value.items()]
+        return dict, *[(name, arguments_key(item)) for name, item in value.items()]
     try:
         hash(value)
     except TypeError:
@@ -47,28 +49,28 @@ def signature(value: Any) -> Hashable:
 
 
 def replace_tensors(value: Any, tensors: Iterable[Any]) -> Any:
-    """`value` with other tensors in the places of its own, in the order of `tensors_of`."""
-    source = iter(tensors)
+    """`value` with its tensors replaced by `tensors`, in the order of `tensors_of`."""
+    replacements = iter(tensors)
 
     def build(value: Any) -> Any:
         if isinstance(value, TensorBase):
-            return next(source)
+            return next(replacements)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*[build(each) for each in value])
+            return type(value)(*[build(item) for item in value])
         if isinstance(value, tuple | list):
-            return type(value)([build(each) for each in value])
+            return type(value)([build(item) for item in value])
         if isinstance(value, dict):
-            return {key: build(each) for key, each in value.items()}
+            return {key: build(item) for key, item in value.items()}
         return value
 
     return build(value)
 
 
 def modes_now() -> Hashable:
-    """The modes of this thread that ops depend on: gradients, inference, autocast."""
+    """This thread's modes: grad, inference, anomaly and autocast."""
     rules = getattr(state.autocast, "rules", None)
-    casting = None if rules is None else tuple([(kind, dtype.name) for kind, dtype in rules.items()])
-    return state.enabled, state.inference, state.anomaly, casting
+    casts = None if rules is None else tuple([(device_type, dtype.name) for device_type, dtype in rules.items()])
+    return state.enabled, state.inference, state.anomaly, casts
 
 
 class StepState:
@@ -95,7 +97,7 @@ class StepState:
                 self._find(_used_by(value), depth - 1, seen)
 
     def now(self) -> Hashable:
-        """Which modules train, which memory they hold, what of it wants gradients; the optimizers' settings."""
+        """A key of the modules' mode, memory and requires_grad, and of the optimizers' settings."""
         registrations = self._roots[0].registration_count() if self._roots else 0
         if registrations != self._registrations:
             self._registrations = registrations
@@ -105,19 +107,23 @@ class StepState:
             tuple(map(_training, self._modules)),
             tuple(map(id, map(_array, self._tensors))),
             tuple(map(_edge, self._tensors)),
-            # Our own optimizers have their settings in device memory, where they are kept up to date.
-            self.settings([each for each in self._optimizers if not hasattr(each, "formula")]),
+            # Without optimizers by a formula: they upload changed settings before each launch.
+            self.settings([optimizer for optimizer in self._optimizers if not hasattr(optimizer, "formula")]),
         )
 
     def settings(self, optimizers: Iterable[Any] | None = None) -> Hashable:
-        """All settings of the optimizers: a captured step may not change them, as that would not happen again."""
+        """A key of the settings of these optimizers; None: of all. A captured step must not change any."""
         groups = [
-            group for each in (self._optimizers if optimizers is None else optimizers) for group in each.param_groups
+            group
+            for optimizer in (self._optimizers if optimizers is None else optimizers)
+            for group in optimizer.param_groups
         ]
-        return tuple([tuple([(k, _comparable(v)) for k, v in group.items() if k != "params"]) for group in groups])
+        return tuple(
+            [tuple([(name, _comparable(v)) for name, v in group.items() if name != "params"]) for group in groups]
+        )
 
     def replaced(self) -> list[str]:
-        """The paths of tensors that modules hold now in the place of others."""
+        """The paths of tensors that were put into modules since the last call of `now`."""
         known = set(map(id, self._tensors))
         return [
             path
@@ -127,39 +133,43 @@ class StepState:
         ]
 
 
-_training, _array, _edge = attrgetter("training"), attrgetter("array"), attrgetter("edge")
+_training = attrgetter("training")
+_array = attrgetter("array")
+_edge = attrgetter("edge")
+
+# Classes and Python modules, whose contents are not searched.
+_SKIPPED = (type, type(functools))
 
 
 def _own_tensors(module: Any) -> list[TensorBase]:
-    held = (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    return [tensor for tensor in held if tensor is not None]
+    tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _used_by(value: Any) -> list[Any]:
-    """The objects that a function, a collection or an object can reach in one step."""
+    """The objects that a function, a collection or an object refers to."""
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, list | tuple | dict):
         return [*value.values()] if isinstance(value, dict) else [*value]
-    found: list[Any] = [value.__self__] if hasattr(value, "__self__") else []
+    objects: list[Any] = [value.__self__] if hasattr(value, "__self__") else []
     code = getattr(value, "__code__", None)
     if code is not None:
         scope = value.__globals__
-        found += [scope[name] for name in code.co_names if name in scope and not isinstance(scope[name], _SKIPPED)]
+        objects += [scope[name] for name in code.co_names if name in scope and not isinstance(scope[name], _SKIPPED)]
         for cell in value.__closure__ or ():
             try:
-                found.append(cell.cell_contents)
+                objects.append(cell.cell_contents)
             except ValueError:  # not assigned yet
                 continue
     elif hasattr(value, "__dict__") and not isinstance(value, _SKIPPED) and type(value).__module__ != "builtins":
-        found += vars(value).values()
-    return found
-
-
-_SKIPPED = (type, type(functools))  # classes and modules
+        objects += vars(value).values()
+    return objects
 
 
 def _comparable(value: Any) -> Hashable:
     if isinstance(value, TensorBase):
         return id(value.array)
-    return tuple(value) if isinstance(value, list) else value if isinstance(value, Hashable) else id(value)
+    if isinstance(value, list):
+        return tuple(value)
+    return value if isinstance(value, Hashable) else id(value)

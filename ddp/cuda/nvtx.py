@@ -1,4 +1,4 @@
-"""Ranges and marks that NVIDIA's profilers show on their time line; nothing without a GPU."""
+"""Ranges and marks for the time line of NVIDIA's profilers. Does nothing without a GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ddp._device import found_cupy
 
 __all__ = ["mark", "range", "range_end", "range_pop", "range_push", "range_start"]
 
+# How many ranges are open.
 _depth = [0]
 
 
@@ -19,13 +20,13 @@ def _nvtx() -> Any:
 
 
 def mark(msg: str) -> None:
-    """A point in time."""
+    """Marks a point in time."""
     if (nvtx := _nvtx()) is not None:
         nvtx.Mark(msg)
 
 
 def range_push(msg: str) -> int:
-    """Begins a range inside those of this thread; returns how many it is inside."""
+    """Begins a range inside the open ones. Returns: the number of ranges around it."""
     if (nvtx := _nvtx()) is not None:
         nvtx.RangePush(msg)
     _depth[0] += 1
@@ -33,7 +34,7 @@ def range_push(msg: str) -> int:
 
 
 def range_pop() -> int:
-    """Ends the innermost range; returns how many it was inside."""
+    """Ends the innermost range. Returns: the number of ranges around it."""
     if (nvtx := _nvtx()) is not None:
         nvtx.RangePop()
     _depth[0] = max(0, _depth[0] - 1)
@@ -41,19 +42,19 @@ def range_pop() -> int:
 
 
 def range_start(msg: str) -> int:
-    """Begins a range that may end in another thread; returns its number, for `range_end`."""
+    """Begins a range that may end in another thread. Returns: its number, for `range_end`."""
     return 0 if (nvtx := _nvtx()) is None else int(nvtx.RangeStart(msg, None))
 
 
 def range_end(range_id: int) -> None:
-    """Ends the range of this number."""
+    """Ends the range with this number."""
     if (nvtx := _nvtx()) is not None:
         nvtx.RangeEnd(range_id)
 
 
 @contextlib.contextmanager
 def range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """A range around a `with` block or a decorated function; the arguments go into the text, by str.format."""
+    """A range around a `with` block or a decorated function. Its text is msg.format(*args, **kwargs)."""
     range_push(msg.format(*args, **kwargs))
     try:
         yield

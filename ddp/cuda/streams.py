@@ -1,6 +1,6 @@
-"""Streams and events, by PyTorch's names: queues of a GPU's work, and the order between them.
+"""Streams and events, under PyTorch's names.
 
-What is launched goes to the current stream of this thread, which is CuPy's: CuPy's own functions go there, too.
+All work goes to the current stream of this thread, which is also CuPy's current stream.
 """
 
 from __future__ import annotations
@@ -11,191 +11,194 @@ from typing import TYPE_CHECKING, Any
 from ddp import _device
 from ddp._cuda import copies, device_checks
 from ddp._cuda.cuda_errors import status_of, translate
-from ddp._cuda.stream_order import DeviceStream, StreamGuard, current, default, sweep
+from ddp._cuda.stream_order import DeviceStream, StreamGuard, collect, current, default
 from ddp._device import CPU, device
 from ddp._engine import modes, stream_sync
 from ddp._tensor.base import TensorBase, wrap
-from ddp.cuda._devices import Where, _index, _needed
+from ddp.cuda._devices import DeviceLike, _cupy, _index
 from ddp.errors import ArgumentError, DtypeError
 
 if TYPE_CHECKING:
     from ddp._tensor.core import Tensor
 
-_NOT_READY = 600  # cudaErrorNotReady
+# cudaErrorNotReady.
+_NOT_READY = 600
 
 
-def _awaited(call: str, wait: Any) -> None:
-    """The host waits; what CUDA reports then is translated. Raises: CudaError."""
+def _wait(call: str, synchronize: Any) -> None:
+    """Calls `synchronize`, which makes the host wait. Raises: CudaError for an error of CUDA, or one of a kernel."""
     try:
-        wait()
+        synchronize()
     except Exception as error:
-        other = translate(error, call)
-        if other is error:
+        translated = translate(error, call)
+        if translated is error:
             raise
-        raise other from error
-    sweep()
+        raise translated from error
+    collect()
     device_checks.raise_pending()
 
 
 class Stream:
-    """A queue of work on one GPU: what is launched on it runs in order, beside the work of other streams.
+    """A queue of work on a GPU. Its work runs in order, and concurrently with the work of other streams.
 
-    device: the GPU, by default the current one; priority: negative for work that goes first. It does not wait for the
-    default stream, nor that one for it: `wait_stream` and events make the edges.
+    device: the GPU, by default the current one; priority: negative for work that goes first. There is no implicit order
+    with the default stream: use `wait_stream` or events.
 
     Raises: DeviceError without a GPU.
     """
 
-    def __init__(self, device: Where = None, priority: int = 0, **options: Any) -> None:
+    def __init__(self, device: DeviceLike = None, priority: int = 0, **options: Any) -> None:
         if options:
             raise ArgumentError(f"Stream: unknown options {', '.join(sorted(options))}; it takes device and priority")
-        xp, index = _needed(), _index(device)
+        xp = _cupy()
+        index = _index(device)
         with xp.cuda.Device(index):
             stream = xp.cuda.Stream(non_blocking=True, priority=priority or None)
-        self._lane = DeviceStream(xp, index, stream)
+        self._device_stream = DeviceStream(xp, index, stream)
 
     @property
     def device(self) -> device:
-        """The GPU that it belongs to."""
-        return _device.device("cuda", self._lane.device)
+        """The GPU of this stream."""
+        return _device.device("cuda", self._device_stream.device)
 
     @property
     def cuda_stream(self) -> int:
-        """CUDA's handle, for other libraries."""
-        return int(self._lane.stream.ptr)
+        """CUDA's handle of the stream, for other libraries."""
+        return int(self._device_stream.cupy_stream.ptr)
 
     @property
     def priority(self) -> int:
-        """Negative if its work goes first."""
-        return int(self._lane.stream.priority)
+        """The priority: negative for work that goes first."""
+        return int(self._device_stream.cupy_stream.priority)
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
 
     def query(self) -> bool:
-        """Whether all that it was given is done. Raises: CudaError."""
-        return _passed("Stream.query", self._lane, "streamQuery", self._lane.stream.ptr)
+        """Whether all work that was launched on this stream is done. Raises: CudaError."""
+        return _is_done("Stream.query", self._device_stream, "streamQuery", self._device_stream.cupy_stream.ptr)
 
     def synchronize(self) -> None:
-        """Waits until all that it was given is done. Raises: CudaError."""
-        with self._lane.xp.cuda.Device(self._lane.device):
-            _awaited("Stream.synchronize", self._lane.stream.synchronize)
+        """Waits until all work that was launched on this stream is done. Raises: CudaError."""
+        with self._device_stream.xp.cuda.Device(self._device_stream.device):
+            _wait("Stream.synchronize", self._device_stream.cupy_stream.synchronize)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """An event that passes when all that it was given so far is done; `event` if that is given."""
+        """Records `event`, by default a new one, after the work that was launched on this stream. Returns the event."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """What it is given from now on begins when `event` has passed. The host does not wait."""
+        """Makes later work on this stream wait for `event`. The host does not wait."""
         if not isinstance(event, Event):
             raise DtypeError(f"wait_event: expected a ddp.cuda.Event, got {type(event).__name__}")
         event.wait(self)
 
     def wait_stream(self, stream: Stream) -> None:
-        """What it is given from now on begins when all that `stream` was given so far is done."""
-        self._lane.after(device_stream_of(stream, "wait_stream"))
+        """Makes later work on this stream wait for all work that was launched on `stream`."""
+        self._device_stream.wait_for(device_stream_of(stream, "wait_stream"))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other._lane == self._lane
+        return isinstance(other, Stream) and other._device_stream == self._device_stream
 
     def __hash__(self) -> int:
-        return hash(self._lane)
+        return hash(self._device_stream)
 
     def __repr__(self) -> str:
         return f"<ddp.cuda.{type(self).__name__} device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
 class ExternalStream(Stream):
-    """A stream that somebody else made, by CUDA's handle; it must live as long as this is used.
+    """A stream that another library made. stream_ptr: its handle; it must exist as long as this object is used
 
     Raises: DeviceError without a GPU.
     """
 
-    def __init__(self, stream_ptr: int, device: Where = None) -> None:
-        xp, index = _needed(), _index(device)
-        self._lane = DeviceStream(xp, index, _foreign(xp, stream_ptr, index))
+    def __init__(self, stream_ptr: int, device: DeviceLike = None) -> None:
+        xp = _cupy()
+        index = _index(device)
+        self._device_stream = DeviceStream(xp, index, _external_stream(xp, stream_ptr, index))
 
 
-def _foreign(xp: Any, pointer: int, index: int) -> Any:
-    """A stream of CuPy's around a handle, which it does not destroy."""
+def _external_stream(xp: Any, handle: int, index: int) -> Any:
+    """CuPy's object for a stream that CuPy does not own."""
     with warnings.catch_warnings():
-        # CuPy would rather have Stream.from_external, which in some versions destroys what is not its own.
+        # CuPy recommends Stream.from_external instead, but some versions of that destroy the stream.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return xp.cuda.ExternalStream(pointer, index)
+        return xp.cuda.ExternalStream(handle, index)
 
 
-def get_stream_from_external(data_ptr: int, device: Where = None) -> Stream:
-    """The stream with this handle of CUDA's. Raises: DeviceError without a GPU."""
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> Stream:
+    """The stream with this handle of CUDA. Raises: DeviceError without a GPU."""
     return ExternalStream(data_ptr, device)
 
 
-def _around(lane: DeviceStream) -> Stream:
-    found = object.__new__(Stream)
-    found._lane = lane
-    return found
+def _as_stream(device_stream: DeviceStream) -> Stream:
+    stream = object.__new__(Stream)
+    stream._device_stream = device_stream
+    return stream
 
 
-def device_stream_of(given: Any, call: str) -> DeviceStream:
-    """The lane of a stream, ours or CuPy's. Raises: DtypeError."""
-    if isinstance(given, Stream):
-        return given._lane
-    if hasattr(given, "ptr") and hasattr(given, "wait_event"):
-        index = getattr(given, "device_id", -1)
-        return DeviceStream(_needed(), _index(None) if index < 0 else index, given)
-    raise DtypeError(f"{call}: expected a ddp.cuda.Stream, got {type(given).__name__}")
+def device_stream_of(stream: Any, call: str) -> DeviceStream:
+    """The `DeviceStream` of a `Stream` or of a CuPy stream. call: for the error's text. Raises: DtypeError."""
+    if isinstance(stream, Stream):
+        return stream._device_stream
+    if hasattr(stream, "ptr") and hasattr(stream, "wait_event"):
+        index = getattr(stream, "device_id", -1)
+        return DeviceStream(_cupy(), _index(None) if index < 0 else index, stream)
+    raise DtypeError(f"{call}: expected a ddp.cuda.Stream, got {type(stream).__name__}")
 
 
-def current_stream(device: Where = None) -> Stream:
-    """The stream that this thread's work goes to. Raises: DeviceError without a GPU."""
-    return _around(current(_needed(), _index(device)))
+def current_stream(device: DeviceLike = None) -> Stream:
+    """This thread's current stream of a device. Raises: DeviceError without a GPU."""
+    return _as_stream(current(_cupy(), _index(device)))
 
 
-def default_stream(device: Where = None) -> Stream:
-    """The stream that is current unless another one is made so. Raises: DeviceError without a GPU."""
-    return _around(default(_needed(), _index(device)))
+def default_stream(device: DeviceLike = None) -> Stream:
+    """The default stream of a device. Raises: DeviceError without a GPU."""
+    return _as_stream(default(_cupy(), _index(device)))
 
 
 def set_stream(stream: Stream) -> None:
-    """From now on this thread's work goes to `stream`, and its GPU is the current one; None changes nothing."""
+    """Makes `stream` the current one of this thread, and its GPU the current device; None changes nothing."""
     if stream is None:
         return
     device_stream_of(stream, "set_stream").use()
-    _remember()
+    _record_streams_of_nodes()
 
 
-def _remember() -> None:
-    """From now on nodes remember the stream that is current, so that backward finds it."""
+def _record_streams_of_nodes() -> None:
+    """Makes new graph nodes store the current stream, on which their backward runs."""
     stream_sync.enable()
     if stream_sync.note_stream not in modes.state.observers:
         modes.state.observers = (*modes.state.observers, stream_sync.note_stream)
 
 
 class stream:
-    """With `stream(s)`, this thread's work goes to `s`, and the GPU of `s` is the current one; None changes nothing.
+    """A context in which a stream is the current one, and its GPU the current device; None changes nothing.
 
-    Ops that run inside have their backward on `s`, too.
+    The backward of ops in the context runs on that stream, too.
     """
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
-        self._inside = None if stream is None else StreamGuard(device_stream_of(stream, "stream"))
+        self._guard = None if stream is None else StreamGuard(device_stream_of(stream, "stream"))
 
     def __enter__(self) -> None:
-        if self._inside is None:
+        if self._guard is None:
             return
-        self._inside.__enter__()
-        self._stamped = stream_sync.note_stream in modes.state.observers
-        _remember()
+        self._guard.__enter__()
+        self._was_recording = stream_sync.note_stream in modes.state.observers
+        _record_streams_of_nodes()
 
     def __exit__(self, *exc: object) -> None:
-        if self._inside is None:
+        if self._guard is None:
             return
-        self._inside.__exit__(*exc)
-        if not self._stamped:
+        self._guard.__exit__(*exc)
+        if not self._was_recording:
             modes.state.observers = tuple(
-                [each for each in modes.state.observers if each is not stream_sync.note_stream]
+                [observer for observer in modes.state.observers if observer is not stream_sync.note_stream]
             )
 
 
@@ -203,120 +206,125 @@ StreamContext = stream
 
 
 class Event:
-    """A point in a stream's work: has it passed, wait for it, and how long was it between two.
+    """A marker in a stream: it completes when the work before it is done. Others can wait for it, or measure time.
 
-    enable_timing: so that `elapsed_time` can be asked; blocking: whoever waits sleeps instead of spinning.
-    Raises: DeviceError without a GPU, when it is first used.
+    enable_timing: needed for `elapsed_time`; blocking: `synchronize` sleeps instead of spinning
+    Raises: DeviceError without a GPU, at the first use.
     """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
-        self.enable_timing, self.blocking = bool(enable_timing), bool(blocking)
+        self.enable_timing = bool(enable_timing)
+        self.blocking = bool(blocking)
         self._event: Any = None
-        self._lane: DeviceStream | None = None  # of the last record
+        self._device_stream: DeviceStream | None = None  # on which it was recorded last
 
     @property
     def cuda_event(self) -> int:
-        """CUDA's handle; 0 before the first record."""
+        """CUDA's handle of the event; 0 before the first record."""
         return 0 if self._event is None else int(self._event.ptr)
 
     @property
     def device(self) -> device | None:
-        """The GPU that it was recorded on; None before."""
-        return None if self._lane is None else _device.device("cuda", self._lane.device)
+        """The GPU on which it was recorded; None before the first record."""
+        return None if self._device_stream is None else _device.device("cuda", self._device_stream.device)
 
     def record(self, stream: Stream | None = None) -> None:
-        """It passes when all that `stream` was given so far is done; None: the current stream.
+        """Records the event after the work that was launched on `stream`; None: on the current stream.
 
-        Raises: ArgumentError for a stream of another GPU than the first it was recorded on.
+        Raises: ArgumentError for a stream of another GPU than at the first record.
         """
-        lane = current(_needed()) if stream is None else device_stream_of(stream, "Event.record")
-        if self._lane is not None and self._lane.device != lane.device:
-            raise ArgumentError(f"Event.record: an event of cuda:{self._lane.device} and a stream of {lane.device}")
+        target = current(_cupy()) if stream is None else device_stream_of(stream, "Event.record")
+        if self._device_stream is not None and self._device_stream.device != target.device:
+            raise ArgumentError(
+                f"Event.record: an event of cuda:{self._device_stream.device} and a stream of {target.device}"
+            )
         if self._event is None:
-            with lane.xp.cuda.Device(lane.device):
-                self._event = lane.xp.cuda.Event(block=self.blocking, disable_timing=not self.enable_timing)
-        lane.record(self._event)
-        self._lane = lane
+            with target.xp.cuda.Device(target.device):
+                self._event = target.xp.cuda.Event(block=self.blocking, disable_timing=not self.enable_timing)
+        target.record(self._event)
+        self._device_stream = target
 
     def wait(self, stream: Stream | None = None) -> None:
-        """What `stream` is given from now on begins when this has passed; None: the current stream."""
+        """Makes later work on `stream` wait for this event; None: on the current stream."""
         if self._event is not None:
-            (current(_needed()) if stream is None else device_stream_of(stream, "Event.wait")).wait(self._event)
+            target = current(_cupy()) if stream is None else device_stream_of(stream, "Event.wait")
+            target.wait(self._event)
 
     def query(self) -> bool:
-        """Whether it has passed; True before it was recorded. Raises: CudaError."""
-        if self._event is None or self._lane is None:
+        """Whether the event has completed; True before the first record. Raises: CudaError."""
+        if self._event is None or self._device_stream is None:
             return True
-        return _passed("Event.query", self._lane, "eventQuery", self._event.ptr)
+        return _is_done("Event.query", self._device_stream, "eventQuery", self._event.ptr)
 
     def synchronize(self) -> None:
-        """Waits until it has passed. Raises: CudaError."""
+        """Waits until the event has completed. Raises: CudaError."""
         if self._event is not None:
-            _awaited("Event.synchronize", self._event.synchronize)
+            _wait("Event.synchronize", self._event.synchronize)
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to `end_event`; both must have passed.
+        """Milliseconds from this event to `end_event`. Both must have completed.
 
-        Raises: ArgumentError if one was not recorded, has not passed, or keeps no time.
+        Raises: ArgumentError if one was not recorded, has not completed, or was made without enable_timing.
         """
-        for name, each in (("this event", self), ("end_event", end_event)):
-            if not each.enable_timing:
+        for name, event in (("this event", self), ("end_event", end_event)):
+            if not event.enable_timing:
                 raise ArgumentError(f"elapsed_time: {name} keeps no time; make it with enable_timing=True")
-            if each._event is None:
+            if event._event is None:
                 raise ArgumentError(f"elapsed_time: {name} was not recorded")
-            if not each.query():
+            if not event.query():
                 raise ArgumentError(f"elapsed_time: {name} has not passed yet; synchronize() it first")
-        return float(_needed().cuda.get_elapsed_time(self._event, end_event._event))
+        return float(_cupy().cuda.get_elapsed_time(self._event, end_event._event))
 
     def __repr__(self) -> str:
         return f"<ddp.cuda.Event {'uninitialized' if self._event is None else hex(self.cuda_event)}>"
 
 
-def _passed(call: str, lane: DeviceStream, question: str, pointer: int) -> bool:
-    """The answer of one of CUDA's two questions. Raises: CudaError, which CuPy's `done` takes for False."""
-    runtime = lane.xp.cuda.runtime
+def _is_done(call: str, stream: DeviceStream, query: str, handle: int) -> bool:
+    """Calls CUDA's streamQuery or eventQuery. Raises: CudaError, where CuPy's property `done` would be False."""
+    runtime = stream.xp.cuda.runtime
     try:
-        status = getattr(runtime, question)(pointer)
+        status = getattr(runtime, query)(handle)
     except Exception as error:
         if status_of(error) == _NOT_READY:
             return False
-        other = translate(error, call)
-        if other is error:
+        translated = translate(error, call)
+        if translated is error:
             raise
-        raise other from error
+        raise translated from error
     if status in (0, _NOT_READY):
         return bool(status == 0)
     raise translate(runtime.CUDARuntimeError(status), call)
 
 
-def synchronize(device: Where = None) -> None:
-    """Waits for all that was launched on the device, on any stream. Raises: DeviceError without a GPU; CudaError."""
-    found = _needed().cuda.Device(_index(device))
-    with found:
-        _awaited("synchronize", found.synchronize)
+def synchronize(device: DeviceLike = None) -> None:
+    """Waits for all work on all streams of the device. Raises: DeviceError without a GPU; CudaError."""
+    cupy_device = _cupy().cuda.Device(_index(device))
+    with cupy_device:
+        _wait("synchronize", cupy_device.synchronize)
 
 
 class Fetched:
-    """A tensor on its way to the CPU; made by `fetch`."""
+    """A tensor that is being copied to the CPU; made by `fetch`."""
 
     def __init__(self, tensor: Tensor, event: Event | None) -> None:
-        self._tensor, self._event = tensor, event
+        self._tensor = tensor
+        self._event = event
 
     def ready(self) -> bool:
-        """Whether it is there, so that `value` does not wait. Raises: CudaError."""
+        """Whether the copy is done, so that `value` does not wait. Raises: CudaError."""
         if self._event is not None and self._event.query():
             self._event = None
         return self._event is None
 
     def tensor(self) -> Tensor:
-        """The tensor on the CPU. Waits until it is there, for nothing that was launched after. Raises: CudaError."""
+        """The tensor on the CPU. Waits for the copy, but not for later work. Raises: CudaError."""
         if self._event is not None and not self.ready():
             self._event.synchronize()
             self._event = None
         return self._tensor
 
     def value(self) -> Any:
-        """Its elements as Python numbers, as `tolist` has them: a number for a loss. Waits until they are there."""
+        """The elements as Python numbers, as from `tolist`: one number for a loss. Waits for the copy."""
         return self.tensor().tolist()
 
     def __repr__(self) -> str:
@@ -324,21 +332,22 @@ class Fetched:
 
 
 def fetch(tensor: Tensor) -> Fetched:
-    """Sends the value that `tensor` has now to the CPU, and waits for nothing: for the log of a training loop.
+    """Copies the present value of `tensor` to the CPU without waiting, to log it in a later step of a training loop.
 
         log = ddp.cuda.fetch(loss)
-        ...                         # steps later, when the device has got there
+        ...                         # some steps later
         print(log.value())
 
-    It goes through pinned memory, in the order of the current stream; what is written to the tensor afterwards does not
-    matter. A tensor of the CPU is copied and there at once, so that one loop does for both. Gradients do not follow.
+    The copy goes to pinned memory, on the current stream; later writes to the tensor do not change it. A tensor on the
+    CPU is copied at once, so that the same loop works there. Gradients do not flow through the copy.
     """
     if not isinstance(tensor, TensorBase):
         raise DtypeError(f"fetch: expected a tensor, got {type(tensor).__name__}")
     if tensor.device is CPU:
         return Fetched(wrap(tensor.array.copy(), CPU), None)
-    lane = current(tensor.device.xp, tensor.array.device.id)
-    made = wrap(copies.down(tensor.array, non_blocking=True), CPU)
+    stream = current(tensor.device.xp, tensor.array.device.id)
+    on_cpu = wrap(copies.d2h(tensor.array, non_blocking=True), CPU)
     event = Event()
-    event._event, event._lane = lane.record(), lane
-    return Fetched(made, event)
+    event._event = stream.record()
+    event._device_stream = stream
+    return Fetched(on_cpu, event)

@@ -67,20 +67,20 @@ class DevicePrefetcher(Iterator[Any]):
             source = self._pinned(tensor.array)
             target = self._xp.empty(source.shape, source.dtype)
             if source.nbytes:
-                target.set(source, stream=self._stream.stream)
+                target.set(source, stream=self._stream.cupy_stream)
             under_way.append((source, target))
             return wrap(target, where)
 
         with self._xp.cuda.Device(self._stream.device):
-            self._stream.after(self._streams.current(self._xp))
+            self._stream.wait_for(self._streams.current(self._xp))
             moved = each_tensor(batch, copied)
         arrived = self._stream.record()
-        self._streams.hold(self._stream, under_way, event=arrived)  # also if this batch is never taken
+        self._streams.keep_alive(self._stream, under_way, event=arrived)  # also if this batch is never taken
         return (moved, position), arrived
 
     def _pinned(self, array: Any) -> Any:
         """The same numbers in pinned memory."""
-        if not array.nbytes or (array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, ours=True)):
+        if not array.nbytes or (array.flags.c_contiguous and self._copies.is_pinned(self._xp, array, by_cupy=True)):
             return array
         pinned = self._copies.empty_pinned(self._xp, array.shape, array.dtype)
         pinned[...] = array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp.errors import ArgumentError
-from ddp.optim.group_update import FormulaOptimizer, descent
+from ddp.optim.formula_optimizer import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, settings_of
 
 

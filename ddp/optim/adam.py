@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp._warnings import warn_once
 from ddp.errors import ArgumentError
-from ddp.optim.group_update import FormulaOptimizer, descent
+from ddp.optim.formula_optimizer import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, settings_of
 
 _MOMENTS = (
@@ -52,7 +52,7 @@ class Adam(FormulaOptimizer):
 
     def formula(self, group: Group) -> list[str]:
         v = "max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"
-        # lr * m/c1 / (sqrt(v/c2) + eps) = lr*sqrt(c2)/c1 * m / (sqrt(v) + eps*sqrt(c2)): one pass less
+        # lr * m/c1 / (sqrt(v/c2) + eps) = lr*sqrt(c2)/c1 * m / (sqrt(v) + eps*sqrt(c2)): saves one pass over the arrays
         root = "sqrt(1 - pow(beta2, step))"
         return [
             *descent(group, decoupled=group["decoupled_weight_decay"]),
@@ -68,7 +68,7 @@ class _TwoMoments(FormulaOptimizer):
 
 
 class SparseAdam(_TwoMoments):
-    """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Says so once.
+    """Adam's update of the elements whose gradient is not 0; the others keep value and moments. Warns of that once.
 
     m = beta1*m + (1 - beta1)*d;  v = beta2*v + (1 - beta2)*d²;  p -= lr * sqrt(c2)/c1 * m / (sqrt(v) + eps).
     d = grad, or -grad to maximize;  c = 1 - beta^step. Gradients are dense here, those of Embedding(sparse=True) too.
@@ -124,14 +124,25 @@ class AdamW(Adam):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        flags: dict[str, Any] = {"maximize": maximize, "foreach": foreach, "capturable": capturable, "fused": fused}
-        flags |= {"differentiable": differentiable, "decoupled_weight_decay": True}
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **flags)
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         for group in self.param_groups:
-            group["decoupled_weight_decay"] = True  # also after a state dict of Adam
+            group["decoupled_weight_decay"] = True  # also if the state dict is of Adam, where it is False
 
 
 class NAdam(_TwoMoments):
@@ -164,7 +175,7 @@ class NAdam(_TwoMoments):
         super().__init__(params, settings_of(type(self).__name__, locals()))
 
     def formula(self, group: Group) -> list[str]:
-        root = "sqrt(1 - pow(beta2, step))"  # as in Adam: one pass less
+        root = "sqrt(1 - pow(beta2, step))"  # see Adam
         following = "beta1 * (1 - 0.5 * pow(0.96, (step + 1) * momentum_decay))"
         momentum = f"(lr * {root} * {following} / (1 - mu_product * {following}))"
         gradient = f"(lr * {root} * (1 - {self.factor}) / (1 - mu_product))"

@@ -1,8 +1,8 @@
-"""The update of a parameter group on a GPU: tables by which one launch updates all parameters.
+"""The update of a parameter group on a GPU: one launch for all parameters.
 
-Nothing here makes the host wait, and nothing is sent in a step like the one before: addresses are in tables that are
-made when an array is another one, steps are counted on the device, settings are arguments of a launch. Captured into a
-CUDA graph, settings lie in device memory, and what changed is brought there before each replay.
+The host never waits, and a step copies nothing to the device if no array was replaced since the last one: tables of
+addresses are cached, steps are counted on the device, and settings are arguments of the launch. In a CUDA graph,
+settings are in device memory, and changed ones are copied there before each launch.
 """
 
 from __future__ import annotations
@@ -15,196 +15,229 @@ import numpy as np
 
 from ddp._cuda import array_table, optimizer_kernels
 from ddp._cuda.array_table import ArrayTable, SeenArrays, address, dense_order
-from ddp._cuda.raw_kernel import wide
+from ddp._cuda.raw_kernel import opmath_dtype
 from ddp._device import capturing, on
 from ddp._tensor.base import TensorBase
 from ddp._tensor.core import Tensor
 from ddp.errors import CaptureError
+from ddp.ops.memory_formats import empty_in_order
 from ddp.optim.formula import Formula
 from ddp.optim.group_update import GroupUpdate, settings
 
 Array = Any
-KEPT = 8  # sets of tables, one for each set of gradients' addresses
-Copies = list[tuple[Array, Array]]  # (target, source)
+
+# The most lists of batches that are cached, each for one combination of addresses of gradients.
+MAX_CACHED = 8
+
+# Pairs (target, source).
+Copies = list[tuple[Array, Array]]
 
 
 class Batch(NamedTuple):
-    """Parameters of one dtype that have a gradient. before, after: copies of those whose elements lie with gaps"""
+    """The parameters of one dtype that have a gradient. scalars: memory for the scalars of the formula
+
+    before, after: copies around the update, of arrays with gaps in memory or another layout than the parameter's
+    """
 
     dtype: Any
     table: ArrayTable
-    numbers: Array
+    scalars: Array
     before: Copies
     after: Copies
 
 
 class DeviceUpdate(GroupUpdate):
-    """The parameters of one group on one GPU."""
+    """The parameters of one group on one GPU, and their update."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._held: Array | None = None
-        self._sent: Any = None  # the formula whose settings are there, and these
+        # Settings in device memory, used if the learning rate is a tensor on the GPU.
+        self._settings: Array | None = None
+        # The formula, and the values that were copied there last.
+        self._copied: Any = None
 
     def step(self, params: Sequence[Tensor]) -> None:
-        """As on the CPU, with the GPU as the current device."""
-        with on(self._where):
+        """Updates the parameters that have a gradient, with this GPU as the current device."""
+        with on(self._device):
             super().step(params)
 
-    def _update(self, formula: Formula, full: dict[int, Array]) -> None:
-        xp, graph, found = self._xp, capturing.now, self._optimizer.found_inf
+    def _update(self, formula: Formula, gradients: dict[int, Array]) -> None:
+        xp = self._xp
+        graph = capturing.now
+        found_inf = self._optimizer.found_inf
         source = optimizer_kernels.kernels(
             tuple(formula.device_lines), tuple(formula.scalars), formula.settings, formula.states, formula.factor
         )
-        batches = self._find_batches(formula, full)
+        batches = self._find_batches(formula, gradients)
         values, rate = self._values(formula)
-        held = None
+        device_settings = None
         if graph is not None:
-            held = self._bind_to(graph, formula, batches, [*full])
+            device_settings = self._settings_of_graph(graph, formula, batches, [*gradients])
         elif rate is not None:
-            held = self._held = xp.empty(optimizer_kernels.SETTINGS, np.float64) if self._held is None else self._held
-            if (formula, values) != self._sent:
-                held[: len(values)] = xp.asarray(values, np.float64)
-                self._sent = formula, values
-        if held is not None and rate is not None:
-            at = formula.settings.index("lr")
-            held[at : at + 1] = rate.reshape(1)
+            if self._settings is None:
+                self._settings = xp.empty(optimizer_kernels.SETTINGS, np.float64)
+            device_settings = self._settings
+            if (formula, values) != self._copied:
+                device_settings[: len(values)] = xp.asarray(values, np.float64)
+                self._copied = (formula, values)
+        if device_settings is not None and rate is not None:
+            position = formula.settings.index("lr")
+            device_settings[position : position + 1] = rate.reshape(1)
         for batch in batches:
-            for target, origin in batch.before:
-                target[...] = origin
+            _copy_all(batch.before)
             optimizer_kernels.update(
-                xp, source, batch.dtype, batch.table, self._steps, batch.numbers, found, held, values
+                xp,
+                source,
+                batch.dtype,
+                batch.table,
+                self._steps,
+                batch.scalars,
+                found_inf,
+                device_settings,
+                values,
             )
-            for target, origin in batch.after:
-                target[...] = origin
+            _copy_all(batch.after)
         if graph is not None:
-            changed = [self._params[index] for index in full]
-            graph.after(lambda: _touch(changed))
+            updated = [self._params[index] for index in gradients]
+            graph.after(lambda: _count_write(updated))
 
     def _values(self, formula: Formula) -> tuple[Sequence[float], Array | None]:
-        """The settings that count now, and a learning rate that is on the device."""
+        """The values of the settings, and the learning rate's array if it is on a GPU: then 0 is the value of "lr"."""
         rate = self.group["lr"]
         if isinstance(rate, TensorBase) and rate.device.type != "cpu":
             return settings(formula, {**self.group, "lr": 0.0}), rate.array
         return settings(formula, self.group), None
 
-    def _bind_to(self, graph: Any, formula: Formula, batches: list[Batch], full: Iterable[int]) -> Array:
-        """The settings in device memory for a graph, which brings there what has changed before each replay."""
-        xp, group = self._xp, self.group
-        optimizer = self._optimizer.formula.__self__  # not the weak proxy: a graph keeps the optimizer that it runs
-        with graph.lasting(xp):
-            held = xp.empty(optimizer_kernels.SETTINGS, np.float64)
-        params, state, sent = self._params, None, None
-        wanted = range(len(params)) if optimizer.eager else full
+    def _settings_of_graph(self, graph: Any, formula: Formula, batches: list[Batch], indices: Iterable[int]) -> Array:
+        """Settings in device memory for a graph. Registers their update before each launch, and what is guarded.
 
-        def bring() -> None:
-            nonlocal state, sent
-            if sent is None:  # what is sent within a capture would arrive with every replay
+        indices: of the parameters that have a gradient
+        """
+        xp = self._xp
+        group = self.group
+        optimizer = self._optimizer.formula.__self__  # not the weak proxy: the graph keeps the optimizer alive
+        with graph.persistent(xp):
+            device_settings = xp.empty(optimizer_kernels.SETTINGS, np.float64)
+        params = self._params
+        state = None
+        copied = None
+        if optimizer.eager:
+            indices = range(len(params))
+
+        def update_device() -> None:
+            nonlocal state, copied
+            if copied is None:  # before the first launch: a copy within the capture would be repeated by every launch
                 for batch in batches:
                     batch.table.fill(xp)
-            if optimizer.state is not state:  # at first, and when one was loaded
+            if optimizer.state is not state:  # before the first launch, and after load_state_dict
                 state = optimizer.state
-                super(DeviceUpdate, self)._hold_state(wanted)
+                super(DeviceUpdate, self)._check_state(indices)
             values = self._values(formula)[0]
-            if values != sent:
-                held[: len(values)] = xp.asarray(values, np.float64)
-                sent = values
+            if values != copied:
+                device_settings[: len(values)] = xp.asarray(values, np.float64)
+                copied = values
 
-        graph.before(bring)
-        graph.keep(held, batches, self._steps, self._states, self._arrays)
-        # The arrays are kept, so that no other one gets their numbers.
-        graph.fix(lambda: (optimizer.formula(group), len(group["params"]), [id(p.array) for p in params]))
-        return held
+        graph.before(update_device)
+        graph.keep_alive(device_settings, batches, self._steps, self._states, self._arrays)
+        # An id identifies an array here, because the graph keeps the captured arrays alive.
+        graph.guard_value(lambda: (optimizer.formula(group), len(group["params"]), [id(p.array) for p in params]))
+        return device_settings
 
-    def _hold_state(self, wanted: Iterable[int]) -> None:
-        if capturing.now is None:  # a graph does it before its replays
-            super()._hold_state(wanted)
-        elif any(not self._states[index] for index in wanted):
-            raise self._begins_in_capture()
+    def _check_state(self, indices: Iterable[int]) -> None:
+        if capturing.now is None:  # for a graph, `update_device` does it before each launch
+            super()._check_state(indices)
+        elif any(not self._states[index] for index in indices):
+            raise self._state_in_capture()
 
-    def _lay_out(self, params: Sequence[Tensor]) -> None:
+    def _set_params(self, params: Sequence[Tensor]) -> None:
         if capturing.now is not None:
-            raise self._begins_in_capture()
-        super()._lay_out(params)
+            raise self._state_in_capture()
+        super()._set_params(params)
 
-    def _begins_in_capture(self) -> CaptureError:
+    def _state_in_capture(self) -> CaptureError:
         return CaptureError(
             f"{type(self._optimizer).__name__}: state that begins within a capture would begin anew with every "
             "replay; make a step with these parameters before"
         )
 
-    def _fits(self, array: Array, param: Array) -> bool:
-        return array.dtype == param.dtype and dense_order(array) == (dense_order(param) or tuple(range(param.ndim)))
+    def _is_updatable(self, array: Array, param: Array) -> bool:
+        return array.dtype == param.dtype and dense_order(array) == _order(param)
 
     def _empty_like(self, param: Array) -> Array:
-        return _lying(self._xp.empty(param.size, param.dtype), param.shape, dense_order(param))
+        return empty_in_order(self._xp, param.shape, param.dtype, _order(param))
 
-    def _find_batches(self, formula: Formula, full: dict[int, Array]) -> list[Batch]:
-        """The batches of the gradients that are there. They are kept, one set for each set of addresses."""
-        xp, graph = self._xp, capturing.now
-        gradients: list[Array | None] = [full.get(index) for index in range(len(self._params))]
-        here = array_table.stream_key(xp), formula
-        last = self._plans.get(None)
-        if graph is None and last is not None and last[0] == here and last[1].are(gradients):
+    def _find_batches(self, formula: Formula, gradients: dict[int, Array]) -> list[Batch]:
+        """The batches of the parameters that have a gradient, cached by the addresses of the gradients."""
+        xp = self._xp
+        graph = capturing.now
+        arrays: list[Array | None] = [gradients.get(index) for index in range(len(self._params))]
+        context = (array_table.stream_key(xp), formula)
+        last = self._plans.get(None)  # of the last step: compared by identity of the arrays, which is faster
+        if graph is None and last is not None and last[0] == context and last[1].are(arrays):
             return last[2]
-        key = here, *[None if g is None else (address(g), g.strides) for g in gradients]
+        key = (context, *[None if g is None else (address(g), g.strides) for g in arrays])
         batches = self._plans.get(key) if graph is None else None
         if batches is None:
             batches = []
             for dtype in dict.fromkeys(array.dtype for array in self._arrays):
-                members = [i for i in full if self._arrays[i].dtype == dtype]
-                if members:
-                    batches.append(self._batch(formula, dtype, members, gradients))
+                indices = [index for index in gradients if self._arrays[index].dtype == dtype]
+                if indices:
+                    batches.append(self._batch(formula, dtype, indices, gradients))
         if graph is not None:
-            graph.keep(gradients)
+            graph.keep_alive(arrays)
             return batches
         if key not in self._plans:
             for batch in batches:
                 batch.table.fill(xp)
-            if len(self._plans) > KEPT:
+            if len(self._plans) > MAX_CACHED:
                 self._plans.clear()
             self._plans[key] = batches
-        self._plans[None] = here, SeenArrays(gradients), batches
+        self._plans[None] = (context, SeenArrays(arrays), batches)
         return batches
 
-    def _batch(self, formula: Formula, dtype: Any, members: list[int], gradients: list[Array]) -> Batch:
+    def _batch(self, formula: Formula, dtype: Any, indices: list[int], gradients: dict[int, Array]) -> Batch:
         xp = self._xp
         before: Copies = []
         after: Copies = []
         rows = []
-        for index in members:
-            param, grad = self._arrays[index], gradients[index]
-            shape, axes = param.shape, dense_order(param)
-            if axes is None:
-                lying = _lying(xp.empty(param.size, param.dtype), shape, None)
-                before.append((lying, param))
-                after.append((param, lying))
-                param = lying
-            if grad.dtype != param.dtype or not _alike(grad, param):
-                lying = _lying(xp.empty(param.size, param.dtype), shape, axes)
-                before.append((lying, grad))
-                grad = lying
+        for index in indices:
+            param = self._arrays[index]
+            grad = gradients[index]
+            order = _order(param)
+            if dense_order(param) is None:
+                copy = empty_in_order(xp, param.shape, param.dtype, order)
+                before.append((copy, param))
+                after.append((param, copy))
+                param = copy
+            if grad.dtype != param.dtype or not _same_layout(grad, param):
+                copy = empty_in_order(xp, param.shape, param.dtype, order)
+                before.append((copy, grad))
+                grad = copy
             rows.append((param, grad, [self._states[index][name] for name in formula.states]))
-        with contextlib.nullcontext() if capturing.now is None else capturing.now.lasting(xp):
-            table = ArrayTable(xp, dtype, rows, members)
-        return Batch(dtype, table, xp.empty(len(members) * len(formula.scalars), wide(dtype)), before, after)
+        with contextlib.nullcontext() if capturing.now is None else capturing.now.persistent(xp):
+            table = ArrayTable(xp, dtype, rows, indices)
+        scalars = xp.empty(len(indices) * len(formula.scalars), opmath_dtype(dtype))
+        return Batch(dtype, table, scalars, before, after)
 
 
-def _lying(flat: Array, shape: tuple[int, ...], axes: tuple[int, ...] | None) -> Array:
-    """Flat memory as an array of this shape whose axes lie in this order, from the widest stride on."""
-    if axes is None or axes == tuple(range(len(shape))):
-        return flat.reshape(shape)
-    return flat.reshape([shape[axis] for axis in axes]).transpose([axes.index(axis) for axis in range(len(shape))])
+def _order(param: Array) -> tuple[int, ...]:
+    """The axes of a parameter in the order of memory; in C order if its memory has gaps."""
+    return dense_order(param) or tuple(range(param.ndim))
 
 
-def _alike(a: Array, b: Array) -> bool:
-    """Whether the elements of two arrays of one shape follow each other in the same order. `b` has no gaps."""
+def _same_layout(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape, of which b has no gaps, have their elements in the same order without gaps."""
     if a.flags.c_contiguous and b.flags.c_contiguous:
         return True
     pairs = zip(a.shape, a.strides, b.strides, strict=True)
     return not a.size or all(n == 1 or s * b.itemsize == t * a.itemsize for n, s, t in pairs)
 
 
-def _touch(params: list[Tensor]) -> None:
+def _copy_all(copies: Copies) -> None:
+    for target, source in copies:
+        target[...] = source
+
+
+def _count_write(params: list[Tensor]) -> None:
     for p in params:
         p.version.count += 1

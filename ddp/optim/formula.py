@@ -5,11 +5,11 @@ A formula is a few lines of arithmetic. SGD with momentum:
     momentum_buffer = momentum_buffer * momentum + d
     p = p - momentum_buffer * lr
 
-`p`, `grad`, the states and whatever a line assigns are arrays. Every other name is a setting of the parameter group, or
-`step`, the count of updates with this one, or `mu_product`, the product of a factor over these updates. Parts made of
-settings alone (`1 - beta1`) are scalars: computed in double precision once a step, then rounded to the dtype of the
-arrays. Every operation on arrays is rounded by itself, in the
-order of the formula: so the numbers are the same, bit for bit, however gradients lie and on both devices.
+`p`, `grad`, the states and every name that a line assigns are arrays. Every other name is a setting of the parameter
+group, or `step`, the count of updates with this one, or `mu_product`, the product of a factor over these updates. Parts
+without arrays (`1 - beta1`) are scalars: they are computed in double precision once a step, then rounded to the dtype
+of the arrays. Every operation on arrays is rounded by itself, in the order of the formula. So the result has the same
+bits on the CPU and on a GPU, in any memory layout.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from typing import Any
 
 from ddp.ops.update import Pass, Program
 
+# By the node of an operator in a formula: the function of `ddp.ops.update`.
 _OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+# The functions of arrays that a formula may call.
 _ON_ARRAYS = ("sqrt", "sign", "maximum")
 
 
 def rectification(step: float, beta2: float) -> float:
-    """RAdam's r of this step, 0 while the variance of its adaptive rate is not tractable (rho of at most 5).
+    """RAdam's factor r of this step; 0 while the variance of its adaptive rate is not tractable (rho of at most 5).
 
     Source: Liu et al. 2020, arXiv:1908.03265, Algorithm 2.
     """
@@ -39,39 +41,44 @@ def rectification(step: float, beta2: float) -> float:
     return math.sqrt((rho - 4) * (rho - 2) * limit / ((limit - 4) * (limit - 2) * rho))
 
 
-_ON_SCALARS = {"sqrt": math.sqrt, "pow": pow, "rectification": rectification}  # in C: ddp._cuda.optimizer_kernels
+# The functions of scalars that a formula may call. For GPUs they are in the source of ddp._cuda.optimizer_kernels.
+_ON_SCALARS = {"sqrt": math.sqrt, "pow": pow, "rectification": rectification}
 
 
 class Formula:
     """A compiled formula.
 
     program: the passes for the CPU, over rows of p, grad and the states
-    factor: what `mu_product` is multiplied by in a step, before the scalars are computed; evaluate_factor: its value
-    scalars: expressions of `settings`, `step` and `mu_product`; counts: whether one of them reads `step`
-    evaluate: the scalars of (step, *settings, mu_product), in double precision
-    Scalars and factor are valid in Python and in C.
-    device_lines: the formula in C, where n[i] is a scalar
+    factor: the expression that multiplies `mu_product` in a step, before the scalars are computed
+    scalars: expressions of `settings`, `step` and `mu_product`; like `factor`, they are valid in Python and in C
+    counts: whether one of these expressions reads `step`
+    evaluate, evaluate_factor: functions that compute them in double precision, from (step, *settings, mu_product) and
+        from (step, *settings)
+    device_lines: the formula in C, where n[i] is the i-th scalar
     """
 
     def __init__(self, lines: tuple[str, ...], states: tuple[str, ...], factor: str) -> None:
-        self.states, self.factor = states, factor
+        self.states = states
+        self.factor = factor
         self._passes: list[tuple[str, tuple[str | int, ...], str]] = []
         self._scratch: list[str] = []
         self.scalars: list[str] = []
         self.device_lines: list[str] = []
-        written = ("p", *states)
-        self._registers = {name: name for name in ("grad", *written)}
-        self._free: list[str] = []
-        assigned: list[Any] = [ast.parse(line).body[0] for line in lines]
+        updated = ("p", *states)
+        # By name in the formula: the array that holds its value.
+        self._registers = {name: name for name in ("grad", *updated)}
+        self._free: list[str] = []  # scratch arrays whose value is no longer needed
+        assignments: list[Any] = [ast.parse(line).body[0] for line in lines]
         arrays = {*self._registers, *(line.partition(" = ")[0] for line in lines)}
-        self._reads = Counter(name for each in assigned for name in _names(each.value))
-        for line, tree in zip(lines, assigned, strict=True):
-            target, expression = line.partition(" = ")[0], self._hoist(tree.value, arrays)
-            out = target if target in written else None
+        self._reads = Counter(name for assignment in assignments for name in _names(assignment.value))
+        for line, assignment in zip(lines, assignments, strict=True):
+            target = line.partition(" = ")[0]
+            expression = self._hoist(assignment.value, arrays)
+            out = target if target in updated else None
             self.device_lines.append(f"{'A ' if out is None else ''}{target} = {ast.unparse(expression)};")
-            # Within the expression, its target may be overwritten once nothing else there reads it.
-            early = out if Counter(_names(expression))[target] == 1 else None
-            self._registers[target] = self._emit(expression, out, early)
+            # If the expression reads its target once, the operation that reads it may overwrite it.
+            reusable = out if Counter(_names(expression))[target] == 1 else None
+            self._registers[target] = self._emit(expression, out, reusable)
         order = ["p", "grad", *states, *self._scratch]
         self.program = Program(
             tuple(
@@ -82,17 +89,18 @@ class Formula:
             ),
             len(order),
         )
-        names = {name for each in (*self.scalars, factor) for name in _names(ast.parse(each))}
+        names = {name for expression in (*self.scalars, factor) for name in _names(ast.parse(expression))}
         self.counts = "step" in names
         self.settings = tuple(sorted(names - {"step", "mu_product"} - set(_ON_SCALARS)))
-        arguments, results = ", ".join(("step", *self.settings)), "".join(f"{each}, " for each in self.scalars)
+        arguments = ", ".join(("step", *self.settings))
+        results = "".join(f"{scalar}, " for scalar in self.scalars)
         self.evaluate: Callable[..., tuple[float, ...]] = eval(
             f"lambda {arguments}, mu_product: ({results})", dict(_ON_SCALARS)
         )
         self.evaluate_factor: Callable[..., float] = eval(f"lambda {arguments}: {factor}", dict(_ON_SCALARS))
 
     def _hoist(self, node: ast.expr, arrays: set[str]) -> ast.expr:
-        """Replaces the largest parts without arrays by n[i]."""
+        """Adds the largest subexpressions without arrays to `scalars`, and replaces them by n[i]."""
         if not arrays & set(_names(node)):
             text = ast.unparse(node)
             if text not in self.scalars:
@@ -100,31 +108,37 @@ class Formula:
             return ast.Subscript(ast.Name("n"), ast.Constant(self.scalars.index(text)))
         for name, value in ast.iter_fields(node):
             if isinstance(value, list):
-                value[:] = [self._hoist(each, arrays) for each in value]
+                value[:] = [self._hoist(item, arrays) for item in value]
             elif isinstance(value, ast.expr) and name != "func":
                 setattr(node, name, self._hoist(value, arrays))
         return node
 
-    def _emit(self, node: Any, out: Any = None, early: str | None = None) -> Any:
-        """Appends the passes of an expression; where its value is. out: where it belongs, or a scratch array."""
+    def _emit(self, node: Any, out: Any = None, reusable: str | None = None) -> Any:
+        """Appends the passes of an expression. Returns: the array with its value, or the number of a scalar.
+
+        out: the array for the value; None: any. reusable: an array that the pass which reads it may overwrite
+        """
         if isinstance(node, ast.Subscript):
-            position: Any = node.slice
-            return position.value
+            number: Any = node.slice
+            return number.value
         if isinstance(node, ast.Name):
             self._reads[node.id] -= 1
             return self._registers[node.id]
         if isinstance(node, ast.BinOp):
-            function, operands = _OPERATORS[type(node.op)], [node.left, node.right]
+            function = _OPERATORS[type(node.op)]
+            operands = [node.left, node.right]
         elif isinstance(node, ast.UnaryOp):
-            function, operands = "negative", [node.operand]
+            function = "negative"
+            operands = [node.operand]
         else:
-            function, operands = node.func.id, node.args
+            function = node.func.id
+            operands = node.args
             assert function in _ON_ARRAYS, function
-        inputs = tuple(self._emit(each, early=early) for each in operands)
-        held = {register for name, register in self._registers.items() if self._reads[name] > 0}
-        self._free += [each for each in dict.fromkeys(inputs) if each in self._scratch and each not in held]
-        if out is None and early in inputs:
-            out = early
+        inputs = tuple(self._emit(operand, reusable=reusable) for operand in operands)
+        in_use = {register for name, register in self._registers.items() if self._reads[name] > 0}
+        self._free += [array for array in dict.fromkeys(inputs) if array in self._scratch and array not in in_use]
+        if out is None and reusable in inputs:
+            out = reusable
         elif out is None and self._free:
             out = self._free.pop()
         elif out is None:
@@ -140,5 +154,5 @@ def _names(tree: ast.AST) -> list[str]:
 
 @functools.lru_cache(256)
 def compile_formula(lines: tuple[str, ...], states: tuple[str, ...], factor: str = "1") -> Formula:
-    """The formula of these lines. states: names of the state arrays that they read and write; factor: see `Formula`"""
+    """Compiles the lines of a formula. states: names of the states that they read and write; factor: see `Formula`"""
     return Formula(lines, states, factor)

@@ -23,17 +23,20 @@ from ddp.optim.optimizer import Group, Optimizer, number
 
 Function = Callable[[int], float]
 
-# What schedules set in a parameter group.
+# The settings of a parameter group that schedules change.
 _SCHEDULED = {"lr", "initial_lr", "max_lr", "min_lr", "momentum", "betas", "base_momentum", "max_momentum"}
+
+# The attributes of schedules that hold functions and other schedules: a state dict has only their state.
+_STATEFUL = {"lr_lambdas", "_scale_fn_custom", "_schedulers"}
 
 
 class LRScheduler:
     """The base of schedules: `get_lr` computes the rates of `last_epoch`.
 
-    last_epoch: -1 to begin; to go on from a checkpoint, the last one that was finished, and the optimizer's groups then
-    have their "initial_lr"
+    last_epoch: -1 to begin; to continue from a checkpoint, the last finished epoch: the optimizer's groups then have
+    "initial_lr"
 
-    Raises: DtypeError for what is no optimizer; ArgumentError where "initial_lr" is missing.
+    Raises: DtypeError for other things than an optimizer; ArgumentError if "initial_lr" is missing.
     """
 
     _is_relative = False  # whether `get_lr` computes from the last rates, not from `base_lrs`
@@ -46,7 +49,7 @@ class LRScheduler:
         def __getattr__(self, name: str) -> Any: ...
 
     def _begin(self, optimizer: Optimizer, last_epoch: int, **settings: Any) -> None:
-        """Keeps the settings as attributes, and sets the first rates. Raises: DtypeError, ArgumentError."""
+        """Stores the settings as attributes, and sets the first rates. Raises: DtypeError, ArgumentError."""
         self._attach(optimizer)
         self.__dict__.update(settings)
         for position, group in enumerate(optimizer.param_groups):
@@ -73,7 +76,7 @@ class LRScheduler:
             ]
 
     def _initial_step(self) -> None:
-        """Sets the rates of the first epoch; those of a checkpoint are there already."""
+        """Does the first step, which sets the rates of the first epoch, or keeps those of a checkpoint."""
         self._step_count = 0
         self._is_initial = True
         try:
@@ -86,7 +89,7 @@ class LRScheduler:
         return self._last_lr
 
     def get_lr(self) -> list[float]:
-        """The rate of each group at `last_epoch`: called by `step`; others want `get_last_lr`."""
+        """The rate of each group at `last_epoch`. Called by `step`; users call `get_last_lr`."""
         raise NotImplementedError(f"{type(self).__name__} defines no get_lr()")
 
     def step(self, epoch: None = None) -> None:
@@ -111,7 +114,7 @@ class LRScheduler:
         self.last_epoch -= 1
 
     def _restart(self) -> None:
-        """Begins at epoch 0, as a part of a SequentialLR does when its turn comes."""
+        """Begins at epoch 0: called when this schedule becomes the current one of a SequentialLR."""
         self.last_epoch = 0
         if self._is_relative:
             self._set(self.base_lrs)
@@ -125,67 +128,68 @@ class LRScheduler:
         self._last_lr = self._rates()
 
     def _rates(self) -> list[float]:
-        return [_read(group["lr"]) for group in self.optimizer.param_groups]
+        return [_read_lr(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer; of our own functions and schedules, what they save."""
-        return {key: _saved(x) if key in _OWN else x for key, x in self.__dict__.items() if key != "optimizer"}
+        """All attributes but the optimizer; for functions and other schedules, their state."""
+        return {
+            name: _state_of(value) if name in _STATEFUL else value
+            for name, value in self.__dict__.items()
+            if name != "optimizer"
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned; functions and schedules stay those that were given here.
+        """Loads a result of `state_dict`. Functions and other schedules are kept, and get their saved state.
 
-        The optimizer's state dict may be loaded before or after this, and before this schedule is made. Making it sets
-        the first rates; the rates and momenta that the optimizer had loaded are then put back.
+        The optimizer's state dict may be loaded before or after this, also before this schedule is made. Making a
+        schedule sets the first rates; this call restores the rates and momenta that the optimizer had loaded.
         """
-        self.__dict__.update({name: value for name, value in state_dict.items() if name not in _OWN})
-        for name in _OWN & state_dict.keys():
-            _load(self.__dict__.get(name), state_dict[name])
+        self.__dict__.update({name: value for name, value in state_dict.items() if name not in _STATEFUL})
+        for name in _STATEFUL & state_dict.keys():
+            _load_state(self.__dict__.get(name), state_dict[name])
         for group, loaded in zip(self.optimizer.param_groups, self.optimizer._loaded_settings or (), strict=False):
             _set_lr(group, loaded["lr"])
             group.update({**loaded, "lr": group["lr"]})
 
 
-# The attributes that hold functions and schedules: these stay, and only their state is saved.
-_OWN = {"lr_lambdas", "_scale_fn_custom", "_schedulers"}
+def _state_of(value: Any) -> Any:
+    """The state of a function or schedule, or of each in a list; None for a plain function."""
+    if isinstance(value, list):
+        return [_state_of(item) for item in value]
+    if isinstance(value, LRScheduler):
+        return value.state_dict()
+    return None if isinstance(value, types.FunctionType) else dict(getattr(value, "__dict__", {})) or None
 
 
-def _saved(held: Any) -> Any:
-    """The state of a function or schedule, or of each in a list; None for a function without any."""
-    if isinstance(held, list):
-        return [_saved(each) for each in held]
-    if isinstance(held, LRScheduler):
-        return held.state_dict()
-    return None if isinstance(held, types.FunctionType) else dict(getattr(held, "__dict__", {})) or None
+def _load_state(value: Any, state: Any) -> None:
+    if isinstance(value, list):
+        for item, item_state in zip(value, state, strict=True):
+            _load_state(item, item_state)
+    elif isinstance(value, LRScheduler):
+        value.load_state_dict(state)
+    elif value is not None and state:
+        vars(value).update(state)
 
 
-def _load(held: Any, saved: Any) -> None:
-    if isinstance(held, list):
-        for each in zip(held, saved, strict=True):
-            _load(*each)
-    elif isinstance(held, LRScheduler):
-        held.load_state_dict(saved)
-    elif held is not None and saved:
-        vars(held).update(saved)
+# By id of a learning rate on a GPU: a weak reference, its version, and its value, to read it without waiting.
+_gpu_rates: dict[int, tuple[Any, int, float]] = {}
 
 
 def _set_lr(group: Group, rate: float) -> None:
-    """Gives a group its rate; a tensor keeps its identity, since others may hold it."""
-    held = group["lr"]
-    if isinstance(held, Tensor):
-        held.fill_(rate)
-        if held.device.type != "cpu":
-            _written[id(held)] = weakref.ref(held), held.version.count, float(np.asarray(rate, held.dtype))
+    """Sets the rate of a group. A tensor is changed in place, since other code may hold it."""
+    tensor = group["lr"]
+    if isinstance(tensor, Tensor):
+        tensor.fill_(rate)
+        if tensor.device.type != "cpu":
+            value = float(np.asarray(rate, tensor.dtype))
+            _gpu_rates[id(tensor)] = (weakref.ref(tensor), tensor.version.count, value)
     else:
         group["lr"] = rate
 
 
-# (weak reference, version, what was written then) by id, of rates on GPUs: schedules need not wait to read them.
-_written: dict[int, tuple[Any, int, float]] = {}
-
-
-def _read(rate: Any) -> Any:
-    known = _written.get(id(rate))
-    return known[2] if known and known[0]() is rate and known[1] == rate.version.count else number(rate)
+def _read_lr(rate: Any) -> Any:
+    entry = _gpu_rates.get(id(rate))
+    return entry[2] if entry and entry[0]() is rate and entry[1] == rate.version.count else number(rate)
 
 
 def _per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
@@ -199,12 +203,12 @@ def _per_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
 
 
 class _FactorLR(LRScheduler):
-    """Multiplies the rate of every group by `_factor` on arriving at `last_epoch`."""
+    """The base of schedules that multiply the rate of every group by `_factor()`, which subclasses define."""
 
     _is_relative = True
 
     def get_lr(self) -> list[float]:
-        factor = self._factor()  # of the subclass
+        factor = self._factor()
         return [rate * factor for rate in self._rates()]
 
 
@@ -295,12 +299,13 @@ class PolynomialLR(_FactorLR):
     def _factor(self) -> float:
         if self._is_initial or self.last_epoch > self.total_iters:
             return 1.0
-        left, before = 1.0 - self.last_epoch / self.total_iters, 1.0 - (self.last_epoch - 1) / self.total_iters
-        return (left / before) ** self.power
+        remaining = 1.0 - self.last_epoch / self.total_iters
+        previous = 1.0 - (self.last_epoch - 1) / self.total_iters
+        return (remaining / previous) ** self.power
 
 
 class _FunctionLR(LRScheduler):
-    """Functions are not saved; callable objects are, by their attributes."""
+    """The base of schedules by functions. State dicts have the attributes of callable objects, nothing of functions."""
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | list[Function], last_epoch: int = -1) -> None:
         self._attach(optimizer)
@@ -333,12 +338,16 @@ class CosineAnnealingLR(LRScheduler):
         self._begin(optimizer, last_epoch, T_max=T_max, eta_min=eta_min)
 
     def get_lr(self) -> list[float]:
-        rates, low, epoch = self._rates(), self.eta_min, self.last_epoch
+        rates = self._rates()
+        low = self.eta_min
+        epoch = self.last_epoch
         if self._is_initial:
             return rates
-        if self._step_count == 1 and epoch > 0:  # goes on from a checkpoint
+        if self._step_count == 1 and epoch > 0:  # the first step after a checkpoint
             return [low + (base - low) * self._height(epoch) / 2 for base in self.base_lrs]
-        if (epoch - 1 - self.T_max) % (2 * self.T_max) == 0:  # up from the bottom, where a multiple stays 0
+        if (epoch - 1 - self.T_max) % (
+            2 * self.T_max
+        ) == 0:  # from the bottom up: the rate may be 0, and no factor changes that
             rise = (1 - math.cos(math.pi / self.T_max)) / 2
             return [rate + (base - low) * rise for rate, base in zip(rates, self.base_lrs, strict=True)]
         factor = self._height(epoch) / self._height(epoch - 1)
@@ -349,11 +358,11 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
-    """Down along a cosine from the base rate to eta_min in T_0 epochs, and anew, each time over T_mult as many.
+    """Along a cosine from the base rate down to eta_min in T_0 epochs; then again, each time in T_mult as many epochs.
 
     `step(epoch)` takes fractions, for a rate that changes inside an epoch.
 
-    Raises: ArgumentError for T_0 or T_mult that are no positive integers.
+    Raises: ArgumentError if T_0 or T_mult is not a positive integer.
     """
 
     def __init__(
@@ -382,7 +391,8 @@ class CosineAnnealingWarmRestarts(LRScheduler):
             epoch = 0 if epoch is None else epoch
             if epoch < 0:
                 raise ArgumentError(f"CosineAnnealingWarmRestarts: epoch is not negative, got {epoch}")
-            self.T_cur, self.T_i = epoch, self.T_0
+            self.T_cur = epoch
+            self.T_i = self.T_0
             while self.T_cur >= self.T_i:
                 self.T_cur -= self.T_i
                 self.T_i *= self.T_mult
@@ -399,16 +409,18 @@ class _MomentumCycle(LRScheduler):
     use_beta1: bool
 
     def _init_momentum(self, base: Any, largest: Any, begin: bool) -> None:
-        kind, optimizer = type(self).__name__, self.optimizer
+        name = type(self).__name__
+        optimizer = self.optimizer
         if "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
-            raise ArgumentError(f"{kind}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
+            raise ArgumentError(f"{name}: {type(optimizer).__name__} has no momentum to cycle: cycle_momentum=False")
         self.use_beta1 = "betas" in optimizer.defaults
-        self.base_momentums = _per_group(f"{kind}: base_momentum", optimizer, base)
-        self.max_momentums = _per_group(f"{kind}: max_momentum", optimizer, largest)
+        self.base_momentums = _per_group(f"{name}: base_momentum", optimizer, base)
+        self.max_momentums = _per_group(f"{name}: max_momentum", optimizer, largest)
         if begin:
             for low, high, group in zip(self.base_momentums, self.max_momentums, optimizer.param_groups, strict=True):
                 self._set_momentum(group, high)
-                group["max_momentum"], group["base_momentum"] = high, low
+                group["max_momentum"] = high
+                group["base_momentum"] = low
 
     def _set_momentum(self, group: Group, momentum: float) -> None:
         if self.use_beta1:
@@ -418,10 +430,10 @@ class _MomentumCycle(LRScheduler):
 
 
 class OneCycleLR(_MomentumCycle):
-    """Up from max_lr/div_factor to max_lr in `pct_start` of the steps, then down to the start over final_div_factor.
+    """Up from start = max_lr/div_factor to max_lr in `pct_start` of the steps, then down to start/final_div_factor.
 
     total_steps, or epochs * steps_per_epoch: steps of the whole schedule, one after every batch
-    three_phase: down to the start as fast as it came up, and then to the end
+    three_phase: down to start in as many steps as up, then to start/final_div_factor
     cycle_momentum: momentum goes from max_momentum to base_momentum and back meanwhile
 
     Raises: ArgumentError for values out of range, and by `step` after the last step.
@@ -458,7 +470,8 @@ class OneCycleLR(_MomentumCycle):
                 f"{anneal_strategy!r}"
             )
         self._anneal_func_type = anneal_strategy
-        top, last = float(pct_start * total_steps) - 1, total_steps - 1
+        top = float(pct_start * total_steps) - 1
+        last = total_steps - 1
         # (last step, lr from, lr to, momentum from, momentum to) of each phase: names of settings of a group
         up = (top, "initial_lr", "max_lr", "max_momentum", "base_momentum")
         down = (last, "max_lr", "min_lr", "base_momentum", "max_momentum")
@@ -487,12 +500,12 @@ class OneCycleLR(_MomentumCycle):
                 break
             start = end
         part = (step - start) / (end - start)
-        found = []
+        rates = []
         for group in self.optimizer.param_groups:
-            found.append(self._between(group[names[0]], group[names[1]], part))
+            rates.append(self._between(group[names[0]], group[names[1]], part))
             if self.cycle_momentum:
                 self._set_momentum(group, self._between(group[names[2]], group[names[3]], part))
-        return found
+        return rates
 
     def _between(self, start: float, end: float, part: float) -> float:
         if self._anneal_func_type == "linear":
@@ -538,14 +551,16 @@ class CyclicLR(_MomentumCycle):
         self.total_size = float(step_size_up) + float(down)
         self.step_ratio = step_size_up / self.total_size
         self._scale_fn_custom = scale_fn
-        self.scale_mode = scale_mode if scale_fn is not None else "iterations" if mode == "exp_range" else "cycle"
+        if scale_fn is None:
+            scale_mode = "iterations" if mode == "exp_range" else "cycle"
+        self.scale_mode = scale_mode
         if cycle_momentum:
             self._init_momentum(base_momentum, max_momentum, last_epoch == -1)
         self._begin(optimizer, last_epoch, mode=mode, gamma=gamma, cycle_momentum=cycle_momentum)
         self.base_lrs = lowest
 
     def scale_fn(self, x: float) -> float:
-        """How high the cycle, or the step, `x` goes: 1 is max_lr."""
+        """The height of cycle (or step) number `x`: at 1, the peak is max_lr."""
         if self._scale_fn_custom is not None:
             return self._scale_fn_custom(x)
         if self.mode == "triangular2":
@@ -597,15 +612,20 @@ class ReduceLROnPlateau(LRScheduler):
         self._attach(optimizer)
         self.default_min_lr = None if isinstance(min_lr, list | tuple) else min_lr
         self.min_lrs = _per_group("ReduceLROnPlateau: min_lr", optimizer, min_lr)
-        self.factor, self.patience, self.cooldown, self.eps = factor, patience, cooldown, eps
-        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
+        self.factor = factor
+        self.patience = patience
+        self.cooldown = cooldown
+        self.eps = eps
+        self.mode = mode
+        self.threshold = threshold
+        self.threshold_mode = threshold_mode
         self.best = math.inf if mode == "min" else -math.inf
         self.last_epoch = self.cooldown_counter = self.num_bad_epochs = 0
         self._last_lr = self._rates()
 
     @property
     def in_cooldown(self) -> bool:
-        """Whether the rate was reduced a short while ago."""
+        """Whether the last reduction is at most `cooldown` epochs ago."""
         return self.cooldown_counter > 0
 
     def step(self, metrics: Any) -> None:  # type: ignore[override]  # as in PyTorch
@@ -633,7 +653,7 @@ class ReduceLROnPlateau(LRScheduler):
         return sign * current > sign * limit
 
     def _reduce(self) -> None:
-        if len(self.min_lrs) != len(self.optimizer.param_groups):  # a group is new
+        if len(self.min_lrs) != len(self.optimizer.param_groups):  # a group was added
             lowest_of_all = self.min_lrs if self.default_min_lr is None else self.default_min_lr
             self.min_lrs = _per_group("ReduceLROnPlateau: min_lrs", self.optimizer, lowest_of_all)
         for group, old, lowest in zip(self.optimizer.param_groups, self._rates(), self.min_lrs, strict=True):
@@ -645,21 +665,23 @@ class ReduceLROnPlateau(LRScheduler):
 class _Composed(LRScheduler):
     _schedulers: list[LRScheduler]
 
-    def _take(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None) -> None:
-        kind = type(self).__name__
+    def _set_schedulers(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None) -> None:
+        name = type(self).__name__
         if not schedulers:
-            raise ArgumentError(f"{kind}: there is no schedule")
-        for position, each in enumerate(schedulers):
-            if not isinstance(each, LRScheduler) or isinstance(each, ReduceLROnPlateau):
-                raise DtypeError(f"{kind}: number {position} is {type(each).__name__}, not a schedule without a metric")
+            raise ArgumentError(f"{name}: there is no schedule")
+        for position, schedule in enumerate(schedulers):
+            if not isinstance(schedule, LRScheduler) or isinstance(schedule, ReduceLROnPlateau):
+                raise DtypeError(
+                    f"{name}: number {position} is {type(schedule).__name__}, not a schedule without a metric"
+                )
         self._attach(optimizer or schedulers[0].optimizer)
-        if any(each.optimizer is not self.optimizer for each in schedulers):
-            raise ArgumentError(f"{kind}: the schedules are not all of one optimizer")
+        if any(schedule.optimizer is not self.optimizer for schedule in schedulers):
+            raise ArgumentError(f"{name}: the schedules are not all of one optimizer")
         self._schedulers = list(schedulers)
 
     def _undo(self) -> None:
-        for each in self._schedulers:
-            each._undo()
+        for schedule in self._schedulers:
+            schedule._undo()
 
 
 class SequentialLR(_Composed):
@@ -673,12 +695,12 @@ class SequentialLR(_Composed):
     def __init__(
         self, optimizer: Optimizer, schedulers: list[LRScheduler], milestones: list[int], last_epoch: int = -1
     ) -> None:
-        self._take(schedulers, optimizer)
+        self._set_schedulers(schedulers, optimizer)
         if len(milestones) != len(schedulers) - 1:
             raise ArgumentError(f"SequentialLR: {len(milestones)} milestones between {len(schedulers)} schedules")
         self._milestones = milestones
         self.last_epoch = last_epoch + 1
-        # Each schedule made its first step when it was made: all are taken back, and the first one's made again.
+        # Each schedule did its first step when it was made. Undoes all, and repeats that of the current schedule.
         for group in optimizer.param_groups:
             _set_lr(group, group["initial_lr"])
         self._undo()
@@ -705,20 +727,20 @@ class ChainedScheduler(_Composed):
     """
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
-        self._take(schedulers, optimizer)
+        self._set_schedulers(schedulers, optimizer)
         self._last_lr = self._rates()
 
     def _initial_step(self) -> None:
-        for each in self._schedulers:
-            each._step_count = 0  # what follows is a first step once more
+        for schedule in self._schedulers:
+            schedule._step_count = 0  # the next step is the first one again
         self.step()
 
     def step(self) -> None:  # type: ignore[override]  # as in PyTorch
         """Goes on to the next epoch."""
-        for each in self._schedulers:
-            each.step()
+        for schedule in self._schedulers:
+            schedule.step()
         self._last_lr = self._rates()
 
 
-if not TYPE_CHECKING:  # checkers know which names are defined here
-    __all__ = [name for name, each in globals().items() if name[0] != "_" and hasattr(each, "get_last_lr")]
+if not TYPE_CHECKING:  # type checkers need no __all__, and cannot evaluate this
+    __all__ = [name for name, value in globals().items() if name[0] != "_" and hasattr(value, "get_last_lr")]

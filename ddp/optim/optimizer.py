@@ -19,11 +19,11 @@ Closure = Callable[[], Any]
 
 
 class Optimizer:
-    """The base of optimizers, also of your own: define `step`, and keep what you remember in `self.state[p]`.
+    """The base of optimizers, also of your own: define `step`, and keep the state of parameter p in `self.state[p]`.
 
     params: tensors, (name, tensor) pairs, or groups {"params": tensors, "lr": ...} with settings of their own
 
-    Raises: ArgumentError for no parameters, or one named twice; DtypeError for what is no tensor.
+    Raises: ArgumentError without parameters, or for one that is named twice; DtypeError for other things than tensors.
     """
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -47,11 +47,12 @@ class Optimizer:
             cls.step = _with_hooks(cls.__dict__["step"])  # type: ignore[method-assign]  # the same call, and hooks
 
     def _prepare(self) -> None:
-        """Sets what is not pickled: the hooks, and the state that learning rate schedules read."""
+        """Sets the attributes that are not pickled: hooks, and what learning rate schedules read."""
         self._before: list[Callable[..., Any]] = []
         self._after: list[Callable[..., Any]] = []
         self._stepped = self._stepping = False
-        # What load_state_dict set, as it was before schedules were made. Empty until one is; None after the next step.
+        # Settings that load_state_dict set, copied when the first schedule is made after it: schedules change them.
+        # Empty between the two; None without a load_state_dict, and after the next step.
         self._loaded_settings: list[Group] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,27 +63,27 @@ class Optimizer:
         self._prepare()
 
     def add_param_group(self, param_group: Group) -> None:
-        """Trains more parameters from now on. Raises: ArgumentError, DtypeError."""
-        kind = type(self).__name__
+        """Adds a group of parameters. Raises: ArgumentError, DtypeError."""
+        optimizer = type(self).__name__
         if not isinstance(param_group, dict):
-            raise DtypeError(f"{kind}: a parameter group is a dict, not {type(param_group).__name__}")
-        saved = param_group["params"]
-        if isinstance(saved, set | frozenset):
-            raise DtypeError(f"{kind}: a set of parameters has no order, and state goes by order: use a list")
-        params = [saved] if isinstance(saved, Tensor) else list(saved)
+            raise DtypeError(f"{optimizer}: a parameter group is a dict, not {type(param_group).__name__}")
+        given = param_group["params"]
+        if isinstance(given, set | frozenset):
+            raise DtypeError(f"{optimizer}: a set of parameters has no order, and state goes by order: use a list")
+        params = [given] if isinstance(given, Tensor) else list(given)
         names = [p[0] for p in params if isinstance(p, tuple)]
         params = [p[1] if isinstance(p, tuple) else p for p in params]
-        named = {bool(names), *("param_names" in each for each in self.param_groups)}
+        named = {bool(names), *("param_names" in other for other in self.param_groups)}
         if len(named) > 1 or len(names) not in (0, len(params)):
-            raise ArgumentError(f"{kind}: some parameters have names, others have not")
+            raise ArgumentError(f"{optimizer}: some parameters have names, others have not")
         seen = {id(p) for group in self.param_groups for p in group["params"]}
         for p in params:
             if not isinstance(p, Tensor):
-                raise DtypeError(f"{kind}: a parameter is a Tensor, not {type(p).__name__}")
+                raise DtypeError(f"{optimizer}: a parameter is a Tensor, not {type(p).__name__}")
             if not p.is_leaf:
-                raise ArgumentError(f"{kind}: shape {p.shape} is the result of an op, not a leaf")
+                raise ArgumentError(f"{optimizer}: shape {p.shape} is the result of an op, not a leaf")
             if id(p) in seen:
-                raise ArgumentError(f"{kind}: a parameter of shape {p.shape} is named twice")
+                raise ArgumentError(f"{optimizer}: a parameter of shape {p.shape} is named twice")
             seen.add(id(p))
         group = {**param_group, "params": params}
         if names:
@@ -92,7 +93,7 @@ class Optimizer:
         self.param_groups.append(group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Empties the gradients of all parameters; not `set_to_none`: those that exist become zeros."""
+        """Sets the gradients of all parameters to None; without `set_to_none`, existing ones to zeros."""
         for group in self.param_groups:
             for p in group["params"]:
                 clear_grad(p, set_to_none)
@@ -100,7 +101,7 @@ class Optimizer:
     def step(self, closure: Closure | None = None) -> Any:
         """Updates the parameters from their gradients; one whose grad is None is not touched. Subclasses define it.
 
-        closure: computes the loss and its gradients anew, and returns the loss, which step returns
+        closure: computes the loss and its gradients again, and returns the loss, which step returns
         """
         raise NotImplementedError(f"{type(self).__name__} defines no step()")
 
@@ -115,7 +116,7 @@ class Optimizer:
         return RemovableHandle(self._after, hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """{"state": {number: ...}, "param_groups": [...]}: parameters by number, in the order of the groups."""
+        """{"state": {number: ...}, "param_groups": [...]}, with numbers for parameters, in the order of the groups."""
         params = [p for group in self.param_groups for p in group["params"]]
         numbers = {id(p): position for position, p in enumerate(params)}
         groups = [{**group, "params": [numbers[id(p)] for p in group["params"]]} for group in self.param_groups]
@@ -123,7 +124,7 @@ class Optimizer:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over settings and copies of the state, which keep their dtype. Tensors go to their parameter's device.
+        """Loads settings, and copies of the state in their dtype. Tensors are copied to their parameter's device.
 
         Parameters are matched by name if this optimizer and the state dict both have "param_names", without the
         "module" that DataParallel adds; else by their order.
@@ -164,7 +165,7 @@ class Optimizer:
             )
         return matched
 
-    def _note_step(self) -> None:
+    def _record_step(self) -> None:
         self._stepped = True
         self._loaded_settings = None
 
@@ -177,11 +178,11 @@ class Optimizer:
 
 
 def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step` between the hooks of its optimizer."""
+    """Wraps `step` to call the optimizer's hooks before and after it."""
 
     @functools.wraps(step)
     def hooked(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if self._stepping:  # a subclass calls the step that it extends: that is one step
+        if self._stepping:  # called by the step of a subclass, whose wrapper calls the hooks
             return step(self, *args, **kwargs)
         for hook in tuple(self._before):
             changed = hook(self, args, kwargs)
@@ -194,7 +195,7 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
             result = step(self, *args, **kwargs)
         finally:
             self._stepping = False
-        self._note_step()
+        self._record_step()
         for hook in tuple(self._after):
             hook(self, args, kwargs)
         return result
@@ -203,10 +204,10 @@ def _with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def groups_by_name(own: Sequence[Sequence[str]], groups: Sequence[Group]) -> list[Group] | None:
-    """Puts saved groups, and the parameters in each, into another order: that of the names `own` of each group.
+    """Sorts saved groups, and the parameters in each, in the order of `own`, the names in each group.
 
-    "module", which DataParallel adds to names, does not count. None if the groups are not of the same names, or if
-    names that are not unique come in another order.
+    Ignores "module", which DataParallel adds to names. Returns: None if the groups have other names, or if names that
+    are not unique have another order.
     """
     if own == [group["param_names"] for group in groups]:
         return list(groups)
@@ -229,14 +230,14 @@ def _without_wrappers(name: str) -> str:
 def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
     """Copies a state or setting, with the tensors and arrays in its lists, tuples and dicts. Dtypes stay.
 
-    p: the parameter; tensors go to its device, but a "step" stays where it is, and all stay without a parameter
+    p: the parameter, to whose device tensors are copied, except "step"; None: tensors stay on their device
     """
     if isinstance(value, dict):
         return {key: copy_state(key, item, p) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(copy_state(name, item, p) for item in value)
     if hasattr(value, "__dlpack__") and not hasattr(value, "detach"):
-        return value.copy()  # an array stays one: its optimizer computes with arrays
+        return value.copy()  # an array is not made a tensor: the state of some optimizers is arrays
     value = from_foreign(value)
     if not isinstance(value, Tensor):
         return value
@@ -245,24 +246,26 @@ def copy_state(name: Any, value: Any, p: Tensor | None) -> Any:
 
 
 def number(value: Any) -> Any:
-    """A setting as a Python number: also from a tensor of one element."""
+    """A setting as a Python number, also of a tensor of one element."""
     return value.item() if isinstance(value, Tensor) else value
 
 
-def settings_of(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The settings among the `locals()` of an optimizer's `__init__`: all but self and params.
+def settings_of(optimizer: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The settings among the `locals()` of an optimizer's `__init__`: all but self and params. optimizer: its name
 
     Raises: ArgumentError for None, nan or a negative number (of all but dampening), betas not in [0, 1), or
     differentiable.
     """
     settings = {name: value for name, value in arguments.items() if name not in ("self", "params", "__class__")}
     if settings.get("differentiable"):
-        raise ArgumentError(f"{kind}: differentiable=True needs gradients of an update: there are none")
+        raise ArgumentError(f"{optimizer}: differentiable=True needs gradients of an update: there are none")
     for name, value in settings.items():
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise ArgumentError(f"{kind}: {name} is a number, or a tensor of one element, not of shape {value.shape}")
+            raise ArgumentError(
+                f"{optimizer}: {name} is a number, or a tensor of one element, not of shape {value.shape}"
+            )
         if name == "betas" and not all(0 <= beta < 1 for beta in value):
-            raise ArgumentError(f"{kind}: betas are in [0, 1), got {value}")
+            raise ArgumentError(f"{optimizer}: betas are in [0, 1), got {value}")
         if name not in ("betas", "dampening", "foreach", "fused") and (value is None or not number(value) >= 0):
-            raise ArgumentError(f"{kind}: {name} is at least 0, got {value}")
+            raise ArgumentError(f"{optimizer}: {name} is at least 0, got {value}")
     return settings

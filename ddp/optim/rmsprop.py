@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp.optim.group_update import FormulaOptimizer, descent
+from ddp.optim.formula_optimizer import FormulaOptimizer, descent
 from ddp.optim.optimizer import Group, Params, settings_of
 
 

@@ -1,6 +1,6 @@
-"""Average of a model's weights over training, plain or exponential, and the learning rate that goes with them.
+"""Averages of a model's weights over training, plain or exponential, and a learning rate schedule for them.
 
-It stands above layers and optimizers, since it is of both.
+This module imports layers and optimizers, so it is on a floor above `ddp.optim`.
 
 Sources: Izmailov et al. 2018, arXiv:1803.05407 (stochastic weight averaging); Polyak & Juditsky 1992 (averaging).
 """
@@ -25,7 +25,7 @@ __all__ = ["SWALR", "AveragedModel", "get_ema_multi_avg_fn", "update_bn"]
 
 
 def get_ema_multi_avg_fn(decay: float = 0.999) -> Any:
-    """The function that makes averages decay * average + (1 - decay) * model, in place, of lists of tensors.
+    """A function that sets averages to decay * average + (1 - decay) * model, in place, for lists of tensors.
 
     Raises: ArgumentError unless decay is in [0, 1].
     """
@@ -44,13 +44,13 @@ def _mean(average: Any, model: Any, count: Any) -> Any:
 
 
 class AveragedModel(Module):
-    """A copy of a model whose parameters are averages of those that the model has had: plain means, unless told.
+    """A copy of a model with averages of its parameters over the calls of `update_parameters`: means by default.
 
     model: may be a DataParallel, of whose module this is a copy. device: where the copy is; None: where the model is.
     avg_fn: (average, model's, n_averaged) -> new average; or multi_avg_fn, which changes the first of two lists in
-    place. use_buffers: buffers are averaged, too; otherwise they become the model's at each update.
+    place. use_buffers: averages buffers, too; otherwise each update copies the model's buffers.
 
-    The state dict has n_averaged, and the copy's as module.
+    The state dict has "n_averaged", and the copy's entries under "module.".
     """
 
     def __init__(
@@ -68,28 +68,28 @@ class AveragedModel(Module):
         self.use_buffers = use_buffers
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the copy returns."""
+        """The result of the copy."""
         return self.module(*args, **kwargs)
 
     @no_grad()
     def update_parameters(self, model: Module) -> None:
-        """Takes the model's present parameters into the averages; the first time they become these."""
-        take = partial(_update, lambda average, model, count: model)
+        """Adds the model's present parameters to the averages. The first call copies them."""
+        copy_values = partial(_update, lambda average, model, count: model)
         averages: list[Any] = list(self.module.parameters())
         models: list[Any] = list(model.parameters())
         if self.use_buffers:
             averages += self.module.buffers()
             models += model.buffers()
         else:
-            take(self.module.buffers(), model.buffers(), 0)
-        update = self.multi_avg_fn if self.n_averaged > 0 else take
+            copy_values(self.module.buffers(), model.buffers(), 0)
+        update = self.multi_avg_fn if self.n_averaged > 0 else copy_values
         update(averages, [new.to(old.device) for old, new in zip(averages, models, strict=True)], self.n_averaged)
         self.n_averaged += 1
 
 
 @no_grad()
 def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
-    """Computes the running statistics of batch norm anew, as means over all batches of `loader`.
+    """Resets the running statistics of batch norm, and computes them as means over all batches of `loader`.
 
     loader: gives inputs of the model, or tuples or lists that begin with one. device: where inputs are moved
     """
@@ -99,7 +99,7 @@ def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
     try:
         for module in momenta:
             module.reset_running_stats()
-            module.momentum = None  # the mean of all batches
+            module.momentum = None  # cumulative: the mean over all batches
         for batch in loader if momenta else ():
             inputs = batch[0] if isinstance(batch, list | tuple) else batch
             model(inputs if device is None else inputs.to(device))
@@ -133,12 +133,12 @@ class SWALR(LRScheduler):
 
     def get_lr(self) -> list[float]:
         epoch = max(self._step_count - 1, self.anneal_epochs == 0)
-        before = self._left(epoch - 1)
-        factor = self._left(epoch) / before if before else 0.0
+        previous = self._remaining(epoch - 1)
+        factor = self._remaining(epoch) / previous if previous else 0.0
         swa = [group["swa_lr"] for group in self.optimizer.param_groups]
         return [end + (rate - end) * factor for end, rate in zip(swa, self._rates(), strict=True)]
 
-    def _left(self, epoch: int) -> float:
-        """How much of the way to swa_lr is left at an epoch, of 1."""
+    def _remaining(self, epoch: int) -> float:
+        """The fraction of the way to swa_lr that remains after an epoch."""
         done = min(max(epoch, 0) / max(self.anneal_epochs, 1), 1)
         return 1 - done if self._anneal_strategy == "linear" else (1 + math.cos(math.pi * done)) / 2

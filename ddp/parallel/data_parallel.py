@@ -225,7 +225,7 @@ class DataParallel(Module):
         if self.buffer_sync is not None and not self.reducer.running:
             if capturing.now is not None:
                 at = self.buffers_at
-                capturing.now.fix(self._buffers_due)  # whether the graph has the buffers' call
+                capturing.now.guard_value(self._buffers_due)  # whether the graph has the buffers' call
                 capturing.now.undo(lambda: setattr(self, "buffers_at", at))
             if self._buffers_due() and self.training and modes.state.enabled:
                 self._sync_buffers(self._announce(join.FORWARD))

@@ -5,16 +5,15 @@ the control message goes all the same, over the host's transport and without wai
 so one step late. Requests (to stop, to save) arrive with it. If the ranks send another one than at the capture, the
 step before has been applied with a wrong mean: every rank raises, and none continues.
 
-All that the reducer has to do in a capture is here; without one, these methods do next to nothing.
+The reducer registers with the capture what changes its own state (`Reducer._begin_capture`, `Reducer._end_capture`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp._device import capturing
 from ddp.errors import ParallelError
 from ddp.parallel.error_context import error_context
 
@@ -30,50 +29,33 @@ class GraphReplays:
         self._last: _ReplayedBackward | None = None  # the one whose message was sent last
 
     def begin(self) -> None:
-        """A backward begins: reads the message of the last replay. Raises: ParallelError; see the module."""
+        """Reads the message of the last replay, before any backward. Raises: ParallelError; see the module."""
         if self._last is not None:
             self._last.receive()
-        if (graph := capturing.now) is None:
-            return
-        reducer, gradients = self._reducer, self._reducer.gradients
-        before = gradients.snapshot()
 
-        def undo() -> None:
-            gradients.restore(before)
-            reducer.running = reducer.in_flight = False
+    def register(self, graph: Any, weight: float | None) -> None:
+        """Registers what every launch of a graph does, into which a synchronized backward was captured.
 
-        graph.fix(lambda: (reducer.sync, gradients.weights))
-        graph.undo(undo)
-
-    def end(self, weight: float | None) -> bool:
-        """A backward has ended: if it was captured, registers what every launch of the graph needs, and returns True.
-
-        weight: of a synchronized backward, on this rank
+        weight: of that backward, on this rank
         """
-        if (graph := capturing.now) is None:
-            return False
         reducer = self._reducer
-        if reducer.sync:
-            buckets, replayed = reducer.buckets, _ReplayedBackward(reducer, weight)
+        buckets = reducer.buckets
+        backward = _ReplayedBackward(reducer, weight)
 
-            def before() -> None:
-                reducer.check_usable()
-                if self._last is not None:
-                    self._last.receive()
-                self._last = replayed
-                replayed.send()
+        def before() -> None:
+            reducer.check_usable()
+            self.begin()
+            self._last = backward
+            backward.send()
 
-            def after() -> None:
-                replayed.step = reducer.count_step()
-                reducer.comm.watch_device("graph")
+        def after() -> None:
+            backward.step = reducer.count_step()
+            reducer.comm.watch_device("graph")
 
-            graph.fix(lambda: reducer.buckets is buckets)
-            graph.before(before)
-            graph.after(after)
-            graph.keep(buckets)
-        weights = reducer.gradients.weights  # what has been accumulated after each launch
-        graph.after(lambda: setattr(reducer.gradients, "weights", weights))
-        return True
+        graph.guard_value(lambda: reducer.buckets is buckets)
+        graph.before(before)
+        graph.after(after)
+        graph.keep_alive(buckets)
 
 
 class _ReplayedBackward:
@@ -81,7 +63,9 @@ class _ReplayedBackward:
 
     def __init__(self, reducer: Reducer, weight: float | None) -> None:
         self.step = 0
-        self._reducer, self._weight, self._used = reducer, weight, list(reducer.used)
+        self._reducer = reducer
+        self._weight = weight
+        self._used = list(reducer.used)
         self._captured = reducer.control.agreement()
         self._message = reducer.control.clone()
         self._in_flight = False
@@ -97,7 +81,8 @@ class _ReplayedBackward:
         with error_context(f"replay {self.step}: the control message"):
             self._message.wait()
         self._reducer.requests.receive(self._message.requests())
-        now, names = self._message.agreement(), self._reducer.names
+        now = self._message.agreement()
+        names = self._reducer.names
         if np.array_equal(now, self._captured):
             return
         pairs = zip(names, now[-len(names) :] != self._captured[-len(names) :], strict=True)

@@ -135,6 +135,7 @@ class Reducer:
         self.check_usable()
         self.running = self._reached = True
         self._replays.begin()
+        self._begin_capture()
         self.skipped.begin_backward()
         self._snapshot = self.gradients.snapshot()
         reached = {self._index[leaf] for leaf in leaves}
@@ -172,7 +173,7 @@ class Reducer:
             if self.sync:
                 self._keep_micro_batch()
             self.running = False
-            self._replays.end(None)
+            self._end_capture(None)
             return
         computed = monotonic_ns()
         self._timer.end()
@@ -180,7 +181,9 @@ class Reducer:
         self.running = False
         self.requests.receive(self.control.requests())
         self._record_step(computed)
-        weight, self.gradients.weights, self._snapshot = self.gradients.weights.weight, WeightSum(), None
+        weight = self.gradients.weights.weight
+        self.gradients.weights = WeightSum()
+        self._snapshot = None
         try:
             self._check()
         except ParallelError:  # every rank raises it: they still agree
@@ -190,12 +193,38 @@ class Reducer:
         self._finish_gradients(used)
         if self.micro_batches is not None:
             self.micro_batches.complete()
-        if not self._replays.end(weight):
+        if not self._end_capture(weight):
             self.count_step()
             plan = self.planner.after_backward(self._timer, used)
             if plan is not None:
                 self._set_plan(plan)
         self.in_flight = False
+
+    def _begin_capture(self) -> None:
+        """In a capture, guards what its graph depends on, and registers how to undo the backward if it fails."""
+        if (graph := capturing.now) is None:
+            return
+        snapshot = self.gradients.snapshot()
+
+        def undo() -> None:
+            self.gradients.restore(snapshot)
+            self.running = self.in_flight = False
+
+        graph.guard_value(lambda: (self.sync, self.gradients.weights))
+        graph.undo(undo)
+
+    def _end_capture(self, weight: float | None) -> bool:
+        """In a capture, registers what every launch of its graph does. Returns: whether there is a capture.
+
+        weight: of a synchronized backward, on this rank
+        """
+        if (graph := capturing.now) is None:
+            return False
+        if self.sync:
+            self._replays.register(graph, weight)
+        weights = self.gradients.weights  # the state after each launch
+        graph.after(lambda: setattr(self.gradients, "weights", weights))
+        return True
 
     def abandon(self, error: BaseException) -> None:
         """Backward raised: if something was launched it cannot be taken back, and the rest will not follow.

@@ -162,7 +162,7 @@ class WholeBatch(ChannelGroups):
         mine[2 : 2 + channels] = mean
         mine[2 + channels :] = var
         table = self._comm.all_gather(mine, lengths="equal").reshape(self._comm.size, -1)
-        modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # else CuPy leaves another stream
+        modes_of_ranks, counts = xp.ascontiguousarray(table[:, :2].T).tolist()  # contiguous: see `StreamGuard`
         self.collective = _WANTS in modes_of_ranks
         if self.collective and _NO_GRAD in modes_of_ranks:
             raise GraphError(

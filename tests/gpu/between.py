@@ -42,7 +42,7 @@ class Between:
         }
         for name, value in members.items():
             monkeypatch.setattr(runtime, name, value, raising=False)
-        monkeypatch.setattr(ipc, "address_range", self.range)
+        monkeypatch.setattr(ipc, "allocation_start", self.range)
 
     def note(self, what: str, given: Any) -> None:
         self.calls.append(what)

@@ -270,11 +270,11 @@ def _finished(problem: Any, values: dict[int, int], out: Any, a: Any, b: Any) ->
 def install(gpu: Any, monkeypatch: Any) -> None:
     """Gives the stand-in of CuPy a cuBLASLt: `gpu.cublaslt`."""
     gpu.cublaslt = Fake(gpu.launch, lambda: gpu.cupy.local.device)
-    monkeypatch.setattr(cublaslt, "_found", [cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")])
+    monkeypatch.setattr(cublaslt, "_loaded", [cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")])
     forget()
 
 
 def forget() -> None:
     """Drops plans and scratch memory of another library."""
     gemm._plans.clear()
-    gemm._shared.clear()
+    gemm._workspaces.clear()

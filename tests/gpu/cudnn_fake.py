@@ -352,7 +352,7 @@ def absent(gpu: Any, monkeypatch: Any) -> None:
 def install(gpu: Any, monkeypatch: Any) -> Fake:
     """Gives the stand-in of CuPy a cuDNN, and returns it. Without this, tests run the array formulas."""
     fake = Fake(gpu.launch)
-    for name, value in (("_loaded", [fake]), ("_mine", cudnn_graph._Mine())):
+    for name, value in (("_loaded", [fake]), ("_thread", cudnn_graph._ThreadLibraries())):
         monkeypatch.setattr(cudnn_graph, name, value)
     cudnn_graph.log_once.cache_clear()
     monkeypatch.setattr(cudnn_graph, "settings", cudnn_graph.Settings())

@@ -95,7 +95,7 @@ def forget() -> None:
         del _device._random.streams[where]
     for source in SOURCES.values():
         source._kernels.clear()
-    for held in (device_checks._alarms, stream_order._held, stream_order._readers, memory_pool._installed):
+    for held in (device_checks._error_flags, stream_order._pending, stream_order._users, memory_pool._installed):
         held.clear()
     for each in FORGETTING:
         each()

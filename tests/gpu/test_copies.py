@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import ddp
-from ddp._cuda import copies
-from ddp._cuda import stream_order as lanes
+from ddp._cuda import copies, stream_order
 from tests.gpu import simulated
 
 in_any_order = pytest.mark.parametrize("gpu", simulated(12), indirect=True)
@@ -72,7 +71,7 @@ class TestPinnedByOthers:
     def test_the_source_may_be_written_to(
         self, gpu: Any, staged: int, whose: Any, turned: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(copies, "_STAGED", staged)
+        monkeypatch.setattr(copies, "_MAX_STAGED", staged)
         x = whose(gpu, ddp.arange(96).float().reshape(8, 12))
         expected = (x.t() if turned else x).tolist()
         y = (x.t() if turned else x).cuda()
@@ -99,7 +98,7 @@ class TestOrder:
         ddp.cuda.synchronize()
         assert [x.tolist() for x in down] == [[float(i)] * 64 for i in range(4)]
         ddp.cuda.synchronize()
-        assert lanes.held() == 0
+        assert stream_order.pending_count() == 0
 
 
 class TestFetch:

@@ -147,7 +147,7 @@ def test_a_product_without_an_algorithm_is_left_to_our_kernel(gpu: Any, xp: Any)
     gpu.cublaslt.MatmulAlgoGetHeuristic = lambda *_: cublaslt.NOT_SUPPORTED
     cublaslt_fake.forget()
     library = cublaslt.LtLibrary(gpu.cublaslt, "the stand-in")
-    cublaslt._found[0] = library
+    cublaslt._loaded[0] = library
     with pytest.warns(RuntimeWarning, match="a slow kernel multiplies instead: .*NOT_SUPPORTED"):
         assert gemm.gemm(xp, x, x) is None
     assert gemm.gemm(xp, x, x) is None  # and says so once
@@ -169,16 +169,16 @@ def test_every_stream_has_scratch_memory_of_its_own(gpu: Any, xp: Any) -> None:
     gemm.gemm(xp, x, y)
     with xp.cuda.Stream():
         gemm.gemm(xp, x, y)
-    assert len(gemm._shared) == 2
+    assert len(gemm._workspaces) == 2
     for _ in range(2 * gemm.WORKSPACES):
         with xp.cuda.Stream():
             gemm.gemm(xp, x, y)
-    assert len(gemm._shared) == gemm.WORKSPACES
-    graph = capture.Capture()
+    assert len(gemm._workspaces) == gemm.WORKSPACES
+    graph = capture.Capture(lambda: None)
     with capture.inside(graph):
         for _ in range(2):
             gemm.gemm(xp, x, y)
-    assert len(gemm._shared) == gemm.WORKSPACES
+    assert len(gemm._workspaces) == gemm.WORKSPACES
     assert [each.nbytes for each in graph.kept] == [32 << 20]
 
 

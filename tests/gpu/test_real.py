@@ -16,8 +16,7 @@ import pytest
 import ddp
 import ddp.multiprocessing as mp
 from ddp import nn
-from ddp._cuda import cublaslt, gemm, ipc, matmul_kernels
-from ddp._cuda import stream_order as lanes
+from ddp._cuda import cublaslt, gemm, ipc, matmul_kernels, stream_order
 from ddp.errors import OutOfMemoryError
 from ddp.nn import functional as F
 from ddp.ops.arrays import BFLOAT16
@@ -236,8 +235,8 @@ def test_memory_outlives_the_other_stream() -> None:
         s.synchronize()
         assert float(y.min().item()) == float(y.max().item()) == 6.0
     ddp.cuda.synchronize()
-    lanes.sweep()
-    assert lanes.held() == 0
+    stream_order.collect()
+    assert stream_order.pending_count() == 0
 
 
 BREAKS = """
@@ -323,5 +322,5 @@ def test_processes_see_each_others_writes_and_memory_is_let_go_of() -> None:
     finally:
         child.kill()
     deadline = time.monotonic() + 10
-    while ipc.exported.sweep():
+    while ipc.exported.collect():
         assert time.monotonic() < deadline

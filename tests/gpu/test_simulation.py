@@ -96,7 +96,7 @@ def skip(owner: Any, name: str, file: str, function: str = "") -> Callable[[pyte
 
 
 def give_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_order, "record", lambda array, lane: None)
+    monkeypatch.setattr(stream_order, "record", lambda array, stream: None)
 
 
 PLANTED: dict[str, tuple[Callable[[], Any], Callable[[pytest.MonkeyPatch], None]]] = {
@@ -106,9 +106,9 @@ PLANTED: dict[str, tuple[Callable[[], Any], Callable[[pytest.MonkeyPatch], None]
     ),
     "a batch is written to memory that is still read": (
         batches,
-        skip(stream_order.DeviceStream, "after", "device_prefetcher.py", "_send"),
+        skip(stream_order.DeviceStream, "wait_for", "device_prefetcher.py", "_send"),
     ),
-    "pinned memory is written to under a copy": (batches, skip(stream_order, "hold", "device_prefetcher.py")),
+    "pinned memory is written to under a copy": (batches, skip(stream_order, "keep_alive", "device_prefetcher.py")),
     "a loss is read before it is there": (fetched, lambda m: m.setattr(Event, "synchronize", lambda self: None)),
     "memory that a side stream reads is given away": (on_a_side_stream, give_away),
     "backward crosses streams without an edge": (

@@ -47,7 +47,7 @@ class ZeroOptimizer(Optimizer):
     """
 
     _sealed = False  # the groups are complete
-    found_inf: Any = None  # see `ddp.optim.group_update.FormulaOptimizer`
+    found_inf: Any = None  # see `ddp.optim.formula_optimizer.FormulaOptimizer`
 
     def __init__(
         self, model: DataParallel, optimizer_class: type[Optimizer], params: Params | None = None, **defaults: Any

@@ -31,6 +31,6 @@ def test_a_block_of_any_size_adds_up(threads: int, gpu: Any, monkeypatch: pytest
     "number", [3, True, np.int32(3), np.uint8(3), np.bool(True), 0.5, np.float32(0.5), np.float16(0.5)]
 )
 def test_numbers_of_numpy_are_passed_as_pythons(number: Any) -> None:
-    passed = raw_kernel._passed(number)
+    passed = raw_kernel._kernel_argument(number)
     assert passed == number
     assert np.asarray(passed).dtype == ("float64" if isinstance(number, float | np.floating) else "int64")

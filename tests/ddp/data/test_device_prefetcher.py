@@ -123,7 +123,7 @@ def test_nothing_is_held_for_ever(gpu: Any) -> None:
     for batch, _ in DataLoader(Squares(8), batch_size=2, pin_memory=True, pin_memory_device="cuda:1"):
         assert batch.device == device("cuda:1")
     ddp.cuda.synchronize(1)
-    assert stream_order.held() == 0
+    assert stream_order.pending_count() == 0
 
 
 def test_without_a_gpu_it_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:

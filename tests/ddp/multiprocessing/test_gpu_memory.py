@@ -142,11 +142,11 @@ class TestCalls:
         reader, writer = mp.Pipe(duplex=False)
         for n in (1, 2):
             writer.send(ddp.zeros(n, device="cuda"))
-        assert ipc.exported.sweep() == 2
+        assert ipc.exported.collect() == 2
         first = reader.recv()
         writer.close()
         reader.close()
-        assert ipc.exported.sweep() == 0, "the second was never read, and the first is at home"
+        assert ipc.exported.collect() == 0, "the second was never read, and the first is at home"
         assert first.numel() == 1
 
     def test_a_device_by_another_number(self, between: Between, gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
