@@ -68,21 +68,21 @@ SIZES = {
     "ddp/_tensor": Size(57_353, 47_000, ("ddp/_tensor",)),
     "ddp/ops": Size(50_030, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(8_791, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
-    "ddp/_cuda, ddp/cuda": Size(39_873, 36_000, ("ddp/_cuda", "ddp/cuda")),
+    "ddp/_cuda, ddp/cuda": Size(39_579, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_498, 39_000, ("ddp/nn",)),
-    "ddp/optim": Size(16_459, 14_000, ("ddp/optim",)),
+    "ddp/optim": Size(16_306, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_625, 20_500, ("ddp/data",)),
-    "ddp/checkpoint, ddp/serialization": Size(25_143, 22_500, ("ddp/checkpoint", "ddp/serialization")),
+    "ddp/checkpoint, ddp/serialization": Size(28_237, 22_500, ("ddp/checkpoint", "ddp/serialization")),
     "ddp/parallel, ddp/tracing": Size(41_975, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_240, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_010, 11_500, ("ddp",)),
-    "collectives": Size(77_535, 65_000, ("collectives",)),
-    "launcher": Size(70_076, 64_000, ("launcher",)),
-    "benchmarks": Size(41_055, 31_000, ("benchmarks",)),
-    "tests": Size(495_425, 385_000, ("tests",)),
+    "collectives": Size(78_379, 65_000, ("collectives",)),
+    "launcher": Size(70_374, 64_000, ("launcher",)),
+    "benchmarks": Size(41_430, 31_000, ("benchmarks",)),
+    "tests": Size(499_678, 385_000, ("tests",)),
 }
-FILES = {"ddp": (246, 230), "collectives": (60, 60), "launcher": (75, 75)}  # limit, goal
+FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (75, 75)}  # limit, goal
 
 
 def code_lines(text: str) -> int:
@@ -533,33 +533,37 @@ def test_every_all_is_true() -> None:
 READING_ORDER = (
     "ddp/_engine/nodes.py",
     "ddp/_engine/running.py",
+    "ddp/_engine/leaves.py",
     "ddp/ops/op.py",
     "ddp/ops/elementwise.py",
     "ddp/_tensor/base.py",
     "ddp/parallel/buckets.py",
     "ddp/parallel/control.py",
     "ddp/parallel/reducer.py",
+    "ddp/parallel/exchange.py",
     "ddp/parallel/data_parallel.py",
     "ddp/optim/optimizer.py",
+    "ddp/optim/formula_optimizer.py",
+    "ddp/optim/sgd.py",
 )
 
 
-def test_the_ten_files_of_the_reading_order_are_named_in_it_and_short() -> None:
+def test_the_files_of_the_reading_order_are_named_in_it_and_short() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     places = [page.index(f"`{path}`") for path in READING_ORDER]
     assert places == sorted(places)
     lines = {path: len((ROOT / path).read_text().splitlines()) for path in READING_ORDER}
-    assert sum(lines.values()) < 3_000, lines
+    assert sum(lines.values()) < 3_500, lines
 
 
-# Beyond each other, the ten may import these: what they are made of, and the parts of `ddp.parallel` that serve them.
+# Beyond each other, they may import these: what they are made of, and the parts of `ddp.parallel` that serve them.
 BESIDE_THEM = (
     *("collectives", "ddp.errors", "ddp._device", "ddp._layout", "ddp._engine", "ddp._cuda", "ddp._tensor", "ddp.ops"),
-    *("ddp.nn", "ddp.parallel"),
+    *("ddp.nn", "ddp.optim", "ddp.parallel"),
 )
 
 
-def test_the_ten_files_import_little_else() -> None:
+def test_they_import_little_else() -> None:
     for path in READING_ORDER:
         ours = {each for each in imports((ROOT / path).read_text()) if each.split(".")[0] in PACKAGES}
         outside = {each for each in ours if not any(within(each, allowed) for allowed in BESIDE_THEM)}
