@@ -177,7 +177,7 @@ def run_versions(
 
     def run(**libraries: Any) -> list[str]:
         facts = doctor.Gpus(cards=(("H100", "81559 MiB", "9.0", "580.1"),), **libraries)
-        monkeypatch.setattr(doctor, "look", lambda: facts)
+        monkeypatch.setattr(doctor, "probe", lambda: facts)
         monkeypatch.setattr(mpi, "check", lambda: [error("no MPI found", "pip install mpich")])
         try:
             first_steps.versions("cuda", str(tmp_path / "versions.json"))

@@ -45,7 +45,7 @@ def versions(device: str, path: str) -> None:
         sentence = f"{finding.text}: {finding.fix}".rstrip(": ")
         if finding.level in ("warning", "error"):
             print(f"{WARNING}{sentence}")
-    facts = gpu.look()
+    facts = gpu.probe()
     cudnn = Library("ddp", device).cudnn()
     harness.write(Path(path), "first", gpu=facts.cards, cupy=facts.cupy, nccl=facts.nccl, cudnn=cudnn)
     if device == "cuda":
