@@ -96,7 +96,8 @@ def dcgan(t: Any) -> Step:
     return step
 
 
-STEPS: dict[str, tuple[str, float, Callable[[Any], Step]]] = {
+Steps = dict[str, tuple[str, float, Callable[[Any], Step]]]  # label, goal, and what makes a step of a library
+STEPS: Steps = {
     "resnet18": (
         "ResNet-18, 32x32, batch 16",
         0.78,
@@ -127,8 +128,10 @@ STEPS: dict[str, tuple[str, float, Callable[[Any], Step]]] = {
 class Worker(train_step.Worker):
     """Trains a model of the zoo with one library, on request."""
 
+    table = STEPS
+
     def make_step(self) -> Step:
-        return STEPS[self.key][2](self.t)
+        return self.table[self.key][2](self.t)
 
 
 def disagreement(losses: dict[str, list[float]]) -> float:
@@ -137,10 +140,10 @@ def disagreement(losses: dict[str, list[float]]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
-def compare(key: str, rounds: int) -> dict[str, Any]:
-    """As `train_step.compare`, after the losses. Raises: SystemExit if they differ"""
+def compare(key: str, rounds: int, module: str) -> dict[str, Any]:
+    """As `train_step.compare`, after the losses. module: whose `Worker` runs. Raises: SystemExit if they differ"""
     with contextlib.ExitStack() as stack:
-        pools = {name: stack.enter_context(train_step.start(key, name, "zoo")) for name in train_step.LIBRARIES}
+        pools = {name: stack.enter_context(train_step.start(key, name, module)) for name in train_step.LIBRARIES}
         peaks = {name: pool.ask("first")[0] for name, pool in pools.items()}
         losses = {name: pool.ask("losses")[0] for name, pool in pools.items()}
         if not disagreement(losses) <= LOSSES_AGREE:
@@ -148,24 +151,24 @@ def compare(key: str, rounds: int) -> dict[str, Any]:
         return {**train_step.take_turns(pools, rounds), "losses": losses, "peak_kib": peaks}
 
 
-def main() -> None:
-    parser = harness.parser(__doc__, rounds=9, only=STEPS)
-    every = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    text = f"lists of cores to run on, a thread each, one after the other (default: 0 {every})"
-    parser.add_argument("--cores", nargs="+", default=["0", every], help=text)
+def main(doc: str, module: str, steps: Steps, cores: list[str]) -> None:
+    """Compares the steps of a module with a `Worker`. cores: lists of those to run on, unless the user says others"""
+    parser = harness.parser(doc, rounds=9, only=steps)
+    text = f"lists of cores to run on, a thread each, one after the other (default: {' '.join(cores)})"
+    parser.add_argument("--cores", nargs="+", default=cores, help=text)
     args = parser.parse_args()
     rows: dict[str, dict[str, Any]] = {}
-    for cores in dict.fromkeys(args.cores):
-        os.sched_setaffinity(0, map(int, cores.split(",")))
-        print(f"cores {cores}")
+    for chosen in dict.fromkeys(args.cores):
+        os.sched_setaffinity(0, map(int, chosen.split(",")))
+        print(f"cores {chosen}")
         print(train_step.HEAD)
         for key in args.only:
-            what, goal, _ = STEPS[key]
-            found = compare(key, args.rounds)
-            rows.setdefault(cores, {})[key] = {"label": what, "goal": goal, **found}
+            what, goal, _ = steps[key]
+            found = compare(key, args.rounds, module)
+            rows.setdefault(chosen, {})[key] = {"label": what, "goal": goal, **found}
             print(train_step.describe(what, goal, found), flush=True)
-    harness.write(args.json, "zoo", rows=rows)
+    harness.write(args.json, module, rows=rows)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "zoo", STEPS, ["0", ",".join(map(str, sorted(os.sched_getaffinity(0))))])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ddp
-from benchmarks import calls, collectives, harness, overlap, ports, report, zoo
+from benchmarks import calls, collectives, derivatives, harness, overlap, ports, report, zoo
 from benchmarks.collectives import KIB, MIB, ROWS, goals
 from benchmarks.training_worker import TASKS
 from launcher.bench.collective_table import KINDS
@@ -48,14 +48,16 @@ def test_results_that_cannot_be_written_are_one_sentence(tmp_path: Path) -> None
     assert json.loads((tmp_path / "x.json").read_text())["rows"] == [1]
 
 
-@pytest.mark.parametrize("key", zoo.STEPS)
-def test_models_of_the_zoo_lose_the_same_in_both_libraries(key: str) -> None:
+@pytest.mark.parametrize(
+    ("benchmark", "key"), [(benchmark, key) for benchmark in (zoo, derivatives) for key in benchmark.STEPS]
+)
+def test_steps_lose_the_same_in_both_libraries(benchmark: Any, key: str) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is the oracle here")
     losses = {}
     for library in (ddp, torch):
-        step = zoo.STEPS[key][2](library)
+        step = benchmark.STEPS[key][2](library)
         losses[library.__name__] = [step(), step()]
-    assert zoo.disagreement(losses) <= zoo.LOSSES_AGREE
+    assert zoo.disagreement(losses) <= (zoo.LOSSES_AGREE if benchmark is zoo else 1e-5)
     assert zoo.disagreement({"ddp": [2.0, 1.1], "torch": [2.0, 1.0]}) == pytest.approx(0.1)
 
 
