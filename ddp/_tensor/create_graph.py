@@ -2,7 +2,7 @@
 
 What a node saved returns to its place in the graph: an input behind the edge of that input, the result behind the node.
 The residual is constant. Of an op whose residual changes with its inputs (`Op.derived`), the reference forward runs
-again, recorded, and makes another one.
+again, recorded, and makes another one; or the op is differentiated as a composite of others, where these are fewer.
 """
 
 from __future__ import annotations
@@ -15,21 +15,39 @@ from typing import Any
 import numpy as np
 
 from ddp import _engine
+from ddp._device import CPU
 from ddp._engine import Edge, Node, SelectOutput, Versions, enable_grad, modes
 from ddp._engine.anomaly import check_gradients
 from ddp._tensor.base import FLOATS, Tensor, TensorBase, apply, restore_tensors, root_of, seed_of, wrap
 from ddp._tensor.recording import FULL, RecordingArray, as_operand, record, recording_numpy
 from ddp.errors import GraphError, VersionError
-from ddp.ops import arrays, attention, convolution, elementwise, fft, indexing, products, reduction, shape, special
+from ddp.ops import (
+    activation,
+    arrays,
+    attention,
+    convolution,
+    elementwise,
+    fft,
+    indexing,
+    losses,
+    normalization,
+    products,
+    recurrent,
+    reduction,
+    shape,
+    softmax_ops,
+    special,
+)
 from ddp.ops.op import OPS, Op, Upcast
 
 Array = Any  # an array, a recording one, or None
+Composite = Callable[..., Sequence[Tensor]]  # the results of an op by other ops, of its inputs and parameters
 
 # Functions of formulas that recording arrays cannot take, or that would take many steps.
 
 
 def _where_or_zero(xp: Any, mask: Any, g: RecordingArray) -> RecordingArray:
-    return record(elementwise.where, np.asarray(mask), g, np.zeros((), g.dtype))
+    return record(elementwise.where, np.asarray(mask), g, 0)
 
 
 def _add_rows_into(xp: Any, where: Any, g: Array, out: RecordingArray) -> None:
@@ -76,6 +94,13 @@ def _zeros_but(xp: Any, g: Array, sizes: tuple[int, ...], view: Callable[[Any, A
     return record(indexing.setitem, zeros, g, steps=((where,),)).reshape(sizes)
 
 
+def _moments(xp: Any, x: Array) -> tuple[Any, Any]:
+    n = max(x.size // max(x.shape[1], 1), 1)
+    mean = x.sum(axis=(0, 2)) / n
+    return mean, xp.square(x - mean[:, None]).sum(axis=(0, 2)) / n
+
+
+activation.times_tanh_derivative.attach_recording_form(lambda xp, g, z: record(activation.tanh_gradient, g, z))
 arrays.where_or_zero.attach_recording_form(_where_or_zero)
 fft.transformed.attach_recording_form(lambda xp, x, *transform: record(fft.fft, x, transform=transform))
 shape.zeros_but.attach_recording_form(_zeros_but)
@@ -89,8 +114,12 @@ shape.cut.attach_recording_form(_cut)
 convolution.correlate.attach_recording_form(_correlate)
 convolution.adjoint.attach_recording_form(_adjoint)
 attention.score_bytes.attach_recording_form(lambda xp: 1 << 62)  # all heads at once: few steps
-products.ones.attach_recording_form(lambda xp, n, dtype: np.ones(n, dtype))
-reduction.moments.attach_recording_form(lambda xp, x: reduction.moments.__wrapped__(xp, x.astype("float64")))
+reduction.moments.attach_recording_form(_moments)
+# What float64 statistics make up for is lost in those of a recording array, which are of its dtype.
+reduction.standardize.attach_recording_form(lambda xp, x, mean, rstd: (x - mean) * rstd)
+# For residuals alone, where a forward runs again.
+normalization.channel_norm.attach_recording_form(lambda xp, x, *others: x)
+products.column_sums.attach_recording_form(lambda xp, g, out=None: g.sum(axis=0))
 for _function, _op in (
     (special.compute_erf, special.erf),
     (special.compute_erfc, special.erfc),
@@ -148,7 +177,7 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: tuple[bool, .
     if hasattr(node.op, "record_backward"):
         results = node.op.record_backward(node, g, needs)
         for_others += [x for x, need in zip(results, needs, strict=True) if x is not None and not need]
-    elif isinstance(node.op, Op | Upcast) and node.op.name != "transfer":
+    elif type(node.op) in (Op, Upcast) and node.op.name != "transfer":
         results = run_reference(node, node.op, g, needs)
     else:
         raise GraphError(f"{node.op.name}: its gradient has no derivative, which create_graph=True asks for")
@@ -160,10 +189,12 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: tuple[bool, .
 def run_reference(node: Node, op: Op | Upcast, g: Any, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
     """As `_run_node`, by the reference of `op`."""
     reference = OPS[op.name].reference
-    run: Any = Upcast(reference) if isinstance(op, Upcast) else reference
+    run: Any = reference if type(op) is Op else Upcast(reference)
     edges: Sequence[Any] = node.edges or ()
-    of_saved = dict(zip((*reference.inputs, "out"), (*edges, node), strict=False))
-    saved = _recording(node.saved, [of_saved[name] for name in node.op.saves], node.versions)
+    places = (*edges, node)
+    plan = reference.plan(needs)  # without what only gradients read that are not wanted
+    kept = [None if i is None else x for x, i in zip(node.saved, plan, strict=True)]
+    saved = _recording(kept, [None if i is None else places[i] for i in plan], node.versions)
     residual = node.residual
     read = saved
     if node.call is not None:
@@ -172,14 +203,14 @@ def run_reference(node: Node, op: Op | Upcast, g: Any, needs: tuple[bool, ...]) 
             if version.count != count:
                 raise VersionError(f"{node.op.name}: input {i}, which create_graph=True reads, was changed in place")
         inputs = _recording(arrays, edges, versions)
-        if reference.name in STATES and len(inputs[0]) > 1:
-            return _run_stepwise(reference, inputs, parameters, g, needs)
+        if reference.name in _COMPOSITES and inputs[0].size and not parameters.get("smoothing"):
+            return _run_composite(_COMPOSITES[reference.name], inputs, parameters, g, needs)
         if "tell" in parameters:
             parameters = {**parameters, "tell": None}  # statistics are told once
         _, residual = run.forward(recording_numpy, *inputs, **parameters)
         read = [*saved, *inputs]
-    g = [None if x is None else RecordingArray(x) for x in g] if isinstance(g, list) else RecordingArray(g)
-    results = run.backward(recording_numpy, g, needs, saved, residual)
+    boxed = [None if x is None else RecordingArray(x) for x in g] if isinstance(g, list) else RecordingArray(g)
+    results = run.backward(recording_numpy, boxed, needs, saved, residual)
     return [_result(x, read) if need else None for x, need in zip(results, needs, strict=True)]
 
 
@@ -192,29 +223,70 @@ def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) 
     ]
 
 
-STATES = {"rnn": 1, "gru": 1, "lstm": 2}  # recurrent ops, and how many of the inputs behind the first are states
-
-
-def _run_stepwise(
-    op: Op, inputs: list[Any], parameters: dict[str, Any], g: Sequence[Any], needs: tuple[bool, ...]
-) -> list[Tensor | None]:
-    """The gradients of a recurrent op's inputs, by the op at one step of time after the other.
-
-    The reference writes the states of all steps into one array: recorded, each write would be a copy of all of them.
-    """
+def _run_composite(
+    compose: Composite, inputs: Sequence[Any], parameters: dict[str, Any], g: Any, needs: tuple[bool, ...]
+) -> Sequence[Tensor | None]:
+    """The gradients of an op's inputs, by the ops that it can be made of: no forward runs again for a residual."""
     # Nodes of their own to end at, also where two inputs are one tensor.
-    ends: list[Any] = [None if x is None else apply(shape.reshape, (x.tensor,), shape=x.shape) for x in inputs]
-    state, weights = ends[1 : 1 + STATES[op.name]], ends[1 + STATES[op.name] :]
-    order = -1 if parameters["reverse"] else 1
-    hs = []
-    for x in ends[0].split(1)[::order]:
-        h, *state = apply(op, (x, *state, *weights), **{**parameters, "reverse": False})
-        hs.append(h)
-    outs = apply(shape.cat, hs[::order], dim=0), *state
-    used = [i for i, each in enumerate(g) if each is not None]
+    ends: list[Any] = [None if x is None else apply(elementwise.flat, (x.tensor,)) for x in inputs]
+    outs = compose(*map(_widen, ends), **parameters)
+    grads = g if isinstance(g, list) else [g]
+    used = [i for i, each in enumerate(grads) if each is not None]
     wanted = [x.edge for x, need in zip(ends, needs, strict=True) if need]
-    found = iter(recorded_gradients([outs[i] for i in used], [g[i] for i in used], True, wanted))
+    found = iter(recorded_gradients([outs[i] for i in used], [grads[i] for i in used], True, wanted))
     return [next(found) if need else None for need in needs]
+
+
+def _widen(x: Tensor | None) -> Tensor | None:
+    """In float32 at least, so that each gradient is rounded once."""
+    return x if x is None else apply(elementwise.cast, (x,), dtype=np.promote_types(x.array.dtype, "float32"))
+
+
+# Recurrent ops by one step of time after the other. The reference writes the states of all steps into one array:
+# recorded, each write would be a copy of all of them. A step gives the next states; a, e: what the input and the state
+# before give the gates.
+
+
+def _rnn_step(a: Tensor, e: Tensor, h: Tensor, relu: bool) -> tuple[Tensor, ...]:
+    return ((a + e).relu() if relu else (a + e).tanh(),)
+
+
+def _lstm_step(a: Tensor, e: Tensor, h: Tensor, c: Tensor, w_hr: Tensor | None) -> tuple[Tensor, ...]:
+    half = wrap(recurrent.halves(np, 4, c.array.shape[1], c.array.dtype), CPU)
+    i, f, u, o = (((a + e) * half).tanh() * half + (1 - half)).chunk(4, 1)
+    c = f * c + i * u
+    m = o * c.tanh()
+    return m if w_hr is None else apply(products.linear, (m, w_hr, None)), c
+
+
+def _gru_step(a: Tensor, e: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+    a_r, a_z, a_n = a.chunk(3, 1)
+    e_r, e_z, e_n = e.chunk(3, 1)
+    z = (a_z + e_z).sigmoid()
+    n = (a_n + (a_r + e_r).sigmoid() * e_n).tanh()
+    return (n + z * (h - n),)
+
+
+def _run_steps(step: Composite, count: int, *inputs: Any, reverse: bool, **how: Any) -> Sequence[Tensor]:
+    """count: how many of the inputs behind the first are states"""
+    states: Sequence[Tensor] = inputs[1 : 1 + count]
+    w_ih, w_hh, b_ih, b_hh, *others = inputs[1 + count :]
+    order = -1 if reverse else 1
+    hs = []
+    for a in apply(products.linear, (inputs[0], w_ih, b_ih)).unbind(0)[::order]:
+        states = step(a, apply(products.linear, (states[0], w_hh, b_hh)), *states, *others, **how)
+        hs.append(states[0])
+    return [apply(shape.stack, hs[::order], dim=0), *states]
+
+
+_COMPOSITES: dict[str, Composite] = {
+    "cross_entropy": lambda x, smoothing, single=False, **how: [
+        apply(losses.nll_loss, (apply(softmax_ops.log_softmax, (x,), dim=1),), **how)
+    ],
+    "gru": partial(_run_steps, _gru_step, 1),
+    "lstm": partial(_run_steps, _lstm_step, 2),
+    "rnn": partial(_run_steps, _rnn_step, 1),
+}
 
 
 def _result(x: Any, read: Sequence[Any]) -> Tensor | None:
@@ -222,6 +294,9 @@ def _result(x: Any, read: Sequence[Any]) -> Tensor | None:
     if x is None:
         return None
     result: Tensor = as_operand(x)
-    arrays = [y for y in read if isinstance(y, RecordingArray) and (y.compared or result.edge is None)]
-    others = [y.tensor for y in arrays if y.tensor.requires_grad]
+    others = [
+        y.tensor
+        for y in read
+        if type(y) is RecordingArray and (y.compared or result.edge is None) and y.tensor.edge is not None
+    ]
     return apply(elementwise.flat, (result, *others)) if others else result

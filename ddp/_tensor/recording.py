@@ -187,7 +187,8 @@ class RecordingArray:
 def _add_reduction(name: str, op: Op) -> None:
     def reduce(self: RecordingArray, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> RecordingArray:
         axes = range(self.ndim) if axis is None else axis if isinstance(axis, tuple | list) else (axis,)
-        x = self.astype(dtype or self.dtype, copy=False)
+        # float32 stays: what float64 would make up for are roundings of sums.
+        x = self.astype(dtype, copy=False) if dtype is not None and self.dtype.itemsize == 2 else self
         return record(op, x, dims=tuple([a % self.ndim for a in axes]), keepdim=keepdims)
 
     setattr(RecordingArray, name, reduce)
@@ -314,7 +315,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "array": lambda x, order="K": x.copy(),
     "ascontiguousarray": lambda x, dtype=None: x.astype(dtype or x.dtype, copy=False),
-    "broadcast_to": lambda x, sizes: record(shape.expand, x, shape=tuple(sizes)),
+    "broadcast_to": lambda x, sizes: x if x.shape == sizes else record(shape.expand, x, shape=tuple(sizes)),
     "clip": lambda x, low, high: record(elementwise.clamp, x, low=low, high=high),
     "copyto": _copyto,
     "cumprod": lambda x, axis: record(reduction.cumprod, x, dim=axis % x.ndim),
@@ -328,7 +329,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "multiply": operator.mul,
     "negative": operator.neg,
     "put_along_axis": _put_along_axis,
-    "repeat": lambda x, n: RecordingArray(x.tensor.repeat_interleave(n)),
+    "repeat": lambda x, n: x if n == 1 else RecordingArray(x.tensor.repeat_interleave(n)),
     "roll": lambda x, shifts, dims: record(shape.roll, x, shifts=shifts, dims=dims),
     "split": _split,
     "stack": lambda xs, axis=0: record(shape.stack, *xs, dim=axis),

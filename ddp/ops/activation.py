@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any
 
-from ddp.ops.arrays import Array, as_float32, fold, where_or_zero
+from ddp.ops.arrays import Array, array_function, as_float32, fold, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.special import compute_erfc
 
@@ -45,7 +45,28 @@ sigmoid = Op("sigmoid", _sigmoid, _sigmoid_backward, inputs=("x",), saves=("out"
 
 
 # z = tanh x;  dx = g*(1 - z^2)
-tanh = unary_op("tanh", lambda xp, x: xp.tanh(x), lambda xp, g, z: g * (1 - z * z), "out")
+@array_function
+def times_tanh_derivative(xp: Any, g: Array, z: Array) -> Array:
+    """g*(1 - z^2)."""
+    return g * (1 - z * z)
+
+
+tanh = unary_op("tanh", lambda xp, x: xp.tanh(x), times_tanh_derivative, "out")
+
+
+# y = g*(1 - z^2), the gradient of tanh as one op;  dg = e*(1 - z^2), dz = -2*e*g*z, e the gradient of y
+def _tanh_gradient_backward(xp: Any, e: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+    z, g = saved
+    return times_tanh_derivative(xp, e, z) if needs[0] else None, e * g * z * -2 if needs[1] else None
+
+
+tanh_gradient = Op(
+    "tanh_gradient",
+    lambda xp, g, z: (times_tanh_derivative(xp, g, z), None),
+    _tanh_gradient_backward,
+    inputs=("g", "z"),
+    saves={"g": ("z",), "z": ("z", "g")},
+)
 
 
 # z = x*s, s = sigmoid x;  z' = s + z*(1 - s)

@@ -368,7 +368,8 @@ minimum = _extreme("minimum", lambda x, y: x > y)
 
 # z = x where c, else y;  dx = g where c, dy = g where not c
 def _where(xp: Any, c: Array, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.where(c, x, y), (shape_of(x), shape_of(y))
+    out = where_or_zero(xp, c, x) if isinstance(y, int) and y == 0 else xp.where(c, x, y)
+    return out, (shape_of(x), shape_of(y))
 
 
 def _where_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:

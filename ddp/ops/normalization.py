@@ -28,7 +28,7 @@ def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, 
     rows = as_rows(x, axes)
     mean, var = moments(xp, rows[None])
     rstd = 1 / xp.sqrt(var + eps)
-    out = standardize(rows, mean[:, None], rstd[:, None]).reshape(shape)
+    out = standardize(xp, rows, mean[:, None], rstd[:, None]).reshape(shape)
     if w is not None:
         out *= w
     if b is not None:
@@ -66,7 +66,7 @@ def _rows_backward(
     if x is not None:
         x = as_rows(x, axes)
         scale = rstd.astype(x.dtype)
-        h = x * scale if mean is None else standardize(x, mean, rstd)
+        h = x * scale if mean is None else standardize(xp, x, mean, rstd)
         if needs[0]:
             slope = g if w is None else g * w.reshape(-1)
             dx = slope - h * row_mean(xp, slope * h)
@@ -191,7 +191,7 @@ def channel_norm(
     xp: Any, x: Array, layout: ChannelGroups, mean: Array, rstd: Array, w: Array | None, b: Array | None
 ) -> Array:
     """(x - mean)*rstd*w + b. x: of layout.shape; mean, rstd: statistics; w, b: (C,)."""
-    out = standardize(x, layout.broadcast(xp, mean), layout.broadcast(xp, rstd))
+    out = standardize(xp, x, layout.broadcast(xp, mean), layout.broadcast(xp, rstd))
     if w is not None:
         out *= w[:, None]
     if b is not None:
@@ -202,7 +202,7 @@ def channel_norm(
 @array_function
 def channel_sums(xp: Any, g: Array, x: Array, layout: ChannelGroups, mean: Array, rstd: Array) -> tuple[Array, Array]:
     """The sums of g and of g*h over positions, h = (x - mean)*rstd. g, x: of layout.shape; returns two of (N, C)."""
-    h = standardize(x, layout.broadcast(xp, mean), layout.broadcast(xp, rstd))
+    h = standardize(xp, x, layout.broadcast(xp, mean), layout.broadcast(xp, rstd))
     h *= g
     return g.sum(axis=2, dtype="float64"), h.sum(axis=2, dtype="float64")
 
@@ -221,7 +221,7 @@ def channel_gradient(
 ) -> Array:
     """rstd*(g*w - along - h*across), h = (x - mean)*rstd. along, across: statistics, of g*w and of g*w*h."""
     scale = layout.broadcast(xp, rstd)
-    dx = standardize(x, layout.broadcast(xp, mean), scale)
+    dx = standardize(xp, x, layout.broadcast(xp, mean), scale)
     dx *= layout.broadcast(xp, -rstd * across).astype(x.dtype)
     dx -= layout.broadcast(xp, rstd * along).astype(x.dtype)
     dx += g * (scale if w is None else scale * w[:, None]).astype(x.dtype)

@@ -129,7 +129,7 @@ rnn = Op(
 )
 
 
-def _halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
+def halves(xp: Any, gates: int, size: int, dtype: Any) -> Array:
     """0.5 for all gates but the third, which has 1. Nothing of it comes from the host: a graph can contain it."""
     halves = xp.full(gates * size, 0.5, dtype)
     halves[2 * size : 3 * size] = 1
@@ -161,7 +161,7 @@ def _lstm(
     size = c.shape[1]
     hs, cs = _states(xp, len(x), h), _states(xp, len(x), c)
     # sigmoid(a) = tanh(a/2)/2 + 1/2: one tanh for all four gates, and the halves go into the weights.
-    half = _halves(xp, 4, size, x.dtype)
+    half = halves(xp, 4, size, x.dtype)
     rest = 1 - half
     gates = _projected(xp, x, w_ih, None if b_ih is None else b_ih + b_hh)
     gates *= half
@@ -265,7 +265,7 @@ def _gru(
     x, h, w_ih, w_hh, b_ih, b_hh = as_float32(x, h, w_ih, w_hh, b_ih, b_hh)
     size = h.shape[1]
     hs = _states(xp, len(x), h)
-    half = _halves(xp, 3, size, x.dtype)
+    half = halves(xp, 3, size, x.dtype)
     bias = b_new = None
     if b_ih is not None:
         bias, b_new = b_ih.copy(), b_hh[2 * size :]

@@ -175,7 +175,8 @@ def moments(xp: Any, x: Array) -> tuple[Array, Array]:
     return mean, xp.square(x - mean[:, None]).mean(axis=(0, 2))
 
 
-def standardize(x: Array, mean: Array, rstd: Array) -> Array:
+@array_function
+def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
     """(x - mean)*rstd in the dtype of x. mean, rstd: float64, broadcast against x."""
     # In this order nothing overflows, and nothing cancels but x and its mean, whose rounding is made up for.
     near = mean.astype(x.dtype)
@@ -214,7 +215,7 @@ def _var_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     middle, divisor = residual
     (x,) = as_float32(saved[0])
     factor = xp.divide(g.reshape(middle.shape), divisor, dtype="float64")
-    return (standardize(x, middle, factor).astype(g.dtype, copy=False),)
+    return (standardize(xp, x, middle, factor).astype(g.dtype, copy=False),)
 
 
 var = Op("var", _var, _var_backward, inputs=("x",), saves=("x",), derived=True)

@@ -302,6 +302,24 @@ def test_models_agree_with_pytorch(run: Callable[[Any], list[Any]]) -> None:
 # What may go wrong.
 
 
+def test_gradients_that_are_not_wanted_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(OPS["conv_filters"], "forward")
+    image, filters = (ddp.from_numpy(draw(1, 1, 3, 3, seed=i)).requires_grad_() for i in range(2))
+    (g,) = ddp.autograd.grad(F.conv2d(image, filters).sum(), image, create_graph=True)
+    assert g.requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_keeps_its_dtype(dtype: str) -> None:
+    x = ddp.from_numpy(draw(4, 2, 3)).to(getattr(ddp, dtype)).requires_grad_()
+    gru = ddp.nn.GRU(3, 4).to(x.dtype)
+    for loss in (F.cross_entropy(x[0], ddp.tensor([0, 2])), gru(x)[0].square().mean()):
+        (plain,) = ddp.autograd.grad(loss, x, retain_graph=True)
+        (g,) = ddp.autograd.grad(loss, x, create_graph=True)
+        assert (g.dtype, ddp.autograd.grad(g.float().square().sum(), x)[0].dtype) == (x.dtype, x.dtype)
+        assert ddp.allclose(g, plain, rtol=0.03, atol=0.003)
+
+
 def test_numpy_takes_no_recording_array() -> None:
     with pytest.raises(TypeError, match="gradient would be lost"):
         np.asarray(RecordingArray(leaf(1.0)))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ddp
+from ddp._tensor.base import apply
+from ddp.ops import activation
 from tests.ddp.cases.table import Case, draw, function, spaced, unary
 
 # PyTorch's gradient of hardsigmoid in float64 has a sixth of float32.
@@ -25,7 +28,13 @@ def prelu(shape: tuple[int, ...], weight: tuple[int, ...]) -> Callable[..., Case
     )
 
 
+def tanh_gradient(t: Any, g: Any, z: Any) -> Any:
+    return apply(activation.tanh_gradient, (g, z)) if isinstance(g, ddp.Tensor) else g * (1 - z * z)
+
+
 CASES = [
+    Case("tanh_gradient", "same", tanh_gradient, (draw(3, 4), draw(3, 4, seed=1))),
+    Case("tanh_gradient", "empty", tanh_gradient, (draw(0, 4), draw(0, 4))),
     *unary("relu"),
     *functional("silu"),
     *functional("mish"),
