@@ -65,8 +65,8 @@ class Size(NamedTuple):
 # The longest path counts: ddp/cuda is not part of ddp. Raising a limit is an argued change; lowering one is not.
 SIZES = {
     "ddp/_engine, ddp/autograd": Size(12_726, 10_500, ("ddp/_engine", "ddp/autograd")),
-    "ddp/_tensor": Size(57_353, 47_000, ("ddp/_tensor",)),
-    "ddp/ops": Size(50_030, 46_000, ("ddp/ops",)),
+    "ddp/_tensor": Size(58_060, 47_000, ("ddp/_tensor",)),
+    "ddp/ops": Size(50_203, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(8_791, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_579, 36_000, ("ddp/_cuda", "ddp/cuda")),
     "ddp/nn": Size(44_498, 39_000, ("ddp/nn",)),
@@ -79,8 +79,8 @@ SIZES = {
     "rest of ddp": Size(18_010, 11_500, ("ddp",)),
     "collectives": Size(78_379, 65_000, ("collectives",)),
     "launcher": Size(70_374, 64_000, ("launcher",)),
-    "benchmarks": Size(41_430, 31_000, ("benchmarks",)),
-    "tests": Size(499_678, 385_000, ("tests",)),
+    "benchmarks": Size(42_496, 31_000, ("benchmarks",)),
+    "tests": Size(500_090, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (75, 75)}  # limit, goal
 

@@ -171,7 +171,7 @@ def _run(
                 else:
                     if edge.metadata is not None or sinks is not None:
                         _complete_node(edge, incoming, sinks)
-                    if sinks is None or edge not in sinks or any(each in pending for each in edge.edges or ()):
+                    if sinks is None or edge not in sinks or not pending.keys().isdisjoint(edge.edges or ()):
                         heappush(ready, (-edge.number, edge))
                     else:
                         incoming.pop(edge, None)
