@@ -1,4 +1,4 @@
-"""What DataParallel is asked for, checked at the border."""
+"""Checks of DataParallel's arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp.errors import ArgumentError, DtypeError, ParallelError
 from ddp.nn import Module
 
 _MIB = 1 << 20
-#: Arguments of PyTorch's DistributedDataParallel that change nothing here, and why.
+#: Arguments of PyTorch's DistributedDataParallel that have no effect here, and why.
 IGNORED = {
     "device_ids": "parameters stay on the device that they are on",
     "output_device": "results stay on the device that they are on",
@@ -24,7 +24,7 @@ IGNORED = {
 
 
 def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None, int]:
-    """Bytes that a bucket holds, None for automatic, and the first one.
+    """The size in bytes of buckets, None: chosen by measurement; and of the first bucket.
 
     Raises: ArgumentError unless they are more than 0 MiB, or "auto".
     """
@@ -37,7 +37,7 @@ def caps(bucket_cap_mb: float | str, first_bucket_mb: float) -> tuple[int | None
 
 
 def check_kinds(module: Any, comm: Any) -> None:
-    """Raises: DtypeError unless they are a module, and a communicator or None."""
+    """Raises: DtypeError unless `module` is a Module, and `comm` a communicator or None."""
     if not isinstance(module, Module):
         raise DtypeError(f"DataParallel: expected a Module to wrap, got {type(module).__name__}")
     if comm is not None and not hasattr(comm, "duplicate"):
@@ -47,21 +47,21 @@ def check_kinds(module: Any, comm: Any) -> None:
 
 
 def whole(name: str, value: Any) -> int:
-    """A whole number of at least 0. Raises: ArgumentError."""
+    """The value as an int. Raises: ArgumentError unless it is a whole number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise ArgumentError(f"{name} is a whole number of at least 0, got {value!r}")
     return int(value)
 
 
 def switch(name: str, value: Any) -> bool:
-    """Raises: ArgumentError unless it is True or False."""
+    """The value as a bool. Raises: ArgumentError unless it is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} is True or False, got {value!r:.60}")
     return bool(value)
 
 
 def weight_of(weight: Any) -> float:
-    """How many samples a backward counts. Raises: ParallelError unless it is a number of at least 0."""
+    """The weight as a float. Raises: ParallelError unless it is a finite number of at least 0."""
     try:
         number = float(weight)
     except (TypeError, ValueError):
@@ -72,7 +72,7 @@ def weight_of(weight: Any) -> float:
 
 
 def warn_of(ignored: Mapping[str, Any], stacklevel: int) -> None:
-    """One warning for all arguments that change nothing. Raises: TypeError for any other."""
+    """Warns once of all arguments that have no effect. Raises: TypeError for arguments that do not exist."""
     unknown = [name for name in ignored if name not in IGNORED]
     if unknown:
         raise TypeError(f"DataParallel() got an unexpected keyword argument {unknown[0]!r}")

@@ -1,8 +1,8 @@
 """Bucket plans: many small all-reduces cost latency; one large one cannot start before backward has ended.
 
-`plan_buckets` cuts gradients by size: the first bucket is small, so that communication starts early, the others are as
-large as the cap allows. `end_of` says when such a plan ends, given when gradients are ready and what an all-reduce
-costs, and `choose_cap` takes the cap whose plan ends first. All are functions of their arguments alone.
+`plan_buckets` splits gradients by size: the first bucket is small, so that communication starts early, the others are
+as large as the cap allows. `end_of` predicts when such a plan ends, from the times when gradients are ready and the
+cost of an all-reduce; `choose_cap` returns the cap whose plan ends first. All are pure functions.
 
 Source: Li et al. 2020, arXiv:2006.15704, §3.2.3 and §4.2; the cost of an all-reduce as in Shi et al. 2019, MG-WFBP,
 arXiv:1811.11141.
@@ -17,17 +17,18 @@ from typing import Any
 from ddp.errors import ParallelError
 
 _MIB = 1 << 20
-# Plans whose ends differ by less are equally good: ready times and costs are measured, and steps vary by more.
+# Plans whose predicted ends differ by less than this fraction count as equally good: steps vary by more.
 _TOLERANCE = 0.005
-# A bucket is large enough if its latency is no more than this part of its time. On a real wire many small transfers
-# follow each other more evenly than a few large ones do (benchmarks/overlap.py).
+# A bucket is large enough if latency is at most this fraction of its time. On a real wire many small transfers follow
+# each other more evenly than a few large ones (benchmarks/overlap.py).
 _LATENCY = 0.02
-_CAPS = [1 << power for power in range(16, 31)]  # bytes; those that are tried
+# The caps that are tried, in bytes.
+_CAPS = [1 << power for power in range(16, 31)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What one all-reduce of n bytes takes: alpha + beta * n. alpha: seconds; beta: seconds per byte."""
+    """The time of an all-reduce of n bytes: alpha + beta * n. alpha: seconds; beta: seconds per byte."""
 
     alpha: float
     beta: float
@@ -40,11 +41,11 @@ def end_of(
     link: Link,
     backward: float,
 ) -> float:
-    """When a plan should end, seconds after backward began. Buckets go in the plan's order, one at a time on the wire.
+    """Predicts when a plan ends (seconds after backward began). Buckets are reduced one at a time, in the plan's order.
 
-    plan: the gradients of each bucket, in launch order; nbytes, ready: bytes of each gradient, and seconds after
-    backward began when it is complete
-    backward: seconds that the computation takes alone
+    plan: the gradients of each bucket, in launch order
+    nbytes, ready: the size of each gradient, and when it is complete (seconds after backward began)
+    backward: seconds of the computation alone
     """
     last = free = 0.0
     for members in plan:
@@ -60,9 +61,9 @@ def choose_cap(
     link: Link,
     backward: float,
 ) -> int:
-    """The cap, a power of two of bytes, whose plan `cut(cap)` should end first. Arguments: as in `end_of`.
+    """The cap (bytes, a power of two) whose plan `cut(cap)` is predicted to end first. Arguments: as in `end_of`.
 
-    Of caps that are equally good: the largest whose latency still matters (`_LATENCY`), or the one next above.
+    Among equally good caps, the smallest whose latency no longer matters (`_LATENCY`), or else the largest.
     """
     ends = {cap: end_of(cut(cap), nbytes, ready, link, backward) for cap in _CAPS}
     limit = min(ends.values()) * (1 + _TOLERANCE)
@@ -81,11 +82,11 @@ def plan_buckets(
     """Splits gradients into buckets, in the order in which the buckets are to be launched.
 
     nbytes: each gradient's size, in the order of the forward pass: backward makes the last one first
-    cap: bytes that a bucket holds at most; one gradient that is larger gets a bucket alone
+    cap: bytes that a bucket holds at most; a larger gradient gets a bucket of its own
     first: the cap of the first bucket; None: the same
-    kinds: gradients of different kinds (dtypes) never share a bucket; None: all are alike
-    order: the gradients in the order in which they come; None: the last first
-    Returns: the gradients' indices, every one once; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`
+    kinds: gradients of different kinds (dtypes) never share a bucket; None: all are of one kind
+    order: the gradients in the order in which they are complete; None: the last first
+    Returns: the gradients' indices, each once; `plan_buckets([4, 4, 8], cap=8) == [[2], [1, 0]]`
     """
     plan: list[list[int]] = []
     open_: dict[Hashable, list[int]] = {}
@@ -101,7 +102,7 @@ def plan_buckets(
             open_[kind], filled[kind] = [], 0
         open_[kind].append(index)
         filled[kind] += nbytes[index]
-    # What is still open is complete when its last gradient is.
+    # Open buckets are launched in the order in which their last gradients are complete.
     return plan + sorted(open_.values(), key=lambda bucket: turn[bucket[-1]])
 
 
@@ -110,7 +111,7 @@ class Plan:
     """Which gradients DataParallel reduces together, and in which order.
 
     buckets: the parameters' names, bucket by bucket in launch order; nbytes: of each bucket
-    origin: where it comes from, in words
+    origin: how it was made, in words
     """
 
     buckets: tuple[tuple[str, ...], ...]
@@ -123,7 +124,7 @@ class Plan:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Plan:
-        """A plan from what `state` returned. Raises: ParallelError if it is nothing of the kind."""
+        """A plan from the value of `state`. Raises: ParallelError for another value."""
         try:
             buckets = tuple(tuple(map(str, bucket)) for bucket in state["buckets"])
             nbytes, origin = tuple(map(int, state["nbytes"])), str(state["from"])

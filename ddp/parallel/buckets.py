@@ -1,7 +1,7 @@
-"""Buckets: the flat arrays in which gradients lie, so that one all-reduce serves many of them.
+"""Buckets: flat arrays that hold the gradients of many parameters, which one all-reduce reduces together.
 
-A plan says which parameters travel together. Here it becomes memory: one array a bucket, of which every `param.grad` in
-it is a view. So a full bucket is reduced where it lies, and nothing is copied before or after.
+A plan says which parameters share a bucket. This module allocates a flat array for each bucket, and makes every
+`param.grad` a view of its bucket. So a full bucket is reduced in place, and nothing is copied before or after.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Buckets:
     members: tuple[tuple[int, ...], ...]
 
     def describe(self, bucket: int) -> str:
-        """The bucket as an error message names it."""
+        """The bucket's number and parameters, for an error message."""
         names, members = self.names, self.members[bucket]
         if len(members) <= 4:
             listed = ", ".join(names[index] for index in members)
@@ -53,7 +53,7 @@ class BucketAssignment:
         members = tuple(tuple(gradient_of[numbers[name]] for name in bucket) for bucket in plan.buckets)
         assigned = [leaves[index] for index in self.parameters]
         layout = lay_out(members, [leaf.shape for leaf in assigned], [leaf.dtype for leaf in assigned])
-        # The ranks of a node reduce their buckets where they lie.
+        # Shared memory: the ranks of a node reduce their buckets in place.
         memory = FlatBuckets(layout, partial(comm.empty, like=leaves[0].grad_buffer.xp.empty(0)))
         self.buckets = Buckets(memory=memory, names=tuple(names[index] for index in self.parameters), members=members)
         self.bucket_of: list[int | None] = [None] * len(leaves)

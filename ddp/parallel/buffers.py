@@ -1,7 +1,7 @@
-"""Buffers, such as the running statistics of batch norm, differ from rank to rank: here they become the same again.
+"""Broadcasts rank 0's buffers: the running statistics of batch norm, for example, come to differ between ranks.
 
-All of a model's buffers on one device go in one call: they are copied into one array of bytes, and back. Where a graph
-may still read them (backward comes without a forward before it), the copy back waits for the next forward.
+All buffers of a model on one device are sent in one call: they are copied into one array of bytes, and back. If a graph
+may still read them (a backward without a forward before it), the copy back waits for the next forward.
 """
 
 from __future__ import annotations
@@ -17,29 +17,27 @@ from ddp._tensor.core import Tensor
 from ddp.nn import Module
 
 Array = Any
-_STEP = 16  # bytes; where each buffer may begin
+# Each buffer begins at a multiple of so many bytes.
+_STEP = 16
 
 
 class BufferSync:
-    """module's buffers become rank 0's."""
+    """Broadcasts the buffers of one module."""
 
     def __init__(self, comm: Communicator, module: Module) -> None:
         self._comm = comm
         self._module = module
         self._memory: dict[device, Array] = {}
-        self._pending: list[tuple[Tensor, Array]] = []  # (buffer, what it is to become)
+        self._pending: list[tuple[Tensor, Array]] = []  # (buffer, received values), not copied yet
 
     def run(self, source: int = 0) -> None:
-        """Has the ranks exchange buffers; `take` makes them this rank's. Collective.
-
-        source: the rank whose buffers count
-        """
+        """Broadcasts the buffers of rank `source`; `take` copies them into this rank's. Collective."""
         groups: dict[device, list[Tensor]] = {}
-        # A module may have put another tensor in a buffer's place.
+        # Listed each time: a module may have replaced a buffer by another tensor.
         for tensor in () if self._comm.size == 1 else self._module.buffers():
             groups.setdefault(tensor.device, []).append(tensor)
         pending: list[tuple[Tensor, Array]] = []
-        fresh = not self._pending  # else the memory holds what is to become of the buffers
+        fresh = not self._pending  # otherwise the memory holds values that `take` has not copied yet
         for where, tensors in groups.items():
             flat, parts = self._flat(where, tensors)
             if self._comm.rank != source:
@@ -51,18 +49,18 @@ class BufferSync:
         self._pending = pending
 
     def coming(self) -> list[tuple[Tensor, Array]]:
-        """(buffer, what `take` will make it) of those that wait for the next forward."""
+        """(buffer, received values) of buffers that wait for the next forward."""
         return list(self._pending)
 
     def take(self) -> None:
-        """Makes what was received this rank's buffers."""
+        """Copies the received values into this rank's buffers."""
         for tensor, part in self._pending:
             tensor.array[...] = part
             tensor.version.count += 1
         self._pending = []
 
     def _flat(self, where: device, tensors: Sequence[Tensor]) -> tuple[Array, list[Array]]:
-        """One array of bytes for these, and each one's part of it."""
+        """One array of bytes for these tensors, and its views with their shapes and dtypes."""
         arrays = [tensor.array for tensor in tensors]
         starts = np.cumsum([0, *(-(-array.nbytes // _STEP) * _STEP for array in arrays)]).tolist()
         flat = self._memory.get(where)

@@ -1,8 +1,8 @@
-"""The checks of DataParallel: what makes ranks differ is found, and named on every rank.
+"""The checks of DataParallel: they find what differs between ranks, and name it on every rank.
 
     what                     when                             how
     check_same               at wrapping                      hash of settings, names, shapes, dtypes; else lists
-    broadcast_values         at wrapping                      rank 0's values for all
+    broadcast_values         at wrapping                      broadcasts rank 0's values
     ParameterCheck           in forward, if a module changed  parameters that were added after wrapping
     SkippedBackwards         every backward                   forwards without a backward, in the control message
     FiniteCheck              every backward, if asked for     infinity and NaN, before they are reduced
@@ -35,14 +35,14 @@ from ddp.parallel.error_context import error_context
 
 
 def describe(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """What of parameters and buffers must be the same on all ranks."""
-    found = {}
+    """Of each parameter and buffer, a text that must be the same on all ranks."""
+    described = {}
     for number, (name, tensor) in enumerate(tensors):
         array, grad = tensor.array, "" if tensor.requires_grad else " without grad"
         # CuPy's arrays are always writeable, and have no such flag.
         rest = "" if getattr(array.flags, "writeable", True) else ", read-only"
-        found[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{rest}"
-    return found
+        described[f"parameter or buffer {number}"] = f"{name} {array.dtype} {array.shape}{grad}{rest}"
+    return described
 
 
 def check_same(comm: Communicator, mine: Mapping[str, Any]) -> None:
@@ -186,16 +186,17 @@ class FiniteCheck:
             )
 
 
-_BITS = 52  # a float64 holds such numbers exactly
+# Checksums have so many bits: a float64 holds them exactly.
+_BITS = 52
 
 
 class ConsistencyCheck:
-    """Finds parameters that drift apart: such ranks train different models, which nothing else shows.
+    """Finds parameters that drift apart: ranks then train different models, and nothing else would show it.
 
-    Every so many steps each rank takes a checksum of its parameters. It goes with the control message of the next
-    backward: no further call. The host waits for a device in that backward alone.
+    Every so many steps each rank takes a checksum of its parameters. The control message of the next backward carries
+    it, so it costs no call. Only in that backward the host waits for a GPU.
 
-    names, tensors: the parameters; every: how many synchronized backwards from one checksum to the next, 0: none
+    names, tensors: the parameters; every: synchronized backwards between two checksums, 0: no checksums
     """
 
     def __init__(self, comm: Communicator, names: Sequence[str], tensors: Sequence[Tensor], every: int) -> None:
@@ -203,13 +204,13 @@ class ConsistencyCheck:
         self._names = names
         self._tensors = tensors
         self._every = every
-        self._sums: Any = None  # of each parameter, where they are computed; not yet compared
-        self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)
-        self._taken = 0  # at which step
-        self._agreed = "when the model was wrapped"  # when ranks last had the same parameters, as far as is known
+        self._sums: Any = None  # a sum for each parameter, on its device, that was not sent yet
+        self._compared: np.ndarray[Any, Any] = np.zeros(0, np.uint64)  # the sums behind the checksum that was sent
+        self._taken = 0  # the step at which these were taken
+        self._agreed = "when the model was wrapped"  # when ranks were last known to have the same parameters
 
     def checksum(self, step: int) -> float:
-        """What the control message of this backward carries; takes the next checksum if it is time for one."""
+        """The checksum for the control message of this backward; takes the next one if it is due."""
         checksum = NO_CHECKSUM
         if self._sums is not None:
             self._compared = place(self._sums, CPU)
@@ -221,14 +222,14 @@ class ConsistencyCheck:
         return checksum
 
     def forget(self) -> None:
-        """What was taken is of no use any more: this rank's parameters are to be replaced."""
+        """Drops a checksum that was not sent: this rank's parameters are about to be replaced."""
         self._sums = None
 
     def compare(self, checksums: np.ndarray[Any, Any]) -> None:
         """Compares the ranks' checksums. Collective if they differ.
 
         checksums: (size,)
-        Raises: ParallelError on every rank, with the parameter and the ranks.
+        Raises: ParallelError on every rank, which names the first parameter that differs, and the ranks.
         """
         ranks = np.flatnonzero(checksums != NO_CHECKSUM)
         if len(ranks) == 0:
@@ -236,8 +237,8 @@ class ConsistencyCheck:
         if (checksums[ranks] == checksums[ranks[0]]).all():
             self._agreed = f"at step {self._taken}"
             return
-        mine = self._compared if len(self._compared) else np.zeros(len(self._names), np.uint64)
-        table = self._comm.all_gather(mine, lengths="equal").reshape(self._comm.size, -1)
+        sums = self._compared if len(self._compared) else np.zeros(len(self._names), np.uint64)
+        table = self._comm.all_gather(sums, lengths="equal").reshape(self._comm.size, -1)
         drift = describe_drift(self._names, table[ranks], ranks.tolist())
         raise ParallelError(
             f"{drift} at step {self._taken} (all had the same "
@@ -247,20 +248,20 @@ class ConsistencyCheck:
 
 
 def describe_drift(names: Sequence[str], table: np.ndarray[Any, Any], ranks: Sequence[int]) -> str:
-    """Which ranks differ, in words. table: (ranks, parameters) sums, at least two rows of which differ."""
+    """A sentence about which ranks differ. table: (ranks, parameters) sums; at least two rows differ."""
     differing = np.flatnonzero((table != table[0]).any(axis=0))
     sums = table[:, differing[0]].tolist()
     more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
     (common, most), (_, second) = Counter(sums).most_common(2)
     if second == most:
         return f"{names[differing[0]]}{more} is not the same on {name_ranks(ranks)}"
-    odd = [rank for rank, each in zip(ranks, sums, strict=True) if each != common]
+    odd = [rank for rank, value in zip(ranks, sums, strict=True) if value != common]
     return f"{names[differing[0]]}{more} on {name_ranks(odd)} is not what the other ranks have"
 
 
 def bit_sum(array: Array, xp: Any) -> Array:
-    """() uint64: the sum of an array's bits as whole numbers, modulo 2^64: any one bit that differs changes it."""
-    flat = xp.array(array, order="C").reshape(-1).view(xp.uint8)  # a copy: a GPU reads no number across its alignment
+    """() uint64: the sum modulo 2^64 of an array's bytes as 64-bit integers. A single differing bit changes it."""
+    flat = xp.array(array, order="C").reshape(-1).view(xp.uint8)  # a copy, because a GPU cannot read unaligned numbers
     whole = flat.size // 8 * 8
     # Arrays of one: NumPy warns where a scalar overflows.
     total = flat[:whole].view(xp.uint64).sum(dtype=xp.uint64, keepdims=True)
@@ -268,9 +269,9 @@ def bit_sum(array: Array, xp: Any) -> Array:
 
 
 def mix(sums: Sequence[int]) -> int:
-    """One number below 2^52 of many, in which each has its place."""
+    """A hash below 2^52 of many numbers, which depends on their order."""
     mixed = 0
-    for each in (*sums, len(sums)):  # one more round, or the lowest bits of the last would be cut off
-        mixed = (mixed * 0x9E3779B97F4A7C15 + each) % (1 << 64)
+    for number in (*sums, len(sums)):  # one more round: without it the lowest bits of the last number would be cut off
+        mixed = (mixed * 0x9E3779B97F4A7C15 + number) % (1 << 64)
         mixed ^= mixed >> 29
     return mixed >> (64 - _BITS)

@@ -1,12 +1,13 @@
 """The control message: what ranks must agree on, once for each synchronized backward.
 
-Nothing rides inside a gradient, because hooks may round, drop or shard one. The message is float64 and summed over the
-ranks; it is launched before the first bucket, so the total weight is known when the first sum is there. Each rank can
-also say something of its own: it writes into its own row of a table, and zeros into the others'.
+It is a message of its own, and no part of a gradient, because hooks may round, drop or shard gradients. It is float64,
+and summed over the ranks. It is launched before the first bucket, so the total weight is known when the first sum
+arrives. For what each rank says of itself there is a table with a row for each rank: a rank writes its own row, and
+zeros into the others.
 
-Requests (to stop, to save, to hold the state in memory) travel in it too. A signal reaches one rank at any moment, and
-ranks that do not act after the same step would wait for each other for ever; after a synchronized backward all ranks
-know the same requests.
+It also carries requests: to stop, to save, to hold the state in memory. A signal may reach one rank only, at any
+moment, and ranks that act on it after different steps would wait for each other for ever. After a synchronized backward
+all ranks know the same requests.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ Array = np.ndarray[Any, Any]
 STOP, SAVE, SAVED, HOLD = range(4)
 REQUEST_KINDS = 4
 NO_CHECKSUM = -1.0
-NOT_COUNTED = np.inf  # backwards skipped by a rank that is out of data
-# The message begins with these numbers, the requests, and a used bit for each parameter.
+# In place of the number of skipped backwards, from a rank that is out of data.
+NOT_COUNTED = np.inf
+# Indices: the message begins with these numbers, the requests, and a used bit for each parameter.
 _WEIGHT, _WEIGHTED, _JOINED, _JOINED_WEIGHT, _REQUESTS = range(5)
 _USED = _REQUESTS + REQUEST_KINDS
-_OWN = 2  # numbers in a rank's row before its timestamps
+# How many numbers a rank's row has in front of its timestamps.
+_OWN = 2
 
 
 class PendingRequests:
-    """What this rank asks all ranks to do after this step, and what was received of all ranks' requests.
+    """The requests of this rank, and those received from all ranks.
 
-    mine: may be set at any time, by a signal handler too; it goes with the next synchronized backward
-    received: how many ranks made each request in one message, at most, since it was set to 0
+    mine: may be set at any time, also by a signal handler; sent with the next synchronized backward
+    received: for each request, the most ranks that made it in one message since this was set to 0
     """
 
     def __init__(self) -> None:
@@ -43,7 +46,7 @@ class PendingRequests:
         self.received = [0] * REQUEST_KINDS
 
     def receive(self, counts: Sequence[int]) -> None:
-        """A message has arrived."""
+        """Records the requests of a message that has arrived."""
         self.received = [max(pair) for pair in zip(self.received, counts, strict=True)]
 
 
@@ -63,7 +66,7 @@ class ControlMessage:
         self.array: Array = np.zeros(self._rows + comm.size * (_OWN + width))
         self._table = self.array[self._rows :].reshape(comm.size, _OWN + width)
         self._work: Work[Any] | None = None
-        self._part = ""  # what this rank did
+        self._part = ""  # what this rank did, for an error message
 
     def send(
         self,
@@ -105,11 +108,11 @@ class ControlMessage:
             self._work = self._comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True)
 
     def agreement(self) -> Array:
-        """(4 + parameters,) what must stay the same for a captured step to be right: weights and used bits."""
+        """(4 + parameters,) weights and used bits: a captured step is right only as long as these do not change."""
         return np.concatenate([self.array[:_REQUESTS], self.array[_USED : self._bits] > 0])
 
     def clone(self) -> ControlMessage:
-        """An empty message of the same form."""
+        """An empty message with the same layout."""
         size = self._comm.size
         return ControlMessage(self._comm, self._bits - _USED, (len(self.array) - self._rows) // size - _OWN)
 
@@ -128,10 +131,10 @@ class ControlMessage:
         return None if times is None else (times[0], times[2])
 
     def scale(self) -> float:
-        """The factor that makes of the sum of gradients their mean; 0 where no rank had any weight."""
+        """The factor that turns the sum of gradients into their mean; 0 if no rank had any weight."""
         total = float(self.array[_WEIGHT])
         if self._rows > self._bits:
-            total = math.fsum(self.array[self._bits : self._rows])  # exact, and so the same on any number of ranks
+            total = math.fsum(self.array[self._bits : self._rows])  # exact, so equal on any number of ranks
         if self.weighted_ranks() == 0:
             total += float(self.array[_JOINED_WEIGHT])
         return 1.0 / total if total != 0.0 else 0.0

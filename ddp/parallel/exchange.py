@@ -13,14 +13,15 @@ from ddp.parallel.buckets import Buckets
 from ddp.parallel.control import ControlMessage
 from ddp.parallel.error_context import error_context
 
-Times = tuple[int, int]  # launched, done: nanoseconds of time.monotonic_ns()
+# When a bucket was launched, and when it was reduced (time.monotonic_ns()).
+Times = tuple[int, int]
 
 
 class Exchange:
-    """What happens to full buckets: one asynchronous collective each, unless a subclass says otherwise.
+    """Reduces full buckets, by default with one asynchronous collective each.
 
     Every method is called in the thread that runs backward.
-    joinable: a rank that is out of data can take part with zeros
+    joinable: whether a rank that is out of data can take part with zeros
     """
 
     joinable = True
@@ -32,17 +33,17 @@ class Exchange:
         self._control: ControlMessage
 
     def set_buckets(self, buckets: Buckets) -> None:
-        """The buckets are these from now on. Collective; nothing is in flight."""
-        self._works = []  # they keep the old buckets' memory
+        """Uses these buckets from now on. Collective; no collective of a bucket may be in flight."""
+        self._works = []  # they would keep the memory of the old buckets
         self._buckets = buckets
 
     def begin(self, control: ControlMessage) -> None:
-        """A synchronized backward begins, and its control message has been launched."""
+        """Called when a synchronized backward begins and its control message has been launched."""
         self._works = []
         self._control = control
 
     def launch(self, index: int) -> None:
-        """That bucket is complete on this rank; called in the order 0, 1, ... Must not block."""
+        """Called when a bucket is full on this rank, in the order 0, 1, ...: starts its reduction. Must not block."""
         self._works.append(self._start(index))
 
     def _start(self, index: int) -> Work[Any]:
@@ -50,7 +51,7 @@ class Exchange:
         raise NotImplementedError
 
     def poll(self) -> None:
-        """Continues what can continue without waiting; called whenever a gradient is complete."""
+        """Called whenever a gradient is complete: continues reductions of several steps, without waiting."""
 
     def finish(self) -> None:
         """Waits until every bucket is reduced. Raises: the error of the first that failed, with its name."""
@@ -59,9 +60,9 @@ class Exchange:
                 work.wait()
 
     def times(self) -> list[Times | None]:
-        """After `finish`: when each bucket was launched and done; None where that is not known."""
-        found = [work.times() for work in self._works]
-        return [None if each is None else (each[0], each[2]) for each in found]
+        """After `finish`: when each bucket was launched and reduced; None where that is not known."""
+        times = [work.times() for work in self._works]
+        return [None if moments is None else (moments[0], moments[2]) for moments in times]
 
 
 class AllReduce(Exchange):
@@ -69,7 +70,7 @@ class AllReduce(Exchange):
 
     def _start(self, index: int) -> Work[Any]:
         buffer = self._buckets.memory.buffers[index]
-        # The communicator runs its calls in order: when it asks for the scale, the control message has arrived.
+        # The communicator completes its calls in order: when it asks for the scale, the control message has arrived.
         work: Work[Any] = self._comm.all_reduce(
             buffer, ReduceOp.SUM, scale=self._control.scale, out=buffer, async_op=True
         )
@@ -77,7 +78,7 @@ class AllReduce(Exchange):
 
 
 class SingleRank(Exchange):
-    """One rank: its own gradients are the sum, and a weight is divided out when backward ends."""
+    """For one rank: its gradients are the sum already, and are divided by a weight when backward ends."""
 
     def launch(self, index: int) -> None:
         pass
@@ -86,7 +87,7 @@ class SingleRank(Exchange):
         scale = self._control.scale()
         if scale != 1.0:
             for buffer in self._buckets.memory.buffers:
-                # As on many ranks, which scale in float32: a scale rounded to 16 bits would give other numbers.
+                # By all_reduce, as on many ranks: it scales in float32, where a scale in 16 bits would be rounded.
                 self._comm.all_reduce(buffer, ReduceOp.SUM, scale=scale, out=buffer)
 
     def times(self) -> list[Times | None]:

@@ -1,8 +1,8 @@
-"""What the gradients of a model are between two backwards: empty, added up on this rank, or already a mean over ranks.
+"""The state of a model's gradients between two backwards: empty, accumulated on this rank, or a mean over ranks.
 
-`WeightSum` holds what a mean over ranks and accumulation steps is divided by, `GradientState` what each gradient is.
-The weight belongs to the backward that runs, not to a model: where one backward passes through two wrapped models, both
-count it.
+`WeightSum` holds the divisor of a mean over ranks and accumulated backwards, `GradientState` the state of each
+gradient. A weight belongs to the backward that runs, not to a model: if one backward passes through two wrapped models,
+both count it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from ddp._engine import Leaf
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
 
-_current = threading.local()  # `weight`: of the backward that runs in this thread
+# `weight`: that of the backward that runs in this thread.
+_current = threading.local()
 
 
 @contextlib.contextmanager
 def backward_weight(weight: float) -> Iterator[None]:
-    """Backwards of this thread inside count `weight`."""
+    """Gives the backwards of this thread a weight while the context lasts."""
     before, _current.weight = getattr(_current, "weight", None), weight
     try:
         yield
@@ -33,8 +34,8 @@ def backward_weight(weight: float) -> Iterator[None]:
 class WeightSum:
     """The backwards of one model that have been accumulated and not reduced.
 
-    weight: the sum of their weights, None if they had none; passes: how many they are
-    reached: one of them reached a parameter
+    weight: the sum of their weights, None if they had none; passes: their number
+    reached: whether one of them reached a parameter
     """
 
     weight: float | None = None
@@ -44,10 +45,10 @@ class WeightSum:
     def add(self, weight: float | None, reaches: bool, empty: bool) -> WeightSum:
         """The sum with the backward that starts now.
 
-        weight: that of the new backward; reaches: it reaches a parameter
-        empty: the model holds no gradient, so what earlier backwards left was thrown away and does not count
+        weight: of the new backward; reaches: whether it reaches a parameter
+        empty: whether the model holds no gradient; then earlier gradients were discarded, and do not count
 
-        Raises: ParallelError if it has a weight and the others have none, or the other way round.
+        Raises: ParallelError if some of the accumulated backwards have a weight, and others have none.
         """
         if self.reached and empty:
             return WeightSum().add(weight, reaches, empty)
@@ -61,17 +62,17 @@ class WeightSum:
 
 
 class GradientState:
-    """For each parameter: does it hold a gradient, and is that already a mean over ranks?
+    """For each parameter: whether it holds a gradient, and whether that is a mean over ranks already.
 
-    Excluded from a backward is a gradient that was reduced before its parameter was frozen: it stays as it is until the
-    parameter is used again. So is the gradient of a parameter that was frozen when the model was wrapped.
+    A backward excludes gradients that were reduced before their parameter was frozen, and those of parameters that were
+    frozen when the model was wrapped: they do not change until the parameter is used again.
     """
 
     def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor]) -> None:
         self.weights = WeightSum()
         self.excluded: set[int] = set()  # in this backward
         self._leaves, self.tensors = leaves, tensors
-        # The grad_buffer holds a mean over ranks to which no backward has added since.
+        # Whether the grad_buffer holds a mean over ranks, to which no backward has added since.
         self._reduced = [
             leaf.grad_buffer.full and not tensor.requires_grad for leaf, tensor in zip(leaves, tensors, strict=True)
         ]
@@ -82,15 +83,15 @@ class GradientState:
         return self.weights.reached and self.any()
 
     def snapshot(self) -> tuple[WeightSum, list[bool]]:
-        """What `restore` goes back to."""
+        """The state, for `restore`."""
         return self.weights, list(self._reduced)
 
     def restore(self, snapshot: tuple[WeightSum, list[bool]]) -> None:
-        """Undoes what was recorded since a snapshot."""
+        """Returns to the state of a snapshot."""
         self.weights, self._reduced = snapshot[0], list(snapshot[1])
 
     def begin(self, reached: set[int]) -> None:
-        """A backward starts that will reach these parameters."""
+        """Called when a backward starts that will reach these parameters."""
         for index, leaf in enumerate(self._leaves):
             if not leaf.grad_buffer.full or leaf.grad_buffer.zeroed:
                 self._reduced[index] = False
@@ -101,17 +102,17 @@ class GradientState:
         }
 
     def has(self, index: int) -> bool:
-        """The parameter holds a gradient that is to be reduced."""
+        """Whether the parameter holds a gradient that is to be reduced."""
         return self._leaves[index].grad_buffer.full and index not in self.excluded
 
     def any(self) -> bool:
-        """Some parameter does, and it is more than the zeros that `zero_grad` writes."""
+        """Whether some parameter does, zeros that `zero_grad` wrote not counted."""
         return any(self.has(index) and not leaf.grad_buffer.zeroed for index, leaf in enumerate(self._leaves))
 
     def add_weight(self, reaches: bool, names: Sequence[str]) -> None:
-        """Counts the backward that starts, with its weight. reaches: it reaches a parameter
+        """Adds the weight of the backward that starts. reaches: whether it reaches a parameter
 
-        Raises: ParallelError if the weight fits no earlier one, or gradients that are means already.
+        Raises: ParallelError if it would be accumulated with backwards without a weight, or added to means over ranks.
         """
         weight = getattr(_current, "weight", None)
         self.weights = self.weights.add(weight, reaches=reaches, empty=not self.any())
@@ -123,11 +124,12 @@ class GradientState:
             )
 
     def first_mean(self) -> int | None:
-        """The first parameter whose gradient is a mean over ranks already, and would be added to."""
-        return next((at for at, reduced in enumerate(self._reduced) if reduced and at not in self.excluded), None)
+        """The first parameter whose gradient is a mean over ranks, to which this backward would add."""
+        means = (index for index, reduced in enumerate(self._reduced) if reduced and index not in self.excluded)
+        return next(means, None)
 
     def end(self, index: int, by_any: bool) -> None:
-        """The backward has ended. by_any: some rank had a gradient of this parameter, and its mean is there now."""
+        """Called when a backward has ended. by_any: whether any rank had a gradient; then the mean is there now"""
         if by_any or index not in self.excluded:
             grad_buffer = self._leaves[index].grad_buffer
             grad_buffer.full, grad_buffer.zeroed, self._reduced[index] = by_any, False, by_any

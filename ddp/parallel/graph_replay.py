@@ -1,9 +1,9 @@
 """Replays of a captured backward: a CUDA graph reduces the buckets again, and ranks still exchange control messages.
 
-Weights and used parameters were exchanged when the step was captured, and are constants of the graph. At every replay
-the control message goes all the same, over the host's transport and without waiting: it is read before the next replay,
-so one step late. Requests (to stop, to save) arrive with it. If the ranks send another one than at the capture, the
-step before has been applied with a wrong mean: every rank raises, and none continues.
+Weights and used parameters were exchanged when the step was captured, and are constants of the graph. Every replay
+sends the control message nevertheless, over the host's transport and without waiting for it. It is read before the next
+replay, one step late, with its requests (to stop, to save). If it differs from the one of the capture, the step before
+was applied with a wrong mean: every rank raises.
 
 The reducer registers with the capture what changes its own state (`Reducer._begin_capture`, `Reducer._end_capture`).
 """
@@ -26,7 +26,7 @@ class GraphReplays:
 
     def __init__(self, reducer: Reducer) -> None:
         self._reducer = reducer
-        self._last: _ReplayedBackward | None = None  # the one whose message was sent last
+        self._last: _ReplayedBackward | None = None  # the backward whose message was sent last
 
     def begin(self) -> None:
         """Reads the message of the last replay, before any backward. Raises: ParallelError; see the module."""
@@ -34,7 +34,7 @@ class GraphReplays:
             self._last.receive()
 
     def register(self, graph: Any, weight: float | None) -> None:
-        """Registers what every launch of a graph does, into which a synchronized backward was captured.
+        """Registers what every launch of a graph does that holds a synchronized backward.
 
         weight: of that backward, on this rank
         """

@@ -1,12 +1,11 @@
-"""Uneven numbers of steps: a rank that has run out of data takes part with zeros until all ranks have.
+"""Uneven numbers of steps: a rank that has run out of data contributes zeros until all ranks have.
 
-Inside `model.join()` each thing that ranks do together (the buffers' call before a forward, a synchronized backward) is
-announced by one small call. A rank that has left its loop announces nothing of its own, and makes a no-op of whatever
-the others announced. When all have left, the model is made that of the rank that ended last, since the others have
-missed updates.
+Inside `model.join()` ranks announce everything that they do together (the broadcast of buffers before a forward, a
+synchronized backward) by one small all-reduce. A rank that has left its loop announces nothing, and takes part in what
+the others announce with a no-op. When all have left, the rank that ended last broadcasts the model, since the others
+missed its updates.
 
-Outside of `join` nothing is announced, and nothing costs anything. Source of the interface: PyTorch's
-`DistributedDataParallel.join`.
+Outside of `join` nothing is announced. Source of the interface: PyTorch's `DistributedDataParallel.join`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from ddp.errors import DtypeError, EarlyStop, ParallelError
 from ddp.parallel.error_context import error_context
 
 FORWARD, BACKWARD = _KINDS = "forward", "backward"
-_inside = threading.local()  # `join`: set while this thread is inside one
+# `join`: whether this thread is inside a join.
+_inside = threading.local()
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def single_join() -> Iterator[None]:
 class JoinContext:
     """One `with model.join()` on this rank.
 
-    throw: raise on all ranks as soon as one has run out
+    throw: whether to raise on all ranks as soon as one has run out of data
     """
 
     def __init__(self, comm: Communicator, throw: bool) -> None:
@@ -52,10 +52,10 @@ class JoinContext:
         self.source = 0  # the lowest rank that still had data, at the last announcement
 
     def announce(self, mine: str | None) -> str | None:
-        """This rank is about to do such a thing; None: it has run out of data. Collective.
+        """Announces what this rank does next, FORWARD or BACKWARD; None: it has run out of data. Collective.
 
-        Returns: what is done next; None if all ranks have run out
-        Raises: EarlyStop on every rank if one has run out and that was asked for.
+        Returns: what the ranks do next; None if all have run out of data
+        Raises: EarlyStop on every rank, with `throw`, if one has run out of data.
         """
         size, rank = self._comm.size, self._comm.rank
         message = np.zeros(len(_KINDS) + size)
@@ -85,12 +85,12 @@ def checked(optimizers: Iterable[Any]) -> list[Any]:
 
 
 def take_over(comm: Communicator, source: int, tensors: Sequence[Tensor], optimizers: Sequence[Any]) -> None:
-    """Makes parameters, buffers and optimizers those of the rank `source`. Collective."""
+    """Broadcasts parameters, buffers and the optimizers' states of rank `source`. Collective."""
     with error_context("join: the model of the last rank"):
         for tensor in tensors:
             comm.broadcast(tensor.array, source)
             tensor.version.count += 1
         for optimizer in optimizers:
-            theirs = comm.broadcast_object(optimizer.state_dict() if comm.rank == source else None, source)
+            state = comm.broadcast_object(optimizer.state_dict() if comm.rank == source else None, source)
             if comm.rank != source:
-                optimizer.load_state_dict(theirs)
+                optimizer.load_state_dict(state)

@@ -1,9 +1,9 @@
-"""The planner: when the bucket plan changes, and what it becomes.
+"""The planner: decides when the bucket plan changes, and how.
 
-The first plan guesses that gradients come in reversed model order. The first backwards show their real order and times,
-and what an all-reduce costs between these ranks is measured. From that the plan is made once, after the third
-backward. Later it changes only where some rank uses a parameter that has no bucket, since it was frozen before: it gets
-one at the end.
+The first plan assumes that gradients come in reversed model order. The first backwards show their real order and times,
+and the cost of an all-reduce between these ranks is measured. From these the plan is made once, after the third
+backward. Later it changes only if some rank uses a parameter without a bucket, which was frozen before: that gets a
+bucket at the end.
 """
 
 from __future__ import annotations
@@ -22,23 +22,28 @@ from ddp.errors import ParallelError
 from ddp.parallel.bucket_plan import Link, Plan, choose_cap, plan_buckets
 
 Array = np.ndarray[Any, Any]
-_FIRST_CAP = 4 << 20  # bytes; of the plan before anything was measured
-WARM = 3  # backwards after which the plan is made, from the times of all but the first
-# How much slower than it was alone the wire is thought to be when buckets are chosen: it shares the core with backward,
-# and a plan that leaves the wire idle at first cannot catch up.
+# The cap of buckets (bytes) before anything was measured.
+_FIRST_CAP = 4 << 20
+#: The plan is made after so many backwards, from the times of all but the first.
+WARM = 3
+# All-reduces are assumed to take this many times as long as they did when measured: during training they share the core
+# with backward, and a plan that leaves the wire idle at first cannot catch up.
 _SLOWER = 1.25
-# Bytes of the two all-reduces that are measured, and how often: one is all latency, the other like a bucket, and 20 ms
-# at 1 Gbit/s. Short ones are easily disturbed: with more ranks than cores, the best of 5 took 10 times the best of 20.
-_SMALL, _LARGE = 1 << 12, 1 << 21
-_REPEATS_SMALL, _REPEATS_LARGE = 20, 5
+# Two all-reduces are measured: the small one is nearly all latency, the large one like a bucket (20 ms at 1 Gbit/s).
+# Their sizes in bytes, and how often each runs. Short ones are easily disturbed: with more ranks than cores the best of
+# 5 took 10 times as long as the best of 20.
+_SMALL = 1 << 12
+_LARGE = 1 << 21
+_REPEATS_SMALL = 20
+_REPEATS_LARGE = 5
 
 
 class Planner:
-    """Makes the plans of one model; all ranks make the same calls.
+    """Makes the plans of one model. All ranks make the same calls.
 
-    names, nbytes, kinds: of each parameter, in model order; kinds never share a bucket
-    trained: the parameter requires grad
-    cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first one; pinned: a plan to keep
+    names, nbytes, kinds: of each parameter, in model order; parameters of different kinds never share a bucket
+    trained: whether each parameter requires grad
+    cap: bytes of a bucket, None: chosen by measurement; first: bytes of the first bucket; pinned: a plan to keep
     xp: the array module of the gradients
 
     Raises: ParallelError if a pinned plan is not one of these parameters.
@@ -57,13 +62,13 @@ class Planner:
         pinned: Plan | None = None,
         xp: Any = np,
     ) -> None:
-        self.assigned = list(trained)  # the parameter is in a bucket
+        self.assigned = list(trained)  # whether each parameter is in a bucket
         self._comm = comm
         self._names, self._nbytes, self._kinds = list(names), list(nbytes), list(kinds)
         self._numbers = {name: number for number, name in enumerate(names)}
         self._cap, self._first, self._pinned, self._xp = cap, first, pinned, xp
         self._steps = 0
-        self._ready: Array = np.full(len(names), np.nan)  # s after backward began; nan: never complete
+        self._ready: Array = np.full(len(names), np.nan)  # seconds after backward began; nan: never complete
         self._backward = np.nan
         if pinned is not None:
             self._check(pinned)
@@ -74,7 +79,7 @@ class Planner:
         return {"plan": self.plan.state(), "backwards": self._steps}
 
     def restore(self, state: Mapping[str, Any]) -> Plan:
-        """Continues from a `state` of a planner of the same parameters: later plans change when they would have.
+        """Continues from the `state` of a planner of the same parameters: the plan changes when that one's would have.
 
         Raises: ParallelError if the plan does not fit; nothing has changed then.
         """
@@ -86,12 +91,12 @@ class Planner:
         return plan
 
     def after_backward(self, timer: ArrivalTimer, used: Sequence[bool]) -> Plan | None:
-        """Learns from a synchronized backward: the plan from now on, None if it stays. Collective if it changes.
+        """Records a synchronized backward. Returns the new plan, None if it does not change. Collective if it does.
 
-        timer: of this backward, on this rank; used: by any rank
+        timer: of this backward, on this rank; used: whether any rank used each parameter
         """
         self._steps += 1
-        if 1 < self._steps <= WARM:  # the first one met cold caches and untouched memory
+        if 1 < self._steps <= WARM:  # the first is left out: its caches were cold and its memory untouched
             ready, backward = timer.seconds()
             self._ready, self._backward = np.fmin(self._ready, ready), np.fmin(self._backward, backward)
         before, assigned = self.plan, [any(pair) for pair in zip(self.assigned, used, strict=True)]
@@ -105,8 +110,8 @@ class Planner:
     def _measured(self) -> Plan:
         """The plan from the times of the first backwards, the same on all ranks, bit for bit. Collective."""
         # A bucket waits for the slowest rank.
-        mine = np.nan_to_num(np.append(self._ready, self._backward), nan=-1.0)
-        latest = self._comm.all_reduce(mine, ReduceOp.MAX)
+        times_here = np.nan_to_num(np.append(self._ready, self._backward), nan=-1.0)
+        latest = self._comm.all_reduce(times_here, ReduceOp.MAX)
         latest[latest < 0] = np.nan
         ready, backward = latest[:-1], float(np.nan_to_num(latest[-1]))
         order = arrival_order(ready)
@@ -142,7 +147,7 @@ class Planner:
             raise ParallelError(f"the given plan does not fit this model: {wrong[0]}")
 
     def _complete(self, plan: Plan) -> Plan:
-        """A plan less what is not assigned, with buckets at its end for what is assigned and not in it."""
+        """A plan without unassigned parameters, and with buckets at its end for assigned ones that it lacks."""
         listed = [[self._numbers[name] for name in bucket] for bucket in plan.buckets]
         kept = [[index for index in bucket if self.assigned[index]] for bucket in listed]
         inside = set(itertools.chain(*listed))
@@ -153,8 +158,8 @@ class Planner:
 def arrival_order(ready: Array) -> list[int]:
     """The parameters in the order in which their gradients were complete.
 
-    ready: (parameters,) when each was complete, nan where it never was: such a one is put where reversed model order
-    has it, behind the one before it there.
+    ready: (parameters,) when each was complete, nan if it never was; those follow their predecessor in reversed model
+    order
     `arrival_order([3.0, nan, 1.0]) == [2, 1, 0]`
     """
     before = -np.inf
@@ -169,10 +174,10 @@ def arrival_order(ready: Array) -> list[int]:
 def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     """The cost of an all-reduce over `comm`, the same on every rank, bit for bit. Collective.
 
-    comm: not in use meanwhile; most: bytes of the largest all-reduce of interest; xp: the array module that is reduced
+    comm: not in use meanwhile; most: bytes of the largest all-reduce of interest; xp: the array module of the gradients
 
-    Two float32 arrays, of 4 KiB and of at most 2 MiB, are summed as the reducer does it. Of each the fastest time
-    counts, and of the ranks the slowest.
+    Two float32 arrays, of 4 KiB and of at most 2 MiB, are summed as the reducer does it. For each the fastest run
+    counts, on the slowest rank.
     """
     large = min(max(most, 2 * _SMALL), _LARGE)
     memory = comm.empty(large // 4, np.float32, like=xp.empty(0))
@@ -180,24 +185,24 @@ def measure_link(comm: Communicator, most: int, xp: Any = np) -> Link:
     sizes = [_SMALL] * _REPEATS_SMALL, [large] * _REPEATS_LARGE
     fastest = [min(_seconds(comm, memory[: size // 4]) for size in repeats) for repeats in sizes]
     quick, slow = comm.all_reduce(np.array(fastest), ReduceOp.MAX).tolist()
-    if quick >= slow:  # disturbed: bytes that cost nothing would make one bucket of everything
+    if quick >= slow:  # disturbed; if bytes cost nothing, the plan would be one bucket
         quick = slow / 2
     beta = (slow - quick) / (large - _SMALL)
     return Link(alpha=max(0.0, quick - beta * _SMALL), beta=beta)
 
 
 def _seconds(comm: Communicator, array: Any) -> float:
-    """How long one sum takes, on this rank: the reducer's call, and the wait for it."""
+    """Seconds of one all-reduce on this rank, called and waited for as by the reducer."""
     begun = time.perf_counter()
     comm.all_reduce(array, ReduceOp.SUM, out=array, async_op=True).wait()
-    array[0].item()  # on a GPU the wait above is the stream's, not ours
+    array[0].item()  # on a GPU the wait above is one of the stream, not of this thread
     return time.perf_counter() - begun
 
 
 class ArrivalTimer:
-    """When gradients are complete in the backwards that a plan is made from, for so many gradients on a device.
+    """Times when gradients are complete, in the first backwards. count: the number of gradients; where: their device
 
-    On a GPU, where the host is far ahead, moments are events in the stream. Reading them waits for the device.
+    On a GPU the host runs ahead, so times are events in the stream. Reading them waits for the device.
     """
 
     def __init__(self, count: int, where: device) -> None:
@@ -221,12 +226,12 @@ class ArrivalTimer:
             self._moments[index] = self._now()
 
     def end(self) -> None:
-        """All of this backward has been computed, or on a GPU launched."""
+        """Backward has been computed; on a GPU, launched."""
         if self._begun is not None:
             self._ended = self._now()
 
     def seconds(self) -> tuple[Array, float]:
-        """(count,) seconds from begin to each gradient, and to the end; nan for what did not come or was not timed."""
+        """(count,) seconds from begin to each gradient, and from begin to end; nan for what was not timed."""
         seconds = np.full(self._count, np.nan)
         for index, moment in self._moments.items():
             seconds[index] = self._since_begin(moment)

@@ -1,14 +1,14 @@
 """The reducer: counts gradients as backward completes them, and reduces full buckets while backward is still running.
 
 The engine calls `begin` when a backward starts that reaches parameters of this model, `ready` for each gradient that is
-complete, and `end`, or `abandon` with an error. In between the reducer
+complete, and at the end `end`, or `abandon` if backward raised. The reducer does in
 
     begin   sends the control message (`control`): weight, used parameters
     ready   launches every bucket (`buckets`) that is full, through the exchange (`exchange`)
-    end     waits for all, lets the checks compare what ranks sent, and asks the planner for the next plan
+    end     waits for all buckets, lets the checks compare what ranks sent, and asks the planner for the next plan
 
-Strict order: ranks fill buckets in different orders, and collectives that meet in different orders deadlock. So a
-bucket is launched when it is full and all before it in the plan have been launched, on every rank alike.
+Strict order: ranks fill buckets in different orders, and collectives that are launched in different orders deadlock. So
+a full bucket is launched only after all buckets before it in the plan, on every rank alike.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from ddp.parallel.planner import ArrivalTimer, Planner
 from ddp.parallel.stats import Timeline
 from ddp.parallel.step_trace import Step
 
-# Ranks make their models in the same order. Where one backward passes through several of them they end in this order,
-# since each waits for other ranks then, and how the graph reaches them may differ from rank to rank.
+# Numbers reducers in the order in which they are made, which is the same on all ranks. A backward through several
+# models ends their reductions in this order: each waits for other ranks, whose graph may reach them in another order.
 _turns = itertools.count()
 
 
@@ -55,9 +55,9 @@ class Reducer:
     """Reduces the gradients of one model; see `ddp._engine.GradReadyHook` for what the engine calls.
 
     owner: the DataParallel; names, tensors: the parameters, in the model's order
-    comm: a communicator that is used for nothing else; planner: with the plan to begin with
+    comm: a communicator that is used for nothing else; planner: makes the bucket plans, and has made the first
     check_every, check_finite: see DataParallel
-    micro_batches: where this rank is in those of a step, if ranks have such
+    micro_batches: this rank's place in the micro-batches of a step, if DataParallel was given a number of them
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Reducer:
         self.requests = PendingRequests()
         self.forward: tuple[int, int] | None = None  # when the last forward began and ended, ns
         self.running = False  # a backward of this model runs now
-        self.in_flight = False  # something was launched, and not all has been concluded from it
+        self.in_flight = False  # this backward has launched collectives, and has not ended
         self.gradients = GradientState(self.leaves, tensors)
         count = 0 if micro_batches is None else micro_batches.count
         self.control = ControlMessage(comm, len(names), self.timeline.width, count)
@@ -123,14 +123,15 @@ class Reducer:
         return self._assignment.buckets
 
     def set_exchange(self, exchange: Exchange) -> None:
-        """Has buckets reduced by this exchange from now on. Collective."""
+        """Reduces buckets through this exchange from now on. Collective."""
         self.exchange = exchange
         exchange.set_buckets(self.buckets)
 
     def begin(self, leaves: Sequence[Leaf]) -> None:
-        """A backward starts that will reach these leaves: sends the control message, launches buckets that get nothing.
+        """Called when a backward starts that will reach these leaves. Sends the control message, and launches buckets
+        whose gradients it does not reach.
 
-        Raises: ParallelError if an earlier one failed half-way or is still running, or its weight fits no other.
+        Raises: ParallelError if an earlier backward failed half-way or still runs, or if weights do not fit each other.
         """
         self.check_usable()
         self.running = self._reached = True
@@ -146,12 +147,12 @@ class Reducer:
         if self.micro_batches is not None:
             used = self._begin_micro_batch(self.micro_batches, used)
         if self._reducing:
-            for each in self.before:
-                each()
+            for function in self.before:
+                function()
             self._start(reached, [index in used for index in range(len(self.leaves))], self.gradients.weights.weight)
 
     def ready(self, leaf: Leaf) -> None:
-        """The leaf's gradient is complete in its grad_buffer."""
+        """Called when the leaf's gradient is complete in its grad_buffer. Launches its bucket if that is full now."""
         if not self._reducing:
             return
         index = self._index[leaf]
@@ -166,7 +167,7 @@ class Reducer:
         self.exchange.poll()
 
     def end(self) -> None:
-        """Waits for the buckets; afterwards every grad_buffer holds the mean, or is empty where no rank used it."""
+        """Waits for the buckets. Then every grad_buffer holds the mean, or is empty if no rank used the parameter."""
         if self.micro_batches is not None:
             self.micro_batches.end_backward()
         if not self._reducing:
@@ -227,12 +228,13 @@ class Reducer:
         return True
 
     def abandon(self, error: BaseException) -> None:
-        """Backward raised: if something was launched it cannot be taken back, and the rest will not follow.
+        """Called when backward raised. If nothing was launched, restores the state before this backward.
 
-        Else, or with no other rank, it does not count, and the backwards before it still do.
+        Otherwise the ranks no longer agree, and the model is marked as broken; with one rank it is restored, too.
         """
-        # What is only captured has not begun.
-        alone = self.comm.size == 1 and self.tree is None  # which has added earlier micro-batches to the buckets
+        # With a tree one rank cannot be restored: earlier micro-batches have been added to its buckets. In a capture
+        # nothing has been launched yet.
+        alone = self.comm.size == 1 and self.tree is None
         if self.in_flight and self._broken is None and not alone and capturing.now is None:
             self._broken = error
         self.in_flight = False
@@ -245,7 +247,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def recording(self, leaves: Sequence[Leaf]) -> Iterator[None]:
-        """Inside, a backward under create_graph accumulates gradients of leaves; then they become means, with a graph.
+        """Inside, a backward under create_graph accumulates gradients. Then they become means over ranks with a graph.
 
         Raises: GraphError with a communication hook, a ZeroOptimizer or inside `join`; ParallelError as `begin`.
         """
@@ -255,7 +257,7 @@ class Reducer:
                 "backward(create_graph=True) under DataParallel: what a communication hook, a ZeroOptimizer or join() "
                 "makes of gradients has no derivative: use autograd.grad(create_graph=True), ddp.parallel.all_reduce"
             )
-        if not self.gradients.any():  # as `begin`, which sees those of this backward
+        if not self.gradients.any():  # as in `begin`, which would count the gradients of this backward
             self.gradients.weights = WeightSum()
         self.running = True
         try:
@@ -270,8 +272,8 @@ class Reducer:
                 self.ready(leaf)
             self.end()
         if self.sync:
-            # The graph of their mean is put over what lies in the buckets. It is that of one collective: a backward
-            # that reaches any of these gradients is the same on every rank.
+            # The buckets hold the means; here they get a graph, of one all-reduce of all gradients. So a backward that
+            # reaches any of them runs the same collective on every rank.
             used = [*itertools.compress(self.gradients.tensors, self.control.used())]
             means: Any = restore_tensors(
                 [x.leaf.grad_buffer.array for x in used], [*itertools.compress(edges, self.control.used())], ()
@@ -285,7 +287,7 @@ class Reducer:
 
     @contextlib.contextmanager
     def participating(self) -> Iterator[None]:
-        """Takes part in the other ranks' backward with zeros if the one inside reaches no leaf on this rank."""
+        """Contributes zeros to the other ranks' backward if the backward inside reaches no parameter on this rank."""
         self._reached = False
         yield
         if not self._reached:
@@ -294,7 +296,7 @@ class Reducer:
                 self.end()
 
     def join_no_op(self, weight: float) -> None:
-        """Takes part in a backward of the other ranks without a gradient of its own. weight: how much that counts"""
+        """Takes part in a backward of the other ranks without gradients. weight: of this rank"""
         self.check_usable()
         self.gradients.begin(set())
         for index, leaf in enumerate(self.leaves):
@@ -318,21 +320,21 @@ class Reducer:
             self._set_plan(plan)
 
     def release(self) -> None:
-        """Leaves the leaves alone: their gradients stay, in memory of their own, and are reduced no more."""
+        """Detaches this reducer from the leaves: their gradients get memory of their own, and are no longer reduced."""
         for leaf in self.leaves:
             leaf.ready_hook = None
-            if leaf.grad_buffer.withheld is not None:  # each rank has a part of it
+            if leaf.grad_buffer.withheld is not None:  # each rank has only a part of this gradient
                 leaf.grad_buffer.clear()
             leaf.grad_buffer.unbind()
 
     def count_step(self) -> int:
-        """A synchronized backward has ended: how many have."""
+        """Counts a synchronized backward that has ended; returns how many have."""
         self.steps += 1
         process_recorder().count_backwards(self.steps)
         return self.steps
 
     def check_usable(self) -> None:
-        """Raises: ParallelError if an earlier backward failed half-way, or one runs."""
+        """Raises: ParallelError if an earlier backward failed half-way, or one runs now."""
         if self._broken is not None:
             raise ParallelError(
                 f"an earlier backward failed half-way on this rank ({type(self._broken).__name__}: {self._broken}), so "
@@ -348,7 +350,7 @@ class Reducer:
         """Lays out the plan's buckets, and moves gradients there. Collective."""
         before: BucketAssignment | None = getattr(self, "_assignment", None)
         self._assignment = BucketAssignment(plan, self.names, self.leaves, self.comm)
-        if before is not None:  # gradients are copied out of it, maybe by another stream than the one of its memory
+        if before is not None:  # gradients are copied out of its buckets, maybe by another stream than theirs
             self.comm.watch_device("moved gradients", keep=before.buckets)
         self.timeline.set_buckets(self.buckets)
         self.exchange.set_buckets(self.buckets)
@@ -380,7 +382,7 @@ class Reducer:
             self._launched += 1
 
     def _fill(self, bucket: int) -> None:
-        """Puts zeros where a bucket got no gradient from this rank; others may have something."""
+        """Writes zeros where a bucket got no gradient on this rank: other ranks may have one."""
         buckets = self.buckets
         for gradient in buckets.members[bucket]:
             index = self._assignment.parameters[gradient]
@@ -390,9 +392,10 @@ class Reducer:
                 self._finite.look(self.names[index], buckets.memory.views[gradient])
 
     def _begin_micro_batch(self, micro_batches: MicroBatches, used: set[int]) -> set[int]:
-        """A backward begins that may complete a micro-batch. Returns what this rank's micro-batches have used so far.
+        """Begins a backward that may complete a micro-batch.
 
-        Raises: ParallelError for gradients of the step before, and for what has no bucket.
+        Returns: the parameters that this rank's micro-batches of this step have used so far
+        Raises: ParallelError if a parameter holds a gradient of the step before, or has no bucket.
         """
         if capturing.now is not None:
             raise ParallelError("micro_batches: a CUDA graph would replay one micro-batch's draws: run without a graph")
@@ -406,7 +409,7 @@ class Reducer:
             )
             raise ParallelError(f"micro_batches: {self.names[index]} {why}")
         for leaf in self.leaves:
-            if leaf.grad_buffer.zeroed:  # a zero and no gradient differ in a sign
+            if leaf.grad_buffer.zeroed:  # 0 + -0 is 0, where a first gradient of -0 stays -0
                 leaf.grad_buffer.clear()
         self._assignment.exclude(self.gradients.excluded)
         micro_batches.begin_backward()
@@ -418,7 +421,7 @@ class Reducer:
         return micro_batches.used
 
     def _keep_micro_batch(self) -> None:
-        """A micro-batch that is not this rank's last one is complete: its gradients go into the tree's sums."""
+        """Adds the gradients of a complete micro-batch, which is not this rank's last one, to the tree's sums."""
         assert self.tree is not None
         assert self.micro_batches is not None
         for bucket in range(len(self.buckets.members)):
@@ -431,7 +434,7 @@ class Reducer:
         self.micro_batches.complete()
 
     def _wait(self) -> None:
-        """Waits for the control message and all buckets. Raises: the error of the first that failed, by name."""
+        """Waits for the control message and all buckets. Raises: the error of the first that failed, which it names."""
         assert self._launched == len(self._missing)
         with error_context(f"backward {self.steps}"):
             first = self.buckets.describe(0) if self._missing else "any bucket"
@@ -467,7 +470,10 @@ class Reducer:
             self._finite.finish(self.steps)
 
     def _finish_gradients(self, used: Sequence[bool]) -> None:
-        """Leaves the mean in each grad_buffer. used: by any rank; what has no bucket yet is reduced by itself."""
+        """Leaves the mean in each grad_buffer. Reduces gradients without a bucket one by one.
+
+        used: whether any rank used each parameter
+        """
         for index in self.gradients.excluded:
             if used[index]:
                 self._assignment.include(index)

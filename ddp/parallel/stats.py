@@ -1,12 +1,12 @@
-"""What a period of training spent its time on, and which rank was waited for: numbers, a table, a sentence.
+"""Statistics of training: where the time of a step goes, and which rank the others wait for.
 
-`Timeline` takes the steps of one model in, `Stats` are what it makes of the latest of them. All-reduces end at the same
-moment on every rank, however late one of them started; so only when each rank *arrived* shows which one was waited for.
-These timestamps ride in the control message of the next step: a row of nanoseconds for each rank,
+`Timeline` records the steps of one model, `Stats` summarizes the latest of them. An all-reduce ends at the same moment
+on every rank, however late one of them started: only the times at which ranks *arrived* show which one was waited for.
+Ranks send these times with the control message of the next step, a row of nanoseconds for each rank:
 
     forward begun (0: there was none) | backward begun | control message done | last bucket complete
 
-All times are host times: on a GPU, when the host asked for the work, not when the device did it.
+All times are host times: on a GPU, when the host launched the work, not when the device did it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ from ddp.parallel.step_trace import Step
 Array = np.ndarray[Any, Any]
 _FORWARD, _BEGUN, _DONE, _COMPLETE = range(4)
 _WIDTH = 4
-_KEPT = 1000  # steps
-_FLOATS = 1 << 20  # of all ranks' timestamps in them: 8 MiB
-_MESSAGES = 64  # that clocks are compared by
-_NOTICED = 0.01  # of a step: a rank that is less late than that was not waited for
-_MS = 1e-6  # milliseconds in a nanosecond
+# How many of the latest steps are kept, and how many of all ranks' timestamps in them (8 MiB).
+_KEPT = 1000
+_FLOATS = 1 << 20
+# Clocks are compared by so many of the latest control messages.
+_MESSAGES = 64
+# A rank that is late by less than this fraction of a step was not waited for.
+_NOTICED = 0.01
+# Milliseconds in a nanosecond.
+_MS = 1e-6
 _MIB = 1 << 20
 _MOMENTS = ("ready", "launched", "done", "exposed")
 _LABELS = {
@@ -69,11 +73,11 @@ class BucketStats:
 
 @dataclass(frozen=True, kw_only=True)
 class Lateness:
-    """How one rank was waited for: because its last gradient was complete after all others'.
+    """How often the others waited for one rank, whose last gradient was complete after theirs, and how long.
 
-    steps: in how many steps, without those in which it was late by less than 1 % of the step
-    late: milliseconds, the mean over these steps, after the median of the other ranks; 0.0 if there were none
-    before, forward, backward: where it had lost them: before forward (data, optimizer, logging), in forward and loss,
+    steps: the number of steps in which they did; less than 1 % of a step is not counted
+    late: milliseconds after the median of the other ranks, mean over these steps; 0.0 if there were none
+    before, forward, backward: the parts of it lost before forward (data, optimizer, logging), in forward and loss, and
     in backward
     """
 
@@ -86,18 +90,18 @@ class Lateness:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """The steps of one period, on one rank. Times are host times in milliseconds, the mean over the steps.
+    """The steps of one period, on one rank. Times are host times in milliseconds, means over the steps.
 
-    rank, size: whose, and of how many; steps: synchronized backwards that are counted, the latest 1,000 at most
-    step: from the end of one backward to that of the next; None before there are two; so is other
+    rank, size: this rank, and the number of ranks; steps: how many synchronized backwards are counted, at most 1,000
+    step: from the end of one backward to the end of the next; None, like other, before there are two
     forward: the last forward before each backward; None if the model was not called
-    backward: until its last node had run
-    communication: some bucket was launched and not done, be it on the wire or waiting for a rank; hidden: the part of
-    it in which backward computed; both None if the exchange does not record it
-    exposed: what backward, having computed everything, waited for the buckets
-    other: what is left of a step: data, loss, optimizer, logging
-    buckets: of the plan in force, in launch order; None, not a number, where something is not known
-    compared: steps of which it is known when all ranks arrived; lateness: of each rank
+    backward: from its begin until its last node has run
+    communication: time in which some bucket was launched and not reduced, on the wire or waiting for a rank
+    hidden: the part of it in which backward computed; both are None if the exchange does not record it
+    exposed: time from the last node of backward until all buckets were reduced
+    other: the rest of a step: data, loss, optimizer, logging
+    buckets: of the current plan, in launch order; None for what is not known
+    compared: in how many steps the arrival of all ranks is known; lateness: of each rank
     """
 
     rank: int
@@ -116,7 +120,7 @@ class Stats:
 
     @classmethod
     def of(cls, steps: Sequence[Step], rank: int, size: int, offsets: Array) -> Stats:
-        """The statistics of these steps. offsets: (size,) nanoseconds of all ranks' clocks from rank 0's"""
+        """The statistics of these steps. offsets: (size,) nanoseconds that each rank's clock is ahead of rank 0's"""
         compared, lateness = _lateness(steps, size, offsets)
         columns = [_parts(step) for step in steps]
         return cls(
@@ -154,8 +158,8 @@ class Stats:
         """One sentence: which rank was waited for, and where it lost the time."""
         if self.compared == 0:
             return "nothing is known yet of when the other ranks arrived"
-        lost = [each.steps * each.late for each in self.lateness]
-        if not any(each.steps for each in self.lateness):
+        lost = [lateness.steps * lateness.late for lateness in self.lateness]
+        if not any(lateness.steps for lateness in self.lateness):
             return "no rank was waited for: they arrived together"
         worst = max(range(self.size), key=lost.__getitem__)
         late = self.lateness[worst]
@@ -189,15 +193,14 @@ class Stats:
 
 
 class ClockOffsets:
-    """How far the clocks of all ranks are from rank 0's, as far as the control messages show.
+    """The differences between the ranks' clocks and rank 0's, measured by the control messages.
 
-    `time.monotonic_ns()` is one clock for all processes of a node. Those of other nodes began when these were started;
-    how far apart they are is read off the control messages: an all-reduce is done at nearly the same moment everywhere.
-    So the offset of a node is the median, over the last 64 messages, of (done on it - done on rank 0's node), a node
-    being done when the first of its ranks is. Accuracy: the difference in how quickly the end of a message is noticed,
-    a few tenths of a millisecond over TCP.
+    All processes of a node share the clock `time.monotonic_ns()`, which began when the node was started. An all-reduce
+    ends at nearly the same moment everywhere, so the offset of a node is the median, over the last 64 control messages,
+    of (done on this node - done on rank 0's node), where the first rank that is done counts for its node. Accuracy: the
+    difference in how soon ranks notice the end of a message, a few tenths of a millisecond over TCP.
 
-    nodes: which node each rank is on, in rank order
+    nodes: the node of each rank, in rank order
     """
 
     def __init__(self, nodes: Sequence[int]) -> None:
@@ -206,7 +209,7 @@ class ClockOffsets:
         self._messages: deque[Array] = deque(maxlen=_MESSAGES)
 
     def receive(self, table: Array) -> None:
-        """A control message brought these timestamps. table: (size, _WIDTH)"""
+        """Records the timestamps of a control message. table: (size, _WIDTH)"""
         if self._count > 1 and table[:, _DONE].all():
             done = np.array([table[self._nodes == node, _DONE].min() for node in range(self._count)])
             self._messages.append(done - done[self._nodes[0]])
@@ -220,14 +223,14 @@ class ClockOffsets:
 
 
 class Timeline:
-    """The steps of one model on this rank and, by the timestamps in control messages, on all ranks.
+    """The steps of one model on this rank, with the timestamps of all ranks from the control messages.
 
-    rank, size: this rank, and how many; nodes: which node each rank is on, in rank order
-    job: a number that all ranks of this job have in common, and no other job has
+    rank, size: this rank, and the number of ranks; nodes: the node of each rank, in rank order
+    job: a number that identifies the job on all its ranks
     width: numbers of each rank in a control message; steps: the latest ones, since the last `summary`
 
-    In each backward: `timestamps` goes into the control message, `receive` takes all ranks' timestamps, `add` the step.
-    What others see of a running job goes into the flight record.
+    For each backward the reducer sends `timestamps` in the control message, passes all ranks' timestamps to `receive`,
+    and the step to `add`. The flight record gets what ddp-top and the metrics show of a running job.
     """
 
     width = _WIDTH
@@ -241,14 +244,14 @@ class Timeline:
         self._clocks = ClockOffsets(nodes)
         self._contents: Any = ()
         self._latest: Step | None = None
-        self._sent: Step | None = None  # the control message in flight has its timestamps
+        self._sent: Step | None = None  # the step whose timestamps are in the control message that is in flight
         self._ended = 0
         step_trace.register(self)
 
     def set_buckets(self, buckets: Buckets) -> None:
-        """The buckets are these from the next backward on."""
+        """Takes the buckets of later backwards."""
         names = (tuple(buckets.names[index] for index in members) for members in buckets.members)
-        self._contents = tuple(zip(names, (int(each.nbytes) for each in buckets.memory.buffers), strict=True))
+        self._contents = tuple(zip(names, (int(buffer.nbytes) for buffer in buckets.memory.buffers), strict=True))
 
     def timestamps(self) -> Array:
         """(width,) this rank's timestamps of its last step, for the next control message; 0 where there is none."""
@@ -260,7 +263,7 @@ class Timeline:
         return np.array([forward, step.begun, done, max(step.ready, default=0)], float)
 
     def receive(self, table: Array) -> None:
-        """The control message has arrived. table: (size, width) all ranks' timestamps"""
+        """Called when the control message has arrived. table: (size, width) all ranks' timestamps"""
         if self._sent is not None:
             self._sent.table = table.copy()  # the message is used again for the next backward
             self._clocks.receive(self._sent.table)
@@ -268,11 +271,11 @@ class Timeline:
             if table[:, _COMPLETE].all():
                 arrived = (table[:, _COMPLETE] - self._clocks.offsets()).tolist()
                 ordered = sorted(arrived)
-                if arrived[self.rank] == ordered[-1]:  # the others waited for it: after the median of theirs
+                if arrived[self.rank] == ordered[-1]:  # the others waited for this rank, from their median on
                     process_recorder().add("waited", (ordered[-1] - ordered[(self.size - 2) // 2]) / 1e9)
 
     def add(self, step: Step) -> None:
-        """A synchronized backward has ended."""
+        """Records a synchronized backward that has ended."""
         step.contents, step.since = self._contents, self._ended
         self.steps.append(step)
         self._latest, self._ended = step, step.ended
@@ -293,7 +296,7 @@ class Timeline:
         return Stats.of(self.steps, self.rank, self.size, self._clocks.offsets())
 
     def summary(self) -> str:
-        """The same in one line; begins a new period, so that pauses between epochs count nowhere. Not collective."""
+        """The statistics in one line. Begins a new period: pauses between epochs are not counted. Not collective."""
         line = self.stats().summary()
         self.steps.clear()
         self._ended = 0
@@ -301,7 +304,7 @@ class Timeline:
 
 
 def _parts(step: Step) -> dict[str, float]:
-    """Nanoseconds, nan where not known."""
+    """The parts of a step in nanoseconds, nan for what is not known."""
     communication, hidden = step.communication() or (np.nan, np.nan)
     forward = np.nan if step.forward is None else step.forward[1] - step.forward[0]
     length = step.ended - step.since if step.since else np.nan
@@ -317,25 +320,25 @@ def _parts(step: Step) -> dict[str, float]:
 
 
 def _mean(nanoseconds: Sequence[float]) -> float | None:
-    """Milliseconds, the mean of what is known; None if nothing is."""
-    known = [each for each in nanoseconds if not np.isnan(each)]
+    """The mean in milliseconds of the values that are not nan; None if there are none."""
+    known = [value for value in nanoseconds if not np.isnan(value)]
     return float(np.mean(known)) * _MS if known else None
 
 
 def _buckets(steps: Sequence[Step]) -> tuple[BucketStats, ...]:
-    """Of the steps that had the latest plan."""
+    """The statistics of each bucket, over the steps that had the latest plan."""
     contents = steps[-1].contents if steps else ()
     steps = [step for step in steps if step.contents is contents]
-    found = []
+    buckets = []
     for bucket, (names, nbytes) in enumerate(contents):
         columns = zip(*(_moments(step, bucket) for step in steps), strict=True)
         means: dict[str, Any] = dict(zip(_MOMENTS, map(_mean, columns), strict=True))
-        found.append(BucketStats(names=names, mib=nbytes / _MIB, **means))
-    return tuple(found)
+        buckets.append(BucketStats(names=names, mib=nbytes / _MIB, **means))
+    return tuple(buckets)
 
 
 def _moments(step: Step, bucket: int) -> tuple[float, float, float, float]:
-    """As `_MOMENTS`, in nanoseconds after backward began, nan where not known."""
+    """The times named in `_MOMENTS`, in nanoseconds after backward began; nan for what is not known."""
     ready, times = step.ready[bucket] - step.begun, step.times[bucket]
     if times is None:
         return ready, np.nan, np.nan, np.nan
@@ -344,10 +347,10 @@ def _moments(step: Step, bucket: int) -> tuple[float, float, float, float]:
 
 
 def _lateness(steps: Sequence[Step], size: int, offsets: Array) -> tuple[int, tuple[Lateness, ...]]:
-    """In how many steps all ranks' timestamps are known, and how each rank was waited for in these.
+    """The number of steps with timestamps of all ranks, and the lateness of each rank in these.
 
-    How late the last rank was is counted from the median of the others, at three moments: when forward began, when
-    backward began, and when its last gradient was complete. The differences say where the time was lost.
+    The lateness of the last rank is measured from the median of the others, at three moments: when forward began, when
+    backward began, and when the last gradient was complete. The differences show where the time was lost.
     """
     known = [step for step in steps if step.table is not None and step.table[:, [_BEGUN, _COMPLETE]].all()]
     if size == 1 or not known:
@@ -360,9 +363,9 @@ def _lateness(steps: Sequence[Step], size: int, offsets: Array) -> tuple[int, tu
     late = moments[:, ~others] - np.median(moments[:, others].reshape(3, -1, size - 1), axis=2)
     lost = np.diff(late, axis=0, prepend=0)
     lengths = np.array([step.ended - (step.since or step.begun) for step in known])
-    found = []
+    by_rank = []
     for rank in range(size):
-        mine = lost[:, (last == rank) & (late[2] > _NOTICED * lengths)] * _MS
-        parts = mine.mean(axis=1).tolist() if mine.size else [0.0] * 3
-        found.append(Lateness(steps=mine.shape[1], late=sum(parts), **dict(zip(_PARTS, parts, strict=True))))
-    return len(known), tuple(found)
+        losses = lost[:, (last == rank) & (late[2] > _NOTICED * lengths)] * _MS
+        parts = losses.mean(axis=1).tolist() if losses.size else [0.0] * 3
+        by_rank.append(Lateness(steps=losses.shape[1], late=sum(parts), **dict(zip(_PARTS, parts, strict=True))))
+    return len(known), tuple(by_rank)

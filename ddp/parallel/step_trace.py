@@ -1,10 +1,10 @@
-"""The record of a step, which statistics and traces are made of, and the recorder that writes it to a file.
+"""The record of a step, of which statistics and traces are made, and the recorder that writes records to a file.
 
-Each rank writes a part of its own, `rank-0.steps.json` and so on: the records of its steps, which `ddp.tracing` makes
-one trace of. Nothing is written while training runs, which would show in the trace, and memory is bounded: the latest
-1,000 steps of each model are kept. A rank that is killed leaves no part.
+Each rank writes the records of its steps to a file of its own, `rank-0.steps.json` and so on; `ddp.tracing` merges them
+into one trace. Files are written at the end, since writing during training would show in the trace, and memory is
+bounded: the latest 1,000 steps of each model are kept. A rank that is killed writes nothing.
 
-The environment variable DDP_TRACE names a folder, and is what `ddp-launch --trace` sets: recording starts when the
+`ddp-launch --trace` sets the environment variable DDP_TRACE to the folder for the files. Recording starts when the
 first model is wrapped, and stops at exit. It changes no numbers.
 """
 
@@ -30,7 +30,8 @@ SUFFIX = ".steps.json"
 _KEPT = 1000
 _TIMES = ("since", "begun", "computed", "ended", "ready", "times", "control", "forward")
 
-_lock = threading.Lock()  # ranks may be threads
+# Ranks may be threads of one process.
+_lock = threading.Lock()
 _active: list[Recorder] = []
 _environment_read = False
 
@@ -39,16 +40,16 @@ _environment_read = False
 class Step:
     """One synchronized backward on this rank. All times are host times, `time.monotonic_ns()`.
 
-    On a GPU they say when the host asked for the work, not when the device did it.
+    On a GPU they say when the host launched the work, not when the device did it.
 
     number: how many synchronized backwards came before, the same on every rank
     forward: begin and end of the last forward before it; None if there was none
-    begun, computed: backward began, and its last node ran; ended: all buckets were reduced
-    control: the control message was launched, and had arrived; None if that is not known
-    ready: of each bucket, when its last gradient was complete (begun, if nothing of it was to come)
-    times: of each bucket, when it was launched and done; None if that is not known
+    begun, computed: when backward began, and when its last node had run; ended: when all buckets were reduced
+    control: when the control message was launched, and when it arrived; None if that is not known
+    ready: when the last gradient of each bucket was complete (begun, if backward reached none of them)
+    times: when each bucket was launched, and when it was reduced; None if that is not known
     contents: (parameters' names, bytes) of each bucket; since: when the step before ended, 0 if that is not known
-    table: the timestamps of all ranks, None until they have arrived. `Timeline` writes these three.
+    table: the timestamps of all ranks, None until they have arrived. `Timeline` sets these three.
     """
 
     number: int
@@ -64,37 +65,38 @@ class Step:
     table: Any = None
 
     def phases(self) -> Iterator[tuple[str, int, int]]:
-        """What the computing thread did: (name, begin, end), one after the other."""
+        """The phases of the thread that computes, (name, begin, end), one after the other."""
         ends = [("backward", self.computed), ("wait for communication", self.ended)]
         start = self.begun
         if self.forward is not None and self.forward[1] <= self.begun:
             ends = [("forward", self.forward[1]), ("loss", self.begun), *ends]
             start = self.forward[0]
-        # Times never go back: a forward may have begun in the step before.
-        at = self.since or start
+        # A forward may have begun in the step before: its phase begins where that one ended.
+        begin = self.since or start
         for name, end in [("other: data, optimizer, logging", start), *ends]:
-            if end > at:
-                yield name, at, end
-                at = end
+            if end > begin:
+                yield name, begin, end
+                begin = end
 
     def communication(self) -> tuple[float, float] | None:
-        """Nanoseconds in which some bucket was under way, and those of them in which backward computed."""
+        """Nanoseconds in which some bucket was being reduced, and in how many of them backward computed."""
         spans = [span for span in self.times if span is not None]
         hidden = [(begin, min(end, self.computed)) for begin, end in spans]
         return (covered(spans), covered(hidden)) if spans else None
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The time that these intervals cover, each instant counted once. `covered([(0, 2), (1, 4), (9, 10)]) == 5`"""
-    total, at = 0.0, 0.0
+    """The time that these intervals cover, overlaps counted once. `covered([(0, 2), (1, 4), (9, 10)]) == 5`"""
+    total = 0.0
+    covered_to = 0.0
     for begin, end in sorted(spans):
-        total += max(0, end - max(begin, at))
-        at = max(at, end)
+        total += max(0, end - max(begin, covered_to))
+        covered_to = max(covered_to, end)
     return total
 
 
 class Recorder:
-    """Keeps the steps of all models of this process until `stop`, which writes the parts of its ranks to a folder.
+    """Keeps the steps of all models of this process until `stop`, which writes a file for each of its ranks.
 
     Raises: ArgumentError if the folder cannot be made or written to.
     """
@@ -106,7 +108,7 @@ class Recorder:
             raise ArgumentError(f"the trace's folder {folder} cannot be made: {error.strerror}") from None
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ArgumentError(f"the trace's folder {folder} cannot be written to")
-        # Parts of an earlier job. No rank of this one has left its part yet: that takes a step, and a step all ranks.
+        # Files of an earlier job: no rank of this job writes its file before all ranks have made a step.
         for part in Path(folder).glob(f"rank-*{SUFFIX}"):
             part.unlink(missing_ok=True)
         self.folder = folder
@@ -115,12 +117,12 @@ class Recorder:
             _active.append(self)
 
     def add(self, timeline: Any, *steps: Step) -> None:
-        """Keeps steps of a model; a model that never makes one is part of the trace, too."""
+        """Keeps steps of a model. Without steps, it only makes the model part of the trace."""
         with _lock:
             self._steps.setdefault(timeline, deque(maxlen=_KEPT)).extend(steps)
 
     def stop(self) -> None:
-        """Ends recording and writes the part of each rank in this process. Raises: OSError."""
+        """Ends recording, and writes the file of each rank in this process. Raises: OSError."""
         with _lock:
             if self in _active:
                 _active.remove(self)
@@ -138,31 +140,34 @@ class Recorder:
 
 
 def _saved(step: Step, offset: int) -> dict[str, Any]:
-    """The record as JSON, its times on rank 0's clock. offset: nanoseconds that this rank's clock is ahead of that"""
+    """The record as JSON, with times of rank 0's clock. offset: nanoseconds that this rank's clock is ahead of it"""
 
     def shifted(times: Any) -> Any:
         if times is None or isinstance(times, int):
             return times and times - offset
-        return [shifted(each) for each in times]
+        return [shifted(time) for time in times]
 
     times = {name: shifted(getattr(step, name)) for name in _TIMES}
     return {"number": step.number, "contents": step.contents, **times}
 
 
 def register(timeline: Any) -> None:
-    """A model was wrapped. The first one starts what DDP_TRACE asks for; raises ArgumentError if that cannot be."""
+    """Called when a model is wrapped. The first time, starts recording if DDP_TRACE is set. Raises: ArgumentError."""
     global _environment_read
     with _lock:
-        folder, first, _environment_read = os.environ.get(TRACE, ""), not _environment_read, True
+        folder = os.environ.get(TRACE, "")
+        first = not _environment_read
+        _environment_read = True
     if first and folder:
-        mine, me = Recorder(folder), os.getpid()
-        # A child that this process forks is not the rank.
-        atexit.register(lambda: _stop_at_exit(mine) if os.getpid() == me else None)
+        recorder = Recorder(folder)
+        pid = os.getpid()
+        # Not in a child that this process forked: that is not the rank.
+        atexit.register(lambda: _stop_at_exit(recorder) if os.getpid() == pid else None)
     record(timeline)
 
 
 def record(timeline: Any, *steps: Step) -> None:
-    """Gives steps that have ended to all recorders."""
+    """Adds steps that have ended to all recorders."""
     for recorder in _active:
         recorder.add(timeline, *steps)
 

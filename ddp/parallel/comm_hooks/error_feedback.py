@@ -1,17 +1,17 @@
 """Error feedback: what a compressor leaves out of one step's gradient is added to the next one's.
 
 Without it a compressor that always drops the same directions never trains them; with it everything arrives, some of it
-late. What is remembered must be in the unit of what is added to it later, and the buckets' unit changes: a bucket holds
-a SUM of gradients, over as many samples as this step had. So everything here is in units of the mean: rank r's share of
-the step's mean is m_r = scale * buffer, and
+later. What is kept must have the same unit as what it is added to, and the unit of buckets changes: a bucket holds a
+SUM of gradients, over as many samples as the step had. So everything here is in units of the mean: rank r contributes
+m_r = scale * buffer to the step's mean, and
 
     sent      M_r = m_r + e_r                       compressed, and summed over ranks: the step's gradient
     left out  e_r = M_r - (what of M_r was sent)    this rank's alone
 
     sum over steps of the gradients + sum over ranks of e_r = sum over steps of the true means
 
-whatever the scales were, to rounding. A parameter that no rank uses in a step takes no gradient then, so nothing of
-what is left of it counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit ones.
+whatever the scales were, up to rounding. A parameter that no rank uses in a step gets no gradient, so nothing of its
+residual counts as sent. Memory: one array as large as the gradients, in float32 for 16-bit ones.
 
 Source: Seide et al. 2014, "1-bit stochastic gradient descent"; Karimireddy et al. 2019, arXiv:1901.09847.
 """
@@ -31,9 +31,9 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 
 def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale: float) -> Array:
-    """M_r, in the gradient's shape and its `working_dtype`: what is sent has to be subtracted from it in place.
+    """M_r, in the gradient's shape and its `working_dtype`. The caller subtracts in place what was sent.
 
-    It is the memory in `residuals` itself, so what is in it when the step ends is e_r.
+    It is the array in `residuals` itself: after the subtraction that is e_r.
 
     residuals: what was left out, by the parameters' names: plans change, names do not
     """
@@ -45,14 +45,14 @@ def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale:
         residuals[name] = share
         return share
     left = residuals[name] = place(residuals[name], device_of(gradient)).astype(dtype, copy=False)
-    # After a step with infinities or NaN, which is not to be taken, what was left out is lost with it.
+    # A step with infinities or NaN, which the optimizer should skip, loses what was left out.
     xp.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
     left += share
     return left
 
 
 def working_dtype(gradient: Array) -> Any:
-    """In which dtype a gradient is compressed: its own, and float32 for 16 bits.
+    """The dtype in which a gradient is compressed: its own, but float32 for 16 bits.
 
     Raises: DtypeError if it is not real.
     """
@@ -67,20 +67,20 @@ def tensors(state: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
-    """Copies of tensors, or of arrays, as arrays of the host: where a hook first uses them, they go to its device.
+    """Copies of tensors or arrays, on the host. A hook moves them to its device when it first uses them.
 
-    Copied on the device, they would be freed in the order of another stream than the hook's.
+    Copies on the device would be freed in the order of another stream than the hook's.
     """
-    return {name: place(getattr(each, "array", each), CPU).copy() for name, each in state.items()}
+    return {name: place(getattr(value, "array", value), CPU).copy() for name, value in state.items()}
 
 
 def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
-    """The state of a hook's rank `rank` of `size`. states: the `state_dict` of each saved rank
+    """A hook's state for rank `rank` of `size`. states: the `state_dict` of each rank that saved one
 
-    What is the same on all ranks is taken from the first; "errors" of saved rank r go to rank r % size.
+    What is equal on all ranks is taken from the first; "errors" of saved rank r go to rank r % size.
     """
     errors: dict[str, Any] = {}
-    for theirs in states[rank::size]:
-        for name, left in theirs["errors"].items():
+    for state in states[rank::size]:
+        for name, left in state["errors"].items():
             errors[name] = errors[name] + left if name in errors else left
     return {**states[0], "errors": errors}

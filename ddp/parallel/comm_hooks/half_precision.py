@@ -1,6 +1,6 @@
-"""Gradients in 16 bits on the wire: half the bytes of float32, and a sum that is none the worse for it.
+"""Gradients in 16 bits on the wire: half the bytes of float32, but sums in float32.
 
-`all_reduce` of 16-bit arrays moves float32, since MPI cannot add 16-bit numbers. So the ranks split the addition:
+`all_reduce` of 16-bit arrays sends float32, since MPI cannot add 16-bit numbers. So the ranks split the addition:
 
     all_to_all    each rank gets its 1/size of the elements from all others, in 16 bits
     sum           of these parts, in float32
@@ -8,10 +8,10 @@
 
 Each element is rounded twice, however many ranks there are, and all ranks decode the same bytes.
 
-float16 ends at 65504 and thins out below 6e-5, and a sum of gradients over a large batch, or a share of a small mean,
-is easily beyond either. So each part travels as a block with one power of two, chosen by its largest element and sent
-along as a float32: nothing overflows that float32 holds, and what is down to 2^-29 of the largest has all its 11 bits.
-bfloat16 has the range of float32 and needs no such thing.
+float16 ends at 65504 and loses precision below 6e-5; a sum of gradients over a large batch easily exceeds the one, and
+a part of a small mean the other. So each part is sent as a block with a common power of two, which is chosen by its
+largest element and sent along as a float32: nothing overflows that fits float32, and elements down to 2^-29 of the
+largest keep all 11 bits. bfloat16 has the range of float32, and needs no such factor.
 
 Source: the exchange as in Seide et al. 2014, "1-bit stochastic gradient descent"; block exponents as in Wilkinson 1963,
 "Rounding Errors in Algebraic Processes", §1.4.
@@ -32,13 +32,16 @@ from ddp.parallel.comm_hooks.error_feedback import working_dtype
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-_TOP = 15  # the largest element of a block is brought below 2 to this
-_FARTHEST = 120  # the largest power of two, either way: its inverse is a float32, too
-_HEAD = 2  # 16-bit words at the beginning of a block: the inverse of its power of two
+# The largest element of a block is scaled to less than two to the power of this.
+_TOP = 15
+# The largest exponent of a block's power of two, positive or negative: its inverse fits float32, too.
+_MAX_EXPONENT = 120
+# A block begins with so many 16-bit words, which hold the inverse of its power of two.
+_HEAD = 2
 
 
 def fp16(bucket: GradBucket) -> Steps:
-    """Half the bytes of float32, 11 bits of each gradient, at any size. One rank alone rounds, too.
+    """Half the bytes of float32, and 11 bits of each gradient, of any magnitude. A single rank rounds, too.
 
     Raises: DtypeError for gradients that are not real.
     """
@@ -51,18 +54,18 @@ def bf16(bucket: GradBucket) -> Steps:
 
 
 def allreduce(bucket: GradBucket) -> Work[Any]:
-    """The sum over ranks times the scale, where the bucket lies."""
+    """The sum over ranks times the scale, in place."""
     work: Work[Any] = bucket.comm.all_reduce(bucket.buffer, scale=bucket.scale, out=bucket.buffer, async_op=True)
     return work
 
 
 def _in_16_bits(bucket: GradBucket, dtype: Any, fit: Callable[[Array], Array]) -> Steps:
-    """fit: (rows, n) float32 -> (rows,) float32, what each row is multiplied by before it is rounded to dtype"""
+    """fit: (rows, n) float32 -> (rows,) float32, the factor of each row before it is rounded to dtype"""
     buffer, ranks = bucket.buffer, bucket.comm.size
     xp = device_of(buffer).xp
     part = max(1, -(-buffer.size // ranks))
     shares = xp.zeros(ranks * part, np.float32)
-    # Scaled before it is rounded: the ranks' shares add up to the mean.
+    # Scaled before it is rounded: then the ranks' parts add up to the mean.
     xp.multiply(buffer, bucket.scale, out=shares[: buffer.size], dtype=working_dtype(buffer), casting="same_kind")
     shares = shares.reshape(ranks, part)
     message = yield bucket.comm.all_to_all(_pack(shares, dtype, fit(shares)), lengths="equal", async_op=True)
@@ -80,7 +83,7 @@ def _pack(rows: Array, dtype: Any, factors: Array) -> Array:
 
 
 def _unpack(words: Array, dtype: Any) -> Array:
-    """What `_pack` packed, rounded."""
+    """The rows that `_pack` packed, in float32."""
     inverses = words[:, :_HEAD].copy().view(np.float32)
     rows = astype(device_of(words).xp, words[:, _HEAD:].copy().view(dtype), np.dtype(np.float32))
     rows *= inverses
@@ -88,9 +91,9 @@ def _unpack(words: Array, dtype: Any) -> Array:
 
 
 def _to_the_top(rows: Array) -> Array:
-    """The power of two that brings each row's largest element below float16's end; 1 where it is no number."""
+    """The power of two that scales each row's largest element below float16's maximum; 1 if that is not finite."""
     xp = device_of(rows).xp
     largest = xp.maximum(rows.max(axis=1), -rows.min(axis=1))
     _, exponents = xp.frexp(largest)
-    shifts = xp.where(xp.isfinite(largest), xp.clip(_TOP - exponents, -_FARTHEST, _FARTHEST), 0)
+    shifts = xp.where(xp.isfinite(largest), xp.clip(_TOP - exponents, -_MAX_EXPONENT, _MAX_EXPONENT), 0)
     return xp.ldexp(xp.ones_like(largest), shifts.astype(np.int32))

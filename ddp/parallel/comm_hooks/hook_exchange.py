@@ -1,16 +1,16 @@
-"""Communication hooks: a user's function, instead of an all-reduce, makes of each bucket what its gradients become.
+"""The exchange with a communication hook: a user's function reduces each bucket, instead of an all-reduce.
 
-A hook that takes several rounds (round, exchange, sum, exchange) would block backward if it waited between them. So it
-is a generator that yields what it waits for, and is resumed when that is there and backward polls.
+A hook of several rounds (round, exchange, sum, exchange) would block backward if it waited between them. So it is a
+generator that yields what it waits for, and is resumed when that is complete and backward polls.
 
-Ranks see their buckets fill, and their rounds end, at different times, and must make the same calls in the same order
-all the same. So rounds go in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then
-bucket k - 2 its third. While one round is on the wire the next one is in the queue behind it.
+On each rank buckets fill, and rounds end, at different times, but all ranks must make the same calls in the same order.
+So rounds are made in the order of a pipeline: bucket k begins, then bucket k - 1 makes its second round, then bucket
+k - 2 its third. While one round is on the wire the next one is queued behind it.
 
     bucket 0 round 0 | bucket 1 round 0, bucket 0 round 1 | bucket 2 round 0, bucket 1 round 1, bucket 0 round 2 | ...
 
-On a GPU the hook's kernels, and its waits for communication, go on a stream of their own: behind the kernels that made
-the bucket, before those that read it when backward has ended. The host waits for neither.
+On a GPU the hook's kernels and its waits for communication run on a stream of their own: after the kernels that wrote
+the bucket, and before those that read it when backward has ended. The host does not wait for them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ from ddp.parallel.exchange import Exchange, Times
 
 Array = Any  # numpy.ndarray or cupy.ndarray
 
-#: Which exchange uses each hook that has a state, by the hook's id, unique while the exchange, which holds it, lives.
+# The exchange that uses each hook with state, by the hook's id; the exchange holds the hook, so ids stay unique.
 _users: WeakValueDictionary[int, HookExchange] = WeakValueDictionary()
-_lock = threading.Lock()  # never held during a collective: simulated ranks share it
+# Not held during a collective: ranks may be threads that share it.
+_lock = threading.Lock()
 
 
 def hook_settings(hook: Any) -> dict[str, Any]:
-    """What ranks have to agree on: the hook's name, and what its attribute `same_on_all_ranks` lists.
+    """What must be equal on all ranks: the hook's name, and the settings in its attribute `same_on_all_ranks`.
 
-    Raises: ArgumentError for a hook that cannot be called.
+    Raises: ArgumentError for a hook that is not callable.
     """
     if hook is None:
         return {"comm_hook": None}
@@ -59,11 +60,11 @@ def _name(hook: Hook) -> str:
 
 
 class HookExchange(Exchange):
-    """The exchange that has a communication hook reduce the buckets. See `ddp.parallel.comm_hooks`.
+    """Reduces buckets by a communication hook. See `ddp.parallel.comm_hooks`.
 
-    hook: the same on all ranks, see `hook_settings`; one with a state (a `state_dict`) serves one model at a time
-    names: of all parameters that the control message speaks of; where: their device
-    replaced: of the model that this one's replaces, from which it takes over the hook
+    hook: the same on all ranks, see `hook_settings`; one with a `state_dict` serves one model at a time
+    names: of all parameters in the control message; where: their device
+    replaced: the exchange of a model that is wrapped again, from which this one takes the hook
 
     Raises: ParallelError on every rank if on one of them the hook serves another model. Collective.
     """
@@ -80,24 +81,24 @@ class HookExchange(Exchange):
         self.hook = hook
         self._names = tuple(names)
         self._claim(replaced)
-        # One stream for ever: what a hook remembers lies in memory that is freed in that stream's order.
+        # The same stream for all steps: a hook's state is in memory that is freed in that stream's order.
         self._stream = HookStream(None if where.type == "cpu" else where.xp.cuda)
         self._reset()
 
     def _reset(self) -> None:
-        self._marks: list[Any] = []  # of each full bucket, behind the kernels that made it
+        self._marks: list[Any] = []  # for each full bucket, an event after the kernels that wrote it
         self._launched: list[int] = []  # when the hook began with each bucket, ns
         self._done: dict[int, int] = {}  # when each bucket was reduced, ns
         self._rounds = self._pipeline()
-        self._returned: dict[int, Work[Any]] = {}  # of buckets whose hook has returned a Work
+        self._returned: dict[int, Work[Any]] = {}  # the Works that hooks have returned, by bucket
         self._used: dict[str, bool] | None = None  # None until the control message has arrived
 
     def _claim(self, replaced: HookExchange | None) -> None:
-        mine = True
+        claimed = True
         if hasattr(self.hook, "state_dict"):
             with _lock:
-                mine = _users.setdefault(id(self.hook), self) in (self, replaced)
-        used = np.flatnonzero(self._comm.all_gather(np.array([not mine]), lengths="equal")).tolist()
+                claimed = _users.setdefault(id(self.hook), self) in (self, replaced)
+        used = np.flatnonzero(self._comm.all_gather(np.array([not claimed]), lengths="equal")).tolist()
         if used:
             self.release()
             raise ParallelError(
@@ -148,13 +149,13 @@ class HookExchange(Exchange):
         self._stream.join()
 
     def times(self) -> list[Times | None]:
-        return [(at, self._done[index]) for index, at in enumerate(self._launched)]
+        return [(launched, self._done[index]) for index, launched in enumerate(self._launched)]
 
     def _pipeline(self) -> Iterator[tuple[int, Any]]:
-        """Runs the hook on all buckets. Yields (bucket, what it waits for: a Work, or None: that it is full)."""
+        """Runs the hook on all buckets. Yields (bucket, the Work that it waits for; None if it waits to be full)."""
         self._control.wait()
         self._used = dict(zip(self._names, self._control.used(), strict=True))
-        runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # of each bucket in progress, with what it waits for
+        runs: dict[int, tuple[Steps, Work[Any] | None]] = {}  # by bucket: its run, and the Work that it waits for
         for tick in itertools.count():
             if tick < len(self._buckets.members):
                 while tick == len(self._marks):
@@ -176,7 +177,7 @@ class HookExchange(Exchange):
                         self._done[index] = time.monotonic_ns()
 
     def _run(self, index: int) -> Steps:
-        """Runs the hook on a bucket: yields each Work that it waits for, and checks what it gives."""
+        """Runs the hook on a bucket: yields each Work that it waits for, and checks what it yields and returns."""
         memory, members = self._buckets.memory, self._buckets.members[index]
         assert self._used is not None
         names = tuple(self._buckets.names[each] for each in members)
@@ -191,25 +192,25 @@ class HookExchange(Exchange):
             comm=self._comm,
         )
         self._stream.after(self._marks[index])
-        made = self.hook(bucket)
-        if isinstance(made, Work):
-            self._returned[index] = made
-        elif isinstance(made, Generator):
+        returned = self.hook(bucket)
+        if isinstance(returned, Work):
+            self._returned[index] = returned
+        elif isinstance(returned, Generator):
             result = None
-            with contextlib.suppress(StopIteration), contextlib.closing(made):
+            with contextlib.suppress(StopIteration), contextlib.closing(returned):
                 while True:
-                    work = made.send(result)
+                    work = returned.send(result)
                     if not isinstance(work, Work):
                         raise DtypeError(
                             f"it yielded {type(work).__name__}, should be a Work: call collectives with async_op=True"
                         )
                     result = yield work
-        elif made is not None:
-            raise DtypeError(f"it returned {type(made).__name__}, should be a Work, None, or be a generator")
+        elif returned is not None:
+            raise DtypeError(f"it returned {type(returned).__name__}, should be a Work, None, or be a generator")
 
     @contextlib.contextmanager
     def _errors(self, index: int) -> Iterator[None]:
-        """Names the hook and the bucket in errors; errors of ours keep their type."""
+        """Puts the hook and the bucket before the messages of errors; our own errors keep their type."""
         try:
             yield
         except Exception as error:
@@ -223,7 +224,7 @@ class HookExchange(Exchange):
 
 
 def _shares(result: Any, buffer: Array) -> bool:
-    """Whether a collective's result lies in the bucket."""
+    """Whether a collective's result is in the bucket's memory."""
     if result is buffer:
         return True
     xp = device_of(buffer).xp
@@ -231,7 +232,7 @@ def _shares(result: Any, buffer: Array) -> bool:
 
 
 class HookStream:
-    """Where a hook computes: on a stream of its own, or for host arrays in the thread that runs backward.
+    """The stream of a hook. For host arrays there is none: the hook computes in the thread that runs backward.
 
     cuda: the module cupy.cuda, None for host arrays
     """
@@ -241,11 +242,11 @@ class HookStream:
         self._stream = None if cuda is None else cuda.Stream(non_blocking=True)
 
     def mark(self) -> Any:
-        """What the calling thread's stream holds now."""
+        """An event behind all that is on the calling thread's stream now."""
         return None if self._cuda is None else self._marked(self._cuda.get_current_stream())
 
     def after(self, mark: Any) -> None:
-        """What is launched on the hook's stream from now on runs behind that."""
+        """Makes later work on the hook's stream wait for that event."""
         if self._stream is not None:
             self._stream.wait_event(mark)
 
@@ -260,10 +261,10 @@ class HookStream:
             with self._stream:
                 yield
         finally:
-            before.use()  # CuPy's context ends on the stream whose context is around it, and `before` may be another
+            before.use()  # CuPy returns to the stream of the enclosing context, and `before` may be another one
 
     def join(self) -> None:
-        """What is launched on the calling thread's stream from now on runs behind all that is on the hook's stream."""
+        """Makes later work on the calling thread's stream wait for all that is on the hook's stream."""
         if self._stream is not None:
             self._cuda.get_current_stream().wait_event(self._marked(self._stream))
 

@@ -1,20 +1,21 @@
-"""PowerSGD: a matrix of gradients is nearly of low rank, and two thin factors say most of what is in it.
+"""PowerSGD: a matrix of gradients is nearly of low rank, and two thin factors approximate it.
 
-For each matrix M (rows, columns), the sum of the ranks' M_r (see `feedback`), and the last step's Q (columns, rank):
+For each matrix M (rows, columns), the sum of the ranks' M_r (see `error_feedback`), and the last step's Q (columns,
+rank):
 
     P_r = M_r Q        P = sum of P_r over ranks, orthonormalised     first call
     Q_r = M_r' P       Q = sum of Q_r over ranks                      second call
     gradient = P Q'    left out on rank r: M_r - P Q_r'
 
-which is one step of subspace iteration, and steps follow each other through Q (warm start). Everything is linear in M_r
-until the orthonormalisation, so the result is that of the mean gradient, on one rank or on many.
+This is one step of subspace iteration; Q passes from step to step (warm start). Everything before the
+orthonormalisation is linear in M_r, so the result is that of the mean gradient, on one rank or on many.
 
-All matrices of a bucket share each call; what is not worth compressing (biases, small matrices) goes along in
-the first, exactly. The random start is drawn by name, so it need not be sent, nor does it depend on how
-buckets are cut.
+All matrices of a bucket share each call. What is not worth compressing (biases, small matrices) is sent with the first,
+exactly. The first Q is drawn from a seed that depends on the parameter's name: it need not be sent, and does not depend
+on the bucket plan.
 
-Each rank orthonormalises and multiplies the same numbers by itself: machines with other linear algebra may get other
-last bits. DataParallel's checksum of parameters finds that.
+Each rank orthonormalises and multiplies by itself: machines with different linear algebra may differ in the last bits.
+DataParallel's checksum of the parameters finds that.
 
 Source: Vogels, Karimireddy, Jaggi 2019, arXiv:1905.13727, algorithms 1 and 2.
 """
@@ -41,15 +42,15 @@ Array = Any  # numpy.ndarray or cupy.ndarray
 
 @dataclass(eq=False)
 class PowerSGD:
-    """The hook. An object of it belongs to one model on one rank; all ranks give the same arguments.
+    """The hook. Each model on each rank needs an object of its own; all ranks give the same arguments.
 
-    matrix_approximation_rank: columns of P and Q; less where a matrix is smaller. 1 to 4 are usual.
-    start_iter: so many steps are reduced exactly first, while gradients are large and turn quickly
+    matrix_approximation_rank: columns of P and Q, fewer if a matrix is smaller; usually 1 to 4
+    start_iter: how many steps are reduced exactly first, while gradients are large and change quickly
     min_compression_rate: a matrix is compressed if rows * columns is more than this times (rows + columns) * rank
 
-    What is left out is remembered (as much memory as the gradients have), and sent later. A gradient of more than two
-    dimensions counts as a matrix of shape[0] rows. 16-bit gradients are compressed in float32. After a step with
-    infinities or NaN anywhere in a matrix, what was left out of it is forgotten.
+    What is left out is kept (as much memory as the gradients take), and sent later. A gradient of more than two
+    dimensions counts as a matrix with shape[0] rows. 16-bit gradients are compressed in float32. Infinities or NaN in a
+    matrix discard what was left out of it.
 
     Raises: ArgumentError for a rank below 1 and the like; DtypeError, in backward, for gradients that are not real.
     """
@@ -58,7 +59,7 @@ class PowerSGD:
     start_iter: int = 10
     _: KW_ONLY
     min_compression_rate: float = 2.0
-    steps: int = field(default=0, init=False)  # that have begun
+    steps: int = field(default=0, init=False)  # how many have begun
 
     def __post_init__(self) -> None:
         rank, start, rate = self.matrix_approximation_rank, self.start_iter, self.min_compression_rate
@@ -72,8 +73,8 @@ class PowerSGD:
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
-        """What ranks have to agree on, by name: the arguments, and how many steps have begun."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        """What must be equal on all ranks, by name: the arguments, and how many steps have begun."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def __call__(self, bucket: GradBucket) -> Steps:
         if bucket.index == 0:
@@ -84,7 +85,7 @@ class PowerSGD:
         xp = device_of(bucket.buffer).xp
         pairs = list(zip(bucket.names, bucket.gradients, strict=True))
         thin = [(name, g, rank) for name, g in pairs if (rank := self.rank_of(g.shape)) is not None]
-        taken = dict(zip(bucket.names, bucket.used, strict=True))  # by the optimizer
+        used = dict(zip(bucket.names, bucket.used, strict=True))
         exact = [g for _, g in pairs if self.rank_of(g.shape) is None]
         dtype = working_dtype(bucket.buffer)
         mine = [add_residual(self._residuals, name, g, bucket.scale).reshape(len(g), -1) for name, g, _ in thin]
@@ -102,7 +103,7 @@ class PowerSGD:
         if not thin:
             return
 
-        # Householder's QR is orthonormal even where P is zero, so a matrix that had no gradient once gets out of it.
+        # Householder's QR is orthonormal even if P is zero, so a matrix without a gradient in one step recovers.
         bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
         message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
         for m, basis, part in zip(mine, bases, parts, strict=True):
@@ -112,12 +113,12 @@ class PowerSGD:
         _, sums = _joined([query.shape for query in queries], dtype, lambda length, dtype: total)
         for (name, gradient, _), m, basis, part, query in zip(thin, mine, bases, parts, sums, strict=True):
             gradient[...] = product(xp, basis, query.T).reshape(gradient.shape)
-            if taken[name]:
+            if used[name]:
                 m -= product(xp, basis, part.T)
             self._queries[name] = xp.nan_to_num(query, nan=0.0, posinf=0.0, neginf=0.0)
 
     def rank_of(self, shape: Sequence[int]) -> int | None:
-        """The rank to which a gradient of that shape is compressed; None if it is not."""
+        """The rank to which a gradient of that shape is compressed; None if it is not compressed."""
         if len(shape) < 2 or 0 in shape:
             return None
         rows, columns = shape[0], math.prod(shape[1:])
@@ -129,11 +130,11 @@ class PowerSGD:
         return {"steps": self.steps, "queries": tensors(self._queries), "errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over copies. Steps and queries have to be the same on all ranks; errors are this rank's own.
+        """Loads copies. Steps and queries have to be equal on all ranks; errors are those of this rank.
 
-        On another number of ranks nothing is lost if each saved file's errors are added to those of one rank.
+        On another number of ranks nothing is lost if the errors of each saved rank are added to those of one rank.
 
-        Raises: StateDictError if it is not what `state_dict` returns.
+        Raises: StateDictError if it is not the value of `state_dict`.
         """
         if set(state_dict) != {"steps", "queries", "errors"}:
             raise StateDictError(f"PowerSGD: expected steps, queries and errors, got {', '.join(map(str, state_dict))}")
@@ -142,10 +143,10 @@ class PowerSGD:
         self._residuals = arrays(state_dict["errors"])
 
     def _query(self, name: str, matrix: Array, rank: int) -> Array:
-        """(columns, rank) where the step begins: the last Q, or random numbers, the same on all ranks."""
+        """(columns, rank) the Q with which the step begins: the last one, or random numbers, equal on all ranks."""
         shape = (matrix.shape[1], rank)
         known = self._queries.get(name)
-        if known is None or known.shape != shape:  # another rank was asked for when it was saved
+        if known is None or known.shape != shape:  # it was saved with another matrix_approximation_rank
             known = np.random.default_rng([0, zlib.crc32(name.encode()), 0]).standard_normal(shape)
         return place(known, device_of(matrix)).astype(matrix.dtype, copy=False)
 
@@ -157,7 +158,7 @@ def _at_least(least: int, value: Any, kind: type) -> bool:
 def _joined(
     shapes: Sequence[tuple[int, ...]], dtype: Any, make: Callable[[int, Any], Array]
 ) -> tuple[Array, list[Array]]:
-    """One array that holds arrays of these shapes one after the other, and its views of them."""
+    """One array with room for arrays of these shapes, one after the other, and its views of them."""
     whole = make(sum(map(math.prod, shapes)), dtype)
     views, start = [], 0
     for shape in shapes:

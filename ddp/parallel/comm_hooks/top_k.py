@@ -1,11 +1,11 @@
 """Top-k: of each gradient only the largest entries are sent; the others wait until they have grown (error feedback).
 
-Each rank sends its own k entries of each parameter, as numbers and where they belong, in one all_gather; every rank
-adds them up in rank order, so all get the same bits. The bytes that come in grow with the number of ranks: with ratio *
-size near 1 an all-reduce is as short.
+Each rank sends k entries of each parameter, their values and indices, in one all_gather; every rank adds them up in
+rank order, so all get the same bits. The received bytes grow with the number of ranks: with ratio * size near 1 an
+all-reduce is as short.
 
-Which entries are the largest is decided by their magnitudes in float32, and among equal ones by place, the first before
-the later ones, whatever the machine's sort makes of them.
+The largest entries are those of largest magnitude in float32, and among equal ones those of lowest index: the choice
+does not depend on how a machine sorts.
 
 Source: Stich, Cordonnier, Jaggi 2018, arXiv:1809.07599; Lin et al. 2018, arXiv:1712.01887, whose momentum correction
 and warm-up are left out.
@@ -27,19 +27,20 @@ from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors
 from ddp.parallel.comm_hooks.grad_bucket import GradBucket, Steps
 
 Array = Any  # numpy.ndarray or cupy.ndarray
-_PLACE = np.dtype(np.int32)  # of an entry in its parameter
-_LARGEST = 2**31 - 1
+# The dtype of an entry's index in its parameter.
+_INDEX = np.dtype(np.int32)
+_MAX_INDEX = 2**31 - 1
 
 
 class TopK:
-    """The hook. An object of it belongs to one model on one rank; all ranks give the same arguments.
+    """The hook. Each model on each rank needs an object of its own; all ranks give the same arguments.
 
-    ratio: the part of each parameter's entries that a rank sends, above 0 and at most 1; at least one entry is sent
+    ratio: the fraction of each parameter's entries that a rank sends, above 0 and at most 1; at least one entry is sent
 
-    The others are remembered (as much memory as the gradients have), and sent later.
-    16-bit gradients are added up in float32.
+    The other entries are kept (as much memory as the gradients take), and sent later. 16-bit gradients are added up in
+    float32.
 
-    Raises: ArgumentError for a ratio that is none; DtypeError, in backward, for gradients that are not real.
+    Raises: ArgumentError for another ratio; DtypeError, in backward, for gradients that are not real.
     """
 
     def __init__(self, ratio: float = 0.01) -> None:
@@ -51,48 +52,49 @@ class TopK:
 
     @property
     def same_on_all_ranks(self) -> dict[str, Any]:
-        """What ranks have to agree on, by name."""
+        """What must be equal on all ranks, by name."""
         return {"ratio": float(self.ratio)}
 
     def __call__(self, bucket: GradBucket) -> Steps:
         xp = device_of(bucket.buffer).xp
         dtype = working_dtype(bucket.buffer)
-        places, values = [], []
-        for name, gradient, taken in zip(bucket.names, bucket.gradients, bucket.used, strict=True):
-            mine = add_residual(self._residuals, name, gradient, bucket.scale).reshape(-1)
-            chosen = largest(mine, self.count(mine.size))
-            places.append(chosen)
-            values.append(mine[chosen])
-            if taken:
-                mine[chosen] = 0
-        counts = [len(each) for each in places]
-        cut = sum(counts) * _PLACE.itemsize
-        parts = concatenate(xp, places, 0).astype(_PLACE, copy=False), concatenate(xp, values, 0)
+        indices = []
+        values = []
+        for name, gradient, used in zip(bucket.names, bucket.gradients, bucket.used, strict=True):
+            pending = add_residual(self._residuals, name, gradient, bucket.scale).reshape(-1)
+            chosen = largest(pending, self.count(pending.size))
+            indices.append(chosen)
+            values.append(pending[chosen])
+            if used:
+                pending[chosen] = 0
+        counts = [len(chosen) for chosen in indices]
+        cut = sum(counts) * _INDEX.itemsize
+        parts = concatenate(xp, indices, 0).astype(_INDEX, copy=False), concatenate(xp, values, 0)
         message = xp.concatenate([part.view(np.uint8) for part in parts])
-        everyones = yield bucket.comm.all_gather(message[None], lengths="equal", async_op=True)
+        messages = yield bucket.comm.all_gather(message[None], lengths="equal", async_op=True)
 
-        all_places = everyones[:, :cut].copy().view(_PLACE)
-        all_values = everyones[:, cut:].copy().view(dtype)
+        all_indices = messages[:, :cut].copy().view(_INDEX)
+        all_values = messages[:, cut:].copy().view(dtype)
         start = 0
         for gradient, count in zip(bucket.gradients, counts, strict=True):
             total = xp.zeros(gradient.size, dtype)
-            for rank in range(len(everyones)):  # in one order, and no place twice in one rank's: the same bits on all
-                total[all_places[rank, start : start + count]] += all_values[rank, start : start + count]
+            for rank in range(len(messages)):  # in rank order, and no rank has an index twice: the same bits everywhere
+                total[all_indices[rank, start : start + count]] += all_values[rank, start : start + count]
             gradient[...] = total.reshape(gradient.shape)
             start += count
 
     def count(self, size: int) -> int:
-        """How many of so many entries are sent."""
+        """How many of `size` entries are sent."""
         return min(size, max(1, math.ceil(self.ratio * size)))
 
     def state_dict(self) -> dict[str, Any]:
-        """{"errors": what this rank has not sent yet, by name}. Every rank has its own."""
+        """{"errors": what this rank has not sent yet, by name}. They differ between ranks."""
         return {"errors": tensors(self._residuals)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes over copies. On another number of ranks nothing is lost if each file's errors are added to one rank's.
+        """Loads copies. On another number of ranks nothing is lost if the errors of each are added to those of one.
 
-        Raises: StateDictError if it is not what `state_dict` returns.
+        Raises: StateDictError if it is not the value of `state_dict`.
         """
         if set(state_dict) != {"errors"}:
             raise StateDictError(f"TopK: expected errors, got {', '.join(map(str, state_dict))}")
@@ -100,14 +102,14 @@ class TopK:
 
 
 def largest(x: Array, count: int) -> Array:
-    """Where the `count` entries of largest magnitude are, (count,) ascending; of equal ones the first. NaN is largest.
+    """The indices (count,), ascending, of the entries of largest magnitude; NaN is largest, of equal ones the first.
 
     x: (n,) of at most 2^31 - 1 real numbers
     """
-    assert x.size <= _LARGEST
+    assert x.size <= _MAX_INDEX
     xp = device_of(x).xp
-    # Numbers that are not negative are ordered as their bits are; below them the place makes every key another one.
-    keys = (xp.abs(x).astype(np.float32, copy=False).view(np.int32) & _LARGEST).astype(np.int64)
+    # Nonnegative floats sort like their bits. The index, in the lower half of the keys, makes all of them different.
+    keys = (xp.abs(x).astype(np.float32, copy=False).view(np.int32) & _MAX_INDEX).astype(np.int64)
     keys <<= 32
     keys -= xp.arange(x.size, dtype=np.int64)
     return xp.sort(xp.argpartition(keys, x.size - count)[x.size - count :]) if count < x.size else xp.arange(x.size)
