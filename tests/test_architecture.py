@@ -73,14 +73,14 @@ SIZES = {
     "ddp/optim": Size(16_306, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_625, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(28_237, 22_500, ("ddp/checkpoint", "ddp/serialization")),
-    "ddp/parallel, ddp/tracing": Size(41_975, 35_000, ("ddp/parallel", "ddp/tracing")),
+    "ddp/parallel, ddp/tracing": Size(41_965, 35_000, ("ddp/parallel", "ddp/tracing")),
     "ddp/multiprocessing": Size(4_240, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_010, 11_500, ("ddp",)),
     "collectives": Size(78_379, 65_000, ("collectives",)),
     "launcher": Size(70_374, 64_000, ("launcher",)),
     "benchmarks": Size(42_496, 31_000, ("benchmarks",)),
-    "tests": Size(500_090, 385_000, ("tests",)),
+    "tests": Size(500_105, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (75, 75)}  # limit, goal
 

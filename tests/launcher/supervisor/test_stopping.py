@@ -109,14 +109,19 @@ ASKED = """
 from collectives.time_limit import peer_failed
 signal.signal(signal.SIGTERM, lambda *_: print("peer failed" if peer_failed() else "asked", flush=True) or os._exit(0))
 print("ready", flush=True)
-if rank == 1 and sys.argv[1:]:
-    sys.exit(3)
+for path in sys.argv[1:]:  # rank 1 fails once rank 0 has its handler
+    if rank == 0:
+        open(path, "w")
+    else:
+        while not os.path.exists(path): time.sleep(0.01)
+        sys.exit(3)
 time.sleep(60)
 """
 
 
-def test_ranks_know_why_they_are_asked(ddp_launch: Any, start_launch: Any) -> None:
-    assert sorted(ddp_launch(ASKED, "fails").stdout.splitlines()) == ["0: peer failed", "0: ready", "1: ready"]
+def test_ranks_know_why_they_are_asked(ddp_launch: Any, start_launch: Any, tmp_path: Path) -> None:
+    done = ddp_launch(ASKED, str(tmp_path / "there"))
+    assert sorted(done.stdout.splitlines()) == ["0: peer failed", "0: ready", "1: ready"]
     job = start_launch(ASKED)
     job.process.send_signal(signal.SIGTERM)
     assert sorted(job.wait(15).stdout.split()) == ["0:", "1:", "asked", "asked"]
