@@ -208,7 +208,7 @@ class PointToPoint(CommunicatorBase):
         call = self._new_call(self._plan(_plan_message, ("", "recv", src, tag, dtype, shape)), steps)
         call.peers = self._others if src is None else (src,)
         call.gone = partial(self._p2p.never_sent, src)
-        # The sender of an array that fits into an eager message does not wait for its receiver.
+        # An array that fits into an eager message is sent without waiting for the receiver.
         awaited = target is None or target.nbytes > EAGER_LIMIT // 2
         result = self._run(call, async_op, ordered=False, awaited=awaited)
         if device is None:

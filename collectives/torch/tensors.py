@@ -31,13 +31,13 @@ def _memory(nbytes: int) -> Any:
 
 
 def as_numbers(tensor: torch.Tensor) -> Array:
-    """The tensor's elements as an array of its shape, in its memory, which the array keeps alive.
+    """An array of the tensor's shape that shares, and keeps alive, its memory.
 
     Raises: DtypeError if it is on another device, or NumPy cannot compute with its dtype.
     """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None or not tensor.is_cpu:
-        raise _refusal(tensor)
+        raise _dtype_error(tensor)
     shape = tensor.shape
     length = tensor.numel()
     if length == 0:
@@ -85,7 +85,7 @@ def split_into(tensors: Sequence[torch.Tensor], whole: Array) -> None:
         start += part.size
 
 
-def _refusal(tensor: torch.Tensor) -> DtypeError:
+def _dtype_error(tensor: torch.Tensor) -> DtypeError:
     if tensor.is_cpu:
         return DtypeError(f"{tensor.dtype} can be moved between ranks, but not reduced: convert the tensor first")
     return DtypeError(

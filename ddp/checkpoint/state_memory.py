@@ -47,8 +47,10 @@ _WORD = struct.Struct("=Q")
 _HEADER = struct.Struct("=8s32s16sQQQQQQ")  # the fields of `Stamp`, and between them and the format the job's token
 _BEGIN = mmap.PAGESIZE  # of the arrays
 _ALIGNED = 64  # bytes
-_SPARE = 1 << 16  # bytes by which the text may grow before a slot has to
-_SHARE = 0.01  # of the time, at most, goes into writing
+# The text may grow by so many bytes before its slot has to grow.
+_SPARE = 1 << 16
+# At most this fraction of the time is spent on writing.
+_TIME_FRACTION = 0.01
 
 
 class Stamp(NamedTuple):
@@ -74,7 +76,7 @@ class Slot:
         self._map: mmap.mmap | None = None
 
     def close(self) -> None:
-        """Lets go of it; what has been read of it stays valid."""
+        """Closes the descriptor; what was read from the slot stays valid."""
         os.close(self._fd)
 
     @property
@@ -83,11 +85,11 @@ class Slot:
         return os.fstat(self._fd).st_size
 
     def reserve(self, nbytes: int) -> None:
-        """Has the kernel allocate so many bytes now, so that no write can fail. Raises: OSError if it has too few."""
+        """Allocates the memory now, so that no later write can fail. Raises: OSError if the machine has too little."""
         os.posix_fallocate(self._fd, 0, nbytes)
 
     def stamp(self) -> Stamp | None:
-        """What it holds; None if that is half written, of another job, or of another format."""
+        """The header; None if the slot is half written, of another job, or of another format."""
         begin = os.pread(self._fd, _WORD.size + _HEADER.size, 0)
         if len(begin) < _WORD.size + _HEADER.size:
             return None
@@ -166,7 +168,7 @@ class StateMemory:
         raise OSError(errno.ENXIO, f"{path} is none of the job's memory, or another user's")
 
     def close(self) -> None:
-        """Lets go of the slots; what they hold stays."""
+        """Closes the slots' descriptors; their contents stay."""
         for slot in self._own:
             slot.close()
 
@@ -210,9 +212,9 @@ class StateMemory:
         return TensorEntry(CODES[array.dtype], shape, (TensorPiece(self._rank, start, stop, at, ""),))
 
     def took(self, began: float) -> None:
-        """Writing is over. began: when it began (monotonic, s)"""
+        """Called after a write: sets when the next one is due. began: when the write began (monotonic, s)"""
         now = time.monotonic()
-        self.due = now + (now - began) * (1 / _SHARE - 1)
+        self.due = now + (now - began) * (1 / _TIME_FRACTION - 1)
 
     # -- reading
 

@@ -87,7 +87,7 @@ class CUDAGraph:
         self._contexts.enter_context(self._xp.cuda.using_allocator(self._pool.malloc))
 
     def capture_end(self) -> None:
-        """Ends the capture. Raises: CaptureError if something in it has broken it."""
+        """Ends the capture. Raises: CaptureError if an operation in it cannot be captured, or nothing is captured."""
         if self._contexts is None:
             raise CaptureError("capture_end: nothing is being captured")
         contexts = self._contexts

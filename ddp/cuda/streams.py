@@ -169,7 +169,7 @@ def set_stream(stream: Stream) -> None:
 
 
 def _record_streams_of_nodes() -> None:
-    """Makes new graph nodes store the current stream, on which their backward runs."""
+    """From now on each graph node records the stream that is current when it is made: its backward runs there."""
     stream_sync.enable()
     if stream_sync.note_stream not in modes.state.observers:
         modes.state.observers = (*modes.state.observers, stream_sync.note_stream)

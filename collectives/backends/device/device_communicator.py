@@ -160,7 +160,7 @@ class DeviceCommunicator:
         return array
 
     def _failed(self, error: Exception, calls: list[object]) -> None:
-        """Called by the watchdog's thread when the device has failed: host calls must raise the error, too."""
+        """Called in the watchdog's thread when the device has failed: calls on host arrays raise that error, too."""
         for call in calls:
             if isinstance(call, CollectiveOp) and call.recorder is not None:
                 call.recorder.end(call.record, FAILED)

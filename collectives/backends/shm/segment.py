@@ -354,7 +354,7 @@ class ControlBlock:
         return True
 
     def all_arrive_soon(self) -> bool:
-        """True if all signatures of this call arrive within about 3 us, the time that a later second look takes."""
+        """Polls for about 3 us; whether all signatures of this call arrived. To come back later would take as long."""
         words = self.words
         sequence = self.sequence
         polls = _POLLS

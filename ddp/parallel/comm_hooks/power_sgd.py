@@ -103,7 +103,7 @@ class PowerSGD:
         if not thin:
             return
 
-        # Householder's QR is orthonormal even if P is zero, so a matrix without a gradient in one step recovers.
+        # Householder's QR gives an orthonormal basis even of P = 0: Q is not stuck at 0 after a step without gradients.
         bases = [xp.linalg.qr(part)[0].astype(dtype, copy=False) for part in parts[: len(thin)]]
         message, parts = _joined([query.shape for query in queries], dtype, xp.empty)
         for m, basis, part in zip(mine, bases, parts, strict=True):
