@@ -20,7 +20,7 @@ import torch.distributed as dist
 from collectives.backends.mpi.rendezvous import SECRET, settings
 from collectives.communicator import Communicator
 from collectives.errors import WorldError
-from collectives.start import init
+from collectives.start import init, joined
 from collectives.world import world_from_env
 
 
@@ -38,18 +38,23 @@ def set_variables() -> None:
 
 
 def add_rendezvous() -> None:
-    """Lets `init_method="env://"`, the default, do without MASTER_ADDR where MPI connects the ranks."""
+    """Lets `init_method="env://"`, the default, do without MASTER_ADDR where MPI connects the ranks.
+
+    MASTER_ADDR's port serves the first process group only: at the next, a rank that is early would find the store that
+    rank 0 is about to close.
+    """
     handlers = importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers
     from_variables = handlers["env"]
 
     def from_mpi(url: str, timeout: timedelta, **more: Any) -> Iterator[tuple[Any, int, int]]:
-        if "MASTER_ADDR" in os.environ or world_from_env() is None:
+        if world_from_env() is None or ("MASTER_ADDR" in os.environ and joined() is None):
             yield from from_variables(url, timeout=timeout, **more)
             return
         comm = init(timeout=timeout.total_seconds())
         store = None
         if comm.rank == 0:
-            host = "localhost" if comm.local_size == comm.size else socket.gethostname()
+            name = "localhost" if comm.local_size == comm.size else socket.gethostname()
+            host = os.environ.get("MASTER_ADDR", name)
             store = dist.TCPStore(host, 0, comm.size, True, timeout, wait_for_workers=False)
         host, port = comm.broadcast_object(store and (store.host, store.port))
         store = store or dist.TCPStore(host, port, comm.size, False, timeout)

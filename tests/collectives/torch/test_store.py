@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.mpi
 
 SUM = """
-import os, sys
+import os, sys, time
 import torch, torch.distributed as dist
 import collectives.torch
 def run(**more):
@@ -24,6 +24,8 @@ def run(**more):
     x = torch.ones(3)
     dist.all_reduce(x)
     assert x.tolist() == [2, 2, 2]
+    if dist.get_rank() == 0:
+        time.sleep(0.1)  # its store is still there when rank 1 joins the next group
     dist.destroy_process_group()
 """
 FROM_VARIABLES = f"""{SUM}
