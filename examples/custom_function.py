@@ -12,13 +12,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from train_digits import count_right, load_digits, make_loader
+from train_digits import count_right, load_digits, make_loader, train
 
 import collectives
 import ddp
-from collectives.progress_bar import progress_bar
 from ddp import nn
-from ddp.nn import functional as F
 
 
 class Sign(ddp.autograd.Function):
@@ -70,15 +68,7 @@ def main() -> None:
     model = ddp.DataParallel(make_net(args.units), comm)
     optimizer = ddp.optim.Adam(model.parameters(), lr=args.lr)
     loader = make_loader(images, labels, 64, args.seed, comm)
-    with progress_bar(total=args.epochs * len(loader), unit="step") as bar:
-        for _ in range(args.epochs):
-            for x, y in loader:
-                loss = F.cross_entropy(model(x), y, reduction="sum")
-                optimizer.zero_grad()
-                model.backward(loss, weight=len(y))
-                optimizer.step()
-                bar.set_postfix(loss=loss.item() / max(1, len(y)), refresh=False)  # of this rank's images
-                bar.update()
+    train(model, optimizer, loader, args.epochs)
     model.eval()
     right = count_right(model, test_images, test_labels, comm)
     hidden = model.module[:4](ddp.from_numpy(test_images))

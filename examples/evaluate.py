@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from train_digits import load_digits, make_loader, make_net
+from train_digits import load_digits, make_loader, make_net, train
 
 import collectives
 import ddp
@@ -35,21 +35,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> None:
+def fit(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> None:
     """Trains `net` on all ranks together."""
     comm = collectives.init()
     model = ddp.DataParallel(net, comm)
     optimizer = ddp.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = make_loader(images, labels, 64, args.seed, comm)
-    with progress_bar(total=args.epochs * len(loader), desc="training", unit="step") as bar:
-        for _ in range(args.epochs):
-            for x, y in loader:
-                loss = F.cross_entropy(model(x), y, reduction="sum")
-                optimizer.zero_grad()
-                model.backward(loss, weight=len(y))
-                optimizer.step()
-                bar.set_postfix(loss=loss.item() / max(1, len(y)), refresh=False)  # of this rank's images
-                bar.update()
+    train(model, optimizer, loader, args.epochs)
     model.close()
 
 
@@ -94,7 +86,7 @@ def main() -> None:
     if args.load is not None:
         net.load_state_dict(ddp.load(args.load))
     else:
-        train(net, images, labels, args)
+        fit(net, images, labels, args)
         if args.save is not None and comm.rank == 0:
             ddp.save(net.state_dict(), args.save)
 

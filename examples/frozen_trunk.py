@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from train_digits import count_right, load_digits, make_loader
+from train_digits import count_right, load_digits, make_loader, train
 
 import collectives
 import ddp
-from collectives.progress_bar import progress_bar
 from ddp import nn
-from ddp.nn import functional as F
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -45,21 +43,13 @@ def make_trunk() -> nn.Module:
     )
 
 
-def train(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> ddp.DataParallel:
+def fit(net: nn.Module, images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> ddp.DataParallel:
     """Trains what requires grad in `net`."""
     model = ddp.DataParallel(net)
     optimizer = ddp.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=args.lr)
     comm = collectives.init()
     loader = make_loader(images, labels, 32, args.seed, comm)
-    with progress_bar(total=args.epochs * len(loader), unit="step") as bar:
-        for _ in range(args.epochs):
-            for x, y in loader:
-                loss = F.cross_entropy(model(x), y, reduction="sum")
-                optimizer.zero_grad()
-                model.backward(loss, weight=len(y))
-                optimizer.step()
-                bar.set_postfix(loss=loss.item() / max(1, len(y)), refresh=False)  # of this rank's images
-                bar.update()
+    train(model, optimizer, loader, args.epochs)
     return model
 
 
@@ -72,7 +62,7 @@ def main() -> None:
     test_low, test_high = test_labels < 5, test_labels >= 5
 
     trunk = make_trunk()
-    model = train(nn.Sequential(trunk, nn.Linear(256, 5)), images[low], labels[low], args)
+    model = fit(nn.Sequential(trunk, nn.Linear(256, 5)), images[low], labels[low], args)
     model.eval()
     right = count_right(model, test_images[test_low], test_labels[test_low], comm)
     if comm.rank == 0:
@@ -83,7 +73,7 @@ def main() -> None:
     trunk.requires_grad_(False).eval()
     few_images, few_labels = images[high][: args.few], labels[high][: args.few] - 5
     before = [p.numpy().copy() for p in trunk.parameters()]
-    model = train(nn.Sequential(trunk, nn.Linear(256, 5)), few_images, few_labels, args)
+    model = fit(nn.Sequential(trunk, nn.Linear(256, 5)), few_images, few_labels, args)
     assert all(np.array_equal(p.numpy(), old) for p, old in zip(trunk.parameters(), before, strict=True))
     right = count_right(model, test_images[test_high], test_labels[test_high] - 5, comm)
     if comm.rank == 0:

@@ -57,7 +57,7 @@ def test_the_parts_of_a_job_find_each_other(tmp_path: Path) -> None:
     command, *arguments = job["spec"]["trainer"]["command"]
     assert command == "ddp-launch"
     found = parse([each.replace("/etc/mpi", str(tmp_path)) for each in arguments])
-    assert (found.hosts, found.script) == (tuple(Host(host, 2) for host in hosts), "examples/train_digits.py")
+    assert (found.hosts, found.script) == (tuple(Host(host, 2) for host in hosts), "examples/resume_digits.py")
     assert found.grace < launcher["terminationGracePeriodSeconds"]
 
 

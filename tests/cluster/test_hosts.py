@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.mpi, pytest.mark.root, pytest.mark.t
 
 HERE = Path(__file__).parent
 CONTRACT = str(HERE.parent / "collectives" / "test_contract.py")
-DIGITS = str(HERE.parent.parent / "examples" / "train_digits.py")
+DIGITS = str(HERE.parent.parent / "examples" / "resume_digits.py")
 SCRIPT = str(HERE / "hosts.sh")
 
 # Slow enough that it is seen: 1 MiB takes 84 ms, and 0.4 ms in one machine's memory.

@@ -1,4 +1,4 @@
-"""The main job, as users start it: the same losses on any number of ranks, and real accuracy."""
+"""The main job, as users start it, and its second form: the same losses on any number of ranks, and real accuracy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from collectives.world import STOPPED
 from tests.conftest import Run
 
 ROOT = Path(__file__).parent.parent.parent
-SCRIPT = str(ROOT / "examples" / "train_digits.py")
+TRAIN = str(ROOT / "examples" / "train_digits.py")
+RESUME = str(ROOT / "examples" / "resume_digits.py")
 
 
 def losses(file: Path) -> list[float]:
@@ -52,7 +53,7 @@ def test_every_step_agrees_between_1_2_and_4_ranks(
         metrics = tmp_path / f"{number}.jsonl"
         args = ["--dtype", "float64", "--seed", "3", "--metrics", str(metrics), *options]
         # One thread a rank: with several, idle BLAS threads would spin on the cores that other ranks need.
-        done = run_job([*start, SCRIPT, *args], timeout=100, env={"OMP_NUM_THREADS": "1"})
+        done = run_job([*start, RESUME, *args], timeout=100, env={"OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stdout + done.stderr
         seen[name] = losses(metrics)
     alone = seen.pop("python")
@@ -64,7 +65,7 @@ def test_every_step_agrees_between_1_2_and_4_ranks(
 
 
 def test_one_rank_learns_the_digits_and_says_so(run_job: Run) -> None:
-    done = run_job([sys.executable, SCRIPT, "--epochs", "8"], timeout=100, env={"OMP_NUM_THREADS": "1"})
+    done = run_job([sys.executable, TRAIN, "--epochs", "8"], timeout=100, env={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(r"test accuracy ([\d.]+) % \(\d+ of 359\), 1 rank, [\d.]+ s\n", done.stdout)
     assert found, done.stdout
@@ -81,7 +82,7 @@ def test_a_job_that_was_asked_to_stop_goes_on_exactly_on_another_number_of_ranks
     options = ["--dtype", "float64", "--batch-size", "240", "--every", "4"]
     saved = [*options, "--checkpoint", str(tmp_path / "saved"), "--metrics", str(metrics)]
     env = {"OMP_NUM_THREADS": "1"}
-    job = start_job([sys.executable, "-m", "launcher", "-n", "2", SCRIPT, "--epochs", "999", *saved], env=env)
+    job = start_job([sys.executable, "-m", "launcher", "-n", "2", RESUME, "--epochs", "999", *saved], env=env)
     end = time.monotonic() + 60
     while not metrics.exists() or metrics.read_text().count("\n") < 3:
         assert time.monotonic() < end
@@ -92,6 +93,6 @@ def test_a_job_that_was_asked_to_stop_goes_on_exactly_on_another_number_of_ranks
     assert found, done.stderr
     assert done.returncode == STOPPED
     epochs = ["--epochs", str(int(found[1]) // 6 + 1)]
-    assert run_job([sys.executable, SCRIPT, *epochs, *saved], env=env).returncode == 0
-    assert run_job([sys.executable, SCRIPT, *epochs, *options, "--metrics", str(straight)], env=env).returncode == 0
+    assert run_job([sys.executable, RESUME, *epochs, *saved], env=env).returncode == 0
+    assert run_job([sys.executable, RESUME, *epochs, *options, "--metrics", str(straight)], env=env).returncode == 0
     np.testing.assert_allclose(losses(metrics), losses(straight), rtol=1e-10)
