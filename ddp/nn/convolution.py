@@ -11,7 +11,7 @@ from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Layer
 from ddp.nn.padding import pad
-from ddp.nn.validation import Size, numbers, one_dtype, window_of
+from ddp.nn.validation import Size, numbers, one_dtype, positions, window_of
 from ddp.ops import convolution
 from ddp.ops.convolution import Pair
 
@@ -176,17 +176,18 @@ def _conv_volumes(
     input: Tensor, weight: Tensor, bias: Any, stride: Size, padding: Padding, dilation: Size, groups: int
 ) -> Tensor:
     """conv3d by conv2d of the planes that the kernel sees at each depth, as channels."""
-    (step, *steps), (spread, *spreads) = numbers(stride, 3, "stride"), numbers(dilation, 3, "dilation")
-    reach = spread * (weight.shape[2] - 1)
-    around: Any = padding
-    before, after = (reach // 2, reach - reach // 2) if padding == "same" else (0, 0)
-    if not isinstance(padding, str):
-        before, *around = numbers(padding, 3, "padding")
-        after = before
-    volume = pad(input, (0, 0, 0, 0, before, after))
-    planes = volume.unfold(2, reach + 1, step)[..., ::spread]  # (N, C, OD, H, W, KD)
+    kernel = tuple(weight.shape[2:])
+    steps = numbers(stride, 3, "stride")
+    spreads = numbers(dilation, 3, "dilation")
+    if isinstance(padding, str):
+        input, around = _named_padding("conv3d", input, kernel, steps, padding, spreads)
+    else:
+        around = numbers(padding, 3, "padding")
+    positions("conv3d", tuple(input.shape[2:]), kernel, steps, around, spreads)
+    volume = pad(input, (0, 0, 0, 0, around[0], around[0]))
+    planes = volume.unfold(2, spreads[0] * (kernel[0] - 1) + 1, steps[0])[..., :: spreads[0]]  # (N, C, OD, H, W, KD)
     images = planes.permute(0, 2, 1, 5, 3, 4).flatten(2, 3).flatten(0, 1)
-    out = conv2d(images, weight.flatten(1, 2), bias, steps, around, spreads, groups)
+    out = conv2d(images, weight.flatten(1, 2), bias, steps[1:], around[1:], spreads[1:], groups)
     return out.unflatten(0, (len(input), -1)).movedim(1, 2)
 
 
@@ -203,18 +204,19 @@ def _as_pair(dims: int, value: Size, name: str, fill: int) -> Pair:
 
 
 def _named_padding(
-    name: str, input: Tensor, kernel: Pair, stride: Pair, padding: str, dilation: Pair
-) -> tuple[Tensor, Pair]:
+    name: str, input: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], padding: str, dilation: tuple[int, ...]
+) -> tuple[Tensor, Any]:
+    """The input and the numbers that such a padding stands for, one a dimension of `kernel`."""
     if padding == "valid":
-        return input, (0, 0)
+        return input, (0,) * len(kernel)
     if padding != "same":
         raise ArgumentError(f"{name}: padding is a number, 'valid' or 'same', not {padding!r}")
-    if stride != (1, 1):
+    if any(step != 1 for step in stride):
         raise ArgumentError(f"{name}: padding='same' needs stride 1, got {stride}")
     total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    if total[0] % 2 or total[1] % 2:  # what cannot be halved goes to the end
-        input = pad(input, (0, total[1] % 2, 0, total[0] % 2))
-    return input, (total[0] // 2, total[1] // 2)
+    if any(n % 2 for n in total):  # what cannot be halved goes to the end
+        input = pad(input, [extra for n in reversed(total) for extra in (0, n % 2)])
+    return input, tuple(n // 2 for n in total)
 
 
 class _Conv(Layer, shown="in_channels out_channels kernel_size= stride="):

@@ -43,15 +43,31 @@ def window_of(
     name: str, image: Pair, kernel: Pair, stride: Any, padding: Any, dilation: Any, ceil: bool = False
 ) -> Window:
     """The window's positions on the image, if it fits. Raises: ArgumentError, ShapeError."""
-    stride, padding, dilation = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
+    stride = pair(stride, "stride")
+    padding = pair(padding, "padding")
+    dilation = pair(dilation, "dilation")
+    h, w = positions(name, image, kernel, stride, padding, dilation, ceil)
+    return Window(image, kernel, stride, padding, dilation, (h, w))
+
+
+def positions(
+    name: str,
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    ceil: bool = False,
+) -> list[int]:
+    """How many positions a window of any number of dimensions has in each. Raises: ArgumentError, ShapeError."""
     if min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
         raise ArgumentError(f"{name}: too small: {kernel=}, {stride=}, {padding=}, {dilation=}")
-    h, w = (output_size(*each, ceil) for each in zip(image, kernel, stride, padding, dilation, strict=True))
-    if h < 1 or w < 1:
+    sizes = [output_size(*along, ceil) for along in zip(image, kernel, stride, padding, dilation, strict=True)]
+    if min(sizes) < 1:
         raise ShapeError(
             f"{name}: kernel {kernel} with dilation {dilation} does not fit images of {image} with padding {padding}"
         )
-    return Window(image, kernel, stride, padding, dilation, (h, w))
+    return sizes
 
 
 def affine_dtype(name: str, input: Tensor, *parameters: Tensor | None) -> None:
