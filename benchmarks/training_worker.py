@@ -1,4 +1,4 @@
-"""One rank that trains on request, and answers how long it took: for overlap.py, compression.py.
+"""One rank that trains on request, and answers how long it took: for overlap.py, compression.py, micro_batches.py.
 
     python -m benchmarks.training_worker LIBRARY SOCKET RANK SIZE
 
@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,20 @@ def our_hook(name: str) -> Any:
 
 
 class Trained:
-    """One implementation: a net, wrapped or not, and its training."""
+    """One implementation: a net, wrapped or not, and its training.
 
-    def __init__(self, ranks: Ours | Theirs, task: str, options: dict[str, Any] | None) -> None:
+    parts: of a batch, each with a forward and a backward of its own; a step reduces the sum of their gradients once
+    """
+
+    def __init__(self, ranks: Ours | Theirs, task: str, options: dict[str, Any] | None, parts: int) -> None:
         ranks.t.manual_seed(0)
         self._t = ranks.t
         self._task = TASKS[task][1](ranks.t, 1000 * ranks.rank)  # other samples on each rank
         self.names, self.parameters = zip(*self._task.model.named_parameters(), strict=True)
         self.model = self._task.model if options is None else ranks.wrap(self._task.model, options)
+        pieces = zip(self._task.x.chunk(parts), self._task.y.chunk(parts), strict=True)
+        self._parts = [replace(self._task, x=x, y=y) for x, y in pieces]
+        self._accumulates = parts > 1 and options is not None and "micro_batches" not in options
         self._optimizer = self._task.optimizer(ranks.t, self.model)
         self._ready = [0.0] * len(self.parameters)
         self._noted = options is None
@@ -140,7 +147,10 @@ class Trained:
         for step in range(number):
             marks[step, 0] = clock()
             self._optimizer.zero_grad()
-            loss = loss_of(self._t, self.model, self._task)
+            for part in self._parts[:-1]:
+                with self.model.no_sync() if self._accumulates else contextlib.nullcontext():
+                    loss_of(self._t, self.model, part).backward()
+            loss = loss_of(self._t, self.model, self._parts[-1])
             marks[step, 1] = clock()
             loss.backward()
             marks[step, 2] = clock()
@@ -177,12 +187,12 @@ class Worker:
         pin(self._ranks.rank)
         return int(self._ranks.rank)
 
-    def build(self, name: str, task: str, options: dict[str, Any] | None) -> list[int]:
+    def build(self, name: str, task: str, options: dict[str, Any] | None, parts: int = 1) -> list[int]:
         """Makes an implementation, and has it do its first steps, after which its buckets stay as they are.
 
         Returns: elements of each parameter
         """
-        made = self._trained[name] = Trained(self._ranks, task, options)
+        made = self._trained[name] = Trained(self._ranks, task, options, parts)
         made.steps(FIRST)
         return made.sizes()
 
