@@ -69,7 +69,7 @@ SIZES = {
     "ddp/ops": Size(50_203, 46_000, ("ddp/ops",)),
     "ddp/_native": Size(8_791, 6_400, ("ddp/_native",)),  # of Python; beside 923 lines of C, 67 of them for threads
     "ddp/_cuda, ddp/cuda": Size(39_579, 36_000, ("ddp/_cuda", "ddp/cuda")),
-    "ddp/nn": Size(44_498, 39_000, ("ddp/nn",)),
+    "ddp/nn": Size(44_623, 39_000, ("ddp/nn",)),
     "ddp/optim": Size(16_306, 14_000, ("ddp/optim",)),
     "ddp/data": Size(22_625, 20_500, ("ddp/data",)),
     "ddp/checkpoint, ddp/serialization": Size(28_237, 22_500, ("ddp/checkpoint", "ddp/serialization")),
@@ -77,10 +77,10 @@ SIZES = {
     "ddp/multiprocessing": Size(4_240, 4_000, ("ddp/multiprocessing",)),
     "ddp/distributions": Size(5_073, 5_000, ("ddp/distributions",)),
     "rest of ddp": Size(18_010, 11_500, ("ddp",)),
-    "collectives": Size(78_379, 65_000, ("collectives",)),
+    "collectives": Size(78_401, 65_000, ("collectives",)),
     "launcher": Size(70_374, 64_000, ("launcher",)),
-    "benchmarks": Size(42_496, 31_000, ("benchmarks",)),
-    "tests": Size(500_105, 385_000, ("tests",)),
+    "benchmarks": Size(43_106, 31_000, ("benchmarks",)),
+    "tests": Size(500_191, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (75, 75)}  # limit, goal
 
