@@ -169,6 +169,12 @@ def test_compression_trains_with_each_hook(results: Callable[..., dict[str, Any]
     assert list(found["tasks"]["tiny"]["hooks"]) == ["none", "bf16"]
 
 
+@pytest.mark.mpi
+def test_micro_batches_are_timed_beside_accumulation(results: Callable[..., dict[str, Any]]) -> None:
+    found = results("micro_batches", "--here", "--steps", "1")["tasks"]["tiny"]
+    assert [sorted(found[count]) for count in "248"] == 3 * [["accumulated", "tree"]]
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_ranks_have_samples_of_their_own(task: str) -> None:
     first, second = (TASKS[task][1](ddp, seed) for seed in (0, 1000))
