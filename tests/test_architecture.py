@@ -79,8 +79,8 @@ SIZES = {
     "rest of ddp": Size(18_010, 11_500, ("ddp",)),
     "collectives": Size(78_401, 65_000, ("collectives",)),
     "launcher": Size(70_374, 64_000, ("launcher",)),
-    "benchmarks": Size(43_106, 31_000, ("benchmarks",)),
-    "tests": Size(500_260, 385_000, ("tests",)),
+    "benchmarks": Size(43_614, 31_000, ("benchmarks",)),
+    "tests": Size(500_264, 385_000, ("tests",)),
 }
 FILES = {"ddp": (248, 230), "collectives": (61, 60), "launcher": (75, 75)}  # limit, goal
 
