@@ -107,6 +107,7 @@ class Node:
     def run(self, g: Any, needs: tuple[bool, ...], outs: Sequence[Any] | None = None) -> Sequence[Any]:
         """The gradients of the inputs, None where `needs` is False. Raises: VersionError; what the op raises.
 
+        needs: the node's, or fewer
         outs: for ops that can write gradients into given arrays, those of the inputs' leaves
         """
         if self.metadata is not None and self.metadata.recompute is not None:
@@ -114,9 +115,13 @@ class Node:
         for counter, count, _ in self.versions:
             if counter.count != count:
                 self.check_versions()
+        saved = self.saved
+        if needs is not self.needs and self.op.saves:  # None for what no wanted gradient reads, as if never saved
+            plan = self.op.plan(needs)
+            saved = tuple([None if position is None else x for position, x in zip(plan, saved, strict=True)])
         if outs is None:
-            return self.op.backward(self.xp, g, needs, self.saved, self.residual)
-        return self.op.backward(self.xp, g, needs, self.saved, self.residual, outs)
+            return self.op.backward(self.xp, g, needs, saved, self.residual)
+        return self.op.backward(self.xp, g, needs, saved, self.residual, outs)
 
     def free(self) -> None:
         """Lets go of everything, so that memory falls while backward still runs."""

@@ -280,7 +280,8 @@ def _flat(xp: Any, x: Array, *others: Array) -> tuple[Array, Any]:
 
 
 def _flat_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    return g, *[xp.broadcast_to(xp.zeros((), g.dtype), shape) for shape in shapes]
+    zeros = [xp.broadcast_to(xp.zeros((), g.dtype), shape) for shape in shapes]
+    return [dx if need else None for dx, need in zip((g, *zeros), needs, strict=True)]
 
 
 flat = Op("flat", _flat, _flat_backward, inputs=("*xs",), view=True)

@@ -156,7 +156,7 @@ class Upcast:
     into = False
 
     def __init__(self, op: Op) -> None:
-        self.name, self.saves = op.name, op.saves
+        self.name, self.saves, self.plan = op.name, op.saves, op.plan
         self._forward = op.forward
         self._backward = op.backward
         self._outs = ((None,) * len(op.inputs),) if op.into else ()

@@ -124,6 +124,29 @@ def test_a_result_may_be_changed_in_place_where_pytorch_allows_it(op: str) -> No
                 np.testing.assert_allclose(dx.numpy(), reference.numpy(), 1e-9, 1e-10)
 
 
+@pytest.mark.parametrize("op", OF_OP)
+def test_a_gradient_is_computed_without_the_others(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backward, plan = OPS[op].backward, OPS[op].plan
+
+    def watched(xp: Any, g: Any, needs: Any, saved: Any, residual: Any, *outs: Any) -> Any:
+        assert all(x is None for x, position in zip(saved, plan(needs), strict=True) if position is None)
+        found = backward(xp, g, needs, saved, residual, *outs)
+        assert all(need or dx is None for dx, need in zip(found, needs, strict=True))
+        return found
+
+    monkeypatch.setattr(OPS[op], "backward", watched)
+    for case in cases_of(op):
+        inputs = leaves(case)
+        y = case.fn(ddp, *inputs)
+        how = {"grad_outputs": ddp.ones_like(y), "retain_graph": True, "allow_unused": True}
+        wanted = [x for x in inputs if x.requires_grad]
+        for x, expected in zip(wanted, ddp.autograd.grad(y, wanted, **how), strict=True):
+            (dx,) = ddp.autograd.grad(y, x, **how)
+            assert (dx is None) == (expected is None)
+            if dx is not None:
+                np.testing.assert_allclose(dx.numpy(), expected.numpy(), 1e-12, 1e-12)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("shape", [(4, 5), (), (0, 3)])
 def test_dropout(p: float, shape: tuple[int, ...]) -> None:
