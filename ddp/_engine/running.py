@@ -148,7 +148,7 @@ def _run(
     results: Sequence[Any] = grads
     while True:
         for edge, g in zip(edges, results, strict=True):
-            if edge is None or edge not in pending:
+            if edge is None or (count := pending.get(edge)) is None:
                 continue
             if sync is not None:
                 sync.begin_delivery(edge, g)
@@ -162,8 +162,8 @@ def _run(
                 else:  # the first is not copied: it may be broadcast, read-only, or in use elsewhere
                     before = incoming.get(edge)
                     incoming[edge] = g if before is None else _sum(before, g, edge)
-            if (left := pending[edge] - 1) > 0:
-                pending[edge] = left
+            if count > 1:
+                pending[edge] = count - 1
             else:
                 del pending[edge]  # no reference may outlive the node's turn
                 if type(edge) is Leaf:

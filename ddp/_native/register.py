@@ -311,7 +311,7 @@ def _cross_entropy(
         *(where, where + sums.nbytes // 2, address(each), address(out)),
     )
     kind = np.dtype("float32") if single else x.dtype
-    z = (each if reduction == "none" else out[0]).astype(kind)
+    z = np.array(each if reduction == "none" else out[0], kind)
     return z, _CrossEntropyResidual(target, keep, weight, smoothing, sums, None if reduction == "none" else out[1])
 
 

@@ -328,18 +328,25 @@ def make_node(
     kind: type[Node], op: Any, run: Any, xp: Any, inputs: Sequence[Any], result: TensorBase | None, residual: Any
 ) -> Node:
     """The node of an op that ran: its edges, and what its backward reads of the inputs and the result."""
-    edges = tuple([x.edge if isinstance(x, TensorBase) else None for x in inputs])
-    needs = tuple([edge is not None for edge in edges])
+    # Loops without comprehensions, which are calls: this runs for every op.
+    edges: list[Node | Leaf | None] = []
+    needs: list[bool] = []
+    for x in inputs:
+        edge = x.edge if isinstance(x, TensorBase) else None
+        edges.append(edge)
+        needs.append(edge is not None)
+    wanted = tuple(needs)
+    plan = op.plan(wanted)
+    values = (*inputs, result)
     saved: list[Any] = []
     versions: list[tuple[Version, int, int]] = []
-    values, plan = (*inputs, result), op.plan(needs)
     for position in plan:
         x = None if position is None else values[position]
         if isinstance(x, TensorBase):
             versions.append((x.version, x.version.count, len(saved)))
             x = x.array
         saved.append(x)
-    node = kind(run, xp, edges, needs, tuple(saved), versions, residual)
+    node = kind(run, xp, tuple(edges), wanted, tuple(saved), versions, residual)
     if result is not None and len(inputs) in plan:
         result.version.saved_by = weakref.ref(node)
     return node
@@ -387,12 +394,11 @@ def copy_if_needed(array: Array, *readers: Any) -> Array:
 
     An index, a class target or a plain array has no version that would tell of the write.
     """
-    if not modes.state.enabled or not any(isinstance(x, TensorBase) and x.edge is not None for x in readers):
-        return array
-    if type(array) is np.ndarray:
-        return array.copy()
-    with on(device_of(array)):  # CuPy copies to the current GPU
-        return array.copy()
+    for x in readers:
+        if isinstance(x, TensorBase) and x.edge is not None and modes.state.enabled:
+            with on(device_of(array)):  # CuPy copies to the current GPU
+                return array.copy()
+    return array
 
 
 def root_of(x: TensorBase) -> Node | Leaf:
