@@ -168,20 +168,21 @@ def _lstm(
     recurrent = xp.ascontiguousarray((w_hh * half[:, None]).T)
     turned = _in_order(gates, reverse)
     room, inner = xp.empty_like(turned[0]), xp.empty_like(c)
+    i, f, u, o = (turned[..., n * size : (n + 1) * size] for n in range(4))
     for t in range(len(x)):
-        a = turned[t]
+        a, next_h, next_c = turned[t], hs[t + 1], cs[t + 1]
         a += product(xp, hs[t], recurrent, room)
         xp.tanh(a, out=a)
         a *= half
         a += rest
-        xp.multiply(a[:, size : 2 * size], cs[t], out=cs[t + 1])
-        cs[t + 1] += xp.multiply(a[:, :size], a[:, 2 * size : 3 * size], out=inner)
-        xp.tanh(cs[t + 1], out=inner)
+        xp.multiply(f[t], cs[t], out=next_c)
+        next_c += xp.multiply(i[t], u[t], out=inner)
+        xp.tanh(next_c, out=inner)
         if w_hr is None:
-            xp.multiply(inner, a[:, 3 * size :], out=hs[t + 1])
+            xp.multiply(inner, o[t], out=next_h)
         else:
-            inner *= a[:, 3 * size :]
-            product(xp, inner, w_hr.T, hs[t + 1])
+            inner *= o[t]
+            product(xp, inner, w_hr.T, next_h)
     return _results(dtype, reverse, hs, cs[-1]), (hs, cs, gates, reverse)
 
 
@@ -212,6 +213,8 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     dhs: Any = None if w_hr is None else xp.empty_like(hs[1:])
     dm = dh
     back = xp.ascontiguousarray(w_hh)
+    to_cell = turned.reshape(steps, batch, 4, size)[:, :, :3]
+    to_out = turned[..., 3 * size :]
     for t in reversed(range(steps)):
         if each is not None:
             dh += each[t]
@@ -219,12 +222,11 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
             dhs[t] = dh
             dm = product(xp, dh, w_hr)
         dc += dm * through[t]
-        a = turned[t]
-        to_cell = a.reshape(batch, 4, size)[:, :3]
-        to_cell *= dc[:, None]
-        a[:, 3 * size :] *= dm
+        a, b = to_cell[t], to_out[t]
+        a *= dc[:, None]
+        b *= dm
         dc *= f[t]
-        product(xp, a, back, dh)
+        product(xp, turned[t], back, dh)
     dx, *dws = _weights(xp, (needs[0], *needs[3:7]), da, da, x, hs, w_ih, reverse)
     dw_hr = None
     if needs[7]:
