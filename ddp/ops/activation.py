@@ -7,7 +7,8 @@ from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any
 
-from ddp.ops.arrays import Array, array_function, as_float32, fold, where_or_zero
+from ddp.ops.arrays import Array, array_function, as_float32, where_or_zero
+from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.special import compute_erfc
 
@@ -31,17 +32,12 @@ def _smooth(name: str, curve: Curve) -> Op:
 
 
 # z = 1/(1 + e^-x);  dx = g*z*(1 - z)
-def _sigmoid(xp: Any, x: Array) -> tuple[Array, Any]:
+def _sigmoid(xp: Any, x: Array) -> Array:
     (wide,) = as_float32(x)
-    return (1 / (1 + xp.exp(-wide))).astype(x.dtype, copy=False), None
+    return (1 / (1 + xp.exp(-wide))).astype(x.dtype, copy=False)
 
 
-def _sigmoid_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    z = saved[0]
-    return (g * z * (1 - z),)
-
-
-sigmoid = Op("sigmoid", _sigmoid, _sigmoid_backward, inputs=("x",), saves=("out",))
+sigmoid = unary_op("sigmoid", _sigmoid, lambda xp, g, z: g * z * (1 - z), "out")
 
 
 # z = tanh x;  dx = g*(1 - z^2)
@@ -55,17 +51,11 @@ tanh = unary_op("tanh", lambda xp, x: xp.tanh(x), times_tanh_derivative, "out")
 
 
 # y = g*(1 - z^2), the gradient of tanh as one op;  dg = e*(1 - z^2), dz = -2*e*g*z, e the gradient of y
-def _tanh_gradient_backward(xp: Any, e: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    z, g = saved
-    return times_tanh_derivative(xp, e, z) if needs[0] else None, e * g * z * -2 if needs[1] else None
-
-
-tanh_gradient = Op(
+tanh_gradient = formula_op(
     "tanh_gradient",
-    lambda xp, g, z: (times_tanh_derivative(xp, g, z), None),
-    _tanh_gradient_backward,
-    inputs=("g", "z"),
-    saves={"g": ("z",), "z": ("z", "g")},
+    times_tanh_derivative,
+    {"g": lambda xp, e, z, g: times_tanh_derivative(xp, e, z), "z": lambda xp, e, z, g: e * g * z * -2},
+    {"g": ("z",), "z": ("z", "g")},
 )
 
 
@@ -138,13 +128,13 @@ softsign = unary_op("softsign", lambda xp, x: x / (xp.abs(x) + 1), lambda xp, g,
 # x = [a | b] along dim, s = sigmoid(b);  z = a*s;  dx = [g*s | g*z*(1 - s)]
 def _glu(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
     a, b = xp.split(x, 2, axis=dim)
-    return a * _sigmoid(xp, b)[0], dim
+    return a * _sigmoid(xp, b), dim
 
 
 def _glu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -> Gradients:
     x = saved[0]
     a, b = xp.split(x, 2, axis=dim)
-    s = _sigmoid(xp, b)[0]
+    s = _sigmoid(xp, b)
     dx = xp.empty(x.shape, x.dtype)
     da, db = xp.split(dx, 2, axis=dim)
     xp.multiply(g, s, out=da)
@@ -161,15 +151,7 @@ glu = Op("glu", _glu, _glu_backward, inputs=("x",), saves=("x",))
 
 
 # z = max(x, 0);  dx = g unless z = 0, so that a nan lets it pass (as PyTorch has it)
-def _relu(xp: Any, x: Array) -> tuple[Array, Any]:
-    return xp.maximum(x, 0), None
-
-
-def _relu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (where_or_zero(xp, saved[0] != 0, g),)
-
-
-relu = Op("relu", _relu, _relu_backward, inputs=("x",), saves=("out",))
+relu = unary_op("relu", lambda xp, x: xp.maximum(x, 0), lambda xp, g, z: where_or_zero(xp, z != 0, g), "out")
 
 
 # z = x for x > 0, else s*x;  dx = g, else s*g
@@ -186,29 +168,21 @@ leaky_relu = Op("leaky_relu", _leaky_relu, _leaky_relu_backward, inputs=("x",), 
 
 
 # z = x for x > 0, else w*x;  dx = g, else w*g; dw = 0, else g*x
-def _prelu(xp: Any, x: Array, w: Array) -> tuple[Array, Any]:
-    return xp.where(x > 0, x, w * x), w.shape
-
-
-def _prelu_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) -> Gradients:
-    x, w = saved
-    dx = xp.where(x > 0, g, w * g) if needs[0] else None
-    return dx, fold(g * xp.minimum(x, 0), shape) if needs[1] else None
-
-
-prelu = Op("prelu", _prelu, _prelu_backward, inputs=("x", "w"), saves={"x": ("x", "w"), "w": ("x",)})
+prelu = formula_op(
+    "prelu",
+    lambda xp, x, w: xp.where(x > 0, x, w * x),
+    {"x": lambda xp, g, x, w: xp.where(x > 0, g, w * g), "w": lambda xp, g, x, w: g * xp.minimum(x, 0)},
+    {"x": ("x", "w"), "w": ("x",)},
+)
 
 
 # z = x held within [low, high];  dx = g strictly between, and for nan (as PyTorch has it)
-def _hardtanh(xp: Any, x: Array, low: float, high: float) -> tuple[Array, Any]:
-    return xp.clip(x, low, high), (low, high)
-
-
-def _hardtanh_backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
-    return (where_or_zero(xp, ~((saved[0] <= bounds[0]) | (saved[0] >= bounds[1])), g),)
-
-
-hardtanh = Op("hardtanh", _hardtanh, _hardtanh_backward, inputs=("x",), saves=("x",))
+hardtanh = formula_op(
+    "hardtanh",
+    lambda xp, x, low, high: xp.clip(x, low, high),
+    {"x": lambda xp, g, x, low, high: where_or_zero(xp, ~((x <= low) | (x >= high)), g)},
+    ("x",),
+)
 
 
 # z = (x + 3 held within [0, 6])/6;  dx = g/6 strictly between
@@ -220,30 +194,25 @@ hardsigmoid = unary_op(
 
 
 # z = x*(x + 3 held within [0, 6])/6;  dx = 0 up to -3, g*(x/3 + 1/2) between, g from 3 on
-def _hardswish(xp: Any, x: Array) -> tuple[Array, Any]:
+def _hardswish(xp: Any, x: Array) -> Array:
     (wide,) = as_float32(x)
-    return (xp.clip(wide + 3, 0, 6) * wide / 6).astype(x.dtype, copy=False), None
+    return (xp.clip(wide + 3, 0, 6) * wide / 6).astype(x.dtype, copy=False)
 
 
-def _hardswish_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    x = saved[0]
-    dx = xp.where(x >= 3, g, g * (x / 3 + 0.5))
-    return (where_or_zero(xp, ~(x <= -3), dx),)
-
-
-hardswish = Op("hardswish", _hardswish, _hardswish_backward, inputs=("x",), saves=("x",))
+hardswish = unary_op(
+    "hardswish",
+    _hardswish,
+    lambda xp, g, x: where_or_zero(xp, ~(x <= -3), xp.where(x >= 3, g, g * (x / 3 + 0.5))),
+)
 
 
 # z = x where x > t, else v;  dx = g there, else 0;  a nan stays, and lets nothing pass
-def _threshold(xp: Any, x: Array, threshold: float, value: float) -> tuple[Array, Any]:
-    return xp.where(x <= threshold, x.dtype.type(value), x), threshold
-
-
-def _threshold_backward(xp: Any, g: Array, needs: Needs, saved: Saved, threshold: Any) -> Gradients:
-    return (where_or_zero(xp, ~(saved[0] <= threshold), g),)
-
-
-threshold = Op("threshold", _threshold, _threshold_backward, inputs=("x",), saves=("x",))
+threshold = formula_op(
+    "threshold",
+    lambda xp, x, threshold, value: xp.where(x <= threshold, x.dtype.type(value), x),
+    {"x": lambda xp, g, x, threshold, value: where_or_zero(xp, ~(x <= threshold), g)},
+    ("x",),
+)
 
 
 # Elements put to zero at random.

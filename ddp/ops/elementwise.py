@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from builtins import abs as abs_
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import mul as mul_
 from operator import truediv as div_
 from typing import Any
@@ -14,6 +14,30 @@ from ddp.ops.arrays import Array, astype, fold, shape_of, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
 # Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes.
+
+
+def formula_op(
+    name: str,
+    value: Callable[..., Array],
+    gradients: Mapping[str, Callable[..., Array]],
+    saves: tuple[str, ...] | Mapping[str, tuple[str, ...]] = (),
+) -> Op:
+    """An op by formulas: z = value(xp, *inputs, **parameters), where the inputs broadcast.
+
+    gradients: of each input, by its name: gradient(xp, g, *saved, **parameters), which is summed to the input's shape.
+    """
+
+    def forward(xp: Any, *inputs: Any, **parameters: Any) -> tuple[Array, Any]:
+        return value(xp, *inputs, **parameters), ([*map(shape_of, inputs)], parameters)
+
+    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+        shapes, parameters = residual
+        return [
+            fold(gradient(xp, g, *saved, **parameters), shape) if need else None
+            for gradient, shape, need in zip(gradients.values(), shapes, needs, strict=True)
+        ]
+
+    return Op(name, forward, backward, inputs=tuple(gradients), saves=saves)
 
 
 # z = x + a*y;  dx = g, dy = a*g
@@ -108,23 +132,20 @@ def _zeros_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) 
 div_rounded = Op("div_rounded", _div_rounded, _zeros_backward, inputs=("x", "y"))
 
 
-def _remainder(name: str, quotient: Callable[[Any, Array, Array], Array]) -> Op:
-    """What a division leaves, by the array module's function of this name: dx = g, dy = -g*quotient."""
-
-    def forward(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-        return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
-
-    def backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-        dy = fold(-g * quotient(xp, *saved), shapes[1]) if needs[1] else None
-        return fold(g, shapes[0]) if needs[0] else None, dy
-
-    return Op(name, forward, backward, inputs=("x", "y"), saves={"x": (), "y": ("x", "y")})
-
-
 # z = x - y*floor(x/y), with the sign of y;  dx = g, dy = -g*floor(x/y)
-remainder = _remainder("remainder", lambda xp, x, y: xp.floor_divide(x, y))
+remainder = formula_op(
+    "remainder",
+    lambda xp, x, y: xp.remainder(x, y),
+    {"x": lambda xp, g, x, y: g, "y": lambda xp, g, x, y: -g * xp.floor_divide(x, y)},
+    {"x": (), "y": ("x", "y")},
+)
 # z = x - y*trunc(x/y), with the sign of x;  dx = g, dy = -g*trunc(x/y)
-fmod = _remainder("fmod", lambda xp, x, y: xp.trunc(xp.divide(x, y)))
+fmod = formula_op(
+    "fmod",
+    lambda xp, x, y: xp.fmod(x, y),
+    {"x": lambda xp, g, x, y: g, "y": lambda xp, g, x, y: -g * xp.trunc(xp.divide(x, y))},
+    {"x": (), "y": ("x", "y")},
+)
 
 
 # z = x^y;  dx = g*y*x^(y-1), 0 where y = 0; dy = g*z*log(x), 0 where x = 0 and y >= 0 (as PyTorch has it)
@@ -185,65 +206,55 @@ square = unary_op("square", lambda xp, x: x * x, lambda xp, g, x: g * x * 2)
 
 
 # w = x + v*y*z;  dx = g, dy = g*v*z, dz = g*v*y
-def _addcmul(xp: Any, x: Array, y: Array, z: Array, value: float) -> tuple[Array, Any]:
+def _addcmul(xp: Any, x: Array, y: Array, z: Array, value: float) -> Array:
     product = y * z
-    return x + (product if value == 1 else value * product), (shape_of(x), shape_of(y), shape_of(z), value)
+    return x + (product if value == 1 else value * product)
 
 
-def _addcmul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    z, y = saved
-    x_shape, y_shape, z_shape, value = residual
-    return (
-        fold(g, x_shape) if needs[0] else None,
-        fold(g * (value * z), y_shape) if needs[1] else None,
-        fold(g * (value * y), z_shape) if needs[2] else None,
-    )
-
-
-addcmul = Op("addcmul", _addcmul, _addcmul_backward, inputs=("x", "y", "z"), saves={"x": (), "y": ("z",), "z": ("y",)})
+addcmul = formula_op(
+    "addcmul",
+    _addcmul,
+    {
+        "x": lambda xp, g, z, y, value: g,
+        "y": lambda xp, g, z, y, value: g * (value * z),
+        "z": lambda xp, g, z, y, value: g * (value * y),
+    },
+    {"x": (), "y": ("z",), "z": ("y",)},
+)
 
 
 # w = x + v*y/z;  dx = g, dy = g*v/z, dz = -g*v*y/z^2
-def _addcdiv(xp: Any, x: Array, y: Array, z: Array, value: float) -> tuple[Array, Any]:
-    return x + value * (y / z), (shape_of(x), shape_of(y), shape_of(z), value)
-
-
-def _addcdiv_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    z, y = saved
-    x_shape, y_shape, z_shape, value = residual
-    dx = fold(g, x_shape) if needs[0] else None
-    if not (needs[1] or needs[2]):
-        return dx, None, None
-    dy = g * (value / z)
-    return dx, fold(dy, y_shape) if needs[1] else None, fold(-dy * (y / z), z_shape) if needs[2] else None
-
-
-addcdiv = Op(
-    "addcdiv", _addcdiv, _addcdiv_backward, inputs=("x", "y", "z"), saves={"x": (), "y": ("z",), "z": ("y", "z")}
+addcdiv = formula_op(
+    "addcdiv",
+    lambda xp, x, y, z, value: x + value * (y / z),
+    {
+        "x": lambda xp, g, z, y, value: g,
+        "y": lambda xp, g, z, y, value: g * (value / z),
+        "z": lambda xp, g, z, y, value: -g * (value / z) * (y / z),
+    },
+    {"x": (), "y": ("z",), "z": ("y", "z")},
 )
 
 
 # z = x + w*(y - x);  dx = g*(1 - w), dy = g*w, dw = g*(y - x)
-def _lerp(xp: Any, x: Array, y: Array, w: Array) -> tuple[Array, Any]:
+def _lerp(xp: Any, x: Array, y: Array, w: Any) -> Array:
     span = y - x
     # From the nearer end, so that w = 1 gives y without rounding.
     if isinstance(w, int | float):
-        out = x + w * span if abs_(w) < 0.5 else y - span * (1 - w)
-    else:
-        out = xp.where(xp.abs(w) < 0.5, x + w * span, y - span * (1 - w))
-    return out, (shape_of(x), shape_of(y), shape_of(w))
+        return x + w * span if abs_(w) < 0.5 else y - span * (1 - w)
+    return xp.where(xp.abs(w) < 0.5, x + w * span, y - span * (1 - w))
 
 
-def _lerp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    w, x, y = saved
-    return (
-        fold(g * (1 - w), shapes[0]) if needs[0] else None,
-        fold(g * w, shapes[1]) if needs[1] else None,
-        fold(g * (y - x), shapes[2]) if needs[2] else None,
-    )
-
-
-lerp = Op("lerp", _lerp, _lerp_backward, inputs=("x", "y", "w"), saves={"x": ("w",), "y": ("w",), "w": ("x", "y")})
+lerp = formula_op(
+    "lerp",
+    _lerp,
+    {
+        "x": lambda xp, g, w, x, y: g * (1 - w),
+        "y": lambda xp, g, w, x, y: g * w,
+        "w": lambda xp, g, w, x, y: g * (y - x),
+    },
+    {"x": ("w",), "y": ("w",), "w": ("x", "y")},
+)
 
 
 # z = x in another dtype;  dx = g in the dtype of x
@@ -307,39 +318,19 @@ def signs(xp: Any, x: Array) -> Array:
     return xp.greater(x, 0).astype(x.dtype) - xp.less(x, 0).astype(x.dtype)
 
 
-def _step_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (xp.zeros_like(g),)
-
-
-def _step(name: str, value: Callable[[Any, Array], Array]) -> Op:
-    """An op of one input, z = value(xp, x);  dx = 0."""
-
-    def forward(xp: Any, x: Array) -> tuple[Array, Any]:
-        return value(xp, x), None
-
-    return Op(name, forward, _step_backward, inputs=("x",))
+def _step(name: str, value: Callable[..., Array]) -> Op:
+    """An op of one input, z = value(xp, x, **parameters);  dx = 0."""
+    return formula_op(name, value, {"x": lambda xp, g, **parameters: xp.zeros_like(g)})
 
 
 floor = _step("floor", lambda xp, x: xp.floor(x))
 ceil = _step("ceil", lambda xp, x: xp.ceil(x))
 trunc = _step("trunc", lambda xp, x: xp.trunc(x))
 sign = _step("sign", lambda xp, x: signs(xp, x))
-
-
 # z = x to `decimals` digits, halves to the even neighbour;  dx = 0
-def _round(xp: Any, x: Array, decimals: int) -> tuple[Array, Any]:
-    return xp.round(x, decimals), None
-
-
-round = Op("round", _round, _step_backward, inputs=("x",))
-
-
+round = _step("round", lambda xp, x, decimals: xp.round(x, decimals))
 # z = x - trunc x;  dx = g
-def _frac(xp: Any, x: Array) -> tuple[Array, Any]:
-    return x - xp.trunc(x), None
-
-
-frac = Op("frac", _frac, _clone_backward, inputs=("x",))
+frac = formula_op("frac", lambda xp, x: x - xp.trunc(x), {"x": lambda xp, g: g})
 
 
 # One of several values, element by element: what is not chosen gets no gradient, not even a nan.
@@ -405,20 +396,13 @@ fmin = _number_extreme("fmin", lambda xp, x, y: xp.less_equal(x, y))
 
 
 # z = x held within [low, high];  dx = g where low <= x <= high
-def _clamp(xp: Any, x: Array, low: float | None, high: float | None) -> tuple[Array, Any]:
-    return xp.clip(x, low, high), (low, high)
-
-
-def _clamp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, bounds: Any) -> Gradients:
-    (x,), (low, high) = saved, bounds
+def _clamp_gradient(xp: Any, g: Array, x: Array, low: float | None, high: float | None) -> Array:
     if low is not None:
         g = where_or_zero(xp, x >= low, g)
-    if high is not None:
-        g = where_or_zero(xp, x <= high, g)
-    return (g,)
+    return g if high is None else where_or_zero(xp, x <= high, g)
 
 
-clamp = Op("clamp", _clamp, _clamp_backward, inputs=("x",), saves=("x",))
+clamp = formula_op("clamp", lambda xp, x, low, high: xp.clip(x, low, high), {"x": _clamp_gradient}, ("x",))
 
 
 # z = x held within [low, high], tensors;  dx = g where low <= x <= high, dlow = g where x < low < high,
@@ -454,12 +438,9 @@ clamp_between = Op(
 
 
 # z = x, numbers in place of nan and the infinities;  dx = g where x is finite
-def _nan_to_num(xp: Any, x: Array, nan: float, posinf: float, neginf: float) -> tuple[Array, Any]:
-    return xp.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf), None
-
-
-def _nan_to_num_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (where_or_zero(xp, xp.isfinite(saved[0]), g),)
-
-
-nan_to_num = Op("nan_to_num", _nan_to_num, _nan_to_num_backward, inputs=("x",), saves=("x",))
+nan_to_num = formula_op(
+    "nan_to_num",
+    lambda xp, x, **numbers: xp.nan_to_num(x, **numbers),
+    {"x": lambda xp, g, x, **numbers: where_or_zero(xp, xp.isfinite(x), g)},
+    ("x",),
+)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddp.ops.arrays import Array, array_function, fold, shape_of, where_or_zero
+from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
 # The error function and its kin, which NumPy lacks: the standard library's, element by element, where there are no
@@ -241,33 +242,33 @@ digamma = unary_op("digamma", compute_digamma, lambda xp, g, x: g * compute_trig
 
 
 # z is drawn from the gamma distribution of shape a;  da = g*dz/da
-def _standard_gamma(xp: Any, a: Array, generator: Any) -> tuple[Array, Any]:
+def _standard_gamma(xp: Any, a: Array, generator: Any) -> Array:
     drawn = xp.asarray(generator.standard_gamma(a.astype("float64")))
-    return xp.maximum(drawn, xp.finfo(a.dtype).tiny).astype(a.dtype), None
+    return xp.maximum(drawn, xp.finfo(a.dtype).tiny).astype(a.dtype)
 
 
-def _standard_gamma_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
-    return (g * standard_gamma_gradient(xp, *saved),)
-
-
-standard_gamma = Op("standard_gamma", _standard_gamma, _standard_gamma_backward, inputs=("a",), saves=("a", "out"))
+standard_gamma = formula_op(
+    "standard_gamma",
+    _standard_gamma,
+    {"a": lambda xp, g, a, z, generator: g * standard_gamma_gradient(xp, a, z)},
+    ("a", "out"),
+)
 
 
 # z = log(x/(1 - x)), x held within [eps, 1 - eps];  dx = g/(x*(1 - x)) within, 0 outside, nan without eps
-def _logit(xp: Any, x: Array, eps: float | None) -> tuple[Array, Any]:
+def _logit(xp: Any, x: Array, eps: float | None) -> Array:
     y = x if eps is None else xp.clip(x, eps, 1 - eps)
-    return xp.log(y / (1 - y)), eps
+    return xp.log(y / (1 - y))
 
 
-def _logit_backward(xp: Any, g: Array, needs: Needs, saved: Saved, eps: Any) -> Gradients:
-    x = saved[0]
+def _logit_gradient(xp: Any, g: Array, x: Array, eps: float | None) -> Array:
     low, high = (0, 1) if eps is None else (eps, 1 - eps)
     within = (x >= low) & (x <= high)
     dx = g / (x * (1 - x))
-    return (xp.where(within, dx, x.dtype.type(float("nan"))) if eps is None else where_or_zero(xp, within, dx),)
+    return xp.where(within, dx, x.dtype.type(float("nan"))) if eps is None else where_or_zero(xp, within, dx)
 
 
-logit = Op("logit", _logit, _logit_backward, inputs=("x",), saves=("x",))
+logit = formula_op("logit", _logit, {"x": _logit_gradient}, ("x",))
 
 
 # z = the angle of (y, x);  dy = g*x/(x^2 + y^2), dx = -g*y/(x^2 + y^2), both 0 in the origin
@@ -285,47 +286,36 @@ atan2 = Op("atan2", _atan2, _atan2_backward, inputs=("y", "x"), saves=("y", "x")
 
 
 # z = log(e^x + e^y);  dx = g/(1 + e^(y - x)), dy = g/(1 + e^(x - y))
-def _logaddexp(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.logaddexp(x, y), (shape_of(x), shape_of(y))
-
-
-def _logaddexp_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    x, y = saved
-    dx = fold(g / (1 + xp.exp(y - x)), shapes[0]) if needs[0] else None
-    return dx, fold(g / (1 + xp.exp(x - y)), shapes[1]) if needs[1] else None
-
-
-logaddexp = Op("logaddexp", _logaddexp, _logaddexp_backward, inputs=("x", "y"), saves=("x", "y"))
+logaddexp = formula_op(
+    "logaddexp",
+    lambda xp, x, y: xp.logaddexp(x, y),
+    {"x": lambda xp, g, x, y: g / (1 + xp.exp(y - x)), "y": lambda xp, g, x, y: g / (1 + xp.exp(x - y))},
+    ("x", "y"),
+)
 
 
 # z = sqrt(x^2 + y^2);  dx = g*x/z, dy = g*y/z
-def _hypot(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
-    return xp.hypot(x, y), (shape_of(x), shape_of(y))
-
-
-def _hypot_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    x, out, y = saved
-    return fold(g * (x / out), shapes[0]) if needs[0] else None, fold(g * (y / out), shapes[1]) if needs[1] else None
-
-
-hypot = Op("hypot", _hypot, _hypot_backward, inputs=("x", "y"), saves={"x": ("x", "out"), "y": ("y", "out")})
+hypot = formula_op(
+    "hypot",
+    lambda xp, x, y: xp.hypot(x, y),
+    {"x": lambda xp, g, x, z, y: g * (x / z), "y": lambda xp, g, x, z, y: g * (y / z)},
+    {"x": ("x", "out"), "y": ("y", "out")},
+)
 
 
 # z = x*log y, 0 where x = 0 and y is not nan;  dx = g*log y, 0 where x = 0 and y <= 0; dy = g*x/y
-def _xlogy(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+def _xlogy(xp: Any, x: Array, y: Array) -> Array:
     product = x * xp.log(y)
     zero = xp.equal(x, 0) & ~xp.isnan(y)
-    return xp.where(zero, xp.zeros_like(product), product), (shape_of(x), shape_of(y))
+    return xp.where(zero, xp.zeros_like(product), product)
 
 
-def _xlogy_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
-    x, y = saved
-    dx = dy = None
-    if needs[0]:
-        dx = fold(where_or_zero(xp, ~(xp.equal(x, 0) & xp.less_equal(y, 0)), g * xp.log(y)), shapes[0])
-    if needs[1]:
-        dy = fold(g * (x / y), shapes[1])
-    return dx, dy
-
-
-xlogy = Op("xlogy", _xlogy, _xlogy_backward, inputs=("x", "y"), saves=("x", "y"))
+xlogy = formula_op(
+    "xlogy",
+    _xlogy,
+    {
+        "x": lambda xp, g, x, y: where_or_zero(xp, ~(xp.equal(x, 0) & xp.less_equal(y, 0)), g * xp.log(y)),
+        "y": lambda xp, g, x, y: g * (x / y),
+    },
+    ("x", "y"),
+)
