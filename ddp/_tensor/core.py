@@ -7,13 +7,11 @@ import inspect
 import operator
 from typing import Any
 
-import numpy as np
-
 from ddp import _device
 from ddp._engine import Node
 from ddp._tensor import base
 from ddp._tensor.creation import Making, construct
-from ddp._tensor.dtypes import get_default_dtype
+from ddp._tensor.dtypes import Dtype, Number, get_default_dtype
 from ddp._tensor.elementwise import Elementwise
 from ddp._tensor.gradients import GradFn, Gradients
 from ddp._tensor.indexing import Indexing
@@ -92,7 +90,7 @@ class Tensor(
     nelement = numel
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> Dtype:
         """The type of the elements."""
         return self.array.dtype
 
@@ -154,7 +152,7 @@ class Tensor(
         return self.array.dtype.kind not in "bu"
 
     def __contains__(self, element: Any) -> bool:
-        if not isinstance(element, Tensor | bool | int | float):
+        if not isinstance(element, Tensor | Number):
             raise DtypeError(f"in: expected a tensor or a number, got {type(element).__name__}")
         return bool((self == element).array.any())
 

@@ -38,6 +38,7 @@ from ddp.ops import (
     softmax_ops,
     special,
 )
+from ddp.ops.arrays import Ints
 from ddp.ops.op import OPS, Op, Upcast
 
 Array = Any  # an array, a recording one, or None
@@ -58,7 +59,7 @@ def _add_flat(xp: Any, x: RecordingArray, where: Any, g: Array) -> RecordingArra
     return record(indexing.index_add, x, g.reshape(-1), places=(where.reshape(-1),))
 
 
-def _join(xp: Any, parts: Sequence[Any], sizes: tuple[int, ...], dim: int, lengths: Any = None) -> RecordingArray:
+def _join(xp: Any, parts: Sequence[Any], sizes: Ints, dim: int, lengths: Any = None) -> RecordingArray:
     zero = np.zeros((), next(part.dtype for part in parts if part is not None))
     zeros = shape.cut(np, np.broadcast_to(zero, sizes), dim, lengths)
     some = [blank if part is None else part for part, blank in zip(parts, zeros, strict=True)]
@@ -88,7 +89,7 @@ def _adjoint(xp: Any, g: Array, w: Array, x: Array, sizes: convolution.Shape) ->
     return dx, dw
 
 
-def _zeros_but(xp: Any, g: Array, sizes: tuple[int, ...], view: Callable[[Any, Any], Any]) -> RecordingArray:
+def _zeros_but(xp: Any, g: Array, sizes: Ints, view: Callable[[Any, Any], Any]) -> RecordingArray:
     where = view(np, np.arange(math.prod(sizes)).reshape(sizes)).copy()
     zeros = np.zeros(math.prod(sizes), g.dtype)
     return record(indexing.setitem, zeros, g, steps=((where,),)).reshape(sizes)

@@ -22,6 +22,7 @@ from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
 from ddp._tensor.operands import as_method, parse_sizes
 from ddp._tensor.results import Size as Shape
 from ddp.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from ddp.ops.arrays import Ints
 
 __all__ = ["arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace"]
 __all__ += ["as_tensor", "asarray", "from_dlpack", "from_numpy", "frombuffer", "scalar_tensor", "tensor"]
@@ -72,12 +73,12 @@ def check_device_index(where: _device.device) -> None:
 def as_number(value: Any, name: str) -> Any:
     """A Python number from one, a NumPy scalar or a tensor of one element. Raises: ArgumentError for anything else."""
     number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, bool | int | float):
+    if not isinstance(number, dtypes.Number):
         raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
     return number
 
 
-def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> tuple[int, ...]:
+def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
     """The shape from `make(2, 3)`, `make((2, 3))` or `make(size=(2, 3))`. Raises: ShapeError for a negative size."""
     shape = parse_sizes(given, size)
     if shape and min(shape) < 0:
@@ -104,8 +105,8 @@ class Options(TypedDict, total=False):
 
 
 def new(
-    make: Callable[[Any, np.dtype[Any]], Any],
-    usual: np.dtype[Any] | None = None,
+    make: Callable[[Any, dtypes.Dtype], Any],
+    usual: dtypes.Dtype | None = None,
     *,
     dtype: Any = None,
     device: Where = None,
@@ -203,13 +204,13 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
     return new(_QUIET(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype)), **options)
 
 
-def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, np.dtype[Any]], Any]:
+def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, dtypes.Dtype], Any]:
     """A function of array module and dtype: the points in float64. Raises: ArgumentError for negative steps."""
     first, last = as_number(start, name), as_number(end, name)
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
-    def points(xp: Any, kind: np.dtype[Any]) -> Any:
+    def points(xp: Any, kind: dtypes.Dtype) -> Any:
         # Rounded before the steps, as in PyTorch.
         low, high = (first, last) if dtypes.is_float(kind) else (int(first), int(last))
         if steps == 1:
@@ -273,7 +274,7 @@ class Making(TensorBase):
         return tensor(data, **options_like(self, options))
 
 
-def construct(name: str, dtype: np.dtype[Any], given: tuple[Any, ...], device: Where) -> Tensor:
+def construct(name: str, dtype: dtypes.Dtype, given: tuple[Any, ...], device: Where) -> Tensor:
     """An uninitialised tensor of the sizes given, or a copy of the data; a tensor's memory is shared.
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
@@ -301,7 +302,7 @@ class TypedTensor(type):
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
 
-    dtype: np.dtype[Any]  # by which NumPy, and so parse(), takes the type for its dtype
+    dtype: dtypes.Dtype  # by which NumPy, and so parse(), takes the type for its dtype
     device_type: str
 
     def __call__(cls, *given: Any, device: Where = None) -> Tensor:
@@ -315,7 +316,7 @@ class TypedTensor(type):
         return f"{cls.__module__}.{cls.__name__}"
 
 
-def _typed(module: str, name: str, dtype: np.dtype[Any], device_type: str) -> TypedTensor:
+def _typed(module: str, name: str, dtype: dtypes.Dtype, device_type: str) -> TypedTensor:
     doc = f"Tensors of {dtype} on {device_type}; called with sizes or data, it makes one."
     return TypedTensor(name, (), {"__module__": module, "__doc__": doc, "dtype": dtype, "device_type": device_type})
 
@@ -329,7 +330,7 @@ else:
 ON_CUDA = {name: _typed("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
 
 
-def cast(array: Any, kind: np.dtype[Any]) -> Any:
+def cast(array: Any, kind: dtypes.Dtype) -> Any:
     """`array` in `kind`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
     if array.dtype == kind:
         return array
@@ -339,7 +340,7 @@ def cast(array: Any, kind: np.dtype[Any]) -> Any:
 
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
-    if isinstance(data, bool | int | float) and not isinstance(data, np.generic):
+    if isinstance(data, dtypes.Number) and not isinstance(data, np.generic):
         kind = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
         if kind in dtypes.INTEGERS and math.isfinite(data):
             data = int(data)
@@ -367,7 +368,7 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     """A new array of nested lists of numbers, arrays and tensors."""
     if isinstance(data, list | tuple) and any(hasattr(kind, "dtype") for kind in _element_types(data)):
-        found: set[np.dtype[Any]] = set()
+        found: set[dtypes.Dtype] = set()
         data = _unwrap_tensors(data, found)
         dtype = functools.reduce(dtypes.promote_types, found) if dtype is None else dtype
     try:
@@ -392,7 +393,7 @@ def _element_types(data: Any) -> set[type]:
     return kinds.union(*[_element_types(part) for part in data if isinstance(part, list | tuple)] if nested else ())
 
 
-def _unwrap_tensors(data: Any, found: set[np.dtype[Any]]) -> Any:
+def _unwrap_tensors(data: Any, found: set[dtypes.Dtype]) -> Any:
     """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
     if isinstance(data, list | tuple):
         return [_unwrap_tensors(part, found) for part in data]

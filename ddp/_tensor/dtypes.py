@@ -17,6 +17,9 @@ from ddp.errors import DtypeError
 __all__ = ["bfloat16", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8"]
 __all__ += ["can_cast", "finfo", "get_default_dtype", "iinfo", "promote_types", "set_default_dtype"]
 
+Dtype = np.dtype[Any]
+Number = bool | int | float
+
 bool_ = np.dtype("bool")
 uint8 = np.dtype("uint8")
 int8 = np.dtype("int8")
@@ -24,17 +27,17 @@ int16 = np.dtype("int16")
 int32 = np.dtype("int32")
 int64 = np.dtype("int64")
 float16 = np.dtype("float16")
-bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+bfloat16: Dtype = np.dtype(ml_dtypes.bfloat16)
 float32 = np.dtype("float32")
 float64 = np.dtype("float64")
 
 _default = float32  # of the process; see set_default_dtype
-INTEGERS: frozenset[np.dtype[Any]] = frozenset({uint8, int8, int16, int32, int64})
-FLOATS: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16, float32, float64})
-HALVES: frozenset[np.dtype[Any]] = frozenset({float16, bfloat16})
-SUPPORTED: frozenset[np.dtype[Any]] = frozenset({bool_}) | INTEGERS | FLOATS
+INTEGERS: frozenset[Dtype] = frozenset({uint8, int8, int16, int32, int64})
+FLOATS: frozenset[Dtype] = frozenset({float16, bfloat16, float32, float64})
+HALVES: frozenset[Dtype] = frozenset({float16, bfloat16})
+SUPPORTED: frozenset[Dtype] = frozenset({bool_}) | INTEGERS | FLOATS
 # The names of the types of tensors of one dtype, such as `ddp.LongTensor`.
-TYPES: dict[str, np.dtype[Any]] = {
+TYPES: dict[str, Dtype] = {
     "BoolTensor": bool_,
     "ByteTensor": uint8,
     "CharTensor": int8,
@@ -49,7 +52,7 @@ TYPES: dict[str, np.dtype[Any]] = {
 _CATEGORY = {dtype: 2 if dtype in FLOATS else 1 if dtype in INTEGERS else 0 for dtype in SUPPORTED}
 
 
-def parse(dtype: Any) -> np.dtype[Any]:
+def parse(dtype: Any) -> Dtype:
     """A supported dtype from `ddp.float32`, `np.float32`, "float32", float, int or bool.
 
     Raises: DtypeError for anything else.
@@ -65,12 +68,12 @@ def parse(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: Dtype) -> bool:
     """Whether tensors of this dtype can require grad."""
     return dtype in FLOATS
 
 
-def _join(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+def _join(a: Dtype, b: Dtype) -> Dtype:
     above = _CATEGORY[a] - _CATEGORY[b]
     if above:
         return a if above > 0 else b
@@ -82,7 +85,7 @@ def _join(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 _JOINED = {(a, b): _join(a, b) for a in SUPPORTED for b in SUPPORTED}
 
 
-def promote(a: np.dtype[Any], a_dims: int, b: np.dtype[Any], b_dims: int) -> np.dtype[Any]:
+def promote(a: Dtype, a_dims: int, b: Dtype, b_dims: int) -> Dtype:
     """The dtype of an operation on two tensors of these dtypes and numbers of dimensions."""
     if a == b:
         return a
@@ -91,7 +94,7 @@ def promote(a: np.dtype[Any], a_dims: int, b: np.dtype[Any], b_dims: int) -> np.
     return _JOINED[a, b]
 
 
-def promote_scalar(dtype: np.dtype[Any], number: bool | int | float) -> np.dtype[Any]:
+def promote_scalar(dtype: Dtype, number: Number) -> Dtype:
     """The dtype of an operation on a tensor of `dtype` and a Python number."""
     if isinstance(number, float):
         return dtype if dtype in FLOATS else _default
@@ -100,12 +103,12 @@ def promote_scalar(dtype: np.dtype[Any], number: bool | int | float) -> np.dtype
     return dtype
 
 
-def of_number(number: bool | int | float) -> np.dtype[Any]:
+def of_number(number: Number) -> Dtype:
     """The dtype of a tensor made of a Python number alone."""
     return bool_ if isinstance(number, bool) else int64 if isinstance(number, int) else _default
 
 
-def promote_types(type1: Any, type2: Any) -> np.dtype[Any]:
+def promote_types(type1: Any, type2: Any) -> Dtype:
     """The smallest dtype that holds the values of both; of floats beside integers, the floating one."""
     return _JOINED[parse(type1), parse(type2)]
 
@@ -116,7 +119,7 @@ def can_cast(from_: Any, to: Any) -> bool:
     return _CATEGORY[parse(from_)] <= _CATEGORY[parse(to)]
 
 
-def get_default_dtype() -> np.dtype[Any]:
+def get_default_dtype() -> Dtype:
     """The dtype of Python floats, and of new tensors for which none is given: float32 unless it was set."""
     return _default
 

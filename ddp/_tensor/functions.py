@@ -17,7 +17,7 @@ from ddp._tensor.base import TensorBase, apply, wrap
 from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import rename
-from ddp._tensor.dtypes import bool_, of_number, parse, promote, promote_scalar
+from ddp._tensor.dtypes import Dtype, Number, bool_, of_number, parse, promote, promote_scalar
 from ddp._tensor.elementwise import select_where
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import function_form, with_out
@@ -26,6 +26,7 @@ from ddp._tensor.reductions import axis, searchsorted
 from ddp._tensor.shapes import new_axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import shape
+from ddp.ops.arrays import Ints
 
 _form = functools.cache(function_form)  # aliases of one method are one function
 
@@ -156,17 +157,17 @@ def is_tensor(obj: Any) -> bool:
     return isinstance(obj, TensorBase)
 
 
-def result_type(tensor1: Any, tensor2: Any) -> np.dtype[Any]:
+def result_type(tensor1: Any, tensor2: Any) -> Dtype:
     """The dtype of an operation on two tensors or Python numbers. Raises: DtypeError for anything else."""
     if isinstance(tensor1, TensorBase) and isinstance(tensor2, TensorBase):
         a, b = tensor1.array, tensor2.array
         return promote(a.dtype, a.ndim, b.dtype, b.ndim)
     for x, y in ((tensor1, tensor2), (tensor2, tensor1)):
-        if not isinstance(y, bool | int | float):
+        if not isinstance(y, Number):
             continue
         if isinstance(x, TensorBase):
             return promote_scalar(x.array.dtype, y)
-        if isinstance(x, bool | int | float):
+        if isinstance(x, Number):
             return promote_scalar(of_number(x), y) if of_number(x) != bool_ else of_number(y)
     raise DtypeError(
         f"result_type: expected tensors or numbers, not {type(tensor1).__name__}, {type(tensor2).__name__}"
@@ -319,7 +320,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     return tuple([x if x.shape == shape else x.expand(shape) for x in xs])
 
 
-def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
+def broadcast_shapes(*shapes: Any) -> Ints:
     """What these shapes (tuples or numbers) broadcast to. Raises: ShapeError."""
     return broadcast_shape("broadcast_shapes", *[(n,) if isinstance(n, int) else tuple(n) for n in shapes])
 

@@ -14,6 +14,7 @@ from ddp._engine import Leaf, Node, RemovableHandle
 from ddp._tensor.base import Tensor, TensorBase, apply, root_of, seed_of, wrap
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
+from ddp.ops.arrays import Ints
 from ddp.ops.op import OPS
 
 
@@ -158,7 +159,7 @@ def _hooks(x: TensorBase, name: str) -> list[Hook]:
     return x.edge.ensure_metadata().hooks if isinstance(x.edge, Node) else x.edge.hooks
 
 
-Like = tuple[tuple[int, ...], Any]  # the shape and dtype that a gradient has
+Like = tuple[Ints, Any]  # the shape and dtype that a gradient has
 
 
 def gradient_tensors(g: Any, likes: Sequence[Like], where: device, zeros: bool = True) -> list[Tensor | None]:

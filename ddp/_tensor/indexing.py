@@ -10,6 +10,7 @@ import numpy as np
 
 from ddp._device import CPU, place
 from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, wrap
+from ddp._tensor.dtypes import Number
 from ddp._tensor.inplace import assign, must_record
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
 from ddp._tensor.reductions import axis
@@ -17,6 +18,7 @@ from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeErr
 from ddp.ops import indexing
 from ddp.ops import indexing as ops
 from ddp.ops import shape as shape_ops
+from ddp.ops.arrays import Ints
 from ddp.ops.op import Op
 
 Step = tuple[Any, ...]
@@ -224,7 +226,7 @@ def _wrap_negative(index: Any, n: int) -> Any:
     return wrap(array + (array < 0) * n, index._device)
 
 
-def broadcast_shape(name: str, *shapes: tuple[int, ...]) -> tuple[int, ...]:
+def broadcast_shape(name: str, *shapes: Ints) -> Ints:
     """What `shapes` broadcast to. Raises: ShapeError if they do not."""
     try:
         return np.broadcast_shapes(*shapes)
@@ -292,7 +294,7 @@ def _fill_value(x: TensorBase, name: str, value: Any) -> Any:
         return convert(value, x.array.dtype)
     if isinstance(value, np.generic):
         value = value.item()
-    if not isinstance(value, bool | int | float):
+    if not isinstance(value, Number):
         kind = ShapeError if isinstance(value, TensorBase) else DtypeError
         raise kind(f"{name}: the value is a number or a 0-d tensor, not {getattr(value, 'shape', type(value))}")
     return value

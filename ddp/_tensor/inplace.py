@@ -20,6 +20,7 @@ from ddp._engine import Leaf, Node, modes
 from ddp._tensor.base import Tensor, TensorBase, apply, check_current, guarded_run, needs_guard, written_in_graph
 from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.creation import array_of
+from ddp._tensor.dtypes import Number
 from ddp._tensor.operands import Other, as_ddp_error, as_method, broadcast, convert, number_as_tensor
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError, ShapeError
 from ddp.ops import elementwise
@@ -116,7 +117,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
     """
     if isinstance(y, np.generic):
         y = y.item()
-    if isinstance(y, bool | int | float):
+    if isinstance(y, Number):
         return y
     if isinstance(y, TensorBase):
         y = y.array

@@ -12,16 +12,16 @@ import numpy as np
 
 from ddp._device import on, place
 from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, guarded_run, needs_guard, to_common_device, wrap
-from ddp._tensor.dtypes import SUPPORTED, get_default_dtype, is_float, promote, promote_scalar
+from ddp._tensor.dtypes import SUPPORTED, Dtype, Number, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
 from ddp.ops import elementwise as ops
-from ddp.ops.arrays import BFLOAT16, upcast
+from ddp.ops.arrays import BFLOAT16, Ints, upcast
 from ddp.ops.op import Op
 
 Other = Any  # a tensor, a Python number, or an array
 
 
-def convert(x: TensorBase, dtype: np.dtype[Any]) -> TensorBase:
+def convert(x: TensorBase, dtype: Dtype) -> TensorBase:
     """`x` in `dtype`; the same tensor if it has it."""
     return x if x.array.dtype == dtype else apply(ops.cast, (x,), dtype=dtype)
 
@@ -48,7 +48,7 @@ def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> 
     """
     if isinstance(y, np.generic):
         y = y.item()  # a NumPy scalar counts as a number; its float64 must not widen the result
-    if isinstance(y, bool | int | float):
+    if isinstance(y, Number):
         dtype = promote_scalar(x.array.dtype, y)
         if floating and not is_float(dtype):
             dtype = get_default_dtype()
@@ -68,7 +68,7 @@ def promote_pair(x: TensorBase, y: Other, name: str, floating: bool = False) -> 
     return convert(x, dtype), convert(y, dtype)
 
 
-def broadcast(a: tuple[int, ...], b: tuple[int, ...], name: str) -> None:
+def broadcast(a: Ints, b: Ints, name: str) -> None:
     """Raises: ShapeError if the shapes do not broadcast."""
     for i, (m, n) in enumerate(zip(reversed(a), reversed(b), strict=False), 1):
         if m != n and m != 1 and n != 1:
@@ -128,7 +128,7 @@ def number_as_tensor(number: Other, x: Any, name: str = "operand") -> Tensor:
     """A number as a 0-d tensor, in the dtype that it has beside `x`; an array as a tensor."""
     if isinstance(number, np.generic):
         number = number.item()
-    if isinstance(number, bool | int | float) and isinstance(x, TensorBase):
+    if isinstance(number, Number) and isinstance(x, TensorBase):
         dtype = promote_scalar(x.array.dtype, number)
         try:
             with on(x._device):
@@ -151,7 +151,7 @@ def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:
     return [convert(x, dtype) for x in tensors]
 
 
-def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> tuple[int, ...]:
+def parse_sizes(sizes: tuple[Any, ...], named: Any = None) -> Ints:
     """Sizes given one by one, or as one sequence, or by name: reshape(2, 3), reshape((2, 3)), reshape(shape=(2, 3)).
 
     Raises: DtypeError if they are no integers.

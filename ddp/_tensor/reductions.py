@@ -16,7 +16,7 @@ from ddp._tensor.operands import as_method, convert, floating
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import elementwise, reduction, softmax_ops
 from ddp.ops import indexing as ops
-from ddp.ops.arrays import upcast
+from ddp.ops.arrays import Ints, upcast
 
 __all__ = ["isin", "searchsorted"]
 
@@ -33,7 +33,7 @@ def axis(x: TensorBase, dim: int, name: str) -> int:
     return dim % ndim
 
 
-def axes(x: TensorBase, dim: Dims, name: str) -> tuple[int, ...]:
+def axes(x: TensorBase, dim: Dims, name: str) -> Ints:
     """`dim` as non-negative axes, all of them for None, () or []. Raises: RangeError; ArgumentError if one is twice."""
     ndim: int = x.array.ndim
     if dim is None or (not isinstance(dim, int) and not len(dim)):
@@ -44,7 +44,7 @@ def axes(x: TensorBase, dim: Dims, name: str) -> tuple[int, ...]:
     return tuple(named) if ndim else ()
 
 
-def check_not_empty(x: TensorBase, dims: tuple[int, ...], name: str) -> TensorBase:
+def check_not_empty(x: TensorBase, dims: Ints, name: str) -> TensorBase:
     """`x`, if every reduction over `dims` sees an element. Raises: ArgumentError."""
     if any(x.array.shape[d] == 0 for d in dims):
         raise ArgumentError(f"{name}: shape {x.array.shape} has no element along dimensions {dims}")

@@ -22,6 +22,7 @@ from ddp._tensor.inplace import must_record
 from ddp._tensor.operands import as_method, parse_sizes
 from ddp._tensor.reductions import required_float
 from ddp.errors import ArgumentError, DtypeError, ShapeError
+from ddp.ops.arrays import Ints
 from ddp.ops.indexing import check_all
 
 __all__ = ["Generator", "bernoulli", "get_rng_state", "multinomial", "normal", "seed", "set_rng_state"]
@@ -87,7 +88,7 @@ def seed() -> int:
 _BITS = {dtypes.float16: 11, dtypes.bfloat16: 8}  # of precision
 
 
-def draw(source: Any, method: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Any:
+def draw(source: Any, method: str, shape: Ints, kind: dtypes.Dtype) -> Any:
     """An array of `shape` by the generator's `method` ("random" or "standard_normal"), which knows no half precision.
 
     Raises: DtypeError unless floating.
@@ -115,8 +116,8 @@ class RandomOptions(Options, total=False):
 
 
 def _sampled(
-    sample: Callable[[Any, np.dtype[Any]], Any],
-    usual: np.dtype[Any] | None = None,
+    sample: Callable[[Any, dtypes.Dtype], Any],
+    usual: dtypes.Dtype | None = None,
     *,
     generator: BaseGenerator | None = None,
     device: Where = None,
@@ -126,7 +127,7 @@ def _sampled(
     where = drawing_device(device, generator)
 
     @np.errstate(all="ignore")  # what the dtype cannot hold is infinite
-    def make(xp: Any, kind: np.dtype[Any]) -> Any:
+    def make(xp: Any, kind: dtypes.Dtype) -> Any:
         return where.xp.asarray(sample(_device.generator(where, generator), kind)).astype(kind, copy=False)
 
     return new(make, usual, device=where, **options)
@@ -176,7 +177,7 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
     if n < 0:
         raise ArgumentError(f"randperm({n}): expected a count")
 
-    def sample(rng: Any, kind: np.dtype[Any]) -> Any:
+    def sample(rng: Any, kind: dtypes.Dtype) -> Any:
         # CuPy's generators have no permutation.
         return rng.permutation(n) if hasattr(rng, "permutation") else rng.random(n).argsort()
 
@@ -270,7 +271,7 @@ def multinomial(
     return wrap(out.astype(dtypes.int64, copy=False).reshape(*x.shape[:-1], num_samples), input._device)
 
 
-def _exponential(xp: Any, source: Any, shape: tuple[int, ...]) -> Any:
+def _exponential(xp: Any, source: Any, shape: Ints) -> Any:
     """Exponentially distributed float64 numbers of rate 1."""
     return -xp.log1p(-xp.asarray(source.random(shape)))
 

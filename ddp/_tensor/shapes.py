@@ -16,12 +16,13 @@ from ddp._tensor.operands import parse_sizes
 from ddp._tensor.reductions import axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
+from ddp.ops.arrays import Ints
 from ddp.ops.indexing import check_all
 
 Self = TypeVar("Self", bound="Shapes")
 
 
-def infer_shape(old: tuple[int, ...], new: tuple[int, ...], name: str) -> tuple[int, ...]:
+def infer_shape(old: Ints, new: Ints, name: str) -> Ints:
     """`new` with its -1 replaced by what is left of `old`'s elements. Raises: ShapeError if they do not fit."""
     total, count, sizes = math.prod(old), math.prod(new), new
     if -1 in new and count < 0 and total % count == 0:
@@ -48,7 +49,7 @@ class Shapes(TensorBase):
 
     __slots__ = ()
 
-    def reshape(self, *sizes: int | Sequence[int], shape: Sequence[int] | None = None) -> Tensor:
+    def reshape(self, *sizes: Dims, shape: Sequence[int] | None = None) -> Tensor:
         """The same elements in another shape; one size may be -1. Raises: ShapeError if the elements do not fit."""
         return _reshaped(self, infer_shape(self.array.shape, parse_sizes(sizes, shape), "reshape"))
 
@@ -88,7 +89,7 @@ class Shapes(TensorBase):
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """Dimensions start_dim to end_dim (inclusive) joined into one."""
-        old: tuple[int, ...] = self.array.shape or (1,)
+        old: Ints = self.array.shape or (1,)
         first, last = axis(self, start_dim, "flatten"), axis(self, end_dim, "flatten")
         if first > last:
             raise ArgumentError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {old}")
@@ -100,7 +101,7 @@ class Shapes(TensorBase):
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
         """Dimension `dim` cut into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
-        old: tuple[int, ...] = self.array.shape
+        old: Ints = self.array.shape
         at = axis(self, dim, "unflatten")
         if not old:
             raise ShapeError("unflatten: a 0-d tensor has no dimension to cut")
@@ -120,7 +121,7 @@ class Shapes(TensorBase):
         """Two dimensions exchanged: transpose with NumPy's names."""
         return self.transpose(axis0, axis1)
 
-    def permute(self, *order: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
+    def permute(self, *order: Dims, dims: Sequence[int] | None = None) -> Tensor:
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
         wanted = parse_sizes(order, dims)
         places = tuple([axis(self, d, "permute") for d in wanted])
@@ -128,7 +129,7 @@ class Shapes(TensorBase):
             raise ArgumentError(f"permute: {wanted} does not name each dimension of {self.array.shape} once")
         return _permuted(self, places)
 
-    def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    def movedim(self, source: Dims, destination: Dims) -> Tensor:
         """Dimensions moved to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
         pairs = [(d,) if isinstance(d, int) else tuple(d) for d in (source, destination)]
         taken, places = (tuple([axis(self, d, "movedim") for d in dims]) for dims in pairs)
@@ -158,12 +159,12 @@ class Shapes(TensorBase):
             raise ShapeError(f"t: expected at most 2 dimensions, got shape {self.array.shape}")
         return self.T
 
-    def expand(self, *sizes: int | Sequence[int], size: Sequence[int] | None = None) -> Tensor:
+    def expand(self, *sizes: Dims, size: Sequence[int] | None = None) -> Tensor:
         """Dimensions of size 1, and new leading ones, repeated without copying; -1 keeps a size.
 
         Raises: ShapeError for any other change of size.
         """
-        old: tuple[int, ...] = self.array.shape
+        old: Ints = self.array.shape
         wanted = parse_sizes(sizes, size)
         lead = len(wanted) - len(old)
         new = tuple([old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])
@@ -179,19 +180,19 @@ class Shapes(TensorBase):
         """As expand, to `size`. Raises: ShapeError."""
         return self.expand(size)
 
-    def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
+    def squeeze(self, dim: Dims | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of `dim` that are."""
-        old: tuple[int, ...] = self.array.shape
+        old: Ints = self.array.shape
         among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
-        old: tuple[int, ...] = self.array.shape
+        old: Ints = self.array.shape
         at = new_axis(self, dim, "unsqueeze")
         return _reshaped(self, (*old[:at], 1, *old[at:]))
 
-    def split(self, split_size: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    def split(self, split_size: Dims, dim: int = 0) -> tuple[Tensor, ...]:
         """Stretches of `split_size` along `dim`, the last one shorter if need be, or of the sizes given.
 
         Raises: ShapeError if sizes do not add up; ArgumentError for a size below 1.
@@ -219,7 +220,7 @@ class Shapes(TensorBase):
             return _split(self, at, [0] * chunks)
         return self.split(-(-n // chunks), at)
 
-    def tensor_split(self, indices_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> tuple[Tensor, ...]:
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
         at, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
@@ -299,7 +300,7 @@ class Shapes(TensorBase):
             raise DtypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
-    def repeat(self, *sizes: int | Sequence[int], repeats: Sequence[int] | None = None) -> Tensor:
+    def repeat(self, *sizes: Dims, repeats: Sequence[int] | None = None) -> Tensor:
         """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
         times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim
@@ -310,7 +311,7 @@ class Shapes(TensorBase):
         x = cast(Any, self)[(None,) * (len(times) - ndim)] if len(times) > ndim else self
         return apply(shape.repeat, (x,), times=tuple(times))
 
-    def tile(self, *sizes: int | Sequence[int], dims: Sequence[int] | None = None) -> Tensor:
+    def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
         """As repeat, but fewer numbers count from the last dimension."""
         times = parse_sizes(sizes, dims)
         return self.repeat((*(1,) * (self.array.ndim - len(times)), *times))
@@ -413,11 +414,11 @@ class Shapes(TensorBase):
         return apply(shape.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
 
 
-def _reshaped(x: TensorBase, new: tuple[int, ...]) -> Tensor:
+def _reshaped(x: TensorBase, new: Ints) -> Tensor:
     return apply(shape.reshape, (x,), shape=new)
 
 
-def _permuted(x: TensorBase, dims: tuple[int, ...]) -> Tensor:
+def _permuted(x: TensorBase, dims: Ints) -> Tensor:
     return apply(shape.permute, (x,), dims=dims)
 
 

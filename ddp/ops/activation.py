@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf, pi, sqrt
 from typing import Any
 
-from ddp.ops.arrays import Array, array_function, as_float32, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, where_or_zero
 from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.special import compute_erfc
@@ -20,7 +20,7 @@ Curve = Callable[..., tuple[Array, Callable[[], Array]]]  # of xp, x and paramet
 
 
 def _smooth(name: str, curve: Curve) -> Op:
-    def forward(xp: Any, x: Array, **parameters: Any) -> tuple[Array, Any]:
+    def forward(xp: Any, x: Array, **parameters: Any) -> ForwardResult:
         return curve(xp, *as_float32(x), **parameters)[0].astype(x.dtype, copy=False), parameters
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, parameters: Any) -> Gradients:
@@ -60,7 +60,7 @@ tanh_gradient = formula_op(
 
 
 # z = x*s, s = sigmoid x;  z' = s + z*(1 - s)
-def _silu(xp: Any, x: Array) -> tuple[Array, Any]:
+def _silu(xp: Any, x: Array) -> ForwardResult:
     s = 1 / (1 + xp.exp(-x))
     z = x * s
     return z, lambda: s + z * (1 - s)
@@ -70,7 +70,7 @@ silu = _smooth("silu", _silu)
 
 
 # z = x*t, t = tanh(log(1 + e)) = n/(n + 2), n = e*(e + 2), e = e^x;  z' = t + x*(1 - t^2)*e/(1 + e)
-def _mish(xp: Any, x: Array) -> tuple[Array, Any]:
+def _mish(xp: Any, x: Array) -> ForwardResult:
     e = xp.exp(xp.minimum(x, 20))  # t is 1 from there on, and e^2 must not overflow
     n = e * (e + 2)
     t = n / (n + 2)
@@ -81,7 +81,7 @@ mish = _smooth("mish", _mish)
 
 
 # z = log(1 + e)/b, e = e^(b*x), or x where b*x > threshold;  z' = e/(1 + e), 1 there
-def _softplus(xp: Any, x: Array, beta: float, threshold: float) -> tuple[Array, Any]:
+def _softplus(xp: Any, x: Array, beta: float, threshold: float) -> ForwardResult:
     scaled = x * beta
     e = xp.exp(xp.minimum(scaled, 80))  # finite in float32
     over = scaled > threshold
@@ -96,7 +96,7 @@ logsigmoid = _smooth("logsigmoid", functools.partial(_softplus, beta=-1, thresho
 
 # z = x*c, c = (1 + erf(x/sqrt 2))/2;  z' = c + x*e^(-x^2/2)/sqrt(2 pi);  or with tanh
 # z = x*s, s = (1 + tanh u)/2, u = k*(x + a*x^3), k = sqrt(2/pi), a = 0.044715;  z' = s + 2*z*(1 - s)*u'
-def _gelu(xp: Any, x: Array, tanh: bool) -> tuple[Array, Any]:
+def _gelu(xp: Any, x: Array, tanh: bool) -> ForwardResult:
     if not tanh:
         c = compute_erfc(xp, x * -sqrt(0.5)) * 0.5
         return x * c, lambda: c + x * xp.exp(x * x * -0.5) * (1 / sqrt(2 * pi))
@@ -111,7 +111,7 @@ gelu = _smooth("gelu", _gelu)
 
 
 # z = s*x for x > 0, else s*a*(e^(i*x) - 1);  z' = s, else s*a*i*e^(i*x)
-def _elu(xp: Any, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> tuple[Array, Any]:
+def _elu(xp: Any, x: Array, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> ForwardResult:
     e = xp.expm1(xp.minimum(x, 0) * input_scale)
     positive = x > 0
     z = xp.where(positive, scale * x, (scale * alpha) * e)
@@ -126,7 +126,7 @@ softsign = unary_op("softsign", lambda xp, x: x / (xp.abs(x) + 1), lambda xp, g,
 
 
 # x = [a | b] along dim, s = sigmoid(b);  z = a*s;  dx = [g*s | g*z*(1 - s)]
-def _glu(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+def _glu(xp: Any, x: Array, dim: int) -> ForwardResult:
     a, b = xp.split(x, 2, axis=dim)
     return a * _sigmoid(xp, b), dim
 
@@ -155,7 +155,7 @@ relu = unary_op("relu", lambda xp, x: xp.maximum(x, 0), lambda xp, g, z: where_o
 
 
 # z = x for x > 0, else s*x;  dx = g, else s*g
-def _leaky_relu(xp: Any, x: Array, slope: float) -> tuple[Array, Any]:
+def _leaky_relu(xp: Any, x: Array, slope: float) -> ForwardResult:
     small = x * slope
     return xp.maximum(x, small) if 0 < slope <= 1 else xp.where(x > 0, x, small), slope
 
@@ -219,7 +219,7 @@ threshold = formula_op(
 
 
 # z = x where kept, scaled to the same expectation, else 0;  dx = g treated alike
-def _dropout(xp: Any, x: Array, p: float, shape: tuple[int, ...], generator: Any) -> tuple[Array, Any]:
+def _dropout(xp: Any, x: Array, p: float, shape: Ints, generator: Any) -> ForwardResult:
     """shape: of what is drawn, which broadcasts over x: whole channels fall where their sizes are 1."""
     keep = generator.random(shape, dtype=xp.float32) >= p
     scale = 1 / (1 - p) if p < 1 else 0.0

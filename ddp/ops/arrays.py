@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 
 Array = Any
+Ints = tuple[int, ...]  # a shape, axes, lengths
+ForwardResult = tuple[Array, Any]  # of an op: its result, and the residual that its backward reads
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _FLOAT32 = np.dtype("float32")
@@ -92,7 +94,7 @@ def as_float32(*arrays: Array | None) -> list[Any]:
     return [x.astype(_FLOAT32) if x is not None and x.dtype.char == "e" else x for x in arrays]
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
+def shape_of(x: Any) -> Ints:
     """The shape of an array, () for a Python scalar."""
     return getattr(x, "shape", ())
 
@@ -116,7 +118,7 @@ def total(x: Array, axis: Any = None, keepdims: bool = False, *, wide: bool = Fa
     return out if wide else out.astype(x.dtype)
 
 
-def fold(g: Array, shape: tuple[int, ...]) -> Array:
+def unbroadcast(g: Array, shape: Ints) -> Array:
     """`g` summed over the axes along which something of `shape` was broadcast."""
     if g.shape == shape:
         return g
@@ -144,7 +146,7 @@ def sum_of_squares(xp: Any, x: Array) -> Array:
     return result
 
 
-def unreduce(g: Array, shape: tuple[int, ...], axes: tuple[int, ...], keepdim: bool) -> Array:
+def unreduce(g: Array, shape: Ints, axes: Ints, keepdim: bool) -> Array:
     """`g`, the gradient of a reduction over `axes` of something of `shape`, with the reduced axes back as ones."""
     if keepdim or not axes:
         return g

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ddp.ops.arrays import Array, array_function, compute_dtype, fold
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, compute_dtype, unbroadcast
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import product
 
@@ -31,7 +31,7 @@ def dropout_seed(xp: Any, rng: Any) -> Any:
 
 
 @array_function
-def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[tuple[int, ...]], Array]:
+def drawn_masks(xp: Any, seed: Any, p: float) -> Callable[[Ints], Array]:
     """A function that draws which of the next probabilities are kept: bool, of the shape that it is given.
 
     The same seed gives backward the same masks, because it takes the heads in the same order.
@@ -91,7 +91,7 @@ class _Attention:
 # dv = P^T@g, dP = g@v^T, dS = P*(dP - sum_e g*z), dq = scale*dS@k, dk = scale*dS^T@q, dmask = dS
 def _attention(
     xp: Any, q: Array, k: Array, v: Array, mask: Array | None, scale: float, causal: bool, p: float, seed: int
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     """q: (..., L, D), k: (..., S, D), v: (..., S, E), mask: (..., L, S), bool or floating; leading axes broadcast."""
     work = _Attention(xp, (q, k, v, mask), scale, causal)
     out = work.empty(q, v.shape[-1])
@@ -147,10 +147,10 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
                 i if n > 1 else slice(None) if isinstance(i, slice) else 0 for i, n in zip(at, mask.shape, strict=False)
             ]
             part = dmask[tuple(index)]
-            part += fold(slopes, part.shape)
+            part += unbroadcast(slopes, part.shape)
     if not k.shape[-2] and dq is not None:
         dq[...] = 0
-    found = [None if d is None else fold(d, x.shape) for d, x in zip((dq, dk, dv), (q, k, v), strict=True)]
+    found = [None if d is None else unbroadcast(d, x.shape) for d, x in zip((dq, dk, dv), (q, k, v), strict=True)]
     return [None if d is None else d.astype(q.dtype, copy=False) for d in (*found, dmask)]
 
 

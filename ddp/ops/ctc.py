@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.arrays import Array, as_float32
+from ddp.ops.arrays import Array, ForwardResult, as_float32
 from ddp.ops.indexing import add_flat, positions
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
@@ -49,7 +49,7 @@ def _ctc_loss(
     input_lengths: Array,
     target_lengths: Array,
     zero_infinity: bool,
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     """x: (T, N, C), log P of labels; targets: (N, L); input_lengths, target_lengths: (N,); returns (N,)."""
     (wide,) = as_float32(x)
     steps, n, _ = x.shape

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddp._device import device, device_of, place
 from ddp.ops import memory_formats
-from ddp.ops.arrays import Array, astype, fold, shape_of, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, astype, shape_of, unbroadcast, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
 # Arithmetic of elements: inputs broadcast, and gradients are summed back to their shapes.
@@ -27,13 +27,13 @@ def formula_op(
     gradients: of each input, by its name: gradient(xp, g, *saved, **parameters), which is summed to the input's shape.
     """
 
-    def forward(xp: Any, *inputs: Any, **parameters: Any) -> tuple[Array, Any]:
+    def forward(xp: Any, *inputs: Any, **parameters: Any) -> ForwardResult:
         return value(xp, *inputs, **parameters), ([*map(shape_of, inputs)], parameters)
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
         shapes, parameters = residual
         return [
-            fold(gradient(xp, g, *saved, **parameters), shape) if need else None
+            unbroadcast(gradient(xp, g, *saved, **parameters), shape) if need else None
             for gradient, shape, need in zip(gradients.values(), shapes, needs, strict=True)
         ]
 
@@ -41,7 +41,7 @@ def formula_op(
 
 
 # z = x + a*y;  dx = g, dy = a*g
-def _add(xp: Any, x: Array, y: Array, alpha: float = 1) -> tuple[Array, Any]:
+def _add(xp: Any, x: Array, y: Array, alpha: float = 1) -> ForwardResult:
     return x + (y if alpha == 1 else alpha * y), (shape_of(x), shape_of(y), alpha)
 
 
@@ -49,16 +49,16 @@ def _add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     x_shape, y_shape, alpha = residual
     dy = None
     if needs[1]:
-        dy = fold(g, y_shape)
+        dy = unbroadcast(g, y_shape)
         dy = dy if alpha == 1 else alpha * dy
-    return fold(g, x_shape) if needs[0] else None, dy
+    return unbroadcast(g, x_shape) if needs[0] else None, dy
 
 
 add = Op("add", _add, _add_backward, inputs=("x", "y"))
 
 
 # z = x - a*y;  dx = g, dy = -a*g
-def _sub(xp: Any, x: Array, y: Array, alpha: float = 1) -> tuple[Array, Any]:
+def _sub(xp: Any, x: Array, y: Array, alpha: float = 1) -> ForwardResult:
     return x - (y if alpha == 1 else alpha * y), (shape_of(x), shape_of(y), alpha)
 
 
@@ -66,9 +66,9 @@ def _sub_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     x_shape, y_shape, alpha = residual
     dy = None
     if needs[1]:
-        dy = fold(g, y_shape)
+        dy = unbroadcast(g, y_shape)
         dy = -dy if alpha == 1 else -alpha * dy
-    return fold(g, x_shape) if needs[0] else None, dy
+    return unbroadcast(g, x_shape) if needs[0] else None, dy
 
 
 sub = Op("sub", _sub, _sub_backward, inputs=("x", "y"))
@@ -85,14 +85,14 @@ def _joined(function: Callable[[Any, Any], Array], x: Any, y: Any) -> Array:
 
 
 # z = x*y;  dx = g*y, dy = g*x
-def _mul(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+def _mul(xp: Any, x: Array, y: Array) -> ForwardResult:
     return _joined(mul_, x, y), (shape_of(x), shape_of(y))
 
 
 def _mul_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, x = saved
-    return fold(_joined(mul_, g, y), shapes[0]) if needs[0] else None, (
-        fold(_joined(mul_, g, x), shapes[1]) if needs[1] else None
+    return unbroadcast(_joined(mul_, g, y), shapes[0]) if needs[0] else None, (
+        unbroadcast(_joined(mul_, g, x), shapes[1]) if needs[1] else None
     )
 
 
@@ -100,21 +100,21 @@ mul = Op("mul", _mul, _mul_backward, inputs=("x", "y"), saves={"x": ("y",), "y":
 
 
 # z = x/y;  dx = g/y, dy = -g*z/y
-def _div(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+def _div(xp: Any, x: Array, y: Array) -> ForwardResult:
     return _joined(div_, x, y), (shape_of(x), shape_of(y))
 
 
 def _div_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, out = saved
     dx = _joined(div_, g, y)
-    return fold(dx, shapes[0]) if needs[0] else None, fold(-dx * out, shapes[1]) if needs[1] else None
+    return unbroadcast(dx, shapes[0]) if needs[0] else None, unbroadcast(-dx * out, shapes[1]) if needs[1] else None
 
 
 div = Op("div", _div, _div_backward, inputs=("x", "y"), saves={"x": ("y",), "y": ("y", "out")})
 
 
 # z = x/y, to an integer by `rounding`;  nothing flows back: the quotient is flat between its steps
-def _div_rounded(xp: Any, x: Array, y: Array, rounding: str) -> tuple[Array, Any]:
+def _div_rounded(xp: Any, x: Array, y: Array, rounding: str) -> ForwardResult:
     if rounding == "floor":
         out = xp.floor_divide(x, y)
     elif getattr(x if hasattr(x, "dtype") else y, "dtype", None).kind in "biu":  # type: ignore[union-attr]  # an array
@@ -149,7 +149,7 @@ fmod = formula_op(
 
 
 # z = x^y;  dx = g*y*x^(y-1), 0 where y = 0; dy = g*z*log(x), 0 where x = 0 and y >= 0 (as PyTorch has it)
-def _pow(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+def _pow(xp: Any, x: Array, y: Array) -> ForwardResult:
     out = _power(xp, x, y)
     if getattr(getattr(x, "dtype", None), "kind", "") == "b":  # NumPy's powers of bool are int8
         out = out.astype(bool)
@@ -170,11 +170,11 @@ def _pow_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) ->
             dx = g * (_power(xp, x, y - 1) * y) if y else xp.zeros_like(g)
         else:
             dx = where_or_zero(xp, xp.not_equal(y, 0), g * y * x ** xp.where(y == 0, xp.ones_like(y), y - 1))
-        dx = fold(dx, shapes[0])
+        dx = unbroadcast(dx, shapes[0])
     if needs[1]:
         # A zero base: log is -inf there, but 0^y does not change with y >= 0.
         flat = xp.equal(x, 0) & xp.greater_equal(y, 0)
-        dy = fold(g * out * xp.log(xp.where(flat, xp.ones_like(out), x)), shapes[1])
+        dy = unbroadcast(g * out * xp.log(xp.where(flat, xp.ones_like(out), x)), shapes[1])
     return dx, dy
 
 
@@ -182,7 +182,7 @@ pow = Op("pow", _pow, _pow_backward, inputs=("x", "y"), saves={"x": ("x", "y"), 
 
 
 # z = -x;  dx = -g
-def _neg(xp: Any, x: Array) -> tuple[Array, Any]:
+def _neg(xp: Any, x: Array) -> ForwardResult:
     return -x, None
 
 
@@ -258,7 +258,7 @@ lerp = formula_op(
 
 
 # z = x in another dtype;  dx = g in the dtype of x
-def _cast(xp: Any, x: Array, dtype: Any) -> tuple[Array, Any]:
+def _cast(xp: Any, x: Array, dtype: Any) -> ForwardResult:
     return astype(xp, x, dtype), x.dtype
 
 
@@ -270,7 +270,7 @@ cast = Op("cast", _cast, _cast_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z = x, in memory of its own, with `last` with channels last;  dx = g
-def _clone(xp: Any, x: Array, last: bool = False) -> tuple[Array, Any]:
+def _clone(xp: Any, x: Array, last: bool = False) -> ForwardResult:
     if last:
         out = memory_formats.empty_image(xp, x.shape, x.dtype, True)
         out[...] = x
@@ -286,7 +286,7 @@ clone = Op("clone", _clone, _clone_backward, inputs=("x",), supports_bfloat16=Tr
 
 
 # z = x, which was computed of others by comparing them;  dx = g, 0 for the others
-def _flat(xp: Any, x: Array, *others: Array) -> tuple[Array, Any]:
+def _flat(xp: Any, x: Array, *others: Array) -> ForwardResult:
     return x, [other.shape for other in others]
 
 
@@ -299,7 +299,7 @@ flat = Op("flat", _flat, _flat_backward, inputs=("*xs",), view=True)
 
 
 # z = x on another device;  dx = g on the device of x
-def _transfer(xp: Any, x: Array, target: device) -> tuple[Array, Any]:
+def _transfer(xp: Any, x: Array, target: device) -> ForwardResult:
     return place(x, target), device_of(x)
 
 
@@ -339,15 +339,15 @@ frac = formula_op("frac", lambda xp, x: x - xp.trunc(x), {"x": lambda xp, g: g})
 def _extreme(name: str, loses: Callable[[Array, Array], Array]) -> Op:
     """The one of both that does not lose; equal ones get half the gradient each, both all of it beside a nan."""
 
-    def forward(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
         x, y = saved
         g = xp.where(xp.equal(x, y), g * 0.5, g)
         return (
-            fold(where_or_zero(xp, ~loses(x, y), g), shapes[0]) if needs[0] else None,
-            fold(where_or_zero(xp, ~loses(y, x), g), shapes[1]) if needs[1] else None,
+            unbroadcast(where_or_zero(xp, ~loses(x, y), g), shapes[0]) if needs[0] else None,
+            unbroadcast(where_or_zero(xp, ~loses(y, x), g), shapes[1]) if needs[1] else None,
         )
 
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
@@ -359,15 +359,15 @@ minimum = _extreme("minimum", lambda x, y: x > y)
 
 
 # z = x where c, else y;  dx = g where c, dy = g where not c
-def _where(xp: Any, c: Array, x: Array, y: Array) -> tuple[Array, Any]:
+def _where(xp: Any, c: Array, x: Array, y: Array) -> ForwardResult:
     out = where_or_zero(xp, c, x) if isinstance(y, int) and y == 0 else xp.where(c, x, y)
     return out, (shape_of(x), shape_of(y))
 
 
 def _where_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     c = saved[0]
-    dx = fold(where_or_zero(xp, c, g), shapes[0]) if needs[1] else None
-    return None, dx, fold(where_or_zero(xp, ~c, g), shapes[1]) if needs[2] else None
+    dx = unbroadcast(where_or_zero(xp, c, g), shapes[0]) if needs[1] else None
+    return None, dx, unbroadcast(where_or_zero(xp, ~c, g), shapes[1]) if needs[2] else None
 
 
 where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",))
@@ -376,15 +376,15 @@ where = Op("where", _where, _where_backward, inputs=("c", "x", "y"), saves=("c",
 def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> Op:
     """The extreme of both, of a number and nan the number; x gets g where `first` or y is nan, y elsewhere."""
 
-    def forward(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+    def forward(xp: Any, x: Array, y: Array) -> ForwardResult:
         return getattr(xp, name)(x, y), (shape_of(x), shape_of(y))
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
         x, y = saved
         mine = first(xp, x, y) | xp.isnan(y)
         return (
-            fold(where_or_zero(xp, mine, g), shapes[0]) if needs[0] else None,
-            fold(where_or_zero(xp, ~mine, g), shapes[1]) if needs[1] else None,
+            unbroadcast(where_or_zero(xp, mine, g), shapes[0]) if needs[0] else None,
+            unbroadcast(where_or_zero(xp, ~mine, g), shapes[1]) if needs[1] else None,
         )
 
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
@@ -407,7 +407,7 @@ clamp = formula_op("clamp", lambda xp, x, low, high: xp.clip(x, low, high), {"x"
 
 # z = x held within [low, high], tensors;  dx = g where low <= x <= high, dlow = g where x < low < high,
 # dhigh = g where x > high or low > high
-def _clamp_between(xp: Any, x: Array, low: Array | None, high: Array | None) -> tuple[Array, Any]:
+def _clamp_between(xp: Any, x: Array, low: Array | None, high: Array | None) -> ForwardResult:
     out = x if low is None else xp.maximum(x, low)
     out = out if high is None else xp.minimum(out, high)
     return out, [None if each is None else each.shape for each in (x, low, high)]
@@ -420,11 +420,11 @@ def _clamp_between_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape
     crossed = False if low is None or high is None else low > high
     dx = dlow = dhigh = None
     if needs[0]:
-        dx = fold(where_or_zero(xp, above & below, g), shapes[0])
+        dx = unbroadcast(where_or_zero(xp, above & below, g), shapes[0])
     if needs[1]:
-        dlow = fold(where_or_zero(xp, (x < low) if high is None else (x < low) & (low < high), g), shapes[1])
+        dlow = unbroadcast(where_or_zero(xp, (x < low) if high is None else (x < low) & (low < high), g), shapes[1])
     if needs[2]:
-        dhigh = fold(where_or_zero(xp, (x > high) | crossed, g), shapes[2])
+        dhigh = unbroadcast(where_or_zero(xp, (x > high) | crossed, g), shapes[2])
     return dx, dlow, dhigh
 
 

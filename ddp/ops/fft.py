@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.arrays import Array, array_function
+from ddp.ops.arrays import Array, ForwardResult, array_function
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # The adjoint of a transform is the other one, with the scale of the other side.
@@ -21,7 +21,7 @@ def transformed(xp: Any, x: Array, kind: str, sizes: Any, axes: Any, norm: str) 
 
 
 # z = F(x), where x is cut or filled up with zeros to the sizes;  dx = F'(g), filled up or cut
-def _fft(xp: Any, x: Array, transform: Any) -> tuple[Array, Any]:
+def _fft(xp: Any, x: Array, transform: Any) -> ForwardResult:
     return transformed(xp, x, *transform), (x.shape, *transform)
 
 

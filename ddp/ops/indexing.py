@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.arrays import Array, array_function, fold, shape_of, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, shape_of, unbroadcast, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
 # Indexing: what was read gets its gradient back where it was read, added up where it was read twice.
@@ -15,7 +15,7 @@ Places = tuple[Any, ...]  # one entry per axis, a mask standing for several: an 
 
 
 # z = x[index], a view: integers, slices, None and Ellipsis;  dx = g at index, 0 elsewhere
-def _getitem(xp: Any, x: Array, index: Any) -> tuple[Array, Any]:
+def _getitem(xp: Any, x: Array, index: Any) -> ForwardResult:
     return x[index], (x.shape, index)
 
 
@@ -30,7 +30,7 @@ getitem = Op("getitem", _getitem, _getitem_backward, inputs=("x",), view=True)
 
 
 # z = x, but v at x[step][step]..;  dx = g, but 0 there;  dv = g there, summed to the shape of v
-def _setitem(xp: Any, x: Array, v: Any, steps: tuple[Any, ...], within: bool = False) -> tuple[Array, Any]:
+def _setitem(xp: Any, x: Array, v: Any, steps: tuple[Any, ...], within: bool = False) -> ForwardResult:
     # within: x itself is written to and returned, which spares an in-place caller two passes over it.
     out = x if within else x.copy()
     assign(xp, _stepped(out, steps), steps[-1], v)
@@ -44,7 +44,7 @@ def _setitem_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: A
         dx = xp.array(g)  # a 0-d gradient may be a NumPy scalar, which cannot be written to
         assign(xp, _stepped(dx, steps), steps[-1], 0)
     if needs[1]:
-        dv = fold(_stepped(g, steps)[steps[-1]], shape)
+        dv = unbroadcast(_stepped(g, steps)[steps[-1]], shape)
     return dx, dv
 
 
@@ -65,7 +65,7 @@ setitem = Op("setitem", _setitem, _setitem_backward, inputs=("x", "v"), supports
 
 
 # z = x[places];  dx = g added up at places
-def _index(xp: Any, x: Array, places: Places) -> tuple[Array, Any]:
+def _index(xp: Any, x: Array, places: Places) -> ForwardResult:
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
     if len(axes) == 1 and places[axes[0]].dtype.kind != "b" and x.size:
         # As x[places], and faster; of nothing, take() would not look at the index.
@@ -81,7 +81,7 @@ index = Op("index", _index, _index_backward, inputs=("x",), supports_bfloat16=Tr
 
 
 # z[..i..] = x[..index[..i..]..] along axis `dim`;  dx = g added up at index
-def _gather(xp: Any, x: Array, index: Array, dim: int, distinct: bool = False) -> tuple[Array, Any]:
+def _gather(xp: Any, x: Array, index: Array, dim: int, distinct: bool = False) -> ForwardResult:
     # distinct: no element is named twice, as when index sorts x.
     where = positions(xp, index, dim, x.shape)
     return x.reshape(-1).take(where), (x.shape, where, distinct or index.shape[dim] == 1)
@@ -100,7 +100,7 @@ def _gather_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: An
 gather = Op("gather", _gather, _gather_backward, inputs=("x",), supports_bfloat16=True)
 
 
-def positions(xp: Any, index: Array, dim: int, shape: tuple[int, ...]) -> Array:
+def positions(xp: Any, index: Array, dim: int, shape: Ints) -> Array:
     """Where in a flattened array of `shape` lies what `index` names along `dim`, at its own place in the other axes.
 
     A new array of int64 in the shape of `index`, which is not negative and no larger than shape, except along `dim`.
@@ -127,7 +127,7 @@ def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
     return sums.astype(x.dtype)
 
 
-def flat(places: Places, shape: tuple[int, ...]) -> Array:
+def flat(places: Places, shape: Ints) -> Array:
     """The positions in a flattened array of `shape` that one array for each of its axes name; negative ones count."""
     found: Any = 0
     for i, (place, n) in enumerate(zip(places, shape, strict=True)):
@@ -136,7 +136,7 @@ def flat(places: Places, shape: tuple[int, ...]) -> Array:
     return found
 
 
-def scatter_to_zeros(xp: Any, g: Array, shape: tuple[int, ...], places: Places) -> Array:
+def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
     """Zeros of `shape` with each of `g` (the shape of x[places]) added where x[places] reads it."""
     axes = [i for i, place in enumerate(places) if not isinstance(place, slice)]
     if len(axes) == 1 and places[axes[0]].dtype.kind == "b":  # a mask names nothing twice
@@ -217,7 +217,7 @@ def add_rows_into(xp: Any, where: Array, g: Array, out: Array) -> None:
 
 
 # z = w[index];  dw = g added up at index, divided by how often a row occurs if by_frequency, 0 at padding
-def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> tuple[Array, Any]:
+def _embedding(xp: Any, w: Array, index: Array, padding: int | None, by_frequency: bool) -> ForwardResult:
     """w: (V, D), index: any shape, 0 <= index < V."""
     return xp.take(w, index, axis=0), (w.shape, index, padding, by_frequency)
 
@@ -243,10 +243,10 @@ embedding = Op("embedding", _embedding, _embedding_backward, inputs=("w",), into
 # `within`: x itself is written to and returned, which spares an in-place caller two passes over it.
 
 
-def _writing(write: Callable[..., Any]) -> Callable[..., tuple[Array, Any]]:
+def _writing(write: Callable[..., Any]) -> Callable[..., ForwardResult]:
     """A forward of `write(xp, out, v, ...) -> residual`, on a copy of x or on x itself."""
 
-    def forward(xp: Any, x: Array, v: Any, within: bool = False, **parameters: Any) -> tuple[Array, Any]:
+    def forward(xp: Any, x: Array, v: Any, within: bool = False, **parameters: Any) -> ForwardResult:
         out = x if within else x.copy()
         return out, write(xp, out, v, **parameters)
 
@@ -262,7 +262,7 @@ def _index_add(xp: Any, out: Array, v: Any, places: Places) -> Any:
 
 def _index_add_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     places, shape = residual
-    return g if needs[0] else None, fold(g[places], shape) if needs[1] else None
+    return g if needs[0] else None, unbroadcast(g[places], shape) if needs[1] else None
 
 
 index_add = Op("index_add", _writing(_index_add), _index_add_backward, inputs=("x", "v"))
@@ -299,7 +299,7 @@ def _crop(v: Any, index: Array) -> Any:
     return v[tuple(map(slice, index.shape))] if shape_of(v) else v
 
 
-def _uncrop(xp: Any, g: Array, shape: tuple[int, ...]) -> Array:
+def _uncrop(xp: Any, g: Array, shape: Ints) -> Array:
     if g.shape == shape:
         return g
     out = xp.zeros(shape, g.dtype)
@@ -339,7 +339,7 @@ def _masked_fill(xp: Any, out: Array, v: Any, mask: Array) -> Any:
 def _masked_fill_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     mask, shape = residual
     dx = where_or_zero(xp, ~mask, g) if needs[0] else None
-    return dx, fold(where_or_zero(xp, mask, g), shape) if needs[1] else None
+    return dx, unbroadcast(where_or_zero(xp, mask, g), shape) if needs[1] else None
 
 
 masked_fill = Op(

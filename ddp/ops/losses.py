@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ddp.ops.arrays import Array, as_float32, compute_dtype, sum_of_squares, total
+from ddp.ops.arrays import Array, ForwardResult, as_float32, compute_dtype, sum_of_squares, total
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.softmax_ops import exponentials
 
@@ -19,7 +19,7 @@ def columns(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
 
 
-def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> tuple[Array, Any]:
+def classes(xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None) -> ForwardResult:
     """Where the targets are in x.ravel(), and the weight of each sample: an array, or None if all weigh 1.
 
     x: (N, C) or (N, C, M); target: (N, M'), M' = 1 or M; keep: bool like target, None for all.
@@ -52,7 +52,7 @@ def sample_gradient(
     return g if keep is None else xp.where(keep.reshape(where.shape), g, g.dtype.type(0))
 
 
-def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> tuple[Array, Any]:
+def reduce_weighted(xp: Any, losses: Array, weights: Array | None, reduction: str) -> ForwardResult:
     """The sum or the weighted mean of the losses, and 1 / the sum of the weights."""
     added_up = losses.sum()
     if reduction == "sum":
@@ -75,7 +75,7 @@ def _cross_entropy(
     smoothing: float,
     reduction: str,
     single: bool = False,
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,).
 
     Backward reads `target`, too: nothing else writes to it. single: the loss is float32, whatever x is
@@ -157,7 +157,7 @@ cross_entropy = Op("cross_entropy", _cross_entropy, _cross_entropy_backward, inp
 
 # z_n = sum_c t_nc*(l_n - x_nc), l_n = log sum_c e^x_nc, reduced;  dx_nc = g_n*(p_nc*sum_c t_nc - t_nc),
 # dt_nc = g_n*(l_n - x_nc)
-def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[Array, Any]:
+def _soft_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> ForwardResult:
     """x, t: (N, C, ...); t holds the (weighted) probability of each class."""
     rows, targets = as_float32(columns(x), columns(t))
     top, sums = exponential_sums(xp, rows)
@@ -198,7 +198,7 @@ soft_cross_entropy = Op(
 # z_n = -w_n*x_n,t(n), t(n) the target, reduced;  dx_nc = -g_n*w_n*[c = t(n)]
 def _nll_loss(
     xp: Any, x: Array, target: Array, keep: Array | None, weight: Array | None, reduction: str
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     """x: (N, C, ...); target: (N, ...) of integers in [0, C), or anything where `keep` is False; weight: (C,)."""
     rows, shape = columns(x), target.shape
     target = target.reshape(len(rows), rows.shape[2] if rows.ndim > 2 else 1)
@@ -231,7 +231,7 @@ nll_loss = Op("nll_loss", _nll_loss, _nll_loss_backward, inputs=("x",))
 
 # z = -t*log x - (1 - t)*log(1 - x), the logarithms no less than -100;  dx = g*(x - t)/(x*(1 - x)),
 # dt = g*(log(1 - x) - log x)
-def _binary_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> tuple[Array, Any]:
+def _binary_cross_entropy(xp: Any, x: Array, t: Array, reduction: str) -> ForwardResult:
     yes = xp.maximum(xp.log(x), -100)
     no = xp.maximum(xp.log1p(-x), -100)
     losses = yes - no
@@ -265,7 +265,7 @@ binary_cross_entropy = Op(
 
 # z = (1 - t)*x + c*log(1 + e^-x), c = 1 + (w - 1)*t;  dx = g*(1 - t - c/(1 + e^x)),
 # dt = g*((w - 1)*log(1 + e^-x) - x), w the weight of what is true
-def _with_logits(xp: Any, x: Array, t: Array, weight: Array | None, reduction: str) -> tuple[Array, Any]:
+def _with_logits(xp: Any, x: Array, t: Array, weight: Array | None, reduction: str) -> ForwardResult:
     losses = _softplus(xp, x)
     if weight is not None:
         losses *= 1 + (weight - 1) * t
@@ -319,7 +319,7 @@ binary_cross_entropy_with_logits = Op(
 
 # z = t*(log t - x), 0 where t = 0;  dx = -g*t, dt = g*(log t + 1 - x).  With log_target, t stands for log t:
 # z = e^t*(t - x);  dx = -g*e^t, dt = g*e^t*(t - x + 1)
-def _kl_div(xp: Any, x: Array, t: Array, log_target: bool, reduction: str) -> tuple[Array, Any]:
+def _kl_div(xp: Any, x: Array, t: Array, log_target: bool, reduction: str) -> ForwardResult:
     if log_target:
         losses = t - x
         losses *= xp.exp(t)
@@ -375,7 +375,7 @@ def _difference(xp: Any, x: Array, y: Array) -> Array:
 
 
 def _pair(name: str, value: Value, slope: Slope) -> Op:
-    def forward(xp: Any, x: Array, y: Array, reduction: str, bound: float = 1.0) -> tuple[Array, Any]:
+    def forward(xp: Any, x: Array, y: Array, reduction: str, bound: float = 1.0) -> ForwardResult:
         d = _difference(xp, x, y)
         return xp.asarray(value(xp, d, bound, reduction)).astype(x.dtype, copy=False), (bound, reduction)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp.ops.arrays import Array, array_function, as_float32, as_rows
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, as_rows
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.reduction import moments, standardize
 
@@ -21,7 +21,7 @@ def kind_of(x: Array, *parameters: Array | None) -> Any:
 
 # z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over rows of the last `axes` axes, which hold n elements;
 # with h = (x - m)*r:  dx = r*(g*w - mean(g*w) - h*mean(g*w*h)), dw = sum g*h, db = sum g over rows
-def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
+def _layer_norm(xp: Any, x: Array, w: Array | None, b: Array | None, axes: int, eps: float) -> ForwardResult:
     """w, b: of the last `axes` axes of x."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = as_float32(x, w, b)
@@ -85,7 +85,7 @@ layer_norm = Op("layer_norm", _layer_norm, _layer_norm_backward, inputs=("x", "w
 
 # z = x*r*w, r = 1/sqrt(mean x^2 + eps), over rows of the last `axes` axes, which hold n elements;
 # with h = x*r:  dx = r*(g*w - h*mean(g*w*h)), dw = sum g*h over rows
-def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> tuple[Array, Any]:
+def _rms_norm(xp: Any, x: Array, w: Array | None, axes: int, eps: float) -> ForwardResult:
     """w: of the last `axes` axes of x."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w)
     x, w = as_float32(x, w)
@@ -109,7 +109,7 @@ rms_norm = Op(
 
 
 # z = x/d, d = max(|x|_p, eps) along dim;  dx = (g - [|x|_p > eps] * sum(g*z) * sign(x)*(|x|/|x|_p)^(p - 1)) / d
-def _normalize(xp: Any, x: Array, p: float, dim: int, eps: float) -> tuple[Array, Any]:
+def _normalize(xp: Any, x: Array, p: float, dim: int, eps: float) -> ForwardResult:
     dtype = x.dtype
     (x,) = as_float32(x)
     if p == 2:
@@ -164,7 +164,7 @@ class ChannelGroups:
 
     collective = False  # whether backward asks `collect` even where no gradient of x is wanted: others wait there
 
-    def __init__(self, shape: tuple[int, ...], groups: int | None = None) -> None:
+    def __init__(self, shape: Ints, groups: int | None = None) -> None:
         samples, channels, positions = self.shape = (*shape[:2], math.prod(shape[2:]))
         self.members = 1
         self._view = self.shape  # what is normalised together lies along the first and the last axis
@@ -233,7 +233,7 @@ def channel_gradient(
 # where m and r are given, fixed:  dx = r*g*w
 def _forward(
     xp: Any, x: Array, w: Array | None, b: Array | None, layout: ChannelGroups, eps: float, tell: Tell | None
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = as_float32(x, w, b)
     x = x.reshape(layout.shape)
@@ -280,7 +280,7 @@ def _batch_norm(
     eps: float,
     tell: Tell | None,
     layout: ChannelGroups | None = None,
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     """x: (N, C, ...); w, b: (C,).
 
     tell: called with the means and the biased variances, (C,), and the number of elements each was taken over.
@@ -294,7 +294,7 @@ batch_norm = Op("batch_norm", _batch_norm, _backward, inputs=("x", "w", "b"), sa
 
 def _group_norm(
     xp: Any, x: Array, w: Array | None, b: Array | None, groups: int, eps: float, tell: Tell | None = None
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     """x: (N, C, ...); w, b: (C,).
 
     tell: called with the means and the biased variances, (N * groups,), and the number of elements of each.
@@ -307,7 +307,7 @@ group_norm = Op("group_norm", _group_norm, _backward, inputs=("x", "w", "b"), sa
 
 def _channel_affine(
     xp: Any, x: Array, w: Array | None, b: Array | None, mean: Array, var: Array, eps: float
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     """By given statistics. x: (N, C, ...); w, b, mean, var: (C,)."""
     dtype, shape, kind = x.dtype, x.shape, kind_of(x, w, b)
     x, w, b = as_float32(x, w, b)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp.ops.arrays import Array, array_function, as_float32, compute_dtype, total, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, as_float32, compute_dtype, total, where_or_zero
 from ddp.ops.convolution import Pair, Window
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.shape import along, split_slices
@@ -47,7 +47,7 @@ def add_at_maxima(xp: Any, g: Array, at: Array, window: Window) -> Array:
 
 
 # z = max of x under the window;  dx = g where it lies
-def _max_pool2d(xp: Any, x: Array, window: Window) -> tuple[Array, Any]:
+def _max_pool2d(xp: Any, x: Array, window: Window) -> ForwardResult:
     top, at = maxima(xp, x, window)
     return top, (at, window)
 
@@ -91,7 +91,7 @@ def _divisor(xp: Any, window: Window, count_include_pad: bool, override: int | N
 # z = sum of x under the window / divisor;  dx = g / divisor at every element of it; along H, then along W
 def _avg_pool2d(
     xp: Any, x: Array, window: Window, count_include_pad: bool, divisor_override: int | None
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     out = xp.zeros((*x.shape[:2], *window.out), compute_dtype(x))
     if _few(window):
         for where, seen in _patches(window):
@@ -145,7 +145,7 @@ def _bins(n: int, out: int) -> list[slice]:
 
 
 # z[p,q] = mean of x[rows(p), columns(q)];  dx[rows(p), columns(q)] += g[p,q] / (their number)
-def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> tuple[Array, Any]:
+def _adaptive_avg_pool2d(xp: Any, x: Array, size: Pair) -> ForwardResult:
     rows, columns = _bins(x.shape[2], size[0]), _bins(x.shape[3], size[1])
     lines = xp.empty((*x.shape[:2], size[0], x.shape[3]), compute_dtype(x))
     for p, row in enumerate(rows):
@@ -240,7 +240,7 @@ def _along(xp: Any, values: np.ndarray[Any, Any], axis: int, like: Array | None 
 # dx[i,j] = sum_pq u[p,i] * v[q,j] * g[p,q]
 def _interpolate(
     xp: Any, x: Array, size: Pair, scales: tuple[float | None, float | None], mode: str, align_corners: bool
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     axes = []
     for axis in (3, 2):  # lines last: they are copied whole
         n, out, scale = x.shape[axis], size[axis - 2], scales[axis - 2]
@@ -268,7 +268,7 @@ Widths = tuple[tuple[int, int], ...]  # (before, after) of every axis
 
 
 # z = x in a frame of `value`, or cropped where a width is negative;  dx = g without the frame, 0 where cropped
-def _pad(xp: Any, x: Array, widths: Widths, value: float) -> tuple[Array, Any]:
+def _pad(xp: Any, x: Array, widths: Widths, value: float) -> ForwardResult:
     out = xp.full([n + before + after for n, (before, after) in zip(x.shape, widths, strict=True)], value, x.dtype)
     kept, inside = _overlap(widths, x.shape)
     out[inside] = x[kept]
@@ -284,7 +284,7 @@ def _pad_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) 
     return (dx,)
 
 
-def _overlap(widths: Widths, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+def _overlap(widths: Widths, shape: Ints) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """What of x is kept, and where it lies in the result."""
     kept, inside = [], []
     for (before, after), n in zip(widths, shape, strict=True):
@@ -298,7 +298,7 @@ pad = Op("pad", _pad, _pad_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z = x, continued at its ends along each axis as the mode says;  dx = g inside, plus what the frame repeats of it
-def _continued(xp: Any, x: Array, widths: Widths, mode: str) -> tuple[Array, Any]:
+def _continued(xp: Any, x: Array, widths: Widths, mode: str) -> ForwardResult:
     return xp.pad(x, widths, mode=NAMES[mode]), (widths, mode)
 
 

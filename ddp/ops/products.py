@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 
 from ddp.ops.activation import gelu
-from ddp.ops.arrays import Array, array_function, astype, compute_dtype, fold, total, where_or_zero
+from ddp.ops.arrays import (
+    Array,
+    ForwardResult,
+    Ints,
+    array_function,
+    astype,
+    compute_dtype,
+    total,
+    unbroadcast,
+    where_or_zero,
+)
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 from ddp.ops.shape import zeros_but
 
@@ -53,7 +63,7 @@ def column_sums(xp: Any, g: Array, out: Array | None = None) -> Array:
 
 
 # z = x @ y;  dx = g @ y^T, dy = x^T @ g, summed over broadcast leading axes; a vector is a matrix of one row or column
-def _matmul(xp: Any, x: Array, y: Array) -> tuple[Array, Any]:
+def _matmul(xp: Any, x: Array, y: Array) -> ForwardResult:
     shapes = x.shape, y.shape
     if y.ndim == 2 and x.ndim > 2:  # one large product instead of many small ones
         return product(xp, rows_of(x), y).reshape(*x.shape[:-1], y.shape[1]), shapes
@@ -80,11 +90,11 @@ def _matmul_backward(
     if needs[0]:
         shape = (1, *x_shape) if len(x_shape) == 1 else x_shape
         columns = y[:, None] if len(y_shape) == 1 else y
-        dx = fold(product(xp, g, columns.swapaxes(-1, -2)), shape).reshape(x_shape)
+        dx = unbroadcast(product(xp, g, columns.swapaxes(-1, -2)), shape).reshape(x_shape)
     if needs[1]:
         shape = (*y_shape, 1) if len(y_shape) == 1 else y_shape
         lines = x[None] if len(x_shape) == 1 else x
-        dy = fold(product(xp, lines.swapaxes(-1, -2), g), shape).reshape(y_shape)
+        dy = unbroadcast(product(xp, lines.swapaxes(-1, -2), g), shape).reshape(y_shape)
     return dx, dy
 
 
@@ -92,7 +102,7 @@ matmul = Op("matmul", _matmul, _matmul_backward, inputs=("x", "y"), saves={"x": 
 
 
 # z = x @ w^T + b;  dx = g @ w, dw = g^T @ x, db = sum g, rows of all leading axes taken together
-def _linear(xp: Any, x: Array, w: Array, b: Array | None) -> tuple[Array, Any]:
+def _linear(xp: Any, x: Array, w: Array, b: Array | None) -> ForwardResult:
     out = product(xp, rows_of(x), w.T)
     if b is not None:
         out += b
@@ -129,7 +139,7 @@ linear = Op(
 # Einstein's sums of two factors, as one batched matrix product: labels are what `np.einsum` names by letters.
 
 
-Labels = tuple[int, ...]
+Labels = Ints
 
 
 # Whether axes of a batch are taken together first, which copies where they lie apart: the door of a GPU takes them as
@@ -163,7 +173,7 @@ def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: La
 
 
 # z = sum x*y over the labels that z lacks;  dx = sum g*y over those that x lacks, dy = sum x*g over those that y lacks
-def _einsum(xp: Any, x: Array, y: Array, labels: tuple[Labels, Labels, Labels]) -> tuple[Array, Any]:
+def _einsum(xp: Any, x: Array, y: Array, labels: tuple[Labels, Labels, Labels]) -> ForwardResult:
     return contract(xp, x, labels[0], y, labels[1], labels[2]), labels
 
 
@@ -188,7 +198,7 @@ def _diagonals(xp: Any, x: Array, labels: Labels) -> Array:
 
 
 # z_i.. = x_i..i..;  dx = g on the diagonal, 0 elsewhere
-def _take_diagonals(xp: Any, x: Array, labels: Labels) -> tuple[Array, Any]:
+def _take_diagonals(xp: Any, x: Array, labels: Labels) -> ForwardResult:
     return _diagonals(xp, x, labels).copy(), (x.shape, labels)
 
 
@@ -209,7 +219,7 @@ diagonals = Op("diagonals", _take_diagonals, _take_diagonals_backward, inputs=("
 ACTIVATIONS = ("relu", "gelu_tanh")
 
 
-def _act(xp: Any, x: Array, activation: str) -> tuple[Array, Any]:
+def _act(xp: Any, x: Array, activation: str) -> ForwardResult:
     """z = act(x), and what its backward reads."""
     if activation == "relu":
         z = xp.maximum(x, 0)
@@ -224,7 +234,7 @@ def _act_backward(xp: Any, g: Array, kept: Array, activation: str) -> Array:
 
 
 # z = act(x @ w^T + b);  with dy = g*act': dx = dy @ w, dw = dy^T @ x, db = sum dy
-def _linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> tuple[Array, Any]:
+def _linear_act(xp: Any, x: Array, w: Array, b: Array | None, activation: str, keep: bool) -> ForwardResult:
     y, shape = _linear(xp, x, w, b)
     z, kept = _act(xp, y, activation)
     return z, (kept if keep else None, activation, shape)
@@ -251,7 +261,7 @@ linear_act = Op(
 # h = act(x @ w1^T + b1), z = h @ w2^T + b2;  dw2 = g^T @ h, db2 = sum g, with dy = (g @ w2)*act' as above
 def _feed_forward(
     xp: Any, x: Array, w1: Array, b1: Array | None, w2: Array, b2: Array | None, activation: str, keep: bool
-) -> tuple[Array, Any]:
+) -> ForwardResult:
     hidden, residual = _linear_act(xp, x, w1, b1, activation, keep)
     z, shape = _linear(xp, hidden, w2, b2)
     return z, (hidden, residual, shape)

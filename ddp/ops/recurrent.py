@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddp.ops.arrays import Array, as_float32, compute_dtype
+from ddp.ops.arrays import Array, Ints, as_float32, compute_dtype
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import column_sums, product
 
@@ -45,13 +45,13 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
     return tuple(x.astype(dtype) for x in (_in_order(hs[1:], reverse), hs[-1], *last))
 
 
-def _output_gradients(xp: Any, g: Sequence[Array | None], shape: tuple[int, ...], reverse: bool) -> tuple[Any, Array]:
+def _output_gradients(xp: Any, g: Sequence[Array | None], shape: Ints, reverse: bool) -> tuple[Any, Array]:
     """The gradient of each step's state, None for none, and that of the last one, in memory of its own."""
     each, last = as_float32(*g[:2])
     return None if each is None else _in_order(each, reverse), _gradient_or_zeros(xp, last, shape, g)
 
 
-def _gradient_or_zeros(xp: Any, g: Array | None, shape: tuple[int, ...], like: Sequence[Array | None]) -> Array:
+def _gradient_or_zeros(xp: Any, g: Array | None, shape: Ints, like: Sequence[Array | None]) -> Array:
     if g is not None:
         return g.astype(compute_dtype(g), order="C")
     return xp.zeros(shape, compute_dtype(next(x for x in like if x is not None)))

@@ -7,6 +7,8 @@ from typing import Any
 
 from ddp.ops.arrays import (
     Array,
+    ForwardResult,
+    Ints,
     array_function,
     as_float32,
     compute_dtype,
@@ -23,7 +25,7 @@ from ddp.ops.shape import along
 # Reductions over axes: `dims` are non-negative axes, all of them for a full reduction.
 
 
-def count_of(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
+def count_of(shape: Ints, dims: Ints) -> int:
     """How many elements meet in each result."""
     count = 1
     for dim in dims:
@@ -32,7 +34,7 @@ def count_of(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
 
 
 # z = sum x;  dx = g, broadcast
-def _sum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _sum(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     return total(x, dims, keepdim), (x.shape, dims, keepdim)
 
 
@@ -44,7 +46,7 @@ sum = Op("sum", _sum, _sum_backward, inputs=("x",))
 
 
 # z = sum of what is not nan;  dx = g where x is not nan
-def _nansum(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _nansum(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     there = x == x  # nan alone is unlike itself
     return total(where_or_zero(xp, there, x), dims, keepdim), (there, (x.shape, dims, keepdim))
 
@@ -58,7 +60,7 @@ nansum = Op("nansum", _nansum, _nansum_backward, inputs=("x",))
 
 
 # z = mean of x over n elements;  dx = g/n, broadcast
-def _mean(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _mean(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     count = count_of(x.shape, dims)
     added = total(x, dims, keepdim, wide=True)
     # The mean of nothing is nan, without a division by zero.
@@ -75,7 +77,7 @@ mean = Op("mean", _mean, _mean_backward, inputs=("x",))
 
 
 # z = max x;  dx = g, shared equally by the elements that equal the maximum, or are nan where it is
-def _amax(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _amax(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     return x.max(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
 
@@ -91,7 +93,7 @@ amax = Op("amax", _amax, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
 # z = min x;  dx = g, shared equally by the elements that equal the minimum, or are nan where it is
-def _amin(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _amin(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     return x.min(axis=dims, keepdims=keepdim), (x.shape, dims, keepdim)
 
 
@@ -99,7 +101,7 @@ amin = Op("amin", _amin, _extreme_backward, inputs=("x",), saves=("x", "out"))
 
 
 # z = the lower of the two in the middle of all, nan beside a nan;  dx = g, shared equally by the elements that equal it
-def _median(xp: Any, x: Array) -> tuple[Array, Any]:
+def _median(xp: Any, x: Array) -> ForwardResult:
     flat = x.reshape(-1)
     out = xp.partition(flat, (flat.size - 1) // 2)[(flat.size - 1) // 2]
     if x.dtype.kind == "f":
@@ -111,7 +113,7 @@ median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "ou
 
 
 # z = x at index along `dim`, where it keeps the dimension and names one element of each line;  dx = g there
-def _pick(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> tuple[Array, Any]:
+def _pick(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> ForwardResult:
     out = xp.take_along_axis(x, index, axis=dim)
     return out if keepdim else out.squeeze(dim), (x.shape, index, dim)
 
@@ -127,7 +129,7 @@ pick = Op("pick", _pick, _pick_backward, inputs=("x",))
 
 
 # z = product of x;  dx = g*(product of all others), which is right beside zeros too
-def _prod(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _prod(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     wide = {"b": "int64", "u": "int64", "i": "int64"}.get(x.dtype.kind, "float32" if x.dtype.char == "e" else None)
     out = x.prod(axis=dims, keepdims=keepdim, dtype=wide)
     return out.astype(x.dtype, copy=False) if x.dtype.char == "e" else out, (dims, keepdim)
@@ -188,9 +190,7 @@ def standardize(xp: Any, x: Array, mean: Array, rstd: Array) -> Array:
 
 # z = sum (x - m)^2 / (n - c), m the mean of n elements, c the correction;  dx = 2*g*(x - m)/(n - c);
 # with root z = sqrt of that;  dx = g*(x - m)/((n - c)*z), and 0 where z = 0: equal elements have no direction
-def _var(
-    xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool, correction: float, root: bool = False
-) -> tuple[Array, Any]:
+def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: bool = False) -> ForwardResult:
     count = count_of(x.shape, dims)
     kept = tuple(i for i in range(x.ndim) if i not in dims)
     (wide,) = as_float32(x)
@@ -223,7 +223,7 @@ var = Op("var", _var, _var_backward, inputs=("x",), saves=("x",), derived=True)
 
 # z = (sum |x|^p)^(1/p);  dx = g*sign x*(|x|/z)^(p - 1), 0 where z = 0; none for p = 0.
 # p = inf, -inf: z = max |x|, min |x|;  dx = g*sign x, shared equally by the elements of that size
-def _vector_norm(xp: Any, x: Array, p: float, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _vector_norm(xp: Any, x: Array, p: float, dims: Ints, keepdim: bool) -> ForwardResult:
     residual = (p, (x.shape, dims, keepdim))
     if p == 2:
         if x.ndim == len(dims) and x.dtype.char != "e" and x.flags.c_contiguous:
@@ -293,7 +293,7 @@ def _from_the_end(xp: Any, x: Array, dim: int) -> Array:
 
 
 # z_i = sum of x_j, j <= i;  dx_i = sum of g_j, j >= i
-def _cumsum(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+def _cumsum(xp: Any, x: Array, dim: int) -> ForwardResult:
     return _narrow(xp.cumsum(x, axis=dim, dtype=_wide(x)), x), dim
 
 
@@ -306,7 +306,7 @@ cumsum = Op("cumsum", _cumsum, _cumsum_backward, inputs=("x",))
 
 # z_i = product of x_j, j <= i;  dx_i = sum of g_j*z_j, j >= i, over x_i;
 # beside zeros dx_i = z_(i-1)*s_i, s_i = g_i + x_(i+1)*s_(i+1), which divides by nothing
-def _cumprod(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+def _cumprod(xp: Any, x: Array, dim: int) -> ForwardResult:
     return _narrow(xp.cumprod(x, axis=dim, dtype=_wide(x)), x), dim
 
 
@@ -347,7 +347,7 @@ def running(xp: Any, name: str, x: Array, dim: int) -> Array:
 
 
 # z_i = x at index_i along `dim`, where lines may name an element often;  dx = g, added up there
-def _choose(xp: Any, x: Array, index: Array, dim: int) -> tuple[Array, Any]:
+def _choose(xp: Any, x: Array, index: Array, dim: int) -> ForwardResult:
     return xp.take_along_axis(x, index, axis=dim), (x.shape, index, dim)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp.ops.arrays import Array, array_function, fold, total, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, total, unbroadcast, where_or_zero
 from ddp.ops.indexing import add_flat, wide
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
@@ -16,7 +16,7 @@ from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
 # z = x in another shape;  dx = g in the shape of x
-def _reshape(xp: Any, x: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
+def _reshape(xp: Any, x: Array, shape: Ints) -> ForwardResult:
     return x.reshape(shape), x.shape
 
 
@@ -28,7 +28,7 @@ reshape = Op("reshape", _reshape, _reshape_backward, inputs=("x",), view=True)
 
 
 # z = x with its axes in the order `dims`;  dx = g with the axes back
-def _permute(xp: Any, x: Array, dims: tuple[int, ...]) -> tuple[Array, Any]:
+def _permute(xp: Any, x: Array, dims: Ints) -> ForwardResult:
     return x.transpose(dims), dims
 
 
@@ -43,12 +43,12 @@ permute = Op("permute", _permute, _permute_backward, inputs=("x",), view=True)
 
 
 # z = x repeated along axes of size 1 and new leading ones;  dx = g summed over them
-def _expand(xp: Any, x: Array, shape: tuple[int, ...]) -> tuple[Array, Any]:
+def _expand(xp: Any, x: Array, shape: Ints) -> ForwardResult:
     return xp.broadcast_to(x, shape), x.shape
 
 
 def _expand_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shape: Any) -> Gradients:
-    return (fold(g, shape),)
+    return (unbroadcast(g, shape),)
 
 
 expand = Op("expand", _expand, _expand_backward, inputs=("x",), view=True)
@@ -59,7 +59,7 @@ def along(dim: int, *parts: Any) -> tuple[Any, ...]:
     return (slice(None),) * dim + parts
 
 
-def split_slices(dim: int, lengths: tuple[int, ...]) -> list[tuple[slice, ...]]:
+def split_slices(dim: int, lengths: Ints) -> list[tuple[slice, ...]]:
     """The indices of consecutive stretches of these lengths along `dim`."""
     start, found = 0, []
     for length in lengths:
@@ -69,20 +69,18 @@ def split_slices(dim: int, lengths: tuple[int, ...]) -> list[tuple[slice, ...]]:
 
 
 # z0 | z1 | ... = x, cut along axis `dim`;  dx = [g0 | g1 | ...]
-def _split(xp: Any, x: Array, dim: int, lengths: tuple[int, ...]) -> tuple[Array, Any]:
+def _split(xp: Any, x: Array, dim: int, lengths: Ints) -> ForwardResult:
     return tuple(cut(xp, x, dim, lengths)), (x.shape, dim, lengths)
 
 
 @array_function
-def cut(xp: Any, x: Array, dim: int, lengths: tuple[int, ...] | None = None) -> list[Array]:
+def cut(xp: Any, x: Array, dim: int, lengths: Ints | None = None) -> list[Array]:
     """x along `dim` in parts of these lengths; without them slice by slice, which lack that axis."""
     return [x[place] for place in _places_along(dim, lengths, x.shape[dim])]
 
 
 @array_function
-def join(
-    xp: Any, parts: Sequence[Array | None], shape: tuple[int, ...], dim: int, lengths: tuple[int, ...] | None = None
-) -> Array:
+def join(xp: Any, parts: Sequence[Array | None], shape: Ints, dim: int, lengths: Ints | None = None) -> Array:
     """The array of `shape` that `cut` made these parts of, 0 in place of None."""
     places = _places_along(dim, lengths, len(parts))
     if (whole := _joined(parts, shape, places)) is not None:
@@ -93,11 +91,11 @@ def join(
     return x
 
 
-def _places_along(dim: int, lengths: tuple[int, ...] | None, count: int) -> Sequence[tuple[Any, ...]]:
+def _places_along(dim: int, lengths: Ints | None, count: int) -> Sequence[tuple[Any, ...]]:
     return [along(dim, i, ...) for i in range(count)] if lengths is None else split_slices(dim, lengths)
 
 
-def _joined(parts: Any, shape: tuple[int, ...], places: Sequence[Any]) -> Array | None:
+def _joined(parts: Any, shape: Ints, places: Sequence[Any]) -> Array | None:
     """The array of `shape` whose parts at `places` these already are, on a GPU; None if there is none."""
     whole = getattr(parts[0], "base", None)
     if whole is None or type(whole) is np.ndarray or whole.size != math.prod(shape) or not whole.flags.c_contiguous:
@@ -120,7 +118,7 @@ split = Op("split", _split, _split_backward, inputs=("x",), view=True)
 
 
 # z_i = x[i] along axis `dim`;  dx[i] = g_i
-def _unbind(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+def _unbind(xp: Any, x: Array, dim: int) -> ForwardResult:
     return tuple(cut(xp, x, dim)), (x.shape, dim)
 
 
@@ -132,7 +130,7 @@ unbind = Op("unbind", _unbind, _unbind_backward, inputs=("x",), view=True)
 
 
 @array_function
-def zeros_but(xp: Any, g: Array, shape: tuple[int, ...], view: Callable[[Any, Array], Array]) -> Array:
+def zeros_but(xp: Any, g: Array, shape: Ints, view: Callable[[Any, Array], Array]) -> Array:
     """Zeros of `shape`, with g in the view(xp, array) of them."""
     x = xp.zeros(shape, g.dtype)
     view(xp, x)[...] = g
@@ -155,7 +153,7 @@ def diagonal_of(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> Array:
 
 
 # z_i = x[i, i + offset];  dx = g on the diagonal, 0 elsewhere
-def _diagonal(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> tuple[Array, Any]:
+def _diagonal(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> ForwardResult:
     return diagonal_of(xp, x, offset, dim0, dim1), (x.shape, offset, dim0, dim1)
 
 
@@ -168,7 +166,7 @@ diagonal = Op("diagonal", _diagonal, _diagonal_backward, inputs=("x",), view=Tru
 
 
 # z[.., w, .., j] = x[.., w*step + j, ..] along axis `dim`: overlapping windows;  dx = g of every window, added up
-def _unfold(xp: Any, x: Array, dim: int, size: int, step: int) -> tuple[Array, Any]:
+def _unfold(xp: Any, x: Array, dim: int, size: int, step: int) -> ForwardResult:
     count = (x.shape[dim] - size) // step + 1
     windows = xp.lib.stride_tricks.as_strided(
         x,
@@ -191,7 +189,7 @@ unfold = Op("unfold", _unfold, _unfold_backward, inputs=("x",), view=True)
 
 
 # z = the elements of x at an offset and strides of its own;  dx = g added up where it was read
-def _as_strided(xp: Any, x: Array, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> tuple[Array, Any]:
+def _as_strided(xp: Any, x: Array, shape: Ints, stride: Ints, offset: int) -> ForwardResult:
     size = x.dtype.itemsize
     start = x.reshape(-1)[offset:]
     view = xp.lib.stride_tricks.as_strided(start, shape, [n * size for n in stride])
@@ -220,7 +218,7 @@ def concatenate(xp: Any, arrays: Sequence[Array], axis: int) -> Array:
 
 
 # z = [x0 | x1 | ...] along axis `dim`, those of shape (0,) left out;  dxi = its stretch of g
-def _cat(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
+def _cat(xp: Any, *xs: Array, dim: int) -> ForwardResult:
     some = [x for x in xs if x.shape != (0,)]
     return concatenate(xp, some or xs, dim), (dim, [x.shape for x in xs])
 
@@ -235,7 +233,7 @@ cat = Op("cat", _cat, _cat_backward, inputs=("*xs",), supports_bfloat16=True)
 
 
 # z = x0, x1, ... side by side along a new axis `dim`;  dxi = the i-th of g
-def _stack(xp: Any, *xs: Array, dim: int) -> tuple[Array, Any]:
+def _stack(xp: Any, *xs: Array, dim: int) -> ForwardResult:
     return concatenate(xp, [xp.expand_dims(x, dim) for x in xs], dim), dim
 
 
@@ -247,7 +245,7 @@ stack = Op("stack", _stack, _stack_backward, inputs=("*xs",), supports_bfloat16=
 
 
 # z = x laid out `times` along each axis (as many as x has);  dx = g summed over the copies
-def _repeat(xp: Any, x: Array, times: tuple[int, ...]) -> tuple[Array, Any]:
+def _repeat(xp: Any, x: Array, times: Ints) -> ForwardResult:
     return xp.tile(x, times), (x.shape, times)
 
 
@@ -261,7 +259,7 @@ repeat = Op("repeat", _repeat, _repeat_backward, inputs=("x",), supports_bfloat1
 
 
 # z = x with the order along `dims` reversed;  dx = g, reversed
-def _flip(xp: Any, x: Array, dims: tuple[int, ...]) -> tuple[Array, Any]:
+def _flip(xp: Any, x: Array, dims: Ints) -> ForwardResult:
     return (xp.flip(x, dims) if dims else x).copy(), dims
 
 
@@ -273,7 +271,7 @@ flip = Op("flip", _flip, _flip_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z[i + shift] = x[i], around the end;  dx[i] = g[i + shift]
-def _roll(xp: Any, x: Array, shifts: tuple[int, ...], dims: tuple[int, ...]) -> tuple[Array, Any]:
+def _roll(xp: Any, x: Array, shifts: Ints, dims: Ints) -> ForwardResult:
     return xp.roll(x, shifts, dims), (shifts, dims)
 
 
@@ -286,7 +284,7 @@ roll = Op("roll", _roll, _roll_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z = x where column - row <= diagonal, else 0;  dx = g there
-def _tril(xp: Any, x: Array, diagonal: int) -> tuple[Array, Any]:
+def _tril(xp: Any, x: Array, diagonal: int) -> ForwardResult:
     return where_or_zero(xp, xp.tri(*x.shape[-2:], k=diagonal, dtype=bool), x), diagonal
 
 
@@ -298,7 +296,7 @@ tril = Op("tril", _tril, _tril_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z = x where column - row >= diagonal, else 0;  dx = g there
-def _triu(xp: Any, x: Array, diagonal: int) -> tuple[Array, Any]:
+def _triu(xp: Any, x: Array, diagonal: int) -> ForwardResult:
     return where_or_zero(xp, ~xp.tri(*x.shape[-2:], k=diagonal - 1, dtype=bool), x), diagonal
 
 
@@ -310,7 +308,7 @@ triu = Op("triu", _triu, _triu_backward, inputs=("x",), supports_bfloat16=True)
 
 
 # z[.., i, i + offset] = x[.., i], 0 elsewhere, over axes dim0 and dim1;  dx = the diagonal of g
-def _diag_embed(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> tuple[Array, Any]:
+def _diag_embed(xp: Any, x: Array, offset: int, dim0: int, dim1: int) -> ForwardResult:
     side = x.shape[-1] + abs(offset)
     rest = iter(x.shape[:-1])
     sizes = tuple([side if i in (dim0, dim1) else next(rest) for i in range(x.ndim + 1)])

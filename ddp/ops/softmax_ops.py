@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp.ops.arrays import Array, as_float32, total, unreduce
+from ddp.ops.arrays import Array, ForwardResult, Ints, as_float32, total, unreduce
 from ddp.ops.op import Gradients, Needs, Op, Saved
 
 
@@ -16,7 +16,7 @@ def exponentials(xp: Any, x: Array, dim: int) -> tuple[Array, Array, Array]:
 
 
 # z_i = e^x_i / sum e^x;  dx = z*(g - sum g*z)
-def _softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+def _softmax(xp: Any, x: Array, dim: int) -> ForwardResult:
     if not x.size:
         return x.copy(), dim
     (wide,) = as_float32(x)
@@ -35,7 +35,7 @@ softmax = Op("softmax", _softmax, _softmax_backward, inputs=("x",), saves=("out"
 
 
 # z_i = x_i - log sum e^x;  dx = g - e^z * sum g
-def _log_softmax(xp: Any, x: Array, dim: int) -> tuple[Array, Any]:
+def _log_softmax(xp: Any, x: Array, dim: int) -> ForwardResult:
     if not x.size:
         return x.copy(), dim
     (wide,) = as_float32(x)
@@ -53,7 +53,7 @@ log_softmax = Op("log_softmax", _log_softmax, _log_softmax_backward, inputs=("x"
 
 
 # z = log sum e^x;  dx = g*e^(x - z)
-def _logsumexp(xp: Any, x: Array, dims: tuple[int, ...], keepdim: bool) -> tuple[Array, Any]:
+def _logsumexp(xp: Any, x: Array, dims: Ints, keepdim: bool) -> ForwardResult:
     if not x.size:
         return total(xp.exp(x), dims, keepdim) - float("inf"), (x.shape, dims, keepdim)
     top = x.max(axis=dims, keepdims=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp.ops.arrays import Array, array_function, fold, shape_of, where_or_zero
+from ddp.ops.arrays import Array, ForwardResult, array_function, shape_of, unbroadcast, where_or_zero
 from ddp.ops.elementwise import formula_op
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
 
@@ -272,14 +272,14 @@ logit = formula_op("logit", _logit, {"x": _logit_gradient}, ("x",))
 
 
 # z = the angle of (y, x);  dy = g*x/(x^2 + y^2), dx = -g*y/(x^2 + y^2), both 0 in the origin
-def _atan2(xp: Any, y: Array, x: Array) -> tuple[Array, Any]:
+def _atan2(xp: Any, y: Array, x: Array) -> ForwardResult:
     return xp.arctan2(y, x), (shape_of(y), shape_of(x))
 
 
 def _atan2_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
     y, x = saved
     g = g / ((square := x * x + y * y) + (square == 0))
-    return fold(g * x, shapes[0]) if needs[0] else None, fold(-g * y, shapes[1]) if needs[1] else None
+    return unbroadcast(g * x, shapes[0]) if needs[0] else None, unbroadcast(-g * y, shapes[1]) if needs[1] else None
 
 
 atan2 = Op("atan2", _atan2, _atan2_backward, inputs=("y", "x"), saves=("y", "x"))
