@@ -28,6 +28,9 @@ else:
     Tensor = Any  # a name for annotations alone: the class is made of what imports this
 
 Array = Any
+Tensors = tuple[Tensor, ...]
+TensorFunction = Callable[..., Tensor]
+Parameters = dict[str, Any]  # of an op, by name
 Self = TypeVar("Self", bound="TensorBase")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -298,7 +301,7 @@ def to_common_device(name: str, inputs: Sequence[Any]) -> list[Any]:
 FLOATS = "fV"  # the kinds of dtypes that have gradients: V is bfloat16's, and no other tensor's
 
 
-def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: dict[str, Any]) -> None:
+def keep_call(node: Node, inputs: Sequence[Any], arrays: list[Any], parameters: Parameters) -> None:
     """Keeps what the forward can run again with, of an op whose residual changes with its inputs.
 
     Unless backward reads none of them: then it would keep memory alive.
@@ -401,13 +404,19 @@ def copy_if_needed(array: Array, *readers: Any) -> Array:
     return array
 
 
+def required_edge(x: TensorBase, name: str) -> Node | Leaf:
+    """The place of `x` in the graph. Raises: GraphError if it has none."""
+    if x.edge is None:
+        raise GraphError(f"{name}: this tensor does not require grad, and nothing it was made of does")
+    return x.edge
+
+
 def root_of(x: TensorBase) -> Node | Leaf:
     """Where a backward from `x` starts. Raises: GraphError if it does not require grad; InplaceError."""
-    if x.edge is None:
-        raise GraphError("backward: this tensor does not require grad, and nothing it was made of does")
+    edge = required_edge(x, "backward")
     if x._epoch != x.version.epoch and x._epoch >= 0:
         raise stale_view("backward", x)
-    return x.edge
+    return edge
 
 
 def seed_of(x: TensorBase, gradient: TensorBase | None) -> Array:

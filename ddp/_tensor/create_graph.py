@@ -18,7 +18,19 @@ from ddp import _engine
 from ddp._device import CPU
 from ddp._engine import Edge, Node, SelectOutput, Versions, enable_grad, modes
 from ddp._engine.anomaly import check_gradients
-from ddp._tensor.base import FLOATS, Tensor, TensorBase, apply, restore_tensors, root_of, seed_of, wrap
+from ddp._tensor.base import (
+    FLOATS,
+    Parameters,
+    Tensor,
+    TensorBase,
+    Tensors,
+    apply,
+    restore_tensors,
+    root_of,
+    seed_of,
+    wrap,
+)
+from ddp._tensor.operands import convert
 from ddp._tensor.recording import FULL, RecordingArray, as_operand, record, recording_numpy
 from ddp.errors import GraphError, VersionError
 from ddp.ops import (
@@ -39,24 +51,12 @@ from ddp.ops import (
     special,
 )
 from ddp.ops.arrays import Ints
-from ddp.ops.op import OPS, Op, Upcast
+from ddp.ops.op import OPS, Needs, Op, Upcast
 
 Array = Any  # an array, a recording one, or None
 Composite = Callable[..., Sequence[Tensor]]  # the results of an op by other ops, of its inputs and parameters
 
 # Functions of formulas that recording arrays cannot take, or that would take many steps.
-
-
-def _where_or_zero(xp: Any, mask: Any, g: RecordingArray) -> RecordingArray:
-    return record(elementwise.where, np.asarray(mask), g, 0)
-
-
-def _add_rows_into(xp: Any, where: Any, g: Array, out: RecordingArray) -> None:
-    out.write(record(indexing.index_add, out, g, places=(where, FULL)))
-
-
-def _add_flat(xp: Any, x: RecordingArray, where: Any, g: Array) -> RecordingArray:
-    return record(indexing.index_add, x, g.reshape(-1), places=(where.reshape(-1),))
 
 
 def _join(xp: Any, parts: Sequence[Any], sizes: Ints, dim: int, lengths: Any = None) -> RecordingArray:
@@ -67,23 +67,19 @@ def _join(xp: Any, parts: Sequence[Any], sizes: Ints, dim: int, lengths: Any = N
 
 
 def _cut(xp: Any, x: Array, dim: int, lengths: Any = None) -> list[RecordingArray]:
-    parts = x.tensor.unbind(dim) if lengths is None else apply(shape.split, (x.tensor,), dim=dim, lengths=lengths)
+    parts = x.tensor.unbind(dim) if lengths is None else x.tensor.split_with_sizes(lengths, dim)
     return [RecordingArray(part) for part in parts]
 
 
-def _how(window: convolution.Window, groups: int) -> dict[str, Any]:
-    return {"stride": window.stride, "padding": window.padding, "dilation": window.dilation, "groups": groups}
-
-
-def _correlate(xp: Any, x: Array, w: Array, b: Array, sizes: convolution.Shape) -> RecordingArray:
-    return record(convolution.conv2d, x, w, b, **_how(sizes.window, sizes.groups))
+def _how(sizes: convolution.Shape) -> dict[str, Any]:
+    window = sizes.window
+    return {"stride": window.stride, "padding": window.padding, "dilation": window.dilation, "groups": sizes.groups}
 
 
 def _adjoint(xp: Any, g: Array, w: Array, x: Array, sizes: convolution.Shape) -> tuple[Any, Any]:
     dx = dw = None
     if w is not None:
-        how = _how(sizes.window, sizes.groups)
-        dx = record(convolution.conv_transpose2d, g, w, None, size=sizes.window.image, **how)
+        dx = record(convolution.conv_transpose2d, g, w, None, size=sizes.window.image, **_how(sizes))
     if x is not None:
         dw = record(convolution.conv_filters, x, g, shape=sizes)
     return dx, dw
@@ -102,17 +98,23 @@ def _moments(xp: Any, x: Array) -> tuple[Any, Any]:
 
 
 activation.times_tanh_derivative.attach_recording_form(lambda xp, g, z: record(activation.tanh_gradient, g, z))
-arrays.where_or_zero.attach_recording_form(_where_or_zero)
+arrays.where_or_zero.attach_recording_form(lambda xp, mask, g: record(elementwise.where, np.asarray(mask), g, 0))
 fft.transformed.attach_recording_form(lambda xp, x, *transform: record(fft.fft, x, transform=transform))
 shape.zeros_but.attach_recording_form(_zeros_but)
 shape.diagonal_of.attach_recording_form(
     lambda xp, x, offset, dim0, dim1: record(shape.diagonal, x, offset=offset, dim0=dim0, dim1=dim1)
 )
-indexing.add_rows_into.attach_recording_form(_add_rows_into)
-indexing.add_flat.attach_recording_form(_add_flat)
+indexing.add_rows_into.attach_recording_form(
+    lambda xp, where, g, out: out.write(record(indexing.index_add, out, g, places=(where, FULL)))
+)
+indexing.add_flat.attach_recording_form(
+    lambda xp, x, where, g: record(indexing.index_add, x, g.reshape(-1), places=(where.reshape(-1),))
+)
 shape.join.attach_recording_form(_join)
 shape.cut.attach_recording_form(_cut)
-convolution.correlate.attach_recording_form(_correlate)
+convolution.correlate.attach_recording_form(
+    lambda xp, x, w, b, sizes: record(convolution.conv2d, x, w, b, **_how(sizes))
+)
 convolution.adjoint.attach_recording_form(_adjoint)
 attention.score_bytes.attach_recording_form(lambda xp: 1 << 62)  # all heads at once: few steps
 reduction.moments.attach_recording_form(_moments)
@@ -165,7 +167,7 @@ def _seed(x: TensorBase, gradient: Any) -> Tensor:
     return wrap(array, x.device) if gradient is None else apply(elementwise.cast, (gradient,), dtype=array.dtype)
 
 
-def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
+def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: Needs) -> Sequence[Any]:
     """The gradients of a node's inputs. g: a tensor, or a list with a tensor or None for each result.
 
     for_others: is given what a collective computed that is not wanted here
@@ -187,7 +189,7 @@ def _run_node(for_others: list[Tensor], node: Node, g: Any, needs: tuple[bool, .
     return results
 
 
-def run_reference(node: Node, op: Op | Upcast, g: Any, needs: tuple[bool, ...]) -> Sequence[Tensor | None]:
+def run_reference(node: Node, op: Op | Upcast, g: Any, needs: Needs) -> Sequence[Tensor | None]:
     """As `_run_node`, by the reference of `op`."""
     reference = OPS[op.name].reference
     run: Any = reference if type(op) is Op else Upcast(reference)
@@ -225,22 +227,19 @@ def _recording(arrays: Sequence[Any], edges: Sequence[Any], versions: Versions) 
 
 
 def _run_composite(
-    compose: Composite, inputs: Sequence[Any], parameters: dict[str, Any], g: Any, needs: tuple[bool, ...]
+    compose: Composite, inputs: Sequence[Any], parameters: Parameters, g: Any, needs: Needs
 ) -> Sequence[Tensor | None]:
     """The gradients of an op's inputs, by the ops that it can be made of: no forward runs again for a residual."""
     # Nodes of their own to end at, also where two inputs are one tensor.
     ends: list[Any] = [None if x is None else apply(elementwise.flat, (x.tensor,)) for x in inputs]
-    outs = compose(*map(_widen, ends), **parameters)
+    # In float32 at least, so that each gradient is rounded once.
+    wide = [x if x is None else convert(x, np.promote_types(x.array.dtype, "float32")) for x in ends]
+    outs = compose(*wide, **parameters)
     grads = g if isinstance(g, list) else [g]
-    used = [i for i, each in enumerate(grads) if each is not None]
+    used = [i for i, grad in enumerate(grads) if grad is not None]
     wanted = [x.edge for x, need in zip(ends, needs, strict=True) if need]
-    found = iter(recorded_gradients([outs[i] for i in used], [grads[i] for i in used], True, wanted))
-    return [next(found) if need else None for need in needs]
-
-
-def _widen(x: Tensor | None) -> Tensor | None:
-    """In float32 at least, so that each gradient is rounded once."""
-    return x if x is None else apply(elementwise.cast, (x,), dtype=np.promote_types(x.array.dtype, "float32"))
+    results = iter(recorded_gradients([outs[i] for i in used], [grads[i] for i in used], True, wanted))
+    return [next(results) if need else None for need in needs]
 
 
 # Recurrent ops by one step of time after the other. The reference writes the states of all steps into one array:
@@ -248,11 +247,11 @@ def _widen(x: Tensor | None) -> Tensor | None:
 # before give the gates.
 
 
-def _rnn_step(a: Tensor, e: Tensor, h: Tensor, relu: bool) -> tuple[Tensor, ...]:
+def _rnn_step(a: Tensor, e: Tensor, h: Tensor, relu: bool) -> Tensors:
     return ((a + e).relu() if relu else (a + e).tanh(),)
 
 
-def _lstm_step(a: Tensor, e: Tensor, h: Tensor, c: Tensor, w_hr: Tensor | None) -> tuple[Tensor, ...]:
+def _lstm_step(a: Tensor, e: Tensor, h: Tensor, c: Tensor, w_hr: Tensor | None) -> Tensors:
     half = wrap(recurrent.halves(np, 4, c.array.shape[1], c.array.dtype), CPU)
     i, f, u, o = (((a + e) * half).tanh() * half + (1 - half)).chunk(4, 1)
     c = f * c + i * u
@@ -260,7 +259,7 @@ def _lstm_step(a: Tensor, e: Tensor, h: Tensor, c: Tensor, w_hr: Tensor | None) 
     return m if w_hr is None else apply(products.linear, (m, w_hr, None)), c
 
 
-def _gru_step(a: Tensor, e: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+def _gru_step(a: Tensor, e: Tensor, h: Tensor) -> Tensors:
     a_r, a_z, a_n = a.chunk(3, 1)
     e_r, e_z, e_n = e.chunk(3, 1)
     z = (a_z + e_z).sigmoid()

@@ -17,7 +17,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, device_of, on, place
 from ddp._tensor import dtypes
-from ddp._tensor.base import Tensor, TensorBase, wrap
+from ddp._tensor.base import Tensor, TensorBase, TensorFunction, wrap
 from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
 from ddp._tensor.operands import as_method, parse_sizes
 from ddp._tensor.results import Size as Shape
@@ -89,7 +89,7 @@ def parse_shape(given: tuple[Size, ...], size: Size | None, name: str) -> Ints:
 def pin(x: Tensor) -> Tensor:
     """A new tensor in page-locked memory, which requires grad if `x` does. Raises: DeviceError if that is on a GPU."""
     page_locked = x.detach().pin_memory()
-    return page_locked.requires_grad_() if x.requires_grad else page_locked
+    return page_locked.requires_grad_(x.requires_grad)
 
 
 _QUIET = np.errstate(all="ignore")  # as a decorator: what a dtype cannot hold is infinite
@@ -132,7 +132,7 @@ def rename(function: Any, name: str, doc: str) -> Any:
     return function
 
 
-def _of_shape(name: str, doc: str) -> Callable[..., Tensor]:
+def _of_shape(name: str, doc: str) -> TensorFunction:
     """The function that makes a tensor by the array module's function of this name, of a shape and a dtype."""
 
     def make(*sizes_: Size, size: Size | None = None, **options: Unpack[Options]) -> Tensor:
@@ -234,7 +234,7 @@ def options_like(x: TensorBase, options: Mapping[str, Any]) -> Any:
     return {"dtype": x.array.dtype, "device": x._device, **asked}
 
 
-def like_form(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def like_form(make: TensorFunction) -> TensorFunction:
     """`make` with the shape, dtype and device of another tensor."""
 
     def of_input(input: TensorBase, *arguments: Any, **options: Any) -> Tensor:
@@ -248,7 +248,7 @@ def like_form(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 zeros_like, ones_like, empty_like, full_like = like_form(zeros), like_form(ones), like_form(empty), like_form(full)
 
 
-def _method(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _method(make: TensorFunction) -> TensorFunction:
     """`make` with the dtype and device of this tensor."""
     name = f"new_{make.__name__}"
 
@@ -454,8 +454,7 @@ def asarray(
     if copy and not new:
         moved = moved.copy()
     if isinstance(obj, TensorBase) and moved is obj.array:
-        x = wrap(moved, obj._device, obj)
-        return x.requires_grad_() if requires_grad else x
+        return wrap(moved, obj._device, obj).requires_grad_(requires_grad)
     return from_array(moved, where, requires_grad)
 
 

@@ -49,7 +49,7 @@ TYPES: dict[str, Dtype] = {
     "FloatTensor": float32,
     "DoubleTensor": float64,
 }
-_CATEGORY = {dtype: 2 if dtype in FLOATS else 1 if dtype in INTEGERS else 0 for dtype in SUPPORTED}
+CATEGORY = {dtype: 2 if dtype in FLOATS else 1 if dtype in INTEGERS else 0 for dtype in SUPPORTED}
 
 
 def parse(dtype: Any) -> Dtype:
@@ -74,7 +74,7 @@ def is_float(dtype: Dtype) -> bool:
 
 
 def _join(a: Dtype, b: Dtype) -> Dtype:
-    above = _CATEGORY[a] - _CATEGORY[b]
+    above = CATEGORY[a] - CATEGORY[b]
     if above:
         return a if above > 0 else b
     if a != b and a in HALVES and b in HALVES:
@@ -89,7 +89,7 @@ def promote(a: Dtype, a_dims: int, b: Dtype, b_dims: int) -> Dtype:
     """The dtype of an operation on two tensors of these dtypes and numbers of dimensions."""
     if a == b:
         return a
-    if (a_dims == 0) != (b_dims == 0) and _CATEGORY[a] == _CATEGORY[b]:
+    if (a_dims == 0) != (b_dims == 0) and CATEGORY[a] == CATEGORY[b]:
         return a if a_dims else b
     return _JOINED[a, b]
 
@@ -116,7 +116,7 @@ def promote_types(type1: Any, type2: Any) -> Dtype:
 def can_cast(from_: Any, to: Any) -> bool:
     """Whether values of one dtype may be written into another: not from a higher category into a lower one, except
     that an integer may be any integer."""
-    return _CATEGORY[parse(from_)] <= _CATEGORY[parse(to)]
+    return CATEGORY[parse(from_)] <= CATEGORY[parse(to)]
 
 
 def get_default_dtype() -> Dtype:
@@ -136,7 +136,15 @@ def set_default_dtype(d: Any) -> None:
     _default = kind
 
 
-class finfo:
+class _Limits:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        limits = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({limits})"
+
+
+class finfo(_Limits):
     """The limits of a floating dtype, or of the default one.
 
     They are bits, eps, max, min, tiny, smallest_normal and resolution; dtype is its name. Raises: DtypeError for other
@@ -156,11 +164,8 @@ class finfo:
         self.tiny = self.smallest_normal = float(limits.smallest_normal)
         self.resolution = 10.0**-limits.precision
 
-    def __repr__(self) -> str:
-        return f"finfo({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
 
-
-class iinfo:
+class iinfo(_Limits):
     """The limits of an integer dtype: bits, max, min; dtype is its name. Raises: DtypeError for other dtypes."""
 
     __slots__ = ("bits", "dtype", "max", "min")
@@ -171,6 +176,3 @@ class iinfo:
             raise DtypeError(f"iinfo: expected an integer dtype, got {kind.name}; finfo has the limits of floats")
         limits = np.iinfo(kind)
         self.dtype, self.bits, self.max, self.min = kind.name, limits.bits, limits.max, limits.min
-
-    def __repr__(self) -> str:
-        return f"iinfo({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"

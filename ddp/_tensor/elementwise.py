@@ -5,17 +5,18 @@ Most are made of an op and a line of help; those that PyTorch has in place, too,
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ddp._tensor import operands
-from ddp._tensor.base import Tensor, TensorBase, apply, to_common_device, wrap
+from ddp._tensor.base import Tensor, TensorBase, TensorFunction, apply, to_common_device, wrap
 from ddp._tensor.dtypes import bfloat16, finfo, is_float, promote_scalar
 from ddp._tensor.indexing import broadcast_shape
-from ddp._tensor.inplace import assign, both_forms, in_place_forms, update
-from ddp._tensor.operands import as_method, binary, check_operand, compare, number_as_tensor, promote_all, promote_pair
+from ddp._tensor.inplace import assign, both_forms, in_place, update
+from ddp._tensor.operands import as_method, binary, check_operand, compare, operand_as_tensor, promote_all, promote_pair
 from ddp._tensor.reductions import required_float, to_dtype
 from ddp.errors import ArgumentError, DtypeError
 from ddp.ops import activation, special
@@ -26,6 +27,7 @@ T = TypeVar("T", bound="Elementwise")
 Other = Any  # a tensor, a Python number, or an array
 Unary = Callable[[Any], "Tensor"]
 Binary = Callable[[Any, Other], "Tensor"]
+Comparison = tuple[Binary, Binary, TensorFunction]  # an operator, its method, the form in place
 
 
 def unary(op: Op, x: TensorBase, **parameters: Any) -> Tensor:
@@ -44,8 +46,9 @@ def _operators(run: Callable[..., Any], op: Op, **options: Any) -> tuple[Binary,
     return lambda self, y: run(op, self, y, **options), lambda self, y: run(op, self, y, **reflected)
 
 
-def _unary(op: Op, doc: str, run: Callable[..., Any] = unary) -> Unary:
-    return as_method(lambda self: run(op, self), op.name, doc)
+def _unary(op: Op, doc: str, run: Callable[..., Any] = unary) -> tuple[Unary, Unary]:
+    """The method of one operand, and its form in place."""
+    return both_forms(as_method(lambda self: run(op, self), op.name, doc))
 
 
 def _binary(op: Op, doc: str, run: Callable[..., Any] = binary, **options: Any) -> Binary:
@@ -55,7 +58,7 @@ def _binary(op: Op, doc: str, run: Callable[..., Any] = binary, **options: Any) 
     return as_method(method, op.name, doc)
 
 
-def _comparison(name: str, ufunc: str, doc: str) -> tuple[Binary, Binary, Callable[..., Tensor]]:
+def _comparison(name: str, ufunc: str, doc: str) -> Comparison:
     """An operator, which lets an operand of another kind try; the method of this name, which raises; its form in place.
 
     All are outside the graph. ufunc: the array module's function.
@@ -67,7 +70,7 @@ def _comparison(name: str, ufunc: str, doc: str) -> tuple[Binary, Binary, Callab
     return lambda self, y: compare(ufunc, self, y), *both_forms(as_method(method, name, doc))
 
 
-def _bits(name: str, ufunc: str, doc: str) -> tuple[Binary, Binary, Callable[..., Tensor]]:
+def _bits(name: str, ufunc: str, doc: str) -> Comparison:
     return _comparison(name, ufunc, f"{doc}, of integers or bool. Raises: DtypeError for floats.")
 
 
@@ -122,14 +125,6 @@ class Elementwise(TensorBase):
     __floordiv__, __rfloordiv__ = _operators(division, ops.div_rounded, rounding="floor")
     __mod__, __rmod__ = _operators(division, ops.remainder)
 
-    def __neg__(self) -> Tensor:
-        if self.array.dtype.kind == "b":
-            raise DtypeError("neg: bool has no negative; use ~")
-        return apply(ops.neg, (self,))
-
-    def __pos__(self) -> Tensor:
-        return self.positive()
-
     def add(self, other: Other, *, alpha: float = 1) -> Tensor:
         """self + alpha*other. Raises: DtypeError for a fractional `alpha` of integers."""
         return add_scaled(ops.add, self, other, alpha)
@@ -175,9 +170,11 @@ class Elementwise(TensorBase):
 
     def neg(self) -> Tensor:
         """-self. Raises: DtypeError for bool."""
-        return -self
+        if self.array.dtype.kind == "b":
+            raise DtypeError("neg: bool has no negative; use ~")
+        return apply(ops.neg, (self,))
 
-    negative = neg
+    __neg__ = negative = neg
 
     def positive(self) -> Tensor:
         """self. Raises: DtypeError for bool."""
@@ -185,13 +182,15 @@ class Elementwise(TensorBase):
             raise DtypeError("positive: bool has no sign")
         return self  # type: ignore[return-value]  # every tensor has the mixins
 
+    __pos__ = positive
+
     def abs(self) -> Tensor:
         """The absolute value."""
         return apply(ops.abs, (self,))
 
     __abs__ = absolute = abs
 
-    reciprocal, reciprocal_ = both_forms(_unary(ops.reciprocal, "1 / self; of integers float32."))
+    reciprocal, reciprocal_ = _unary(ops.reciprocal, "1 / self; of integers float32.")
 
     def square(self) -> Tensor:
         """self * self; of bool int64."""
@@ -215,33 +214,33 @@ class Elementwise(TensorBase):
         required_float(xs[0], "lerp")
         return apply(ops.lerp, xs if weights else (*xs, float(weight)))
 
-    exp, exp_ = both_forms(_unary(special.exp, "exp(self): e to the power of each element."))
-    exp2, exp2_ = both_forms(_unary(special.exp2, "2 to the power of each element."))
-    expm1, expm1_ = both_forms(_unary(special.expm1, "exp(self) - 1, without loss near 0."))
-    log, log_ = both_forms(_unary(special.log, "The natural logarithm."))
-    log2, log2_ = both_forms(_unary(special.log2, "The logarithm to base 2."))
-    log10, log10_ = both_forms(_unary(special.log10, "The logarithm to base 10."))
-    log1p, log1p_ = both_forms(_unary(special.log1p, "log(1 + self), without loss near 0."))
-    sqrt, sqrt_ = both_forms(_unary(special.sqrt, "The square root."))
-    rsqrt, rsqrt_ = both_forms(_unary(special.rsqrt, "1 / sqrt(self)."))
-    sin, sin_ = both_forms(_unary(special.sin, "The sine; radians."))
-    cos, cos_ = both_forms(_unary(special.cos, "The cosine; radians."))
-    tan, tan_ = both_forms(_unary(special.tan, "The tangent; radians."))
-    asin, asin_ = both_forms(_unary(special.asin, "The inverse of the sine, in [-pi/2, pi/2]."))
-    acos, acos_ = both_forms(_unary(special.acos, "The inverse of the cosine, in [0, pi]."))
-    atan, atan_ = both_forms(_unary(special.atan, "The inverse of the tangent, in [-pi/2, pi/2]."))
-    sinh, sinh_ = both_forms(_unary(special.sinh, "The hyperbolic sine."))
-    cosh, cosh_ = both_forms(_unary(special.cosh, "The hyperbolic cosine."))
-    asinh, asinh_ = both_forms(_unary(special.asinh, "The inverse of the hyperbolic sine."))
-    acosh, acosh_ = both_forms(_unary(special.acosh, "The inverse of the hyperbolic cosine."))
-    atanh, atanh_ = both_forms(_unary(special.atanh, "The inverse of the hyperbolic tangent."))
-    erf, erf_ = both_forms(_unary(special.erf, "2/sqrt(pi) times the integral of exp(-t**2) from 0 to self."))
-    erfc, erfc_ = both_forms(_unary(special.erfc, "1 - erf(self), exact also where it is small."))
-    erfinv, erfinv_ = both_forms(_unary(special.erfinv, "The number whose erf is self."))
-    lgamma, lgamma_ = both_forms(_unary(special.lgamma, "The logarithm of the gamma function's absolute value."))
-    digamma, digamma_ = both_forms(_unary(special.digamma, "The derivative of lgamma."))
-    tanh, tanh_ = both_forms(_unary(activation.tanh, "The hyperbolic tangent."))
-    sigmoid, sigmoid_ = both_forms(_unary(activation.sigmoid, "1 / (1 + exp(-self))."))
+    exp, exp_ = _unary(special.exp, "exp(self): e to the power of each element.")
+    exp2, exp2_ = _unary(special.exp2, "2 to the power of each element.")
+    expm1, expm1_ = _unary(special.expm1, "exp(self) - 1, without loss near 0.")
+    log, log_ = _unary(special.log, "The natural logarithm.")
+    log2, log2_ = _unary(special.log2, "The logarithm to base 2.")
+    log10, log10_ = _unary(special.log10, "The logarithm to base 10.")
+    log1p, log1p_ = _unary(special.log1p, "log(1 + self), without loss near 0.")
+    sqrt, sqrt_ = _unary(special.sqrt, "The square root.")
+    rsqrt, rsqrt_ = _unary(special.rsqrt, "1 / sqrt(self).")
+    sin, sin_ = _unary(special.sin, "The sine; radians.")
+    cos, cos_ = _unary(special.cos, "The cosine; radians.")
+    tan, tan_ = _unary(special.tan, "The tangent; radians.")
+    asin, asin_ = _unary(special.asin, "The inverse of the sine, in [-pi/2, pi/2].")
+    acos, acos_ = _unary(special.acos, "The inverse of the cosine, in [0, pi].")
+    atan, atan_ = _unary(special.atan, "The inverse of the tangent, in [-pi/2, pi/2].")
+    sinh, sinh_ = _unary(special.sinh, "The hyperbolic sine.")
+    cosh, cosh_ = _unary(special.cosh, "The hyperbolic cosine.")
+    asinh, asinh_ = _unary(special.asinh, "The inverse of the hyperbolic sine.")
+    acosh, acosh_ = _unary(special.acosh, "The inverse of the hyperbolic cosine.")
+    atanh, atanh_ = _unary(special.atanh, "The inverse of the hyperbolic tangent.")
+    erf, erf_ = _unary(special.erf, "2/sqrt(pi) times the integral of exp(-t**2) from 0 to self.")
+    erfc, erfc_ = _unary(special.erfc, "1 - erf(self), exact also where it is small.")
+    erfinv, erfinv_ = _unary(special.erfinv, "The number whose erf is self.")
+    lgamma, lgamma_ = _unary(special.lgamma, "The logarithm of the gamma function's absolute value.")
+    digamma, digamma_ = _unary(special.digamma, "The derivative of lgamma.")
+    tanh, tanh_ = _unary(activation.tanh, "The hyperbolic tangent.")
+    sigmoid, sigmoid_ = _unary(activation.sigmoid, "1 / (1 + exp(-self)).")
 
     arcsin, arccos, arctan = asin, acos, atan
     arcsinh, arccosh, arctanh = asinh, acosh, atanh
@@ -256,9 +255,9 @@ class Elementwise(TensorBase):
     hypot, hypot_ = both_forms(_binary(special.hypot, "sqrt(self**2 + other**2), without overflow.", floating=True))
     xlogy, xlogy_ = both_forms(_binary(special.xlogy, "self * log(other), 0 where self is 0.", floating=True))
 
-    floor, floor_ = both_forms(_unary(ops.floor, "The largest integer that is not larger; integers stay.", rounding))
-    ceil, ceil_ = both_forms(_unary(ops.ceil, "The smallest integer that is not smaller; integers stay.", rounding))
-    trunc, trunc_ = both_forms(_unary(ops.trunc, "The integer next to it towards 0; integers stay.", rounding))
+    floor, floor_ = _unary(ops.floor, "The largest integer that is not larger; integers stay.", rounding)
+    ceil, ceil_ = _unary(ops.ceil, "The smallest integer that is not smaller; integers stay.", rounding)
+    trunc, trunc_ = _unary(ops.trunc, "The integer next to it towards 0; integers stay.", rounding)
     fix = trunc
 
     def round(self, *, decimals: int = 0) -> Tensor:
@@ -285,11 +284,11 @@ class Elementwise(TensorBase):
         """
         if min is None and max is None:
             raise ArgumentError("clamp: expected min, max or both")
-        bounds = [each for each in (min, max) if each is not None]
+        bounds = [bound for bound in (min, max) if bound is not None]
         if isinstance(min, TensorBase) or isinstance(max, TensorBase):
-            bounds = [each if isinstance(each, TensorBase) else number_as_tensor(each, self) for each in bounds]
-            x, *rest = promote_all("clamp", self, *bounds)
-            low, high = rest if len(rest) > 1 else (rest[0], None) if max is None else (None, rest[0])
+            x, *limits = promote_all("clamp", self, *[operand_as_tensor(bound, self) for bound in bounds])
+            low = None if min is None else limits[0]
+            high = None if max is None else limits[-1]
             return apply(ops.clamp_between, (x, low, high))
         dtype = self.array.dtype
         for bound in bounds:
@@ -353,14 +352,13 @@ class Elementwise(TensorBase):
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
     __rlshift__, __rrshift__ = _reverse("left_shift"), _reverse("right_shift")
 
-    def __invert__(self) -> Tensor:
+    def bitwise_not(self) -> Tensor:
+        """The bits of integers or bool inverted. Raises: DtypeError for floats."""
         if is_float(self.array.dtype):
             raise DtypeError(f"invert: expected integers or bool, got {self.array.dtype}")
         return wrap(self._device.xp.asarray(~self.array), self._device)
 
-    def bitwise_not(self) -> Tensor:
-        """The bits of integers or bool inverted. Raises: DtypeError for floats."""
-        return ~self
+    __invert__ = bitwise_not
 
     isnan = _test("isnan", "Whether each element is nan, bool.")
     isinf = _test("isinf", "Whether each element is infinite, bool.")
@@ -375,8 +373,7 @@ class Elementwise(TensorBase):
 
         Raises: ShapeError if they do not broadcast; DeviceError.
         """
-        y = other if isinstance(other, TensorBase) else number_as_tensor(other, self, "isclose")
-        pair = promote_all("isclose", self, y)
+        pair = promote_all("isclose", self, operand_as_tensor(other, self, "isclose"))
         x, y = pair if pair[0]._device is pair[1]._device else to_common_device("isclose", pair)
         xp, a, b = x._device.xp, x.array, y.array
         if not is_float(a.dtype) or a.dtype == bfloat16:
@@ -390,30 +387,30 @@ class Elementwise(TensorBase):
 
     def add_(self: T, other: Other, alpha: float = 1) -> T:
         """self += alpha * other."""
-        return update(self, "add_", lambda x, y: x + y, "add", other if alpha == 1 else other * alpha)
+        return update(self, "add_", operator.add, "add", other if alpha == 1 else other * alpha)
 
     def sub_(self: T, other: Other, alpha: float = 1) -> T:
         """self -= alpha * other."""
-        return update(self, "sub_", lambda x, y: x - y, "subtract", other if alpha == 1 else other * alpha)
+        return update(self, "sub_", operator.sub, "subtract", other if alpha == 1 else other * alpha)
 
     def mul_(self: T, other: Other) -> T:
         """self *= other."""
-        return update(self, "mul_", lambda x, y: x * y, "multiply", other)
+        return update(self, "mul_", operator.mul, "multiply", other)
 
     def div_(self: T, other: Other, *, rounding_mode: str | None = None) -> T:
         """self /= other; rounding_mode: "trunc" or "floor"."""
         if rounding_mode is None:
-            return update(self, "div_", lambda x, y: x / y, "true_divide", other)
+            return update(self, "div_", operator.truediv, "true_divide", other)
         return assign(self, "div_", self.div(other, rounding_mode=rounding_mode))
 
     def pow_(self: T, exponent: Other) -> T:
         """self **= exponent."""
-        return update(self, "pow_", lambda x, y: x**y, "power", exponent)
+        return update(self, "pow_", operator.pow, "power", exponent)
 
-    floor_divide_, lerp_, addcmul_, addcdiv_ = in_place_forms(floor_divide, lerp, addcmul, addcdiv)
-    neg_, abs_, square_, sign_, frac_, round_ = in_place_forms(neg, abs, square, sign, frac, round)
-    logit_, relu_, nan_to_num_, bitwise_not_ = in_place_forms(logit, relu, nan_to_num, bitwise_not)
-    clamp_, clamp_min_, clamp_max_ = in_place_forms(clamp, clamp_min, clamp_max)
+    floor_divide_, lerp_, addcmul_, addcdiv_ = map(in_place, (floor_divide, lerp, addcmul, addcdiv))
+    neg_, abs_, square_, sign_, frac_, round_ = map(in_place, (neg, abs, square, sign, frac, round))
+    logit_, relu_, nan_to_num_, bitwise_not_ = map(in_place, (logit, relu, nan_to_num, bitwise_not))
+    clamp_, clamp_min_, clamp_max_ = map(in_place, (clamp, clamp_min, clamp_max))
 
     negative_, absolute_, fix_, arctan2_, clip_ = neg_, abs_, trunc_, atan2_, clamp_
     arcsin_, arccos_, arctan_ = asin_, acos_, atan_
@@ -440,7 +437,7 @@ def select_where(condition: TensorBase, input: Any, other: Any) -> Tensor:
     if condition.array.dtype.kind != "b":
         raise DtypeError(f"where: the condition is bool, not {condition.array.dtype}")
     like = next((x for x in (input, other) if isinstance(x, TensorBase)), condition)
-    values = [x if isinstance(x, TensorBase) else number_as_tensor(x, like) for x in (input, other)]
+    values = [operand_as_tensor(x, like) for x in (input, other)]
     pair = promote_all("where", *values)
     broadcast_shape("where", condition.array.shape, *[x.array.shape for x in pair])
     return apply(ops.where, (condition, *pair))

@@ -13,11 +13,11 @@ import numpy as np
 
 from ddp._device import device as Device
 from ddp._device import place
-from ddp._tensor.base import TensorBase, apply, wrap
+from ddp._tensor.base import TensorBase, TensorFunction, Tensors, apply, wrap
 from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import rename
-from ddp._tensor.dtypes import Dtype, Number, bool_, of_number, parse, promote, promote_scalar
+from ddp._tensor.dtypes import Dtype, Number, of_number, parse, promote, promote_scalar
 from ddp._tensor.elementwise import select_where
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import function_form, with_out
@@ -31,7 +31,7 @@ from ddp.ops.arrays import Ints
 _form = functools.cache(function_form)  # aliases of one method are one function
 
 
-def _forms(names: str, number_first: bool = False) -> Iterator[Callable[..., Tensor]]:
+def _forms(names: str, number_first: bool = False) -> Iterator[TensorFunction]:
     """The methods of these names as functions. number_first: whose first operand may be a number."""
     return (_form(getattr(Tensor, name), number_first=number_first) for name in names.split())
 
@@ -138,7 +138,7 @@ var_mean = _with_mean("var", "(variance, mean).")
 std_mean = _with_mean("std", "(standard deviation, mean).")
 
 
-def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split(tensor: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> Tensors:
     """Stretches of one size along `dim`, the last one shorter if need be, or of the sizes given."""
     return tensor.split(split_size_or_sections, dim)
 
@@ -163,12 +163,8 @@ def result_type(tensor1: Any, tensor2: Any) -> Dtype:
         a, b = tensor1.array, tensor2.array
         return promote(a.dtype, a.ndim, b.dtype, b.ndim)
     for x, y in ((tensor1, tensor2), (tensor2, tensor1)):
-        if not isinstance(y, Number):
-            continue
-        if isinstance(x, TensorBase):
-            return promote_scalar(x.array.dtype, y)
-        if isinstance(x, Number):
-            return promote_scalar(of_number(x), y) if of_number(x) != bool_ else of_number(y)
+        if isinstance(x, TensorBase | Number) and isinstance(y, Number):
+            return promote_scalar(x.array.dtype if isinstance(x, TensorBase) else of_number(x), y)
     raise DtypeError(
         f"result_type: expected tensors or numbers, not {type(tensor1).__name__}, {type(tensor2).__name__}"
     )
@@ -298,7 +294,7 @@ def repeat_interleave(
     return input.repeat_interleave(repeats, dim)
 
 
-def _triangle(which: str, side: str) -> Callable[..., Tensor]:
+def _triangle(which: str, side: str) -> TensorFunction:
     def form(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
         where = Device("cpu" if device is None else device)
         # On the CPU, which knows how many there are: a GPU would be waited for.
@@ -312,7 +308,7 @@ def _triangle(which: str, side: str) -> Callable[..., Tensor]:
 tril_indices, triu_indices = _triangle("tril", "below"), _triangle("triu", "above")
 
 
-def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
+def broadcast_tensors(*tensors: Any) -> Tensors:
     """The tensors in the one shape that they broadcast to, without copying. Raises: ShapeError."""
     xs = _as_list(tensors)
     shape = broadcast_shape("broadcast_tensors", *[x.shape for x in xs])
@@ -351,7 +347,7 @@ def _map_tensors(tensors: tuple[Any, ...], change: Any) -> Any:
     return tuple([change(x) for x in _as_list(tensors)])
 
 
-def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
+def meshgrid(*tensors: Any, indexing: str = "ij") -> Tensors:
     """Vectors (n0,), (n1,), ... as coordinates of a grid (n0, n1, ...), without copying; "xy": of (n1, n0, ...).
 
     Raises: ShapeError for more than one dimension; ArgumentError for another indexing, or no tensor.

@@ -11,7 +11,7 @@ from typing import Any
 from ddp import _engine
 from ddp._device import device
 from ddp._engine import Leaf, Node, RemovableHandle
-from ddp._tensor.base import Tensor, TensorBase, apply, root_of, seed_of, wrap
+from ddp._tensor.base import Tensor, TensorBase, apply, required_edge, root_of, seed_of, wrap
 from ddp.errors import ArgumentError, DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
 from ddp.ops.arrays import Ints
@@ -92,7 +92,8 @@ class Gradients(TensorBase):
         gradient is accumulated. Raises: GraphError unless this tensor requires grad; ShapeError, DtypeError in
         backward if the hook returns what does not fit.
         """
-        hooks = _hooks(self, "register_hook")
+        edge = required_edge(self, "register_hook")
+        hooks = edge.ensure_metadata().hooks if isinstance(edge, Node) else edge.hooks
         like, where = (self.array.shape, self.array.dtype), self._device
 
         def run(g: Any) -> Any:
@@ -123,10 +124,9 @@ class Gradients(TensorBase):
 
     def retain_grad(self) -> None:
         """Keeps the gradient of this tensor in `grad` although it is no leaf. Raises: GraphError without a graph."""
-        if self.edge is None:
-            raise GraphError("retain_grad: this tensor does not require grad, and nothing it was made of does")
-        if isinstance(self.edge, Node):
-            self.edge.ensure_metadata().retained_grad = partial(_accumulate, weakref.ref(self))
+        edge = required_edge(self, "retain_grad")
+        if isinstance(edge, Node):
+            edge.ensure_metadata().retained_grad = partial(_accumulate, weakref.ref(self))
 
     @property
     def retains_grad(self) -> bool:
@@ -151,12 +151,6 @@ def hold_grad(x: TensorBase, g: TensorBase) -> None:
     x.grad_view = wrap(g.array.copy(), x.device)
     x.grad_view.edge = g.edge
     x.leaf.grad_buffer.hold(x.grad_view.array)
-
-
-def _hooks(x: TensorBase, name: str) -> list[Hook]:
-    if x.edge is None:
-        raise GraphError(f"{name}: this tensor does not require grad, and nothing it was made of does")
-    return x.edge.ensure_metadata().hooks if isinstance(x.edge, Node) else x.edge.hooks
 
 
 Like = tuple[Ints, Any]  # the shape and dtype that a gradient has
@@ -205,9 +199,14 @@ def sink_gradients(
 
         return recorded_gradients(tensors, gradients, keep, [root_of(x) for x in wanted])
     sinks: dict[_engine.Edge, Any] = {root_of(x): None for x in wanted}
-    seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
-    _engine.backward([root_of(x) for x in tensors], seeds, keep, sinks)
+    _engine.backward(*_starts(tensors, gradients), keep, sinks)
     return [sinks[root_of(x)] for x in wanted]
+
+
+def _starts(tensors: Sequence[TensorBase], gradients: Sequence[Any]) -> tuple[list[Node | Leaf], list[Any]]:
+    """Where a backward of all `tensors` begins, and the arrays that it begins with."""
+    seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
+    return [root_of(x) for x in tensors], seeds
 
 
 def run_backward(
@@ -219,8 +218,7 @@ def run_backward(
     gradient the other ranks would not reduce; what `GradReadyHook.recording` raises.
     """
     if inputs is None and not create_graph:
-        seeds = [seed_of(x, g) for x, g in zip(tensors, gradients, strict=True)]
-        _engine.backward([root_of(x) for x in tensors], seeds, bool(retain_graph))
+        _engine.backward(*_starts(tensors, gradients), bool(retain_graph))
         return
     if inputs is None:
         owners = [leaf.owner() for leaf in _engine.leaves_of([root_of(x) for x in tensors])]

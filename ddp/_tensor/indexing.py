@@ -9,13 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from ddp._device import CPU, place
-from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, wrap
+from ddp._tensor.base import Parameters, Tensor, TensorBase, TensorFunction, apply, copy_if_needed, wrap
 from ddp._tensor.dtypes import Number
 from ddp._tensor.inplace import assign, must_record
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
-from ddp._tensor.reductions import axis
+from ddp._tensor.reductions import at_least_1d, axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
-from ddp.ops import indexing
 from ddp.ops import indexing as ops
 from ddp.ops import shape as shape_ops
 from ddp.ops.arrays import Ints
@@ -46,7 +45,7 @@ def index_parts(x: TensorBase, where: Any) -> tuple[Step | None, Step]:
     return None, _with_one_ellipsis(parts)
 
 
-def _as_parts(where: Any) -> tuple[Any, ...]:
+def _as_parts(where: Any) -> Step:
     """A list that holds more than numbers is the same index as a tuple."""
     if isinstance(where, Sequence) and not isinstance(where, str) and len(where) < 32:
         kinds = (TensorBase, np.ndarray, Sequence, slice, type(None), type(...))
@@ -97,8 +96,8 @@ def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
     named = sum([_dims_of(part) for part in parts])
     if named > len(shape):
         raise RangeError(f"too many indices: {named} for {len(shape)} dimensions")
-    masks = [part for part in parts if _is_mask(part)]
-    alone = len(masks) == 1 and not any(isinstance(part, bool) or _is_array(part) for part in parts)
+    arrays = [part for part in parts if isinstance(part, bool) or hasattr(part, "dtype")]
+    is_only_mask = len(arrays) == 1 and _is_mask(arrays[0])
     view: list[Any] = []
     places: list[Any] = []
     at = 0  # the dimension of x that comes next
@@ -120,7 +119,7 @@ def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
             if part.shape != shape[at : at + part.ndim]:
                 raise RangeError(f"a mask of shape {part.shape} stands at dimension {at}")
             view.extend([FULL] * part.ndim)
-            places.extend([part] if alone else xp.nonzero(part))
+            places.extend([part] if is_only_mask else xp.nonzero(part))
         else:
             view.append(FULL)
             places.append(_check_bounds(x, part, shape[at]))
@@ -134,15 +133,11 @@ def _check_bounds(x: TensorBase, part: Any, n: int) -> Any:
     """Places along a dimension of size n: NumPy looks at them itself, CuPy would begin anew at the other end."""
     if x._device is CPU:
         return part
-    return indexing.check_index(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))
+    return ops.check_index(x._device.xp, part, -n, n, RangeError, _OUT_OF_RANGE.format(name="x[index]"))
 
 
 def _is_mask(part: Any) -> bool:
     return hasattr(part, "dtype") and part.dtype.kind == "b"
-
-
-def _is_array(part: Any) -> bool:
-    return hasattr(part, "dtype") and part.dtype.kind != "b"
 
 
 def _dims_of(part: Any) -> int:
@@ -168,7 +163,7 @@ def read_index(x: TensorBase, step: Step) -> Tensor:
     return apply(ops.getitem, (x,), index=step)
 
 
-def drop_leading_ones(value: TensorBase) -> TensorBase:
+def drop_leading_ones(value: TensorBase) -> Any:
     """`value` without leading dimensions of size 1, which an assignment may have more of than its target."""
     shape = value.array.shape
     if not shape or shape[0] != 1:
@@ -191,14 +186,9 @@ def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) ->
         raise DtypeError(f"{name}: the index is an int64 tensor, not {getattr(index, 'dtype', type(index).__name__)}")
     array = place(index.array, x._device)
     if x._device is not CPU:
-        return indexing.check_index(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
-    # Read as unsigned, a negative number is larger than any size: one pass instead of two.
-    inside = array.size == 0 or (
-        array.view(f"u{array.itemsize}").max() < n if not low else array.min() >= low and array.max() < n
-    )
-    if not inside:
-        bad = array[(array < low) | (array >= n)].reshape(-1)[0]
-        raise RangeError(f"{name}: index {int(bad)} is out of range for {n} elements of shape {x.array.shape}")
+        return ops.check_index(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
+    if (wrong := ops.first_outside(array, low, n)) is not None:
+        raise RangeError(f"{name}: index {wrong} is out of range for {n} elements of shape {x.array.shape}")
     return array
 
 
@@ -235,10 +225,10 @@ def broadcast_shape(name: str, *shapes: Ints) -> Ints:
 
 
 # Where to write (`x`, or `x` expanded), an op of that and of a value, the value, and the op's parameters.
-Call = tuple[TensorBase, "Op", Any, dict[str, Any]]
+Call = tuple[TensorBase, "Op", Any, Parameters]
 
 
-def _forms(build: Callable[..., Call]) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _forms(build: Callable[..., Call]) -> tuple[TensorFunction, TensorFunction]:
     """The two methods that `build` plans: NAME, which writes into a copy, and NAME_, which writes into the tensor."""
     name = build.__name__[1:]
     first, _, *rest = inspect.signature(build).parameters.values()
@@ -254,7 +244,7 @@ def _forms(build: Callable[..., Call]) -> tuple[Callable[..., Tensor], Callable[
     return as_method(copied, name, build.__doc__), as_method(written, f"{name}_", f"{name} in place. {build.__doc__}")
 
 
-def _run(name: str, x: TensorBase, op: Op, value: Any, parameters: dict[str, Any]) -> Tensor:
+def _run(name: str, x: TensorBase, op: Op, value: Any, parameters: Parameters) -> Tensor:
     try:
         return apply(op, (x, value), **parameters)
     except DdpError:
@@ -267,7 +257,7 @@ def _run(name: str, x: TensorBase, op: Op, value: Any, parameters: dict[str, Any
         raise as_ddp_error(name, error) from error
 
 
-def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, parameters: dict[str, Any]) -> Any:
+def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, parameters: Parameters) -> Any:
     if target.array.shape != x.array.shape:
         raise ShapeError(f"{name}: a mask for shape {target.array.shape} does not broadcast to {x.array.shape}")
     tracked = must_record(x, name, value)
@@ -280,7 +270,7 @@ def _run_in_place(x: Any, name: str, target: TensorBase, op: Op, value: Any, par
     return x
 
 
-def _check_source(x: TensorBase, name: str, source: Any) -> TensorBase:
+def _check_source(x: TensorBase, name: str, source: Any) -> Any:
     """`source`, if it is a tensor of the dtype of `x`. Raises: DtypeError."""
     if not isinstance(source, TensorBase) or source.array.dtype != x.array.dtype:
         got = getattr(source, "dtype", type(source).__name__)
@@ -312,9 +302,9 @@ def _scatter(
     if (src is None) == (value is None):
         raise ArgumentError(f"{name}: expected src or value, one of them")
     where, at = check_gather(x, dim, index, name)
-    v: Any = src if value is None else value
+    v = src if value is None else value
     if isinstance(src, TensorBase) and src.array.size == where.size == 1 and src.array.ndim + where.ndim == 1:
-        v = cast(Any, src).reshape(where.shape)
+        v = v.reshape(where.shape)
     if isinstance(v, TensorBase) and (v.array.ndim or not x.array.ndim):
         v = _check_source(x, name, v)
         shape = v.array.shape
@@ -338,7 +328,7 @@ def _scatter_add(x: TensorBase, name: str, dim: int, index: TensorBase, src: Ten
 
 def _check_vector(
     x: TensorBase, name: str, dim: int, index: TensorBase, negative: bool = False
-) -> tuple[Any, tuple[Any, ...], int]:
+) -> tuple[Any, Step, int]:
     """The array of `index`, a vector along `dim`; the places it names in `x`; and the non-negative dim."""
     at = axis(x, dim, name)
     n = x.array.shape[at] if x.array.ndim else 1
@@ -349,7 +339,7 @@ def _check_vector(
     return where, index_along(x, at, where), at
 
 
-def _check_slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> TensorBase:
+def _check_slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> Any:
     """`source`, if it is what a vector of places along `at` asks for. Raises: ShapeError, DtypeError."""
     source = _check_source(x, name, source)
     shape, n = x.array.shape, where.size
@@ -363,7 +353,7 @@ def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: An
     """self with alpha * source added at `index`, a vector, along `dim`."""
     where, places, at = _check_vector(x, name, dim, index)
     source = _check_slices(x, name, where, at, source)
-    value = source if alpha == 1 else cast(Any, source) * alpha
+    value = source if alpha == 1 else source * alpha
     return x, ops.index_add, value, {"places": copy_index(places, x, value)}
 
 
@@ -396,12 +386,12 @@ def _index_put(x: TensorBase, name: str, indices: Any, values: Any, accumulate: 
     return x, ops.index_add, values, {"places": places}
 
 
-def _masked(x: TensorBase, name: str, mask: TensorBase) -> tuple[Any, Any]:
+def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
     """`x` and the array of the mask in the shape that both broadcast to. Raises: DtypeError, ShapeError."""
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
         raise DtypeError(f"{name}: the mask is a bool tensor, not {getattr(mask, 'dtype', type(mask).__name__)}")
     shape = broadcast_shape(name, x.array.shape, mask.array.shape)
-    return x if shape == x.array.shape else cast(Any, x).expand(shape), place(mask.array, x._device)
+    return x if shape == x.array.shape else x.expand(shape), place(mask.array, x._device)
 
 
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
@@ -416,7 +406,7 @@ def _masked_scatter(x: TensorBase, name: str, mask: TensorBase, source: Any) -> 
     target, where = _masked(x, name, mask)
     shape, xp = target.array.shape, x._device.xp
     where = xp.broadcast_to(where, shape)
-    value = cast(Any, _check_source(x, name, source)).reshape(-1)
+    value = _check_source(x, name, source).reshape(-1)
     n = value.array.size
     if x._device is CPU:
         if n < (count := int(where.sum())):
@@ -453,7 +443,7 @@ class Indexing(TensorBase):
                 if isinstance(value, TensorBase):
                     value = drop_leading_ones(convert(value, self.array.dtype))
                     if value._device is not self._device:
-                        value = cast(Any, value).to(self._device)
+                        value = value.to(self._device)
                 else:
                     value = wrap(self._device.xp.asarray(value, self.array.dtype), self._device)
                 rest = copy_index(rest, self, value)
@@ -481,43 +471,41 @@ class Indexing(TensorBase):
 
         sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
         """
-        x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
+        x = at_least_1d(self)
         where, at = check_gather(x, dim, index, "gather")
         if not where.size:
             return wrap(self._device.xp.zeros(where.shape, self.array.dtype), self._device)
-        found = apply(ops.gather, (x,), index=where, dim=at)
-        return found if index.array.ndim else cast("Tensor", found.reshape(()))
+        result = apply(ops.gather, (x,), index=where, dim=at)
+        return result if index.array.ndim else result.reshape(())
 
-    def take_along_dim(self, indices: TensorBase, dim: int | None = None) -> Tensor:
+    def take_along_dim(self: Any, indices: Any, dim: int | None = None) -> Tensor:
         """As gather, but both broadcast, and indices may be negative; without `dim`, of the flattened tensor."""
-        x: Any = self
-        index: Any = indices
         if dim is None:
-            return cast("Tensor", x.reshape(-1).gather(0, _wrap_negative(index.reshape(-1), x.array.size)))
-        if index.array.ndim != self.array.ndim:
-            raise ShapeError(f"take_along_dim: {self.array.shape} by {index.array.shape}: dimensions differ")
+            return self.reshape(-1).gather(0, _wrap_negative(indices.reshape(-1), self.array.size))
+        pair = (self, indices)
+        if indices.array.ndim != self.array.ndim:
+            raise ShapeError(f"take_along_dim: {self.array.shape} by {indices.array.shape}: dimensions differ")
         at = axis(self, dim, "take_along_dim")
-        sizes = [(*each.array.shape[:at], 1, *each.array.shape[at + 1 :]) for each in (self, index)]
-        common = broadcast_shape("take_along_dim", *sizes)
-        x, index = (each.expand(*common[:at], each.array.shape[at], *common[at + 1 :]) for each in (x, index))
-        return cast("Tensor", x.gather(at, _wrap_negative(index, x.array.shape[at])))
+        common = broadcast_shape("take_along_dim", *[(*x.array.shape[:at], 1, *x.array.shape[at + 1 :]) for x in pair])
+        x, index = (x.expand(*common[:at], x.array.shape[at], *common[at + 1 :]) for x in pair)
+        return x.gather(at, _wrap_negative(index, x.array.shape[at]))
 
-    def take(self, index: TensorBase) -> Tensor:
+    def take(self: Any, index: TensorBase) -> Tensor:
         """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
-        x: Any = self
+        flat = self.reshape(-1)
         array = check_indices(self, index, self.array.size, "take", low=-self.array.size)
-        return read_index(x.reshape(-1), (array,)) if array.ndim else x.reshape(-1)[int(array)]
+        return read_index(flat, (array,)) if array.ndim else flat[int(array)]
 
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
-        x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
+        x = at_least_1d(self)
         found = read_index(x, _check_vector(x, "index_select", dim, index)[1])
         return found if self.array.ndim else found.reshape(())
 
     def masked_select(self, mask: TensorBase) -> Tensor:
         """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
         x, where = _masked(self, "masked_select", mask)
-        return cast("Tensor", x.reshape(-1)[self._device.xp.broadcast_to(where, x.array.shape).reshape(-1)])
+        return x.reshape(-1)[self._device.xp.broadcast_to(where, x.array.shape).reshape(-1)]
 
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
@@ -530,7 +518,7 @@ class Indexing(TensorBase):
 
     def argwhere(self) -> Tensor:
         """Where elements are not zero, int64 (n, ndim), in order."""
-        return cast("Tensor", self.nonzero())
+        return self.nonzero()
 
     # Where a place is named twice, sums add both up; what else is written there is one of both.
     scatter, scatter_ = _forms(_scatter)

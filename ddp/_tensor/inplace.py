@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -17,11 +17,19 @@ import numpy as np
 
 from ddp._device import on, place
 from ddp._engine import Leaf, Node, modes
-from ddp._tensor.base import Tensor, TensorBase, apply, check_current, guarded_run, needs_guard, written_in_graph
+from ddp._tensor.base import (
+    TensorBase,
+    TensorFunction,
+    apply,
+    check_current,
+    guarded_run,
+    needs_guard,
+    written_in_graph,
+)
 from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.creation import array_of
-from ddp._tensor.dtypes import Number
-from ddp._tensor.operands import Other, as_ddp_error, as_method, broadcast, convert, number_as_tensor
+from ddp._tensor.dtypes import CATEGORY, Number
+from ddp._tensor.operands import Other, as_ddp_error, as_method, broadcast, convert, operand_as_tensor
 from ddp.errors import ArgumentError, DeviceError, DtypeError, InplaceError, ShapeError
 from ddp.ops import elementwise
 
@@ -65,7 +73,7 @@ def assign(x: T, name: str, result: TensorBase) -> T:
     array, values = x.array, result.array
     if values.shape != array.shape:
         raise ShapeError(f"{name}: a result of shape {values.shape} does not fit a tensor of shape {array.shape}")
-    if _CATEGORY[values.dtype.kind] > _CATEGORY[array.dtype.kind]:
+    if CATEGORY[values.dtype] > CATEGORY[array.dtype]:
         raise DtypeError(f"{name}: a result of {values.dtype} does not fit a tensor of {array.dtype}")
     before, node = x.edge, None
     if recorded := must_record(x, name, result):
@@ -86,9 +94,6 @@ def assign(x: T, name: str, result: TensorBase) -> T:
     if isinstance(node, Node) and old is not None and old.retained_grad is not None:
         node.ensure_metadata().retained_grad, old.retained_grad = old.retained_grad, None
     return x
-
-
-_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "V": 2}
 
 
 def _copy_saved_result(x: TensorBase) -> None:
@@ -167,12 +172,7 @@ def in_place(
     return as_method(form, name, f"{method.__name__}() in place. {method.__doc__}", method)
 
 
-def in_place_forms(*methods: Callable[..., Any]) -> Iterator[Callable[..., Tensor]]:
-    """The forms in place of several methods."""
-    return map(in_place, methods)
-
-
-def both_forms(method: F) -> tuple[F, Callable[..., Tensor]]:
+def both_forms(method: F) -> tuple[F, TensorFunction]:
     """`method`, and its form in place."""
     return method, in_place(method)
 
@@ -202,7 +202,7 @@ def function_form(method: F, *, number_first: bool = False) -> F:
         if not isinstance(first, TensorBase) and not isinstance(first, ComplexTensor):
             if not number_first:
                 raise DtypeError(f"{name}: input is a Tensor, not {type(first).__name__}")
-            first = number_as_tensor(first, rest[0] if rest else named.get("other"))
+            first = operand_as_tensor(first, rest[0] if rest else named.get("other"))
         result = getattr(first, name)(*rest, **named)
         return result if out is None else _write_out(name, result, out)
 

@@ -22,6 +22,9 @@ from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphEr
 _UINT, _BFLOAT = 1, 4  # DLDataTypeCode
 
 
+DLDevice = tuple[int, int]  # DLPack's number of the kind of device, and its index
+
+
 class _DataType(ctypes.Structure):
     """DLDataType."""
 
@@ -52,10 +55,10 @@ def bfloat16_capsule(array: Any, options: dict[str, Any]) -> Any:
 class _CapsuleHolder:
     """What NumPy or CuPy asks for an array, and gets a capsule of integers."""
 
-    def __init__(self, capsule: Any, where: tuple[int, int]) -> None:
+    def __init__(self, capsule: Any, where: DLDevice) -> None:
         self._capsule, self._where = capsule, where
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> DLDevice:
         return self._where
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -189,7 +192,7 @@ class Interop(TensorBase):
         *,
         stream: Any = None,
         max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
+        dl_device: DLDevice | None = None,
         copy: bool | None = None,
     ) -> Any:
         """A DLPack capsule that shares the memory.
@@ -220,7 +223,7 @@ class Interop(TensorBase):
         with on(self._device):
             return bfloat16_capsule(array, options) if array.dtype == bfloat16 else array.__dlpack__(**options)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
+    def __dlpack_device__(self) -> DLDevice:
         """DLPack's number of the kind of device, and its index."""
         kind, index = self.array.__dlpack_device__()
         return int(kind), int(index)

@@ -113,17 +113,15 @@ class LinearAlgebra(TensorBase):
 
     ger = outer
 
-    def inner(self, other: TensorBase) -> Tensor:
+    def inner(self: Any, other: Any) -> Tensor:
         """The sum of products over the last dimensions: (..., k), (..., k); a 0-d factor multiplies."""
-        x: Any = self
-        y: Any = other
-        a, b = x.array, y.array
+        a, b = self.array, other.array
         if not a.ndim or not b.ndim:
-            return x * y
+            return self * other
         if a.shape[-1] != b.shape[-1]:
             raise ShapeError(f"inner: {a.shape} and {b.shape}: last dimensions {a.shape[-1]} and {b.shape[-1]} differ")
-        flat = y.reshape(math.prod(b.shape[:-1]), b.shape[-1])
-        return matmul(x, flat.transpose(0, 1), "inner").reshape((*a.shape[:-1], *b.shape[:-1]))
+        flat = other.reshape(math.prod(b.shape[:-1]), b.shape[-1])
+        return matmul(self, flat.transpose(0, 1), "inner").reshape((*a.shape[:-1], *b.shape[:-1]))
 
     def trace(self) -> Tensor:
         """The sum of the diagonal of a matrix: (n, m) to (). Raises: ShapeError for other dimensions."""
@@ -152,10 +150,11 @@ class LinearAlgebra(TensorBase):
 
 
 Labels = list[int]
+Terms = tuple[list[Any], list[Labels], Labels]  # operands, the labels of each, those of the result
 DOTS = -1  # stands for "..." until the operands' numbers of dimensions are known
 
 
-def parse_equation(equation: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Labels], Labels]:
+def parse_equation(equation: Any, operands: Sequence[Any]) -> Terms:
     """The operands, the labels of each, and those of the result. Raises: ArgumentError."""
     if not isinstance(equation, str):
         raise ArgumentError(f"einsum: the equation is a string, not {type(equation).__name__}")
@@ -175,7 +174,7 @@ def _labels(term: str, equation: str) -> Labels:
     return [*map(ord, before), *([DOTS] if dots else []), *map(ord, after)]
 
 
-def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> tuple[list[Any], list[Labels], Labels]:
+def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> Terms:
     """Every label a number of its own: those of "..." are counted from the right, and negative."""
     if len(operands) != len(terms) or not operands:
         raise ArgumentError(f"einsum: {len(terms)} terms for {len(operands)} operands")

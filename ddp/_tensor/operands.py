@@ -124,18 +124,23 @@ def check_operand(result: Any, name: str, y: Other) -> Tensor:
     return result
 
 
-def number_as_tensor(number: Other, x: Any, name: str = "operand") -> Tensor:
-    """A number as a 0-d tensor, in the dtype that it has beside `x`; an array as a tensor."""
-    if isinstance(number, np.generic):
-        number = number.item()
-    if isinstance(number, Number) and isinstance(x, TensorBase):
-        dtype = promote_scalar(x.array.dtype, number)
+def operand_as_tensor(y: Other, x: Any, name: str = "operand") -> Any:
+    """A number as a 0-d tensor, in the dtype that it has beside the tensor `x`; an array as a tensor.
+
+    Raises: DtypeError for anything else, or if `x` is no tensor.
+    """
+    if isinstance(y, TensorBase):
+        return y
+    if isinstance(y, np.generic):
+        y = y.item()
+    if isinstance(y, Number) and isinstance(x, TensorBase):
+        dtype = promote_scalar(x.array.dtype, y)
         try:
             with on(x._device):
-                return wrap(x._device.xp.asarray(number, dtype), x._device)
+                return wrap(x._device.xp.asarray(y, dtype), x._device)
         except REJECTED as error:
             raise as_ddp_error("number", error) from error
-    return check_operand(array_as_tensor(x, number) if isinstance(x, TensorBase) else None, name, number)
+    return check_operand(array_as_tensor(x, y) if isinstance(x, TensorBase) else None, name, y)
 
 
 def promote_all(name: str, *tensors: TensorBase) -> list[TensorBase]:

@@ -65,10 +65,10 @@ def text_of(x: Tensor) -> str:
         body = "[]"
         if len(shape) != 1:
             notes.append(f"size={shape}")
-        usual: tuple[Any, ...] = (get_default_dtype(),)
+        usual = [get_default_dtype()]
     else:
         body = _body(x.array, x._device.xp, len("tensor("))
-        usual = (get_default_dtype(), int64, bool_)
+        usual = [get_default_dtype(), int64, bool_]
     if dtype not in usual:
         notes.append(f"dtype=ddp.{dtype.name}")
     if x.grad_fn is not None:

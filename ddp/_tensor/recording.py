@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from ddp._device import CPU
-from ddp._tensor.base import FLOATS, Tensor, TensorBase, apply, wrap
+from ddp._tensor.base import FLOATS, Tensor, TensorBase, TensorFunction, apply, wrap
 from ddp._tensor.elementwise import select_where
-from ddp._tensor.operands import number_as_tensor
+from ddp._tensor.operands import convert, operand_as_tensor
 from ddp.ops import elementwise, indexing, products, reduction, shape
 from ddp.ops.arrays import RecordingModule
 from ddp.ops.op import OPS, Op
 
-OfTensors = Callable[..., Tensor]
 FULL = slice(None)
 _BASIC = (int, np.integer, slice, type(None), type(...))
 
@@ -64,8 +63,8 @@ class RecordingArray:
 
     _tensor: Tensor
     _base: RecordingArray | None
-    _read: OfTensors
-    _replace: OfTensors
+    _read: TensorFunction
+    _replace: TensorFunction
     _seen: Any
 
     def __init__(self, tensor: Tensor) -> None:
@@ -73,7 +72,7 @@ class RecordingArray:
         self._base = None
         self.compared = False
 
-    def _view(self, read: OfTensors, replace: OfTensors) -> RecordingArray:
+    def _view(self, read: TensorFunction, replace: TensorFunction) -> RecordingArray:
         """read: this view of a tensor; replace: a tensor with other values in this view"""
         view = RecordingArray.__new__(RecordingArray)
         view._base = self
@@ -93,23 +92,20 @@ class RecordingArray:
                 self._tensor = self._read(whole)
         return self._tensor
 
-    def write(self, value: Any) -> None:
-        """Puts `value`, which broadcasts to this shape, in place of the numbers."""
+    def write(self, value: Any, index: Any = ...) -> None:
+        """Puts `value`, which broadcasts to what `index` selects, in place of the numbers there."""
         before = self.tensor
-        value = self._as_value(value)
-        if not isinstance(value, TensorBase) or value.array.shape != before.array.shape:
+        value = as_operand(value)
+        if isinstance(value, TensorBase):
+            value = convert(value, before.array.dtype)
+        if index is not ...:
+            value = apply(indexing.setitem, (before, value), steps=(index,))
+        elif not isinstance(value, TensorBase) or value.array.shape != before.array.shape:
             value = apply(indexing.setitem, (before.detach(), value), steps=(...,))
         if self._base is None:
             self._tensor = value
         else:
             self._base.write(self._replace(self._base.tensor, value))
-
-    def _as_value(self, value: Any) -> Any:
-        """An operand in the dtype of this array; a number as it is."""
-        value = as_operand(value)
-        if isinstance(value, TensorBase) and value.array.dtype != self.dtype:
-            value = apply(elementwise.cast, (value,), dtype=self.dtype)
-        return value
 
     def __array__(self, *args: Any, **named: Any) -> Any:
         raise TypeError("NumPy was given a recording array, whose gradient would be lost")
@@ -135,12 +131,9 @@ class RecordingArray:
         )
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if isinstance(value, RecordingArray) and value._base is self:
-            return  # x[index] += v: the view was written to
-        if index is ...:
-            self.write(value)
-        else:
-            self.write(apply(indexing.setitem, (self.tensor, self._as_value(value)), steps=(index,)))
+        # x[index] += v: the view was written to
+        if not isinstance(value, RecordingArray) or value._base is not self:
+            self.write(value, index)
 
     def reshape(self, *sizes: Any) -> RecordingArray:
         wanted = sizes if isinstance(sizes[0], int | np.integer) else tuple(sizes[0])
@@ -281,8 +274,8 @@ _FLAT |= {"less_equal", "not_equal", "remainder", "rint", "sign", "trunc"}
 def _as_tensors(x: Any, y: Any) -> list[Any]:
     """Both as tensors, a number in the dtype of the other."""
     values = [as_operand(x), as_operand(y)]
-    like = next(each for each in values if isinstance(each, TensorBase) and each.array.dtype.kind in FLOATS)
-    return [each if isinstance(each, TensorBase) else number_as_tensor(each, like) for each in values]
+    like = next(value for value in values if isinstance(value, TensorBase) and value.array.dtype.kind in FLOATS)
+    return [operand_as_tensor(value, like) for value in values]
 
 
 def _where(condition: Any, x: Any, y: Any) -> RecordingArray:
@@ -301,14 +294,6 @@ def _matmul(x: Any, y: Any, out: RecordingArray | None = None) -> RecordingArray
     return result
 
 
-def _copyto(x: RecordingArray, v: Any, where: Any) -> None:
-    x.write(_where(np.broadcast_to(where, x.shape), v, x))
-
-
-def _put_along_axis(x: RecordingArray, index: Any, v: Any, axis: int) -> None:
-    x.write(record(indexing.scatter, x, v, index=index, dim=axis))
-
-
 _UNARY = ("abs", "cos", "cosh", "exp", "expm1", "log", "log1p", "sin", "sinh", "sqrt", "square", "tanh")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: partial(record, OPS[name]) for name in _UNARY},
@@ -317,7 +302,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ascontiguousarray": lambda x, dtype=None: x.astype(dtype or x.dtype, copy=False),
     "broadcast_to": lambda x, sizes: x if x.shape == sizes else record(shape.expand, x, shape=tuple(sizes)),
     "clip": lambda x, low, high: record(elementwise.clamp, x, low=low, high=high),
-    "copyto": _copyto,
+    "copyto": lambda x, v, where: x.write(_where(np.broadcast_to(where, x.shape), v, x)),
     "cumprod": lambda x, axis: record(reduction.cumprod, x, dim=axis % x.ndim),
     "cumsum": lambda x, axis: record(reduction.cumsum, x, dim=axis % x.ndim),
     "divide": operator.truediv,
@@ -328,7 +313,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "moveaxis": lambda x, source, target: RecordingArray(x.tensor.movedim(source, target)),
     "multiply": operator.mul,
     "negative": operator.neg,
-    "put_along_axis": _put_along_axis,
+    "put_along_axis": lambda x, index, v, axis: x.write(record(indexing.scatter, x, v, index=index, dim=axis)),
     "repeat": lambda x, n: x if n == 1 else RecordingArray(x.tensor.repeat_interleave(n)),
     "roll": lambda x, shifts, dims: record(shape.roll, x, shifts=shifts, dims=dims),
     "split": _split,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,11 @@ def axes(x: TensorBase, dim: Dims, name: str) -> Ints:
     if len(set(named)) < len(named):
         raise ArgumentError(f"{name}: dimensions {tuple(named)} name one twice")
     return tuple(named) if ndim else ()
+
+
+def at_least_1d(x: Any) -> Any:
+    """`x`, a number as a vector of one element."""
+    return x if x.array.ndim else x.reshape(1)
 
 
 def check_not_empty(x: TensorBase, dims: Ints, name: str) -> TensorBase:
@@ -87,9 +92,8 @@ def _values_at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) ->
 def along(op: Any, x: TensorBase, dim: int) -> Any:
     """`op` along one dimension; a 0-d tensor counts as having one."""
     at = axis(x, dim, op.name)
-    if x.array.ndim:
-        return apply(op, (x,), dim=at)
-    return apply(op, (x.reshape(1),), dim=0).reshape(())  # type: ignore[attr-defined]  # every tensor has the mixins
+    result = apply(op, (at_least_1d(x),), dim=at)
+    return result if x.array.ndim else result.reshape(())
 
 
 def _cumulative(op: Any, doc: str) -> Any:
@@ -277,7 +281,7 @@ class Reductions(TensorBase):
 
     def sort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> results.sort:
         """(values, indices) in order along `dim`. stable: accepted; equal elements always keep their order."""
-        return results.sort(*_gather_found(self, reduction.argsort(*_along(self, dim, "sort"), descending), dim))
+        return results.sort(*_gather(self, reduction.argsort(*_along(self, dim, "sort"), descending), dim))
 
     def argsort(self, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
         """The indices that sort along `dim`. stable: accepted; equal elements always keep their order."""
@@ -292,14 +296,14 @@ class Reductions(TensorBase):
         xp, x, at = _along(self, dim, "topk")
         if not 0 <= k <= x.shape[at]:
             raise RangeError(f"topk: k={k} of dimension {at} of shape {self.array.shape}")
-        return results.topk(*_gather_found(self, reduction.extremes(xp, x, k, at, largest, sorted), dim))
+        return results.topk(*_gather(self, reduction.extremes(xp, x, k, at, largest, sorted), dim))
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
         """(values, indices) of the k-th smallest, from 1, along `dim`. Raises: RangeError if there are fewer."""
         xp, x, at = _along(self, dim, "kthvalue")
         if not 1 <= k <= x.shape[at]:
             raise RangeError(f"kthvalue: k={k} of dimension {at} of shape {self.array.shape}")
-        pair = _gather_found(self, reduction.ranked(xp, x, k, at), dim)
+        pair = _gather(self, reduction.ranked(xp, x, k, at), dim)
         return results.kthvalue(*(pair if keepdim or not self.array.ndim else [each.squeeze(at) for each in pair]))
 
     def unique(
@@ -363,19 +367,19 @@ def _along(x: TensorBase, dim: int, name: str) -> tuple[Any, Any, int]:
     return x._device.xp, x.array if x.array.ndim else x.array.reshape(1), axis(x, dim, name)
 
 
-def _wrap_indices(x: TensorBase, found: Any) -> Tensor:
+def _wrap_indices(x: TensorBase, indices: Any) -> Tensor:
     """Indices along a dimension, 0-d again where `x` is, unless there is none."""
-    if not x.array.ndim and found.size:
-        found = found.reshape(())
-    return wrap(x._device.xp.ascontiguousarray(found).reshape(found.shape), x._device)
+    if not x.array.ndim and indices.size:
+        indices = indices.reshape(())
+    return wrap(x._device.xp.ascontiguousarray(indices).reshape(indices.shape), x._device)
 
 
-def _gather_found(x: TensorBase, found: Any, dim: int) -> tuple[Tensor, Tensor]:
-    """The values of `x` at `found`, no two of which are the same place, and the indices."""
-    indices = _wrap_indices(x, found)
+def _gather(x: TensorBase, places: Any, dim: int) -> tuple[Tensor, Tensor]:
+    """The values of `x` at `places`, no two of which are the same, and the places as a tensor."""
+    indices = _wrap_indices(x, places)
     if not x.array.ndim:
-        row = cast(Any, x).reshape(1)
-        return (row.reshape(()).clone() if found.size else row[:0]), indices
+        row = at_least_1d(x)
+        return (row.reshape(()).clone() if places.size else row[:0]), indices
     return apply(ops.gather, (x,), index=indices.array, dim=dim % x.array.ndim, distinct=True), indices
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from ddp import _device
 from ddp._device import CPU, BaseGenerator, on, thread_generator
 from ddp._tensor import dtypes
-from ddp._tensor.base import Tensor, TensorBase, guarded_function, to_common_device, wrap
+from ddp._tensor.base import Tensor, TensorBase, TensorFunction, guarded_function, to_common_device, wrap
 from ddp._tensor.creation import Options, Size, Where, like_form, new, options_like, parse_shape, rename, resolve_device
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import must_record
@@ -44,7 +44,9 @@ class Generator(BaseGenerator):
         """Where the stream is, as a uint8 tensor."""
         with on(self.device):
             _ = self.rng  # a stream of a GPU that was never drawn from has no state yet
-            return wrap(_bytes_of(self.snapshot()), CPU)
+            state: Any = self.snapshot()
+            array = np.frombuffer(state, np.uint8).copy() if isinstance(state, bytes) else state.get().view(np.uint8)
+        return wrap(array, CPU)
 
     def set_state(self, new_state: TensorBase) -> None:
         """Goes back to where `get_state` was called. Raises: ArgumentError for what is no state."""
@@ -64,14 +66,10 @@ class Generator(BaseGenerator):
 _device._kind[0] = Generator
 
 
-def _bytes_of(state: Any) -> Any:
-    """The snapshot of a stream as a NumPy array of uint8."""
-    return np.frombuffer(state, np.uint8).copy() if isinstance(state, bytes) else state.get().view(np.uint8)
-
-
 def get_rng_state() -> Tensor:
     """Where this thread's random numbers of the CPU are, as a uint8 tensor."""
-    return wrap(_bytes_of(thread_generator(CPU).snapshot()), CPU)
+    own: Any = thread_generator(CPU)
+    return own.get_state()
 
 
 def set_rng_state(new_state: TensorBase) -> None:
@@ -104,11 +102,6 @@ def draw(source: Any, method: str, shape: Ints, kind: dtypes.Dtype) -> Any:
     return drawn.astype(kind)
 
 
-def drawing_device(device: Where, source: BaseGenerator | None) -> _device.device:
-    """Where numbers are drawn: the device that was asked for, else the generator's."""
-    return resolve_device(device) if source is None or device is not None else source.device
-
-
 class RandomOptions(Options, total=False):
     """What functions of random tensors take by name."""
 
@@ -124,7 +117,7 @@ def _sampled(
     **options: Any,
 ) -> Tensor:
     """What `sample(rng, dtype)` draws from the generator of the device, as a tensor. usual: see `creation.new`."""
-    where = drawing_device(device, generator)
+    where = resolve_device(device) if generator is None or device is not None else generator.device
 
     @np.errstate(all="ignore")  # what the dtype cannot hold is infinite
     def make(xp: Any, kind: dtypes.Dtype) -> Any:
@@ -133,7 +126,7 @@ def _sampled(
     return new(make, usual, device=where, **options)
 
 
-def _floats(name: str, method: str, doc: str) -> Callable[..., Tensor]:
+def _floats(name: str, method: str, doc: str) -> TensorFunction:
     """The function that makes a tensor of random floats by the generator's `method`."""
 
     def make(*sizes_: Size, size: Size | None = None, **options: Unpack[RandomOptions]) -> Tensor:
@@ -287,8 +280,9 @@ def _inverse(xp: Any, weights: Any, drawn: Any) -> Any:
     return xp.minimum(out, sums.shape[1] - 1 - (weights[:, ::-1] > 0).argmax(axis=1)[:, None])
 
 
-def _overwrite(x: Self, name: str, numbers: Any) -> Self:
-    values = x._device.xp.asarray(numbers)
+def _overwrite(x: Self, name: str, generator: BaseGenerator | None, sample: Callable[[Any, Ints], Any]) -> Self:
+    """Writes what `sample(rng, shape)` draws into `x`."""
+    values = x._device.xp.asarray(sample(_device.generator(x._device, generator), x.array.shape))
     if must_record(x, name):
         x.copy_(wrap(values, x._device))  # type: ignore[attr-defined]  # every tensor has the mixins
     else:
@@ -311,8 +305,7 @@ class Drawing(TensorBase):
         Raises: ArgumentError for a probability outside [0, 1].
         """
         chance = _probability(p, "bernoulli_")
-        drawn = _device.generator(self._device, generator).random(self.array.shape)
-        return _overwrite(self, "bernoulli_", drawn < chance)
+        return _overwrite(self, "bernoulli_", generator, lambda rng, shape: rng.random(shape) < chance)
 
     def uniform_(self: Self, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, uniform in [low, high). Raises: ArgumentError if low > high; DtypeError unless floating."""
@@ -320,23 +313,21 @@ class Drawing(TensorBase):
             raise ArgumentError(f"uniform_: low {low} is above high {high}")
         required_float(self, "uniform_")
         # In float64, so that one seed gives the same weights, rounded, in every dtype.
-        drawn = _device.generator(self._device, generator).random(self.array.shape)
-        return _overwrite(self, "uniform_", drawn * (high - low) + low)
+        return _overwrite(self, "uniform_", generator, lambda rng, shape: rng.random(shape) * (high - low) + low)
 
     def normal_(self: Self, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Self:
         """Random numbers, normally distributed. Raises: ArgumentError if std < 0; DtypeError unless floating."""
         if std < 0:
             raise ArgumentError(f"normal_: std is at least 0, not {std}")
         required_float(self, "normal_")
-        drawn = _device.generator(self._device, generator).standard_normal(self.array.shape)
-        return _overwrite(self, "normal_", drawn * std + mean)
+        return _overwrite(self, "normal_", generator, lambda rng, shape: rng.standard_normal(shape) * std + mean)
 
     def exponential_(self: Self, lambd: float = 1.0, *, generator: BaseGenerator | None = None) -> Self:
         """Random numbers, exponentially distributed with rate `lambd`. Raises: ArgumentError unless it is positive."""
         if not lambd > 0:
             raise ArgumentError(f"exponential_: lambd={lambd} is not positive")
-        drawn = _exponential(self._device.xp, _device.generator(self._device, generator), self.array.shape)
-        return _overwrite(self, "exponential_", drawn / lambd)
+        xp = self._device.xp
+        return _overwrite(self, "exponential_", generator, lambda rng, shape: _exponential(xp, rng, shape) / lambd)
 
     def random_(self: Self, low: int = 0, high: int | None = None, *, generator: BaseGenerator | None = None) -> Self:
         """Random integers in [low, high), or in [0, low) given one number; given none, as high as the dtype counts.
@@ -347,8 +338,8 @@ class Drawing(TensorBase):
             low, high = 0, low or _COUNTS.get(self.array.dtype.name) or dtypes.iinfo(self.array.dtype).max + 1
         if high <= low:
             raise ArgumentError(f"random_: no integer is in [{low}, {high})")
-        drawn = _device.generator(self._device, generator).integers(low, high, self.array.shape, dtype="int64")
-        return _overwrite(self, "random_", drawn)
+        bounds = low, high
+        return _overwrite(self, "random_", generator, lambda rng, shape: rng.integers(*bounds, shape, dtype="int64"))
 
 
 # Up to here a floating dtype holds every integer.

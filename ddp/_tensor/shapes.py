@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from ddp._device import CPU, place
-from ddp._tensor.base import Tensor, TensorBase, alias, apply, wrap
+from ddp._tensor.base import Tensor, TensorBase, Tensors, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import index_along
 from ddp._tensor.inplace import become_view, in_place
 from ddp._tensor.operands import parse_sizes
-from ddp._tensor.reductions import axes, axis
+from ddp._tensor.reductions import at_least_1d, axes, axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
 from ddp.ops.arrays import Ints
@@ -89,7 +89,7 @@ class Shapes(TensorBase):
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """Dimensions start_dim to end_dim (inclusive) joined into one."""
-        old: Ints = self.array.shape or (1,)
+        old = self.array.shape or (1,)
         first, last = axis(self, start_dim, "flatten"), axis(self, end_dim, "flatten")
         if first > last:
             raise ArgumentError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {old}")
@@ -101,11 +101,9 @@ class Shapes(TensorBase):
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
         """Dimension `dim` cut into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
-        old: Ints = self.array.shape
-        at = axis(self, dim, "unflatten")
-        if not old:
-            raise ShapeError("unflatten: a 0-d tensor has no dimension to cut")
-        return _reshaped(self, (*old[:at], *infer_shape((old[at],), tuple(sizes), "unflatten"), *old[at + 1 :]))
+        old = self.array.shape
+        at, n = _axis_and_size(self, dim, "unflatten")
+        return _reshaped(self, (*old[:at], *infer_shape((n,), tuple(sizes), "unflatten"), *old[at + 1 :]))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged."""
@@ -149,9 +147,7 @@ class Shapes(TensorBase):
     @property
     def mT(self) -> Tensor:
         """The last two dimensions exchanged. Raises: ShapeError for fewer than two."""
-        if self.array.ndim < 2:
-            raise ShapeError(f"mT: expected at least 2 dimensions, got shape {self.array.shape}")
-        return self.transpose(-2, -1)
+        return _matrix(self, "mT").transpose(-2, -1)
 
     def t(self) -> Tensor:
         """The transpose of a matrix; vectors stay. Raises: ShapeError beyond two dimensions."""
@@ -164,7 +160,7 @@ class Shapes(TensorBase):
 
         Raises: ShapeError for any other change of size.
         """
-        old: Ints = self.array.shape
+        old = self.array.shape
         wanted = parse_sizes(sizes, size)
         lead = len(wanted) - len(old)
         new = tuple([old[i - lead] if n == -1 and i >= lead else n for i, n in enumerate(wanted)])
@@ -182,17 +178,17 @@ class Shapes(TensorBase):
 
     def squeeze(self, dim: Dims | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of `dim` that are."""
-        old: Ints = self.array.shape
+        old = self.array.shape
         among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
-        old: Ints = self.array.shape
+        old = self.array.shape
         at = new_axis(self, dim, "unsqueeze")
         return _reshaped(self, (*old[:at], 1, *old[at:]))
 
-    def split(self, split_size: Dims, dim: int = 0) -> tuple[Tensor, ...]:
+    def split(self, split_size: Dims, dim: int = 0) -> Tensors:
         """Stretches of `split_size` along `dim`, the last one shorter if need be, or of the sizes given.
 
         Raises: ShapeError if sizes do not add up; ArgumentError for a size below 1.
@@ -204,14 +200,14 @@ class Shapes(TensorBase):
             raise ArgumentError(f"split: pieces of {split_size} of shape {self.array.shape}, dimension {at}")
         return _split(self, at, [min(split_size, n - i) for i in range(0, n, split_size)] if n else [0])
 
-    def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> Tensors:
         """Stretches of these sizes along `dim`. Raises: ShapeError if they do not add up to its size."""
         at, n = _axis_and_size(self, dim, "split")
         if sum(split_sizes) != n or any(length < 0 for length in split_sizes):
             raise ShapeError(f"split: sizes {split_sizes} do not add up to {n}, dimension {at} of {self.array.shape}")
         return _split(self, at, split_sizes)
 
-    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    def chunk(self, chunks: int, dim: int = 0) -> Tensors:
         """At most `chunks` stretches of one size along `dim`; the last one may be shorter. Raises: ArgumentError."""
         at, n = _axis_and_size(self, dim, "chunk")
         if chunks < 1:
@@ -220,7 +216,7 @@ class Shapes(TensorBase):
             return _split(self, at, [0] * chunks)
         return self.split(-(-n // chunks), at)
 
-    def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> tuple[Tensor, ...]:
+    def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> Tensors:
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
         at, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
@@ -233,7 +229,7 @@ class Shapes(TensorBase):
         cuts = [None, *indices_or_sections, None]
         return tuple([_slice_view(self, at, slice(*pair)) for pair in pairwise(cuts)])
 
-    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
+    def unbind(self, dim: int = 0) -> Tensors:
         """The slices along `dim`, which vanishes."""
         at, _ = _axis_and_size(self, dim, "unbind")
         return _share_versions(self, apply(shape.unbind, (self,), dim=at))
@@ -270,7 +266,7 @@ class Shapes(TensorBase):
         if step < 1 or not 0 <= size <= n:
             raise ShapeError(f"unfold: windows of {size}, {step} apart, in dimension {at} of shape {self.array.shape}")
         if not self.array.ndim:
-            return cast(Any, self).reshape(1)[:size]
+            return at_least_1d(self)[:size]
         return apply(shape.unfold, (self,), dim=at, size=size, step=step)
 
     def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
@@ -300,15 +296,15 @@ class Shapes(TensorBase):
             raise DtypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
-    def repeat(self, *sizes: Dims, repeats: Sequence[int] | None = None) -> Tensor:
+    def repeat(self: Any, *sizes: Dims, repeats: Sequence[int] | None = None) -> Tensor:
         """Laid out so many times along each dimension; further ones lead. Raises: ShapeError for fewer."""
         times = parse_sizes(sizes, repeats)
         ndim = self.array.ndim
         if len(times) < ndim or any(n < 0 for n in times):
             raise ShapeError(f"repeat: {times} for shape {self.array.shape}: expected a number for each dimension")
         if not times:
-            return cast(Any, self).clone()
-        x = cast(Any, self)[(None,) * (len(times) - ndim)] if len(times) > ndim else self
+            return self.clone()
+        x = self[(None,) * (len(times) - ndim)] if len(times) > ndim else self
         return apply(shape.repeat, (x,), times=tuple(times))
 
     def tile(self, *sizes: Dims, dims: Sequence[int] | None = None) -> Tensor:
@@ -379,7 +375,7 @@ class Shapes(TensorBase):
         if len(at or (0,)) != len(by):
             raise ArgumentError(f"roll: {len(by)} shifts {by} for dims {at}: expected as many")
         if not at:
-            return cast(Any, self).reshape(-1).roll(by, 0).reshape(self.array.shape)
+            return self.reshape(-1).roll(by, 0).reshape(self.array.shape)
         return apply(shape.roll, (self,), shifts=by, dims=tuple([axis(self, d, "roll") for d in at]))
 
     def tril(self, diagonal: int = 0) -> Tensor:
@@ -403,11 +399,11 @@ class Shapes(TensorBase):
         """A matrix with this vector on a diagonal; of a matrix, a copy of the diagonal. Raises: ShapeError."""
         if self.array.ndim not in (1, 2):
             raise ShapeError(f"diag: expected a vector or a matrix, got shape {self.array.shape}")
-        return self.diag_embed(diagonal) if self.array.ndim == 1 else cast(Any, self).diagonal(diagonal).clone()
+        return self.diag_embed(diagonal) if self.array.ndim == 1 else self.diagonal(diagonal).clone()
 
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
         """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
-        x: Any = self if self.array.ndim else cast(Any, self).reshape(1)
+        x = at_least_1d(self)
         a, b = new_axis(x, dim1, "diag_embed"), new_axis(x, dim2, "diag_embed")
         if a == b:
             raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
@@ -434,17 +430,17 @@ def _slice_view(x: TensorBase, at: int, part: int | slice) -> Tensor:
     return apply(indexing.getitem, (x,), index=(*(slice(None),) * at, part, ...))
 
 
-def _split(x: TensorBase, dim: int, lengths: Sequence[int]) -> tuple[Tensor, ...]:
+def _split(x: TensorBase, dim: int, lengths: Sequence[int]) -> Tensors:
     return _share_versions(x, apply(shape.split, (x,), dim=dim, lengths=tuple(lengths)))
 
 
-def _share_versions(x: TensorBase, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _share_versions(x: TensorBase, parts: Tensors) -> Tensors:
     for part in parts:
         alias(part, x)
     return parts
 
 
-def _matrix(x: TensorBase, name: str) -> TensorBase:
+def _matrix(x: Any, name: str) -> Any:
     if x.array.ndim < 2:
         raise ShapeError(f"{name}: expected at least 2 dimensions, got shape {x.array.shape}")
     return x

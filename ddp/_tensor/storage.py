@@ -27,6 +27,7 @@ from ddp._tensor.inplace import must_record, operand_array
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
 from ddp.errors import ArgumentError, DeviceError, DtypeError, GraphError, ShapeError
 from ddp.ops import elementwise
+from ddp.ops.arrays import Ints
 from ddp.ops.memory_formats import channels_last, is_channels_last, memory_format, preserve_format
 
 T = TypeVar("T", bound="Storage")
@@ -118,7 +119,7 @@ class Storage(TensorBase):
         twin.grad = self.grad
         return twin
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> Any:
         check_leaf(self, "pickling")
         arguments = (type(self), place(self.array, CPU), self._device, self.edge is not None)
         return _rebuild, arguments, self.__dict__ or None
@@ -167,7 +168,7 @@ def _copy_as_leaf(x: T, array: Any, name: str, like: TensorBase | None = None) -
     twin = as_subclass(type(x), wrap(array, x._device, like))
     if like is not None:
         twin.__dict__.update(x.__dict__)
-    return twin.requires_grad_() if x.edge is not None else twin
+    return twin.requires_grad_(x.edge is not None)
 
 
 def as_subclass(kind: type[T], plain: Any) -> T:
@@ -182,8 +183,7 @@ def as_subclass(kind: type[T], plain: Any) -> T:
 
 
 def _rebuild(kind: type[T], array: Any, where: device, requires_grad: bool) -> T:
-    self = as_subclass(kind, wrap(place(array, where), where))
-    return self.requires_grad_() if requires_grad else self
+    return as_subclass(kind, wrap(place(array, where), where)).requires_grad_(requires_grad)
 
 
 _class_hooks: list[Callable[[type], Any]] = []
@@ -244,7 +244,7 @@ def _moved(array: Array, memory: Array, low: int, offset: int) -> Array:
     return np.ndarray(array.shape, array.dtype, memory, at, array.strides)
 
 
-def _references(x: Any) -> tuple[int, ...]:
+def _references(x: Any) -> Ints:
     """How many references there are to a tensor's array and to the memory below it."""
     array = x.array
     root = _root(array)

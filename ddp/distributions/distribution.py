@@ -12,7 +12,7 @@ from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import zeros
 from ddp._tensor.functions import broadcast_tensors
-from ddp._tensor.operands import number_as_tensor
+from ddp._tensor.operands import operand_as_tensor
 from ddp._tensor.results import Size
 from ddp.distributions.constraints import Constraint, independent
 from ddp.errors import ArgumentError, ShapeError
@@ -57,7 +57,7 @@ class Distribution:
     def _set_parameters(self, validate_args: Flag, **parameters: Any) -> None:
         """Initializes a family of numbers. Parameters that are numbers take dtype and device of the first tensor."""
         like = next((x for x in parameters.values() if isinstance(x, Tensor)), zeros(()))
-        tensors = [x if isinstance(x, Tensor) else number_as_tensor(x, like) for x in parameters.values()]
+        tensors = [operand_as_tensor(x, like) for x in parameters.values()]
         for name, value in zip(parameters, broadcast_tensors(*tensors), strict=True):
             vars(self)[name] = value
         Distribution.__init__(self, value.shape, (), validate_args)

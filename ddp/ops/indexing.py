@@ -364,14 +364,19 @@ def check_index(xp: Any, index: Array, low: int, high: int, error: type[Exceptio
     On a device: a new int64 array, negative indices counted from the end; a wrong one raises at the next call that
     waits. message: with {value}, {limit} and {last}. Raises: `error`.
     """
-    # Read as unsigned, a negative number is larger than any size: one pass instead of two.
-    inside = index.size == 0 or (
-        index.view(f"u{index.itemsize}").max() < high if low == 0 else index.min() >= low and index.max() < high
-    )
-    if not inside:
-        wrong = index[(index < low) | (index >= high)].reshape(-1)[0]
-        raise error(message.format(value=int(wrong), limit=high, last=high - 1))
+    if (wrong := first_outside(index, low, high)) is not None:
+        raise error(message.format(value=wrong, limit=high, last=high - 1))
     return index
+
+
+def first_outside(index: Array, low: int, high: int) -> int | None:
+    """The first of `index` (integers) that is not from `low` to high - 1; None if all are."""
+    # Read as unsigned, a negative number is larger than any size: one pass instead of two.
+    if index.size == 0 or (
+        index.view(f"u{index.itemsize}").max() < high if low == 0 else index.min() >= low and index.max() < high
+    ):
+        return None
+    return int(index[(index < low) | (index >= high)].reshape(-1)[0])
 
 
 @array_function
