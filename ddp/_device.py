@@ -185,7 +185,7 @@ def on(where: device) -> Any:
     return _HERE if where.index is None else where.xp.cuda.Device(where.index)
 
 
-def place(array: Any, target: device, non_blocking: bool = False) -> Any:
+def to_device(array: Any, target: device, non_blocking: bool = False) -> Any:
     """`array` (NumPy or CuPy) on `target`; the same array where it is there already.
 
     non_blocking: see `ddp._cuda.copies`, which says who waits

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._device import CPU, device_of, on, place
+from ddp._device import CPU, device_of, on, to_device
 from ddp._device import device as Device
 from ddp._engine import Leaf, MultiOutputNode, Node, Version, Versions, modes, output_nodes, stream_sync
 from ddp._engine.anomaly import user_line
@@ -145,7 +145,7 @@ class TensorBase:
         self.maybe_leaf = self.grad_view = None
         if end is not None:
             if end.grad_buffer.full:
-                self.leaf.grad_buffer.set(place(end.grad_buffer.array, where))
+                self.leaf.grad_buffer.set(to_device(end.grad_buffer.array, where))
             if self.edge is not None:
                 self.edge = self.leaf
 

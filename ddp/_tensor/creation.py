@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, device_of, on, place
+from ddp._device import CPU, device_of, on, to_device
 from ddp._tensor import dtypes
 from ddp._tensor.base import Tensor, TensorBase, TensorFunction, wrap
+from ddp._tensor.dtypes import Dtype, Number
 from ddp._tensor.interop import dlpack_device, is_bfloat16, take_dlpack
 from ddp._tensor.operands import as_method, parse_sizes
 from ddp._tensor.results import Size as Shape
@@ -38,20 +39,23 @@ Size = int | Sequence[int]
 def from_array(array: Any, where: _device.device, requires_grad: bool = False) -> Tensor:
     """`array` (NumPy or CuPy) on `where` as a tensor."""
     if where is not CPU or not isinstance(array, np.ndarray):
-        array = place(array, where)
+        array = to_device(array, where)
         where = device_of(array)
     x = wrap(array, where)
     return x.requires_grad_() if requires_grad else x
 
 
 def resolve_device(device: Where) -> _device.device:
-    """The device that was asked for; if none was, that of `with ddp.device(...)`, else the CPU."""
+    """The device that was asked for; if none was, that of `with ddp.device(...)`, else the CPU.
+
+    Raises: DeviceError for a GPU that does not exist.
+    """
     if device is None:
         return _device.default.where
-    found = _device.device(device)
-    if found is not CPU:
-        check_device_index(found)
-    return found
+    where = _device.device(device)
+    if where.index is not None and where.index >= (count := where.xp.cuda.runtime.getDeviceCount()):
+        raise DeviceError(f"device {where}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
+    return where
 
 
 def set_default_device(device: Where) -> None:
@@ -64,16 +68,10 @@ def get_default_device() -> _device.device:
     return _device.default.where
 
 
-def check_device_index(where: _device.device) -> None:
-    """Raises: DeviceError for a GPU that does not exist."""
-    if where.index is not None and where.index >= (count := where.xp.cuda.runtime.getDeviceCount()):
-        raise DeviceError(f"device {where}: there are {count} CUDA devices, cuda:0 to cuda:{count - 1}")
-
-
 def as_number(value: Any, name: str) -> Any:
     """A Python number from one, a NumPy scalar or a tensor of one element. Raises: ArgumentError for anything else."""
     number = value.item() if hasattr(value, "item") else value
-    if not isinstance(number, dtypes.Number):
+    if not isinstance(number, Number):
         raise ArgumentError(f"{name}: expected a number, got {type(value).__name__}")
     return number
 
@@ -105,8 +103,8 @@ class Options(TypedDict, total=False):
 
 
 def new(
-    make: Callable[[Any, dtypes.Dtype], Any],
-    usual: dtypes.Dtype | None = None,
+    make: Callable[[Any, Dtype], Any],
+    usual: Dtype | None = None,
     *,
     dtype: Any = None,
     device: Where = None,
@@ -204,13 +202,13 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **options: Un
     return new(_QUIET(lambda xp, dtype: (float(base) ** points(xp, dtype)).astype(dtype)), **options)
 
 
-def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, dtypes.Dtype], Any]:
+def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype], Any]:
     """A function of array module and dtype: the points in float64. Raises: ArgumentError for negative steps."""
     first, last = as_number(start, name), as_number(end, name)
     if steps < 0:
         raise ArgumentError(f"{name}: steps={steps} is negative")
 
-    def points(xp: Any, kind: dtypes.Dtype) -> Any:
+    def points(xp: Any, kind: Dtype) -> Any:
         # Rounded before the steps, as in PyTorch.
         low, high = (first, last) if dtypes.is_float(kind) else (int(first), int(last))
         if steps == 1:
@@ -274,7 +272,7 @@ class Making(TensorBase):
         return tensor(data, **options_like(self, options))
 
 
-def construct(name: str, dtype: dtypes.Dtype, given: tuple[Any, ...], device: Where) -> Tensor:
+def construct(name: str, dtype: Dtype, given: tuple[Any, ...], device: Where) -> Tensor:
     """An uninitialised tensor of the sizes given, or a copy of the data; a tensor's memory is shared.
 
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
@@ -302,7 +300,7 @@ class TypedTensor(type):
     Raises: DtypeError for a tensor of another dtype; ArgumentError for several arguments that are no sizes.
     """
 
-    dtype: dtypes.Dtype  # by which NumPy, and so parse(), takes the type for its dtype
+    dtype: Dtype  # by which NumPy, and so parse(), takes the type for its dtype
     device_type: str
 
     def __call__(cls, *given: Any, device: Where = None) -> Tensor:
@@ -316,7 +314,7 @@ class TypedTensor(type):
         return f"{cls.__module__}.{cls.__name__}"
 
 
-def _typed(module: str, name: str, dtype: dtypes.Dtype, device_type: str) -> TypedTensor:
+def _typed(module: str, name: str, dtype: Dtype, device_type: str) -> TypedTensor:
     doc = f"Tensors of {dtype} on {device_type}; called with sizes or data, it makes one."
     return TypedTensor(name, (), {"__module__": module, "__doc__": doc, "dtype": dtype, "device_type": device_type})
 
@@ -330,7 +328,7 @@ else:
 ON_CUDA = {name: _typed("ddp.cuda", name, dtype, "cuda") for name, dtype in dtypes.TYPES.items()}
 
 
-def cast(array: Any, kind: dtypes.Dtype) -> Any:
+def cast(array: Any, kind: Dtype) -> Any:
     """`array` in `kind`; the same array if it has it. What does not fit becomes infinite, or wraps around."""
     if array.dtype == kind:
         return array
@@ -340,7 +338,7 @@ def cast(array: Any, kind: dtypes.Dtype) -> Any:
 
 def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
     """`data` as an array of a supported dtype, and whether it is new: of an array or tensor it may be the same."""
-    if isinstance(data, dtypes.Number) and not isinstance(data, np.generic):
+    if isinstance(data, Number) and not isinstance(data, np.generic):
         kind = dtypes.of_number(data) if dtype is None else dtypes.parse(dtype)
         if kind in dtypes.INTEGERS and math.isfinite(data):
             data = int(data)
@@ -368,7 +366,7 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     """A new array of nested lists of numbers, arrays and tensors."""
     if isinstance(data, list | tuple) and any(hasattr(kind, "dtype") for kind in _element_types(data)):
-        found: set[dtypes.Dtype] = set()
+        found: set[Dtype] = set()
         data = _unwrap_tensors(data, found)
         dtype = functools.reduce(dtypes.promote_types, found) if dtype is None else dtype
     try:
@@ -393,12 +391,12 @@ def _element_types(data: Any) -> set[type]:
     return kinds.union(*[_element_types(part) for part in data if isinstance(part, list | tuple)] if nested else ())
 
 
-def _unwrap_tensors(data: Any, found: set[dtypes.Dtype]) -> Any:
+def _unwrap_tensors(data: Any, found: set[Dtype]) -> Any:
     """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
     if isinstance(data, list | tuple):
         return [_unwrap_tensors(part, found) for part in data]
     found.add(data.dtype if hasattr(data, "dtype") else dtypes.of_number(data))
-    array = place(data.array, CPU) if isinstance(data, TensorBase) else data
+    array = to_device(data.array, CPU) if isinstance(data, TensorBase) else data
     mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy mixes it with no other
     return array if mixes else array.astype(dtypes.float32)
 
@@ -447,7 +445,7 @@ def asarray(
     else:
         array, new = from_dlpack(obj).array, False
     where = _where_to(obj, array, device)
-    moved = place(array, where)
+    moved = to_device(array, where)
     new = new or moved is not array
     if copy is False and new:
         raise ArgumentError(f"asarray: a {type(obj).__name__} cannot become this tensor without a copy")

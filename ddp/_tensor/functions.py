@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ddp._device import device as Device
-from ddp._device import place
+from ddp._device import to_device
 from ddp._tensor.base import TensorBase, TensorFunction, Tensors, apply, wrap
 from ddp._tensor.complex_numbers import ComplexTensor
 from ddp._tensor.core import Tensor
@@ -299,7 +299,7 @@ def _triangle(which: str, side: str) -> TensorFunction:
         where = Device("cpu" if device is None else device)
         # On the CPU, which knows how many there are: a GPU would be waited for.
         found = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
-        return wrap(place(found.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
+        return wrap(to_device(found.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
 
     doc = f"Where a (row, col) matrix is on or {side} a diagonal: int64 (2, n), row by row."
     return rename(form, f"{which}_indices", doc)

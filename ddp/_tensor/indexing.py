@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ddp._device import CPU, place
+from ddp._device import CPU, to_device
 from ddp._tensor.base import Parameters, Tensor, TensorBase, TensorFunction, apply, copy_if_needed, wrap
 from ddp._tensor.dtypes import Number
 from ddp._tensor.inplace import assign, must_record
@@ -81,7 +81,7 @@ def _parse_part(part: Any, x: TensorBase) -> Any:
         raise RangeError(f"indexing by {array.dtype}: expected int64 or int32, or bool for a mask")
     if not array.ndim:
         return array.item()
-    return place(array, x._device)
+    return to_device(array, x._device)
 
 
 def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
@@ -184,7 +184,7 @@ def check_indices(x: TensorBase, index: Any, n: int, name: str, low: int = 0) ->
     """
     if not isinstance(index, TensorBase) or index.array.dtype.kind not in "iu":
         raise DtypeError(f"{name}: the index is an int64 tensor, not {getattr(index, 'dtype', type(index).__name__)}")
-    array = place(index.array, x._device)
+    array = to_device(index.array, x._device)
     if x._device is not CPU:
         return ops.check_index(x._device.xp, array, low, n, RangeError, _OUT_OF_RANGE.format(name=name))
     if (wrong := ops.first_outside(array, low, n)) is not None:
@@ -391,7 +391,7 @@ def _masked(x: Any, name: str, mask: TensorBase) -> tuple[Any, Any]:
     if not isinstance(mask, TensorBase) or mask.array.dtype.kind != "b":
         raise DtypeError(f"{name}: the mask is a bool tensor, not {getattr(mask, 'dtype', type(mask).__name__)}")
     shape = broadcast_shape(name, x.array.shape, mask.array.shape)
-    return x if shape == x.array.shape else x.expand(shape), place(mask.array, x._device)
+    return x if shape == x.array.shape else x.expand(shape), to_device(mask.array, x._device)
 
 
 def _masked_fill(x: TensorBase, name: str, mask: TensorBase, value: Any) -> Call:
@@ -450,7 +450,7 @@ class Indexing(TensorBase):
                 steps = (rest,) if selects is None else (selects, rest)
                 assign(self, name, apply(ops.setitem, (self, value), steps=steps, within=True))
                 return
-            source = place(drop_leading_ones(value).array, self._device) if isinstance(value, TensorBase) else value
+            source = to_device(drop_leading_ones(value).array, self._device) if isinstance(value, TensorBase) else value
             target = self.array if selects is None else self.array[selects]
             ops.assign(self._device.xp, target, rest, source)
             self.version.count += 1

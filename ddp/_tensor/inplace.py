@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from ddp._device import on, place
+from ddp._device import on, to_device
 from ddp._engine import Leaf, Node, modes
 from ddp._tensor.base import (
     TensorBase,
@@ -134,7 +134,7 @@ def operand_array(x: TensorBase, y: Other, name: str) -> Any:
     broadcast(shape, y.shape, name)
     if len(y.shape) > len(shape) or any(m != n and n != 1 for m, n in zip(shape[::-1], y.shape[::-1], strict=False)):
         raise ShapeError(f"{name}: shape {tuple(y.shape)} does not broadcast to {shape}")
-    return place(y, x._device)
+    return to_device(y, x._device)
 
 
 def update(x: T, name: str, function: Callable[[Any, Any], Any], ufunc: str, y: Other) -> T:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import CPU, device, on, place, raise_cuda_error, raise_pending
+from ddp._device import CPU, device, on, raise_cuda_error, raise_pending, to_device
 from ddp._tensor.base import TensorBase
 from ddp._tensor.dtypes import FLOATS, bfloat16, parse
 from ddp.errors import ArgumentError, DdpError, DeviceError, DtypeError, GraphError, ShapeError
@@ -159,7 +159,7 @@ class Interop(TensorBase):
         DeviceError if it is on a GPU.
         """
         if force:
-            return place(self.array, CPU)
+            return to_device(self.array, CPU)
         if self.edge is not None:
             raise GraphError("numpy: this tensor requires grad; use detach().numpy()")
         if self._device is not CPU:
@@ -210,7 +210,7 @@ class Interop(TensorBase):
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
             if tuple(dl_device) != (1, 0) or copy is False:
                 raise BufferError(f"__dlpack__: a tensor on {self._device} has no memory on {dl_device} to share")
-            array, copy = place(array, CPU), None
+            array, copy = to_device(array, CPU), None
         if copy:
             array = array.copy()
         if not isinstance(array, np.ndarray):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._device import on, place
+from ddp._device import on, to_device
 from ddp._tensor.base import Tensor, TensorBase, apply, copy_if_needed, guarded_run, needs_guard, to_common_device, wrap
 from ddp._tensor.dtypes import SUPPORTED, Dtype, Number, get_default_dtype, is_float, promote, promote_scalar
 from ddp.errors import ArgumentError, DdpError, DtypeError, ShapeError
@@ -30,7 +30,7 @@ def array_as_tensor(x: TensorBase, y: Other) -> Tensor | None:
     """An array `y` as a tensor beside `x`; None if it is no array."""
     if not hasattr(y, "dtype") or y.dtype not in SUPPORTED:
         return None
-    return wrap(place(copy_if_needed(y, x), x._device), x._device)
+    return wrap(to_device(copy_if_needed(y, x), x._device), x._device)
 
 
 def as_ddp_error(name: str, error: Exception) -> DdpError:

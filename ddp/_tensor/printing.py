@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddp._device import CPU, place
+from ddp._device import CPU, to_device
 from ddp._tensor.dtypes import HALVES, bool_, float32, get_default_dtype, int64, is_float
 from ddp.errors import ArgumentError
 
@@ -97,7 +97,7 @@ def _body(array: Any, xp: Any, indent: int) -> str:
     for axis, n in enumerate(shape):
         if gaps[axis]:  # only the corners leave the device
             array = xp.take(array, xp.asarray([*range(edge), *range(n - edge, n)]), axis=axis)
-    array = place(array, CPU)
+    array = to_device(array, CPU)
     if array.dtype in HALVES:
         array = array.astype(float32)
     form, width = _format_floats(array) if is_float(array.dtype) else _format_integers(array)

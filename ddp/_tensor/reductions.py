@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddp._device import place
+from ddp._device import to_device
 from ddp._tensor import results
 from ddp._tensor.base import Tensor, TensorBase, apply, guarded_function, wrap
 from ddp._tensor.dtypes import is_float, parse, uint8
@@ -339,7 +339,7 @@ class Reductions(TensorBase):
             return wrap(reduction.bincount(xp, x, None, minlength), self._device)
         if weights.array.shape != x.shape:
             raise ShapeError(f"bincount: weights of shape {weights.array.shape} for shape {x.shape}")
-        w = place(weights.array, self._device)
+        w = to_device(weights.array, self._device)
         kind = w.dtype if w.dtype == "float32" else np.dtype("float64")
         return wrap(reduction.bincount(xp, x, w.astype("float64"), minlength).astype(kind, copy=False), self._device)
 
@@ -411,7 +411,7 @@ def searchsorted(
         raise ArgumentError(f"searchsorted: side={side!r} with right={right}: expected 'left' or 'right'")
     rows = sorted_sequence.array
     if isinstance(input, TensorBase):
-        values = place(input.array, where)
+        values = to_device(input.array, where)
     else:
         values = xp.asarray(input, rows.dtype if rows.dtype.kind not in "biu" else None)
     if rows.ndim != 1 and (not rows.ndim or not values.ndim or rows.shape[:-1] != values.shape[:-1]):
@@ -419,7 +419,7 @@ def searchsorted(
     if sorter is not None:
         if sorter.array.shape != rows.shape:
             raise ShapeError(f"searchsorted: a sorter of shape {sorter.array.shape} for rows of shape {rows.shape}")
-        rows = xp.take_along_axis(rows, place(sorter.array, where), axis=-1)
+        rows = xp.take_along_axis(rows, to_device(sorter.array, where), axis=-1)
     found = reduction.searchsorted(xp, rows, values, "right" if right or side == "right" else "left")
     return wrap(found.astype("int32" if out_int32 else "int64", copy=False), where)
 
@@ -435,6 +435,7 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
         raise DtypeError("isin: expected a tensor among elements and test_elements")
     xp = one._device.xp
     a, b = (
-        place(x.array, one._device) if isinstance(x, TensorBase) else xp.asarray(x) for x in (elements, test_elements)
+        to_device(x.array, one._device) if isinstance(x, TensorBase) else xp.asarray(x)
+        for x in (elements, test_elements)
     )
     return wrap(xp.asarray(xp.isin(a, b, invert=invert)), one._device)

@@ -17,6 +17,7 @@ from ddp._device import CPU, BaseGenerator, on, thread_generator
 from ddp._tensor import dtypes
 from ddp._tensor.base import Tensor, TensorBase, TensorFunction, guarded_function, to_common_device, wrap
 from ddp._tensor.creation import Options, Size, Where, like_form, new, options_like, parse_shape, rename, resolve_device
+from ddp._tensor.dtypes import Dtype
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import must_record
 from ddp._tensor.operands import as_method, parse_sizes
@@ -86,7 +87,7 @@ def seed() -> int:
 _BITS = {dtypes.float16: 11, dtypes.bfloat16: 8}  # of precision
 
 
-def draw(source: Any, method: str, shape: Ints, kind: dtypes.Dtype) -> Any:
+def draw(source: Any, method: str, shape: Ints, kind: Dtype) -> Any:
     """An array of `shape` by the generator's `method` ("random" or "standard_normal"), which knows no half precision.
 
     Raises: DtypeError unless floating.
@@ -109,8 +110,8 @@ class RandomOptions(Options, total=False):
 
 
 def _sampled(
-    sample: Callable[[Any, dtypes.Dtype], Any],
-    usual: dtypes.Dtype | None = None,
+    sample: Callable[[Any, Dtype], Any],
+    usual: Dtype | None = None,
     *,
     generator: BaseGenerator | None = None,
     device: Where = None,
@@ -120,7 +121,7 @@ def _sampled(
     where = resolve_device(device) if generator is None or device is not None else generator.device
 
     @np.errstate(all="ignore")  # what the dtype cannot hold is infinite
-    def make(xp: Any, kind: dtypes.Dtype) -> Any:
+    def make(xp: Any, kind: Dtype) -> Any:
         return where.xp.asarray(sample(_device.generator(where, generator), kind)).astype(kind, copy=False)
 
     return new(make, usual, device=where, **options)
@@ -170,7 +171,7 @@ def randperm(n: int, **options: Unpack[RandomOptions]) -> Tensor:
     if n < 0:
         raise ArgumentError(f"randperm({n}): expected a count")
 
-    def sample(rng: Any, kind: dtypes.Dtype) -> Any:
+    def sample(rng: Any, kind: Dtype) -> Any:
         # CuPy's generators have no permutation.
         return rng.permutation(n) if hasattr(rng, "permutation") else rng.random(n).argsort()
 

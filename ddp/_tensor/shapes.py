@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
-from ddp._device import CPU, place
+from ddp._device import CPU, to_device
 from ddp._tensor.base import Tensor, TensorBase, Tensors, alias, apply, wrap
 from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import index_along
@@ -220,7 +220,7 @@ class Shapes(TensorBase):
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
         at, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
-            indices_or_sections = place(indices_or_sections.array, CPU).tolist()
+            indices_or_sections = to_device(indices_or_sections.array, CPU).tolist()
         if isinstance(indices_or_sections, int):
             if indices_or_sections < 1:
                 raise ArgumentError(f"tensor_split: expected at least 1 section, got {indices_or_sections}")
@@ -324,7 +324,7 @@ class Shapes(TensorBase):
         at = axis(x, dim, "repeat_interleave")
         n, xp = x.array.shape[at], self._device.xp
         if isinstance(repeats, TensorBase):
-            times = place(repeats.array, self._device)
+            times = to_device(repeats.array, self._device)
             if times.dtype.kind not in "iu":
                 raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):

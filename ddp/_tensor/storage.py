@@ -18,7 +18,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from ddp import _engine
 from ddp._block import Block, is_shared
-from ddp._device import CPU, device, device_of, found_cupy, place
+from ddp._device import CPU, device, device_of, found_cupy, to_device
 from ddp._engine import Node, Version
 from ddp._tensor import dtypes
 from ddp._tensor.base import Tensor, TensorBase, apply, record, wrap
@@ -121,7 +121,7 @@ class Storage(TensorBase):
 
     def __reduce__(self) -> Any:
         check_leaf(self, "pickling")
-        arguments = (type(self), place(self.array, CPU), self._device, self.edge is not None)
+        arguments = (type(self), to_device(self.array, CPU), self._device, self.edge is not None)
         return _rebuild, arguments, self.__dict__ or None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -183,7 +183,7 @@ def as_subclass(kind: type[T], plain: Any) -> T:
 
 
 def _rebuild(kind: type[T], array: Any, where: device, requires_grad: bool) -> T:
-    return as_subclass(kind, wrap(place(array, where), where)).requires_grad_(requires_grad)
+    return as_subclass(kind, wrap(to_device(array, where), where)).requires_grad_(requires_grad)
 
 
 _class_hooks: list[Callable[[type], Any]] = []
@@ -408,7 +408,7 @@ class Conversion(TensorBase):
 
 def transfer(x: TensorBase, where: device, non_blocking: Flag = False) -> Tensor:
     """`x` on `where`; its gradient travels back."""
-    result = wrap(place(x.array, where, non_blocking), where)
+    result = wrap(to_device(x.array, where, non_blocking), where)
     result._device = device_of(result.array)
     if where.type == x._device.type == "cuda":  # between two GPUs
         _engine.stream_sync.enable()

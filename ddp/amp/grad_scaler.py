@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddp._device import CPU, capturing, device, on, place
+from ddp._device import CPU, capturing, device, on, to_device
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, CaptureError, GraphError
@@ -100,11 +100,11 @@ class GradScaler:
         else:
             for where, arrays in gradients.items():
                 with on(where):
-                    scale = place(state.scale.array.reshape(1), where)
+                    scale = to_device(state.scale.array.reshape(1), where)
                     here = found if where is state.where else where.xp.zeros(1, np.float32)
                     unscale(where.xp, arrays, scale, here)
                 if here is not found:
-                    found += place(here, state.where)
+                    found += to_device(here, state.where)
         self._found[id(optimizer)] = found
 
     def step(self, optimizer: ScalableOptimizer, *args: Any, closure: Callable[[], Any] | None = None) -> Any:
@@ -269,4 +269,4 @@ class _ScaleState:
 
     def read(self) -> tuple[float, int]:
         """The scale, and how many steps were good since it last changed. Waits for the GPU."""
-        return float(place(self._scale, CPU)[0]), int(place(self._good, CPU)[0])
+        return float(to_device(self._scale, CPU)[0]), int(to_device(self._good, CPU)[0])

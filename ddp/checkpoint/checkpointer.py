@@ -20,7 +20,7 @@ import numpy as np
 
 import collectives
 from collectives import ReduceOp, world
-from ddp._device import CPU, place
+from ddp._device import CPU, to_device
 from ddp.checkpoint import state_memory
 from ddp.checkpoint.optimizer_state import versions_changed_by_step
 from ddp.checkpoint.restore import Restorer
@@ -294,7 +294,7 @@ class Checkpointer:
         sources, shared, own = capture(self._training, self._store.ranks)
         pieces = {each.name: each.piece for each in sources if each.piece is not None}
         if not background:
-            arrays = {each.name: np.asarray(place(each.array, CPU), order="C") for each in sources}
+            arrays = {each.name: np.asarray(to_device(each.array, CPU), order="C") for each in sources}
             self._store.write(self._reached, arrays, shared, own, pieces)
         else:
             later = versions_changed_by_step(self._training.optimizers)

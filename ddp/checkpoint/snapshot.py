@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import CPU, device_of, on, place
+from ddp._device import CPU, device_of, on, to_device
 from ddp._engine import Version
 from ddp.checkpoint.state import ArraySource
 
@@ -54,7 +54,7 @@ class Snapshot:
             if version is not None and id(version) in later and array.nbytes > _SMALL:
                 self._later.append((version, version.count, _copier(array, target)))
             else:
-                target[...] = place(array, CPU)
+                target[...] = to_device(array, CPU)
 
     def copy(self) -> None:
         """Copies what was left for later; in a thread of its own."""

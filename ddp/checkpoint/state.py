@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ddp import _device
-from ddp._device import CPU, device, place
+from ddp._device import CPU, device, to_device
 from ddp._engine import Version
 from ddp._tensor.base import TensorBase
 from ddp.checkpoint.agreement import Agreement
@@ -43,7 +43,10 @@ def random_state() -> RandomState:
     return {
         "seed": seed,
         "streams": {
-            str(where): {"seed": own, "at": snapshot if isinstance(snapshot, bytes | None) else place(snapshot, CPU)}
+            str(where): {
+                "seed": own,
+                "at": snapshot if isinstance(snapshot, bytes | None) else to_device(snapshot, CPU),
+            }
             for where, (own, snapshot) in streams.items()
         },
         "numpy": np.random.get_state(legacy=False),
@@ -329,7 +332,7 @@ def _hook(model: DataParallel, where: str, own: _ArrayTable) -> JSON:
 
 
 def _checksum(array: Array) -> str:
-    host = np.asarray(place(array, CPU), order="C")
+    host = np.asarray(to_device(array, CPU), order="C")
     digest = hashlib.blake2b(repr((str(host.dtype), host.shape)).encode(), digest_size=16)
     digest.update(host.reshape(-1).view(np.uint8).data if host.size else b"")
     return digest.hexdigest()

@@ -34,7 +34,7 @@ import numpy as np
 from collectives import world
 from collectives.backends.shm.segment import available_memory
 from collectives.start import joined
-from ddp._device import CPU, place
+from ddp._device import CPU, to_device
 from ddp.checkpoint.checkpoint_files import Manifest, ShardInfo, TensorEntry, TensorPiece, assemble_tensors
 from ddp.checkpoint.saved import Saved
 from ddp.checkpoint.state import ArraySource
@@ -111,7 +111,7 @@ class Slot:
         _WORD.pack_into(memory, 0, 0)
         for source, start in zip(sources, starts, strict=True):
             array = source.array
-            np.ndarray(array.shape, array.dtype, memory, start)[...] = place(array, CPU)
+            np.ndarray(array.shape, array.dtype, memory, start)[...] = to_device(array, CPU)
         memory[stamp.text_at : stamp.text_at + stamp.text_bytes] = text
         header = _HEADER.pack(_FORMAT, self._token, *stamp)
         memory[_WORD.size : _WORD.size + len(header)] = header

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import place
+from ddp._device import to_device
 from ddp._tensor.base import apply, guarded_function, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.operands import floating
@@ -52,7 +52,7 @@ def ctc_loss(
     used = xp.arange(targets.shape[1] if targets.ndim == 2 else sizes.max(initial=0)) < lengths[:, None]
     if targets.shape not in (used.shape, (sizes.sum(),)):
         raise ShapeError(f"ctc_loss: targets {targets.shape} for {n} inputs with targets of {sizes.tolist()} labels")
-    labels = place(targets.array, where)
+    labels = to_device(targets.array, where)
     if labels.ndim == 1 and labels.size:  # those of each target as a row; what lies behind them is not used
         starts = np.cumsum(sizes) - sizes
         rows = np.minimum(starts[:, None] + np.arange(used.shape[1]), labels.size - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ddp._device import on, place
+from ddp._device import on, to_device
 from ddp._engine import no_grad
 from ddp._tensor.base import apply, copy_if_needed, guarded_function, wrap
 from ddp._tensor.core import Tensor
@@ -139,7 +139,7 @@ def _bags(xp: Any, where: Any, input: Tensor, offsets: Tensor | None, include_la
         return input.shape[0], xp.repeat(xp.arange(input.shape[0]), input.shape[1])
     if input.ndim != 1 or offsets is None or offsets.ndim != 1 or offsets.array.dtype.kind != "i":
         raise ShapeError(f"embedding_bag: input {input.shape}: expected (B, N) alone, or (N,) and int64 offsets (B,)")
-    n, starts = input.shape[0], place(offsets.array, where)
+    n, starts = input.shape[0], to_device(offsets.array, where)
     lengths = xp.diff(starts, append=n)
     fine = (lengths >= 0).all() & (starts[:1] == 0).all() & ((lengths[-1:] == 0).all() | (not include_last))
     message = f"embedding_bag: offsets begin with 0, do not descend, and end within the {n} numbers of the input"

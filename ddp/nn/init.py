@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ddp._device import BaseGenerator, on, place
+from ddp._device import BaseGenerator, on, to_device
 from ddp._device import generator as source
 from ddp._engine import no_grad
 from ddp._tensor.core import Tensor
@@ -211,7 +211,7 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: BaseG
     order = source(tensor.device, generator).random((rows, columns)).argsort(axis=0)
     kept = xp.ones((rows, columns), dtype="float32")
     kept[order[: math.ceil(sparsity * rows)], xp.arange(columns)] = 0
-    return tensor.mul_(place(kept.astype(tensor.dtype), tensor.device))
+    return tensor.mul_(to_device(kept.astype(tensor.dtype), tensor.device))
 
 
 def reset_affine(weight: Tensor, bias: Tensor | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from ddp._device import place
+from ddp._device import to_device
 from ddp._engine import modes
 from ddp._tensor.base import apply, copy_if_needed, guarded_function, to_common_device
 from ddp._tensor.core import Tensor
@@ -204,7 +204,7 @@ def _check_classes(
         array = array.astype("int64")
     message = f"{name}: target {{value}} is not one of the {{limit}} classes 0 to {{last}}"
     where = input.device
-    array, keep = indexing.check_targets(where.xp, place(array, where), ignore_index, classes, RangeError, message)
+    array, keep = indexing.check_targets(where.xp, to_device(array, where), ignore_index, classes, RangeError, message)
     return array, keep, _weights(name, input, weight, classes)
 
 

@@ -8,7 +8,7 @@ from operator import mul as mul_
 from operator import truediv as div_
 from typing import Any
 
-from ddp._device import device, device_of, place
+from ddp._device import device, device_of, to_device
 from ddp.ops import memory_formats
 from ddp.ops.arrays import Array, ForwardResult, astype, shape_of, unbroadcast, where_or_zero
 from ddp.ops.op import Gradients, Needs, Op, Saved, unary_op
@@ -300,11 +300,11 @@ flat = Op("flat", _flat, _flat_backward, inputs=("*xs",), view=True)
 
 # z = x on another device;  dx = g on the device of x
 def _transfer(xp: Any, x: Array, target: device) -> ForwardResult:
-    return place(x, target), device_of(x)
+    return to_device(x, target), device_of(x)
 
 
 def _transfer_backward(xp: Any, g: Array, needs: Needs, saved: Saved, source: Any) -> Gradients:
-    return (place(g, source),)
+    return (to_device(g, source),)
 
 
 transfer = Op("transfer", _transfer, _transfer_backward, inputs=("x",), supports_bfloat16=True)

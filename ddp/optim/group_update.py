@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import device, place
+from ddp._device import device, to_device
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import StateDictError
@@ -167,7 +167,7 @@ class GroupUpdate:
             value = value.array
         if np.shape(value) not in (shape, shape or (1,)):
             raise StateDictError(f"state {name!r} of shape {np.shape(value)} for a parameter of {shape}")
-        return place(value, self._device).reshape(shape) if hasattr(value, "shape") else np.asarray(value)
+        return to_device(value, self._device).reshape(shape) if hasattr(value, "shape") else np.asarray(value)
 
     def _is_updatable(self, array: Array, param: Array) -> bool:
         """Whether a state can be updated in place; otherwise it is copied once."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from collectives import Communicator
 from collectives.errors import name_ranks
-from ddp._device import CPU, device_of, place
+from ddp._device import CPU, device_of, to_device
 from ddp._engine import Node
 from ddp._tensor.core import Tensor
 from ddp.errors import ParallelError
@@ -213,7 +213,7 @@ class ConsistencyCheck:
         """The checksum for the control message of this backward; takes the next one if it is due."""
         checksum = NO_CHECKSUM
         if self._sums is not None:
-            self._compared = place(self._sums, CPU)
+            self._compared = to_device(self._sums, CPU)
             checksum, self._sums = float(mix(self._compared.tolist())), None
             self._taken = step - 1
         if self._every and self._comm.size > 1 and step % self._every == 0:

@@ -39,7 +39,7 @@ import numpy as np
 from collectives import Communicator, ReduceOp
 from collectives.reduction import tree
 from ddp import _device, _native
-from ddp._device import CPU, device, place
+from ddp._device import CPU, device, to_device
 from ddp.errors import ArgumentError, ParallelError
 from ddp.nn import Module
 from ddp.nn.normalization import BatchNorm, RecordedStatistics, deferred, running_stats_update
@@ -391,7 +391,7 @@ class MicroBatches:
         records = self._records
         numbers = {id(each.running_mean): number for number, each in enumerate(norms)}
         rows = [
-            np.concatenate([[numbers[id(mean_of)], count], *(place(x, CPU).reshape(-1) for x in (mean, var))])
+            np.concatenate([[numbers[id(mean_of)], count], *(to_device(x, CPU).reshape(-1) for x in (mean, var))])
             for mean_of, mean, var, count in records
         ]
         mine = np.concatenate([np.zeros(0), *rows])

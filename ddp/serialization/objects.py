@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ddp._device import CPU, device, device_of, place
+from ddp._device import CPU, device, device_of, to_device
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
 from ddp.errors import ArgumentError, SerializationError
@@ -99,7 +99,7 @@ class Writer:
     def write(self, file: IO[bytes]) -> None:
         _write(file, self._layout.begin)
         for name in self._layout.starts:
-            array = np.ascontiguousarray(place(self._arrays[name], CPU))
+            array = np.ascontiguousarray(to_device(self._arrays[name], CPU))
             if array.size:
                 _write(file, array.reshape(-1).view(np.uint8).data)
 
@@ -204,7 +204,7 @@ class _ObjectDecoder(Decoder):
             array = self.fetch(source)
             if array.dtype not in DTYPES.values():
                 raise SerializationError(f"{name}: dtype {array.dtype} is none of a tensor, {', '.join(DTYPES)}")
-            placed = place(array, self._where)
+            placed = to_device(array, self._where)
             self._tensors[source] = wrap(placed, device_of(placed))
         tensor = self._tensors[source]
         return tensor if name == source else tensor.detach()

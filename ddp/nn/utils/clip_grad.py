@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy import errstate
 
-from ddp._device import device, on, place
+from ddp._device import device, on, to_device
 from ddp._engine import no_grad
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
@@ -73,7 +73,7 @@ def _total(shares: dict[device, list[Any]], p: float, error_if_nonfinite: bool) 
     total = norms[0]
     if len(norms) > 1:
         with on(where):
-            total = where.xp.asarray(gradients.total_norm(where.xp, [place(norm, where) for norm in norms], p))
+            total = where.xp.asarray(gradients.total_norm(where.xp, [to_device(norm, where) for norm in norms], p))
     if error_if_nonfinite and not where.xp.isfinite(total):
         raise ArgumentError(
             f"the total norm of order {p} is {float(total)}, so gradients cannot be clipped by it; "
@@ -116,7 +116,7 @@ def clip_grads_with_norm_(
 
 def _scale(where: device, params: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
     """Scales the gradients of parameters that are all on one device."""
-    total = place(total_norm.array, where)
+    total = to_device(total_norm.array, where)
     with on(where):
         gradients.scale_to_norm(where.xp, _buffers(params), total, max_norm)
     _note_change(params)

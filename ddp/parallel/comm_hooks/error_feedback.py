@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import CPU, device_of, place
+from ddp._device import CPU, device_of, to_device
 from ddp._tensor import base
 from ddp.errors import DtypeError
 
@@ -44,7 +44,7 @@ def add_residual(residuals: dict[str, Array], name: str, gradient: Array, scale:
     if name not in residuals:
         residuals[name] = share
         return share
-    left = residuals[name] = place(residuals[name], device_of(gradient)).astype(dtype, copy=False)
+    left = residuals[name] = to_device(residuals[name], device_of(gradient)).astype(dtype, copy=False)
     # A step with infinities or NaN, which the optimizer should skip, loses what was left out.
     xp.nan_to_num(left, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
     left += share
@@ -71,7 +71,7 @@ def arrays(state: Mapping[str, Any]) -> dict[str, Array]:
 
     Copies on the device would be freed in the order of another stream than the hook's.
     """
-    return {name: place(getattr(value, "array", value), CPU).copy() for name, value in state.items()}
+    return {name: to_device(getattr(value, "array", value), CPU).copy() for name, value in state.items()}
 
 
 def reshard_hook_state(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:

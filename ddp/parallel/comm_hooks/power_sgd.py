@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp._device import device_of, place
+from ddp._device import device_of, to_device
 from ddp.errors import ArgumentError, StateDictError
 from ddp.ops.products import product
 from ddp.parallel.comm_hooks.error_feedback import add_residual, arrays, tensors, working_dtype
@@ -148,7 +148,7 @@ class PowerSGD:
         known = self._queries.get(name)
         if known is None or known.shape != shape:  # it was saved with another matrix_approximation_rank
             known = np.random.default_rng([0, zlib.crc32(name.encode()), 0]).standard_normal(shape)
-        return place(known, device_of(matrix)).astype(matrix.dtype, copy=False)
+        return to_device(known, device_of(matrix)).astype(matrix.dtype, copy=False)
 
 
 def _at_least(least: int, value: Any, kind: type) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives import Communicator, ReduceOp, Work
-from ddp._device import CPU, place
+from ddp._device import CPU, to_device
 from ddp._layout import Place
 from ddp._tensor.base import TensorBase, wrap
 from ddp._tensor.core import Tensor
@@ -444,7 +444,7 @@ def _joined(name: str, parts: Sequence[tuple[int, Any]], p: Tensor) -> Any:
     if any(array_of(value).shape not in ((length,), p.shape) for length, value in parts):
         return first
     whole = np.concatenate([array_of(value).reshape(-1) for _, value in parts]).reshape(p.shape)
-    return wrap(place(whole, p.device), p.device) if isinstance(first, TensorBase) else whole
+    return wrap(to_device(whole, p.device), p.device) if isinstance(first, TensorBase) else whole
 
 
 def has_elements(name: str, value: Any, *shapes: tuple[int, ...]) -> bool:
@@ -464,5 +464,5 @@ def wrapped_like(value: Any, array: Array) -> Any:
 
 def _on_host(value: Any) -> Any:
     if isinstance(value, TensorBase):
-        return wrap(place(value.array, CPU), CPU)
-    return place(value, CPU) if hasattr(value, "__dlpack__") else value
+        return wrap(to_device(value.array, CPU), CPU)
+    return to_device(value, CPU) if hasattr(value, "__dlpack__") else value

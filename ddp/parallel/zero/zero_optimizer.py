@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy import errstate
 
-from ddp._device import capturing, device_of, on, place
+from ddp._device import capturing, device_of, on, to_device
 from ddp._engine import enable_grad
 from ddp._tensor.base import wrap
 from ddp._tensor.core import Tensor
@@ -137,9 +137,9 @@ class ZeroOptimizer(Optimizer):
         self._check_reduced("unscale_")
         with errstate(all="ignore"), on(self._where):
             mine = self._where.xp.zeros(1, np.float32)
-            gradients.unscale(self._where.xp, self._shards.gradients(), place(scale, self._where), mine)
+            gradients.unscale(self._where.xp, self._shards.gradients(), to_device(scale, self._where), mine)
             self._comm.all_reduce(mine, op="max", out=mine)
-        found[...] = place(mine, device_of(found))
+        found[...] = to_device(mine, device_of(found))
         self._scaled = True
 
     def state_dict(self) -> dict[str, Any]:
