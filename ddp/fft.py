@@ -15,7 +15,7 @@ from ddp._tensor.creation import arange, rename, zeros_like
 from ddp._tensor.dtypes import HALVES
 from ddp._tensor.functions import view_as_complex, view_as_real
 from ddp._tensor.operands import REJECTED, as_ddp_error, floating
-from ddp._tensor.reductions import axes
+from ddp._tensor.reductions import resolve_axes
 from ddp.errors import DtypeError
 from ddp.ops import fft as ops
 
@@ -30,7 +30,7 @@ def _transform(name: str, input: Any, sizes: Any, dim: Any, norm: Any) -> Any:
         raise DtypeError(f"{name}: expected float32 or float64, real ones for rfft, got {x.dtype}")
     if isinstance(sizes, int):
         sizes = [sizes]
-    along = axes(x, range(-len(sizes), 0) if dim is None and sizes else dim, name)
+    along = resolve_axes(x, range(-len(sizes), 0) if dim is None and sizes else dim, name)
     if sizes is None:
         sizes = [x.shape[axis] for axis in along]
         sizes[-1] = 2 * (sizes[-1] - 1) if name == "irfft" else sizes[-1]

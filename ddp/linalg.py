@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp._tensor.core import Tensor
 from ddp._tensor.functions import matmul
-from ddp._tensor.reductions import Dims, axes, axis
+from ddp._tensor.reductions import Dims, resolve_axes, resolve_axis
 from ddp.errors import ArgumentError
 
 __all__ = ["matmul", "matrix_norm", "norm", "vector_norm"]
@@ -31,12 +31,12 @@ def matrix_norm(
     """
     if len(dim) != 2:
         raise ArgumentError(f"matrix_norm: expected two dimensions, got {tuple(dim)}")
-    axes(A, dim, "matrix_norm")
+    resolve_axes(A, dim, "matrix_norm")
     if ord == "fro":
         return A.norm(2, dim, keepdim, dtype)
     if isinstance(ord, str) or ord not in (1, -1, float("inf"), float("-inf")):
         raise ArgumentError(f"matrix_norm: ord is 'fro', 1, -1, inf or -inf, not {ord!r}")
-    row, column = (axis(A, d, "matrix_norm") for d in dim)
+    row, column = (resolve_axis(A, d, "matrix_norm") for d in dim)
     summed, left = (row, column) if abs(ord) == 1 else (column, row)
     sums = A.norm(1, summed, True, dtype)
     out = sums.amax(left, True) if ord > 0 else sums.amin(left, True)

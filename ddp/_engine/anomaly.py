@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ddp._engine.modes import Scope, Statement, state
+from ddp._engine.modes import Assignment, Scope, state
 from ddp._engine.nodes import Node
 from ddp.errors import AnomalyError
 
@@ -35,7 +35,7 @@ def _settings(on: bool, check_nan: bool) -> dict[str, Any]:
     return {"observers": (_trace, *others) if on else others, "anomaly": on and check_nan}
 
 
-class set_detect_anomaly(Statement):
+class set_detect_anomaly(Assignment):
     """Turns anomaly mode of this thread on or off: called as a statement, as a context manager or a decorator.
 
     With it, ops remember the line that ran them, and a backward whose op gives a nan gradient names that line and

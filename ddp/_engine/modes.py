@@ -118,7 +118,7 @@ def _in_steps(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     return inner
 
 
-class Statement(Scope):
+class Assignment(Scope):
     """Settings that hold from the call on; as a context manager, it restores what was before the call."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Statement(Scope):
         return super().__call__(function)
 
 
-class set_grad_enabled(Statement):
+class set_grad_enabled(Assignment):
     """Turns recording on or off in this thread: as a context manager, a decorator, or called as a statement.
 
     As in PyTorch, `set_grad_enabled(False)` takes effect at once; `with` restores what was before it.

@@ -38,8 +38,8 @@ def enable(blocking: bool = False) -> None:
 
 def on_other_gpu(grads: Iterable[Any]) -> bool:
     """Whether some gradient that a backward begins with is on another GPU than the current one."""
-    found = {_device_of(g) for g in grads} - {None}
-    return bool(found) and found != {_device.device("cuda").xp.cuda.runtime.getDevice()}
+    indices = {_device_of(g) for g in grads} - {None}
+    return bool(indices) and indices != {_device.device("cuda").xp.cuda.runtime.getDevice()}
 
 
 def note_stream(node: Node) -> None:
@@ -79,8 +79,8 @@ class StreamSync:
             for stream in self._used:
                 self._home.wait_for(stream)
             for arrays in self._crossed.values():  # what was asked for, and what an error left behind
-                for each in arrays:
-                    self._streams.record(getattr(each, "gradient", each), self._home)
+                for array in arrays:
+                    self._streams.record(getattr(array, "gradient", array), self._home)
         finally:
             for stream in self._before.values():
                 stream.use()
@@ -163,6 +163,6 @@ class StreamSync:
 def _device_of(result: Any) -> int | None:
     """The GPU that a gradient is on; None for one on the CPU, and for none."""
     if isinstance(result, list):  # of an op with several results
-        result = next((each for each in result if each is not None), None)
+        result = next((gradient for gradient in result if gradient is not None), None)
     array = getattr(result, "gradient", result)
     return getattr(getattr(array, "device", None), "id", None)  # NumPy's arrays are on "cpu"

@@ -39,11 +39,21 @@ class TensorBase:
     """Storage, graph and gradient of a tensor; see `Tensor`."""
 
     # `__dict__` holds what users set, as in `p.no_decay = True`; it is made at the first one, and costs nothing before.
-    __slots__ = ("__dict__", "__weakref__", "_device", "_epoch", "array", "edge", "grad_view", "maybe_leaf", "version")
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_device",
+        "_epoch",
+        "accumulate_grad",
+        "array",
+        "edge",
+        "grad_view",
+        "version",
+    )
     array: Array  # the raw array
     _device: Device
     edge: Node | Leaf | None  # where a gradient goes from here; None if none is wanted
-    maybe_leaf: Leaf | None  # the graph's end for this tensor, kept while requires_grad is off
+    accumulate_grad: Leaf | None  # where its gradient is accumulated, kept while requires_grad is off
     _epoch: int  # of the version, when this tensor's place in the graph was true; -1 if detached: it has none
     grad_view: Tensor | None  # the tensor over the gradient buffer, made when `grad` is first read
     version: Version
@@ -74,7 +84,7 @@ class TensorBase:
             if self.array.dtype.kind not in FLOATS:
                 raise DtypeError(f"requires_grad: only floating tensors have gradients, not {self.array.dtype}")
             version = self.version
-            if self.maybe_leaf is None and version.base is not None and version.base() is self:
+            if self.accumulate_grad is None and version.base is not None and version.base() is self:
                 # Views made before lead to no leaf: what is computed of them would lack its gradient.
                 version.epoch = self._epoch = version.epoch + 1
             self.edge = self.leaf
@@ -89,10 +99,10 @@ class TensorBase:
 
     @property
     def leaf(self) -> Leaf:
-        if self.maybe_leaf is None:
+        if self.accumulate_grad is None:
             array = self.array
-            self.maybe_leaf = Leaf(array.shape, array.dtype, self._device.xp, weakref.ref(self))
-        return self.maybe_leaf
+            self.accumulate_grad = Leaf(array.shape, array.dtype, self._device.xp, weakref.ref(self))
+        return self.accumulate_grad
 
     @property
     def grad(self) -> Tensor | None:
@@ -101,9 +111,9 @@ class TensorBase:
         Assigning a tensor copies it in; assigning None and `del` empty the buffer. Raises: ShapeError, DtypeError if
         the assigned tensor is unlike this one; ParallelError where ranks hold it in parts, as under ZeroOptimizer.
         """
-        if self.maybe_leaf is None or not self.maybe_leaf.grad_buffer.full:
+        if self.accumulate_grad is None or not self.accumulate_grad.grad_buffer.full:
             return None
-        buffer = self.maybe_leaf.grad_buffer
+        buffer = self.accumulate_grad.grad_buffer
         if buffer.withheld is not None:
             raise ParallelError(buffer.withheld)
         buffer.lent = True
@@ -131,7 +141,7 @@ class TensorBase:
 
     def check_replaceable(self) -> None:
         """Raises: GraphError if the leaf has a gradient-ready hook, which another leaf would not have."""
-        if self.maybe_leaf is not None and self.maybe_leaf.ready_hook is not None:
+        if self.accumulate_grad is not None and self.accumulate_grad.ready_hook is not None:
             raise GraphError("a wrapped parameter cannot change shape, dtype or device; convert before wrapping")
 
     def replace_storage(self, array: Array, where: Device) -> None:
@@ -140,12 +150,12 @@ class TensorBase:
         Raises: GraphError if the leaf has a gradient-ready hook.
         """
         self.check_replaceable()
-        end = self.maybe_leaf
+        leaf = self.accumulate_grad
         self.array, self._device, self.version, self._epoch = array, where, Version(), 0
-        self.maybe_leaf = self.grad_view = None
-        if end is not None:
-            if end.grad_buffer.full:
-                self.leaf.grad_buffer.set(to_device(end.grad_buffer.array, where))
+        self.accumulate_grad = self.grad_view = None
+        if leaf is not None:
+            if leaf.grad_buffer.full:
+                self.leaf.grad_buffer.set(to_device(leaf.grad_buffer.array, where))
             if self.edge is not None:
                 self.edge = self.leaf
 
@@ -153,7 +163,7 @@ class TensorBase:
 def share_storage(self: Self, data: TensorBase) -> Self:
     """Makes `self`, a new object, a tensor over the memory of `data`, outside of the graph."""
     self.array, self._device = data.array, data._device
-    self.edge = self.maybe_leaf = self.grad_view = None
+    self.edge = self.accumulate_grad = self.grad_view = None
     alias(self, data)
     return self
 
@@ -164,7 +174,7 @@ def wrap(array: Array, where: Device, like: TensorBase | None = None) -> Tensor:
     self = kind.__new__(kind)
     self.array = array
     self._device = where
-    self.edge = self.maybe_leaf = self.grad_view = None
+    self.edge = self.accumulate_grad = self.grad_view = None
     if like is None:
         self.version = Version()
         self._epoch = 0
@@ -378,9 +388,9 @@ def stale_view(name: str, x: TensorBase) -> InplaceError:
 
 def clear_grad(x: TensorBase, set_to_none: bool) -> None:
     """Empties the gradient of `x`, or with `set_to_none` off fills it with zeros if there is one."""
-    if x.maybe_leaf is None:
+    if x.accumulate_grad is None:
         return
-    buffer = x.maybe_leaf.grad_buffer
+    buffer = x.accumulate_grad.grad_buffer
     if set_to_none:
         buffer.clear()
         x.grad_view = None
@@ -457,7 +467,7 @@ def guarded_function(function: F) -> F:
         for x in (*args, *kwargs.values()):
             if isinstance(x, TensorBase):
                 if x._device.watched and needs_guard(x._device):
-                    arrays = [each.array for each in (*args, *kwargs.values()) if isinstance(each, TensorBase)]
+                    arrays = [y.array for y in (*args, *kwargs.values()) if isinstance(y, TensorBase)]
                     return guarded_run(function.__name__, x._device, arrays, partial(function, *args, **kwargs))
                 break
         return function(*args, **kwargs)
@@ -469,7 +479,7 @@ def guarded_function(function: F) -> F:
 def guard_methods(kind: type, names: str) -> None:
     """Puts methods that launch without `apply` under the device of their tensor; called once CUDA is used."""
     for name in names.split():
-        owner = next(each for each in kind.__mro__ if name in vars(each))
+        owner = next(cls for cls in kind.__mro__ if name in vars(cls))
         method = vars(owner)[name]
         if not hasattr(method, "guarded"):
             setattr(owner, name, guarded_function(method))

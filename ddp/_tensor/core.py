@@ -10,7 +10,7 @@ from typing import Any
 from ddp import _device
 from ddp._engine import Node
 from ddp._tensor import base
-from ddp._tensor.creation import Making, construct
+from ddp._tensor.creation import Creation, construct
 from ddp._tensor.dtypes import Dtype, Number, get_default_dtype
 from ddp._tensor.elementwise import Elementwise
 from ddp._tensor.gradients import GradFn, Gradients
@@ -21,7 +21,7 @@ from ddp._tensor.operands import numpy_names
 from ddp._tensor.printing import text_of
 from ddp._tensor.reductions import Reductions
 from ddp._tensor.results import Size
-from ddp._tensor.sampling import Drawing
+from ddp._tensor.sampling import Sampling
 from ddp._tensor.shapes import Shapes
 from ddp._tensor.storage import Conversion, Storage
 from ddp.errors import ArgumentError, DtypeError, RangeError
@@ -35,8 +35,8 @@ class Tensor(
     LinearAlgebra,
     Shapes,
     Indexing,
-    Making,
-    Drawing,
+    Creation,
+    Sampling,
     Interop,
     Conversion,
     Storage,
@@ -54,9 +54,9 @@ class Tensor(
 
     # Not __new__, which would take its time for every result of an op.
     def __init__(self, *given: Any, device: Any = None) -> None:
-        made = construct("Tensor", get_default_dtype(), given, device)
-        self.array, self._device, self.version, self._epoch = made.array, made._device, made.version, made._epoch
-        self.edge = self.maybe_leaf = self.grad_view = None
+        data = construct("Tensor", get_default_dtype(), given, device)
+        self.array, self._device, self.version, self._epoch = data.array, data._device, data.version, data._epoch
+        self.edge = self.accumulate_grad = self.grad_view = None
 
     @property
     def shape(self) -> Size:

@@ -149,8 +149,8 @@ def recorded_gradients(
     with _recorded():
         seeds = [_seed(x, g) for x, g in zip(tensors, gradients, strict=True)]
         _engine.backward([root_of(x) for x in tensors], seeds, retain_graph, sinks, partial(_run_node, for_others))
-        found = map(sinks.get, wanted)
-        return [apply(elementwise.flat, (g, *for_others)) if g is not None and for_others else g for g in found]
+        results = map(sinks.get, wanted)
+        return [apply(elementwise.flat, (g, *for_others)) if g is not None and for_others else g for g in results]
 
 
 class _recorded(enable_grad):

@@ -1,4 +1,4 @@
-"""Making tensors: of constants and ranges, of numbers, lists and other libraries' arrays, and by PyTorch's older types.
+"""Creates tensors: of constants and ranges, of numbers, lists and others' arrays, and by PyTorch's older types.
 
 Python floats become float32, integers int64, and arrays keep their dtype, as in PyTorch. An array that may not be
 written to is shared all the same: reading it is safe, and writing in place raises.
@@ -214,8 +214,8 @@ def _points(start: Any, end: Any, steps: int, name: str) -> Callable[[Any, Dtype
         if steps == 1:
             return xp.full((1,), float(low))
         # From each end towards the middle, so that both ends are exact.
-        at, step = xp.arange(steps, dtype=dtypes.float64), (high - low) / max(steps - 1, 1)
-        return xp.where(at < steps // 2, low + at * step, high - (steps - 1 - at) * step)
+        i, step = xp.arange(steps, dtype=dtypes.float64), (high - low) / max(steps - 1, 1)
+        return xp.where(i < steps // 2, low + i * step, high - (steps - 1 - i) * step)
 
     return points
 
@@ -256,7 +256,7 @@ def _method(make: TensorFunction) -> TensorFunction:
     return as_method(method, name, f"{make.__name__}() in the dtype and on the device of this tensor, unless given.")
 
 
-class Making(TensorBase):
+class Creation(TensorBase):
     """New tensors in the dtype and on the device of this one, unless given."""
 
     __slots__ = ()
@@ -366,9 +366,9 @@ def array_of(data: Any, dtype: Any, name: str) -> tuple[Any, bool]:
 def _of_sequence(data: Any, dtype: Any, name: str) -> Any:
     """A new array of nested lists of numbers, arrays and tensors."""
     if isinstance(data, list | tuple) and any(hasattr(kind, "dtype") for kind in _element_types(data)):
-        found: set[Dtype] = set()
-        data = _unwrap_tensors(data, found)
-        dtype = functools.reduce(dtypes.promote_types, found) if dtype is None else dtype
+        element_dtypes: set[Dtype] = set()
+        data = _unwrap_tensors(data, element_dtypes)
+        dtype = functools.reduce(dtypes.promote_types, element_dtypes) if dtype is None else dtype
     try:
         array = np.array(data)
     except ValueError as error:
@@ -391,11 +391,11 @@ def _element_types(data: Any) -> set[type]:
     return kinds.union(*[_element_types(part) for part in data if isinstance(part, list | tuple)] if nested else ())
 
 
-def _unwrap_tensors(data: Any, found: set[Dtype]) -> Any:
-    """Nested lists with arrays in the place of tensors; the dtype that each element would have goes to `found`."""
+def _unwrap_tensors(data: Any, element_dtypes: set[Dtype]) -> Any:
+    """Nested lists with arrays in place of tensors. `element_dtypes` gets the dtype that each element would have."""
     if isinstance(data, list | tuple):
-        return [_unwrap_tensors(part, found) for part in data]
-    found.add(data.dtype if hasattr(data, "dtype") else dtypes.of_number(data))
+        return [_unwrap_tensors(part, element_dtypes) for part in data]
+    element_dtypes.add(data.dtype if hasattr(data, "dtype") else dtypes.of_number(data))
     array = to_device(data.array, CPU) if isinstance(data, TensorBase) else data
     mixes = getattr(array, "dtype", None) != dtypes.bfloat16  # NumPy mixes it with no other
     return array if mixes else array.astype(dtypes.float32)

@@ -60,12 +60,12 @@ def parse(dtype: Any) -> Dtype:
     if isinstance(dtype, np.dtype) and dtype in SUPPORTED:
         return dtype
     try:
-        found = None if dtype is None else np.dtype(dtype)  # NumPy would read None as float64
+        parsed = None if dtype is None else np.dtype(dtype)  # NumPy would read None as float64
     except (TypeError, ValueError):
-        found = None
-    if found is None or found not in SUPPORTED:
+        parsed = None
+    if parsed is None or parsed not in SUPPORTED:
         raise DtypeError(f"dtype {dtype!r}: expected one of {', '.join(sorted(d.name for d in SUPPORTED))}")
-    return found
+    return parsed
 
 
 def is_float(dtype: Dtype) -> bool:

@@ -101,7 +101,7 @@ def division(op: Op, x: TensorBase, y: Other, swap: bool = False, **parameters: 
     divisor: Any = pair[0 if swap else 1]
     known = not isinstance(divisor, TensorBase) or divisor._device.type == "cpu"
     if known and not is_float(pair[0].array.dtype) and not np.all(getattr(divisor, "array", divisor)):
-        above, below = (getattr(each, "shape", each) for each in ((y, x) if swap else (x, y)))
+        above, below = (getattr(operand, "shape", operand) for operand in ((y, x) if swap else (x, y)))
         raise ArgumentError(f"{name}: {above} / {below}, of {pair[0].array.dtype}: division by zero")
     return binary(op, *pair, swap, **parameters)
 

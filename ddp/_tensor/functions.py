@@ -22,8 +22,8 @@ from ddp._tensor.elementwise import select_where
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import function_form, with_out
 from ddp._tensor.operands import convert, numpy_names
-from ddp._tensor.reductions import axis, searchsorted
-from ddp._tensor.shapes import new_axis
+from ddp._tensor.reductions import resolve_axis, searchsorted
+from ddp._tensor.shapes import resolve_new_axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import shape
 from ddp.ops.arrays import Ints
@@ -190,13 +190,17 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """
     xs = _promote(tensors, "cat")
     some = [x for x in xs if x.array.shape != (0,)] or xs[:1]
-    at = axis(some[0], dim, "cat")
+    axis = resolve_axis(some[0], dim, "cat")
     first = some[0].array.shape
     for x in some:
         size = x.array.shape
-        if not size or len(size) != len(first) or (*size[:at], *size[at + 1 :]) != (*first[:at], *first[at + 1 :]):
-            raise ShapeError(f"cat along dimension {at}: shapes {first} and {size} differ elsewhere, or are 0-d")
-    return apply(shape.cat, xs, dim=at)
+        if (
+            not size
+            or len(size) != len(first)
+            or (*size[:axis], *size[axis + 1 :]) != (*first[:axis], *first[axis + 1 :])
+        ):
+            raise ShapeError(f"cat along dimension {axis}: shapes {first} and {size} differ elsewhere, or are 0-d")
+    return apply(shape.cat, xs, dim=axis)
 
 
 concat = concatenate = cat
@@ -209,7 +213,7 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     xs = _promote(tensors, "stack")
     if len(shapes := {x.array.shape for x in xs}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(map(str, shapes))} differ")
-    return apply(shape.stack, xs, dim=new_axis(xs[0], dim, "stack"))
+    return apply(shape.stack, xs, dim=resolve_new_axis(xs[0], dim, "stack"))
 
 
 @with_out
@@ -298,8 +302,8 @@ def _triangle(which: str, side: str) -> TensorFunction:
     def form(row: int, col: int, offset: int = 0, *, dtype: Any = None, device: Any = None) -> Tensor:
         where = Device("cpu" if device is None else device)
         # On the CPU, which knows how many there are: a GPU would be waited for.
-        found = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
-        return wrap(to_device(found.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
+        indices = np.stack(np.nonzero(getattr(np, which)(np.ones((row, col), bool), offset)))
+        return wrap(to_device(indices.astype(parse("int64" if dtype is None else dtype), copy=False), where), where)
 
     doc = f"Where a (row, col) matrix is on or {side} a diagonal: int64 (2, n), row by row."
     return rename(form, f"{which}_indices", doc)

@@ -236,8 +236,8 @@ def run_backward(
     with contextlib.ExitStack() as stack:
         for hook in sorted(hooks, key=lambda hook: hook.turn):
             stack.enter_context(hook.recording([x.leaf for x in wanted]))
-        found = sink_gradients(tensors, gradients, retain_graph, create_graph, wanted)
-        for x, g in zip(wanted, found, strict=True):
+        results = sink_gradients(tensors, gradients, retain_graph, create_graph, wanted)
+        for x, g in zip(wanted, results, strict=True):
             if g is not None:
                 _accumulate(weakref.ref(x), g)
                 for after in [*x.leaf.after]:

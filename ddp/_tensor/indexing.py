@@ -13,7 +13,7 @@ from ddp._tensor.base import Parameters, Tensor, TensorBase, TensorFunction, app
 from ddp._tensor.dtypes import Number
 from ddp._tensor.inplace import assign, must_record
 from ddp._tensor.operands import REJECTED, Other, as_ddp_error, as_method, convert
-from ddp._tensor.reductions import at_least_1d, axis
+from ddp._tensor.reductions import at_least_1d, resolve_axis
 from ddp.errors import ArgumentError, DdpError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing as ops
 from ddp.ops import shape as shape_ops
@@ -56,10 +56,10 @@ def _as_parts(where: Any) -> Step:
 
 def _with_one_ellipsis(parts: Sequence[Any]) -> Step:
     """`parts` with one Ellipsis; a second stands for no dimension."""
-    found = [i for i, part in enumerate(parts) if part is ...]
-    if not found:
+    places = [i for i, part in enumerate(parts) if part is ...]
+    if not places:
         return (*parts, ...)
-    return tuple(part for i, part in enumerate(parts) if part is not ... or i == found[0])
+    return tuple(part for i, part in enumerate(parts) if part is not ... or i == places[0])
 
 
 def _parse_part(part: Any, x: TensorBase) -> Any:
@@ -100,13 +100,13 @@ def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
     is_only_mask = len(arrays) == 1 and _is_mask(arrays[0])
     view: list[Any] = []
     places: list[Any] = []
-    at = 0  # the dimension of x that comes next
+    axis = 0  # the dimension of x that comes next
     for part in parts:
         if part is ...:
             skipped = len(shape) - named
             view.append(part)
             places.extend([FULL] * skipped)
-            at += skipped
+            axis += skipped
         elif part is None or isinstance(part, slice):
             view.append(part)
             places.append(FULL)
@@ -116,15 +116,15 @@ def _split_mixed(x: TensorBase, parts: list[Any]) -> tuple[Step | None, Step]:
         elif isinstance(part, int):
             view.append(part)
         elif _is_mask(part):
-            if part.shape != shape[at : at + part.ndim]:
-                raise RangeError(f"a mask of shape {part.shape} stands at dimension {at}")
+            if part.shape != shape[axis : axis + part.ndim]:
+                raise RangeError(f"a mask of shape {part.shape} stands at dimension {axis}")
             view.extend([FULL] * part.ndim)
             places.extend([part] if is_only_mask else xp.nonzero(part))
         else:
             view.append(FULL)
-            places.append(_check_bounds(x, part, shape[at]))
-        at += _dims_of(part)
-    if not any(hasattr(each, "dtype") for each in places):
+            places.append(_check_bounds(x, part, shape[axis]))
+        axis += _dims_of(part)
+    if not any(hasattr(place, "dtype") for place in places):
         return None, tuple(view)
     return None if all(part is ... or part == FULL for part in view) else tuple(view), tuple(places)
 
@@ -198,16 +198,16 @@ def check_gather(x: TensorBase, dim: int, index: Any, name: str) -> tuple[Any, i
     A number counts as a vector of one element, and the other way round.
     Raises: ShapeError unless index has as many dimensions and is nowhere larger, except along `dim`.
     """
-    at = axis(x, dim, name)
+    axis = resolve_axis(x, dim, name)
     shape = x.array.shape
-    array = check_indices(x, index, shape[at] if shape else 1, name)
+    array = check_indices(x, index, shape[axis] if shape else 1, name)
     if array.size == 1 and array.ndim + len(shape) == 1:
         array = array.reshape((1,) * len(shape))
     if array.ndim != len(shape) and array.size:
         raise ShapeError(f"{name}: index of shape {array.shape} for a tensor of shape {shape}: dimensions differ")
-    if any(i != at and m > n for i, (m, n) in enumerate(zip(array.shape, shape, strict=False))):
-        raise ShapeError(f"{name}: index of shape {array.shape} is larger than {shape} apart from dimension {at}")
-    return array, at
+    if any(i != axis and m > n for i, (m, n) in enumerate(zip(array.shape, shape, strict=False))):
+        raise ShapeError(f"{name}: index of shape {array.shape} is larger than {shape} apart from dimension {axis}")
+    return array, axis
 
 
 def _wrap_negative(index: Any, n: int) -> Any:
@@ -301,7 +301,7 @@ def _scatter(
         raise ArgumentError(f"{name}: reduce is None or 'add', not {reduce!r}")
     if (src is None) == (value is None):
         raise ArgumentError(f"{name}: expected src or value, one of them")
-    where, at = check_gather(x, dim, index, name)
+    where, axis = check_gather(x, dim, index, name)
     v = src if value is None else value
     if isinstance(src, TensorBase) and src.array.size == where.size == 1 and src.array.ndim + where.ndim == 1:
         v = v.reshape(where.shape)
@@ -315,10 +315,10 @@ def _scatter(
     if not where.size:  # names no place, whatever its shape
         where, v = where.reshape((0,) * x.array.ndim), 0
     if reduce != "add":
-        return x, ops.scatter, v, {"index": where, "dim": at}
+        return x, ops.scatter, v, {"index": where, "dim": axis}
     if not isinstance(v, TensorBase):
         v = wrap(x._device.xp.full(where.shape, v, x.array.dtype), x._device)
-    return x, ops.scatter_add, v, {"index": where, "dim": at}
+    return x, ops.scatter_add, v, {"index": where, "dim": axis}
 
 
 def _scatter_add(x: TensorBase, name: str, dim: int, index: TensorBase, src: TensorBase) -> Call:
@@ -330,37 +330,37 @@ def _check_vector(
     x: TensorBase, name: str, dim: int, index: TensorBase, negative: bool = False
 ) -> tuple[Any, Step, int]:
     """The array of `index`, a vector along `dim`; the places it names in `x`; and the non-negative dim."""
-    at = axis(x, dim, name)
-    n = x.array.shape[at] if x.array.ndim else 1
+    axis = resolve_axis(x, dim, name)
+    n = x.array.shape[axis] if x.array.ndim else 1
     where = check_indices(x, index, n, name, low=-n if negative else 0)
     if where.ndim > 1 or not x.array.ndim:
         raise ShapeError(f"{name}: a vector is the index of a tensor of shape {x.array.shape}, not {where.shape}")
     where = where.reshape(-1)
-    return where, index_along(x, at, where), at
+    return where, index_along(x, axis, where), axis
 
 
-def _check_slices(x: TensorBase, name: str, where: Any, at: int, source: Any) -> Any:
-    """`source`, if it is what a vector of places along `at` asks for. Raises: ShapeError, DtypeError."""
+def _check_slices(x: TensorBase, name: str, where: Any, axis: int, source: Any) -> Any:
+    """`source`, if it is what a vector of places along `axis` asks for. Raises: ShapeError, DtypeError."""
     source = _check_source(x, name, source)
     shape, n = x.array.shape, where.size
     number = source.array.ndim == 0 and n == 1 and len(shape) == 1
-    if not number and source.array.shape != (*shape[:at], n, *shape[at + 1 :]):
-        raise ShapeError(f"{name}: {n} places along dimension {at} of {shape}, but a source of {source.array.shape}")
+    if not number and source.array.shape != (*shape[:axis], n, *shape[axis + 1 :]):
+        raise ShapeError(f"{name}: {n} places along dimension {axis} of {shape}, but a source of {source.array.shape}")
     return source
 
 
 def _index_add(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any, *, alpha: float = 1) -> Call:
     """self with alpha * source added at `index`, a vector, along `dim`."""
-    where, places, at = _check_vector(x, name, dim, index)
-    source = _check_slices(x, name, where, at, source)
+    where, places, axis = _check_vector(x, name, dim, index)
+    source = _check_slices(x, name, where, axis, source)
     value = source if alpha == 1 else source * alpha
     return x, ops.index_add, value, {"places": copy_index(places, x, value)}
 
 
 def _index_copy(x: TensorBase, name: str, dim: int, index: TensorBase, source: Any) -> Call:
     """self with the slices of source at `index`, a vector, along `dim`."""
-    where, places, at = _check_vector(x, name, dim, index)
-    source = _check_slices(x, name, where, at, source)
+    where, places, axis = _check_vector(x, name, dim, index)
+    source = _check_slices(x, name, where, axis, source)
     return x, ops.setitem, source, {"steps": (copy_index(places, x, source),)}
 
 
@@ -472,10 +472,10 @@ class Indexing(TensorBase):
         sparse_grad: accepted, and changes nothing. Raises: ShapeError, RangeError, DtypeError.
         """
         x = at_least_1d(self)
-        where, at = check_gather(x, dim, index, "gather")
+        where, axis = check_gather(x, dim, index, "gather")
         if not where.size:
             return wrap(self._device.xp.zeros(where.shape, self.array.dtype), self._device)
-        result = apply(ops.gather, (x,), index=where, dim=at)
+        result = apply(ops.gather, (x,), index=where, dim=axis)
         return result if index.array.ndim else result.reshape(())
 
     def take_along_dim(self: Any, indices: Any, dim: int | None = None) -> Tensor:
@@ -485,10 +485,12 @@ class Indexing(TensorBase):
         pair = (self, indices)
         if indices.array.ndim != self.array.ndim:
             raise ShapeError(f"take_along_dim: {self.array.shape} by {indices.array.shape}: dimensions differ")
-        at = axis(self, dim, "take_along_dim")
-        common = broadcast_shape("take_along_dim", *[(*x.array.shape[:at], 1, *x.array.shape[at + 1 :]) for x in pair])
-        x, index = (x.expand(*common[:at], x.array.shape[at], *common[at + 1 :]) for x in pair)
-        return x.gather(at, _wrap_negative(index, x.array.shape[at]))
+        axis = resolve_axis(self, dim, "take_along_dim")
+        common = broadcast_shape(
+            "take_along_dim", *[(*x.array.shape[:axis], 1, *x.array.shape[axis + 1 :]) for x in pair]
+        )
+        x, index = (x.expand(*common[:axis], x.array.shape[axis], *common[axis + 1 :]) for x in pair)
+        return x.gather(axis, _wrap_negative(index, x.array.shape[axis]))
 
     def take(self: Any, index: TensorBase) -> Tensor:
         """The elements at these places of the flattened tensor, in the shape of `index`. Raises: RangeError."""
@@ -499,8 +501,8 @@ class Indexing(TensorBase):
     def index_select(self, dim: int, index: TensorBase) -> Tensor:
         """The slices at `index`, a vector, along `dim`. Raises: ShapeError, RangeError, DtypeError."""
         x = at_least_1d(self)
-        found = read_index(x, _check_vector(x, "index_select", dim, index)[1])
-        return found if self.array.ndim else found.reshape(())
+        result = read_index(x, _check_vector(x, "index_select", dim, index)[1])
+        return result if self.array.ndim else result.reshape(())
 
     def masked_select(self, mask: TensorBase) -> Tensor:
         """The elements where `mask` (bool) holds, as a vector; both broadcast. Raises: DtypeError, ShapeError."""
@@ -510,10 +512,10 @@ class Indexing(TensorBase):
     def nonzero(self, as_tuple: bool = False) -> Any:
         """Where elements are not zero, int64 (n, ndim), in order; as_tuple: one vector for each dimension."""
         array, xp = self.array, self._device.xp
-        found = xp.nonzero(array if array.ndim else array.reshape(1))
+        indices = xp.nonzero(array if array.ndim else array.reshape(1))
         if as_tuple:
-            return tuple([wrap(each, self._device) for each in found])
-        rows = xp.stack(found, axis=1)[:, : array.ndim]  # of a number: as many rows, of no index
+            return tuple([wrap(index, self._device) for index in indices])
+        rows = xp.stack(indices, axis=1)[:, : array.ndim]  # of a number: as many rows, of no index
         return wrap(xp.ascontiguousarray(rows), self._device)
 
     def argwhere(self) -> Tensor:

@@ -109,10 +109,10 @@ def _copy_saved_result(x: TensorBase) -> None:
 def _copy_saved(node: Node, x: TensorBase) -> None:
     """What `node` saved of `x`, which is about to be overwritten, becomes a copy of its own."""
     saved = list(node.saved)
-    changed = [each for each in node.versions if each[0] is x.version and each[0].count == each[1]]
+    changed = [entry for entry in node.versions if entry[0] is x.version and entry[0].count == entry[1]]
     for _, _, position in changed if saved else ():  # a checkpointed region keeps none
         saved[position] = saved[position].copy()
-    node.saved, node.versions = tuple(saved), [each for each in node.versions if each not in changed]
+    node.saved, node.versions = tuple(saved), [entry for entry in node.versions if entry not in changed]
 
 
 def operand_array(x: TensorBase, y: Other, name: str) -> Any:
@@ -185,7 +185,7 @@ def become_view(x: T, name: str, view: TensorBase) -> T:
             "leaf or where no graph is recorded; use the out-of-place form"
         )
     x.check_replaceable()
-    x.array, x.edge, x.maybe_leaf, x.grad_view = view.array, view.edge, None, None
+    x.array, x.edge, x.accumulate_grad, x.grad_view = view.array, view.edge, None, None
     return x
 
 
@@ -254,5 +254,9 @@ def _write_one(name: str, result: Any, out: Any) -> Any:
         raise DeviceError(f"{name}: the result is on {result._device}, out on {out._device}")
     if not out.array.size and out.array.shape != result.array.shape:
         out.check_replaceable()
-        out.array, out.maybe_leaf, out.grad_view = out._device.xp.empty(result.array.shape, out.array.dtype), None, None
+        out.array, out.accumulate_grad, out.grad_view = (
+            out._device.xp.empty(result.array.shape, out.array.dtype),
+            None,
+            None,
+        )
     return assign(cast(Any, out), name, result)

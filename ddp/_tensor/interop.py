@@ -68,11 +68,11 @@ class _CapsuleHolder:
 _CPU, _CUDA = (1,), (2, 13)  # kDLCPU; kDLCUDA, kDLCUDAManaged
 
 
-def dlpack_device(theirs: Any) -> device:
+def dlpack_device(exporter: Any) -> device:
     """Where the memory of an array of another library is. Raises: DtypeError for no such array; DeviceError."""
-    if not hasattr(theirs, "__dlpack__"):
-        raise DtypeError(f"from_dlpack: expected an array with __dlpack__(), got {type(theirs).__name__}")
-    kind, index = theirs.__dlpack_device__()
+    if not hasattr(exporter, "__dlpack__"):
+        raise DtypeError(f"from_dlpack: expected an array with __dlpack__(), got {type(exporter).__name__}")
+    kind, index = exporter.__dlpack_device__()
     if kind in _CPU:
         return CPU
     if kind in _CUDA:
@@ -80,43 +80,43 @@ def dlpack_device(theirs: Any) -> device:
     raise DeviceError(f"from_dlpack: memory of DLPack's kind {int(kind)} is neither the CPU's nor CUDA's")
 
 
-def take_dlpack(theirs: Any, where: device) -> Any:
+def take_dlpack(exporter: Any, where: device) -> Any:
     """An array over the memory of another library's, which is there. Raises: DtypeError for one of another dtype."""
     try:
         with on(where):
-            array = _take_bfloat16(theirs, where) if is_bfloat16(theirs) else where.xp.from_dlpack(theirs)
+            array = _take_bfloat16(exporter, where) if is_bfloat16(exporter) else where.xp.from_dlpack(exporter)
         parse(array.dtype)
     except (BufferError, RuntimeError) as error:
         if isinstance(error, DdpError):
             raise
-        dtype = getattr(theirs, "dtype", "unknown dtype")
+        dtype = getattr(exporter, "dtype", "unknown dtype")
         raise DtypeError(f"from_dlpack: {where.xp.__name__} does not take an array of {dtype}: {error}") from error
     return array
 
 
-def _take_bfloat16(theirs: Any, where: device) -> Any:
+def _take_bfloat16(exporter: Any, where: device) -> Any:
     """The bfloat16 array of another library's, over the same memory, on the current device and stream.
 
     Raises: BufferError if it is none.
     """
     xp = where.xp
-    if isinstance(theirs, xp.ndarray):
-        return theirs
+    if isinstance(exporter, xp.ndarray):
+        return exporter
     options = {} if where is CPU else {"stream": xp.cuda.get_current_stream().ptr or 1}
     try:
-        capsule = theirs.__dlpack__(max_version=(1, 0), **options)
+        capsule = exporter.__dlpack__(max_version=(1, 0), **options)
     except TypeError:  # of a library from before the versions
-        capsule = theirs.__dlpack__(**options)
-    found = _data_type(capsule)
-    if (found.code, found.bits, found.lanes) != (_BFLOAT, 16, 1):
-        raise BufferError(f"no bfloat16, but DLPack's dtype {found.code} of {found.bits} bits")
-    found.code = _UINT
-    return xp.from_dlpack(_CapsuleHolder(capsule, theirs.__dlpack_device__())).view(bfloat16)
+        capsule = exporter.__dlpack__(**options)
+    data_type = _data_type(capsule)
+    if (data_type.code, data_type.bits, data_type.lanes) != (_BFLOAT, 16, 1):
+        raise BufferError(f"no bfloat16, but DLPack's dtype {data_type.code} of {data_type.bits} bits")
+    data_type.code = _UINT
+    return xp.from_dlpack(_CapsuleHolder(capsule, exporter.__dlpack_device__())).view(bfloat16)
 
 
-def is_bfloat16(theirs: Any) -> bool:
+def is_bfloat16(exporter: Any) -> bool:
     """Whether an array of any library says that it is of bfloat16."""
-    return str(getattr(theirs, "dtype", "")).endswith("bfloat16")
+    return str(getattr(exporter, "dtype", "")).endswith("bfloat16")
 
 
 def _address(array: Any) -> int:
@@ -145,12 +145,12 @@ class Interop(TensorBase):
     def _read(self, name: str, read: Callable[[], Any]) -> Any:
         """What `read` returns, for which the host waits for a GPU. Raises: CudaError."""
         try:
-            found = read()
+            value = read()
         except Exception as error:
             raise_cuda_error(self._device, error, name)
             raise
         raise_pending()
-        return found
+        return value
 
     def numpy(self, *, force: bool = False) -> np.ndarray[Any, Any]:
         """The NumPy array of this tensor: shared memory.

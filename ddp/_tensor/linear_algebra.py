@@ -14,7 +14,7 @@ from ddp._tensor.complex_numbers import ComplexTensor, product
 from ddp._tensor.indexing import broadcast_shape
 from ddp._tensor.inplace import in_place, with_out
 from ddp._tensor.operands import array_as_tensor, broadcast, check_operand
-from ddp._tensor.reductions import axis
+from ddp._tensor.reductions import resolve_axis
 from ddp.errors import ArgumentError, DtypeError, ShapeError
 from ddp.ops import products
 
@@ -45,22 +45,22 @@ def check_same_dtype(name: str, x: TensorBase, y: TensorBase) -> None:
         raise DtypeError(f"{name}: both sides need one dtype, got {a} and {b}")
 
 
-def check_ndim(name: str, *each: tuple[TensorBase, int]) -> None:
+def check_ndim(name: str, *expected: tuple[TensorBase, int]) -> None:
     """Raises: ShapeError unless every tensor has its number of dimensions."""
-    if any(x.array.ndim != ndim for x, ndim in each):
-        got = ", ".join(str(x.array.shape) for x, _ in each)
-        raise ShapeError(f"{name}: expected {', '.join(f'{ndim}-d' for _, ndim in each)}, got shapes {got}")
+    if any(x.array.ndim != ndim for x, ndim in expected):
+        got = ", ".join(str(x.array.shape) for x, _ in expected)
+        raise ShapeError(f"{name}: expected {', '.join(f'{ndim}-d' for _, ndim in expected)}, got shapes {got}")
 
 
-def _add_scaled(name: str, base: Any, made: Any, beta: float, alpha: float) -> Tensor:
+def _add_scaled(name: str, base: Any, product: Any, beta: float, alpha: float) -> Tensor:
     """beta * base + alpha * made; a beta of 0 lets no nan of `base` through."""
-    if broadcast_shape(name, base.array.shape, made.array.shape) != made.array.shape:
-        raise ShapeError(f"{name}: shape {base.array.shape} does not broadcast to {made.array.shape}")
+    if broadcast_shape(name, base.array.shape, product.array.shape) != product.array.shape:
+        raise ShapeError(f"{name}: shape {base.array.shape} does not broadcast to {product.array.shape}")
     if alpha != 1:
-        made = made * alpha
+        product = product * alpha
     if beta == 0:
-        return made
-    return made + (base if beta == 1 else base * beta)
+        return product
+    return product + (base if beta == 1 else base * beta)
 
 
 class LinearAlgebra(TensorBase):
@@ -197,7 +197,7 @@ def _expanded(operands: list[Any], terms: list[Labels], out: Labels | None) -> T
 
 
 def _expand_dots(labels: Labels, spare: int) -> Labels:
-    return [each for k in labels for each in (range(-1 - spare, -1) if k == DOTS else (k,))]
+    return [label for k in labels for label in (range(-1 - spare, -1) if k == DOTS else (k,))]
 
 
 def einsum_of(operands: list[Any], terms: list[Labels], out: Labels) -> Any:
@@ -287,9 +287,9 @@ def einsum(equation: Any, *operands: Any) -> Tensor:
 
 def _letters(labels: Sequence[Any]) -> str:
     """`_letters([0, ..., 26]) == "A...a"`. Raises: ArgumentError."""
-    if not all(each is ... or each in range(52) for each in labels):
+    if not all(label is ... or label in range(52) for label in labels):
         raise ArgumentError(f"einsum: labels {list(labels)}: expected numbers from 0 to 51, or ...")
-    return "".join("..." if each is ... else ascii_letters.swapcase()[each] for each in labels)
+    return "".join("..." if label is ... else ascii_letters.swapcase()[label] for label in labels)
 
 
 @with_out
@@ -301,7 +301,7 @@ def tensordot(a: Tensor, b: Tensor, dims: int | Sequence[Sequence[int]] = 2) -> 
     if isinstance(dims, int) and not 0 <= dims <= min(a.ndim, b.ndim):
         raise ArgumentError(f"tensordot: {dims} dimensions of shapes {a.shape} and {b.shape}")
     pairs = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
-    left, right = ([axis(x, d, "tensordot") for d in each] for x, each in zip((a, b), pairs, strict=True))
+    left, right = ([resolve_axis(x, d, "tensordot") for d in dims_of] for x, dims_of in zip((a, b), pairs, strict=True))
     if [a.shape[i] for i in left] != [b.shape[j] for j in right]:
         raise ShapeError(f"tensordot: {a.shape} and {b.shape}: sizes of dimensions {left} and {right} differ")
     check_same_dtype("tensordot", a, b)

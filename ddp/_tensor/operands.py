@@ -193,11 +193,11 @@ def numpy_names(function: F) -> F:
     @functools.wraps(function)
     def also(*given: Any, **named: Any) -> Any:
         if named and not _OURS.keys().isdisjoint(named):
-            for theirs, ours in _OURS.items():
-                if theirs in named:
-                    if ours in named:
-                        raise ArgumentError(f"{function.__name__}: {theirs} and {ours} are one argument")
-                    named[ours] = named.pop(theirs)
+            for numpy_name, name in _OURS.items():
+                if numpy_name in named:
+                    if name in named:
+                        raise ArgumentError(f"{function.__name__}: {numpy_name} and {name} are one argument")
+                    named[name] = named.pop(numpy_name)
         return function(*given, **named)
 
     return cast(F, also)

@@ -105,7 +105,7 @@ def _body(array: Any, xp: Any, indent: int) -> str:
     def lines(part: Any, depth: int, indent: int) -> str:
         if depth == len(shape):
             return form(part.item())
-        parts = [lines(each, depth + 1, indent + 1) for each in part]
+        parts = [lines(sub, depth + 1, indent + 1) for sub in part]
         breaks = len(shape) - 1 - depth
         if gaps[depth]:
             parts.insert(edge, "..." if breaks else " ...")

@@ -224,11 +224,11 @@ class _RecordingNumpy(RecordingModule):
 
     def __getattr__(self, name: str) -> Any:
         """Finds a function when it is first asked for."""
-        found = getattr(np, name)
-        if callable(found) and not isinstance(found, type):
-            found = _function(name, found)
-        setattr(self, name, found)
-        return found
+        value = getattr(np, name)
+        if callable(value) and not isinstance(value, type):
+            value = _function(name, value)
+        setattr(self, name, value)
+        return value
 
 
 recording_numpy = _RecordingNumpy()

@@ -25,7 +25,7 @@ T = TypeVar("T", bound=TensorBase)
 Dims = int | Sequence[int] | None
 
 
-def axis(x: TensorBase, dim: int, name: str) -> int:
+def resolve_axis(x: TensorBase, dim: int, name: str) -> int:
     """`dim` as a non-negative axis; a 0-d tensor counts as having one. Raises: RangeError."""
     ndim = max(x.array.ndim, 1)
     if not -ndim <= dim < ndim:
@@ -33,12 +33,12 @@ def axis(x: TensorBase, dim: int, name: str) -> int:
     return dim % ndim
 
 
-def axes(x: TensorBase, dim: Dims, name: str) -> Ints:
+def resolve_axes(x: TensorBase, dim: Dims, name: str) -> Ints:
     """`dim` as non-negative axes, all of them for None, () or []. Raises: RangeError; ArgumentError if one is twice."""
     ndim: int = x.array.ndim
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(ndim))
-    named = [axis(x, d, name) for d in ([dim] if isinstance(dim, int) else dim)]
+    named = [resolve_axis(x, d, name) for d in ([dim] if isinstance(dim, int) else dim)]
     if len(set(named)) < len(named):
         raise ArgumentError(f"{name}: dimensions {tuple(named)} name one twice")
     return tuple(named) if ndim else ()
@@ -69,30 +69,30 @@ def required_float(x: T, name: str) -> T:
 
 
 def _arg(x: TensorBase, name: str, dim: int | None, keepdim: bool) -> Any:
-    check_not_empty(x, axes(x, dim, name), name)
+    check_not_empty(x, resolve_axes(x, dim, name), name)
     array, xp = upcast(x.array), x._device.xp
     if dim is None:
-        found = xp.asarray(getattr(array, name)())
-        return found.reshape((1,) * array.ndim) if keepdim else found
+        index = xp.asarray(getattr(array, name)())
+        return index.reshape((1,) * array.ndim) if keepdim else index
     if not array.ndim:
         return xp.zeros((), xp.int64)
-    return xp.asarray(getattr(array, name)(axis=axis(x, dim, name), keepdims=keepdim))
+    return xp.asarray(getattr(array, name)(axis=resolve_axis(x, dim, name), keepdims=keepdim))
 
 
-def _values_at(x: TensorBase, name: str, found: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
-    """The values of `x` at `found`, which keeps the dimension, and `found` as a tensor of its own memory."""
+def _values_at(x: TensorBase, name: str, index: Any, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """The values of `x` at `index`, which keeps the dimension, and `index` as a tensor of its own memory."""
     if not x.array.ndim:
-        return apply(reduction.amax, (x,), dims=(), keepdim=False), wrap(found, x._device)
-    at = axis(x, dim, name)
-    values = apply(reduction.pick, (x,), index=found, dim=at, keepdim=keepdim)
-    shown = found if keepdim else found.squeeze(at)
-    return values, wrap(shown if values.edge is None else shown.copy(), x._device)
+        return apply(reduction.amax, (x,), dims=(), keepdim=False), wrap(index, x._device)
+    axis = resolve_axis(x, dim, name)
+    values = apply(reduction.select, (x,), index=index, dim=axis, keepdim=keepdim)
+    indices = index if keepdim else index.squeeze(axis)
+    return values, wrap(indices if values.edge is None else indices.copy(), x._device)
 
 
 def along(op: Any, x: TensorBase, dim: int) -> Any:
     """`op` along one dimension; a 0-d tensor counts as having one."""
-    at = axis(x, dim, op.name)
-    result = apply(op, (at_least_1d(x),), dim=at)
+    axis = resolve_axis(x, dim, op.name)
+    result = apply(op, (at_least_1d(x),), dim=axis)
     return result if x.array.ndim else result.reshape(())
 
 
@@ -112,7 +112,7 @@ def _softmax(op: Any, doc: str) -> Any:
 
 def _extreme(op: Any, doc: str) -> Any:
     def method(self: TensorBase, dim: Dims = None, keepdim: bool = False) -> Tensor:
-        dims = axes(self, dim, op.name)
+        dims = resolve_axes(self, dim, op.name)
         return apply(op, (check_not_empty(self, dims, op.name),), dims=dims, keepdim=keepdim)
 
     return as_method(method, op.name, f"{doc}; equal ones share the gradient. Raises: ArgumentError if there is none.")
@@ -146,12 +146,12 @@ def _running(kind: Any, ufunc: str, which: str) -> Any:
     name = kind.__name__
 
     def method(self: TensorBase, dim: int) -> Any:
-        xp, at = self._device.xp, axis(self, dim, name)
+        xp, axis = self._device.xp, resolve_axis(self, dim, name)
         if not self.array.ndim:
             return kind(apply(elementwise.clone, (self,)), wrap(xp.zeros((), "int64"), self._device))
-        found = reduction.running(xp, ufunc, upcast(self.array), at)
-        values = apply(reduction.running_extreme, (self,), index=found, dim=at)
-        return kind(values, wrap(found if values.edge is None else found.copy(), self._device))
+        index = reduction.running(xp, ufunc, upcast(self.array), axis)
+        values = apply(reduction.running_extreme, (self,), index=index, dim=axis)
+        return kind(values, wrap(index if values.edge is None else index.copy(), self._device))
 
     return as_method(
         method, name, f"(values, indices): the {which} element up to each along `dim`, and its last place."
@@ -168,7 +168,7 @@ def _spread(name: str, doc: str) -> Any:
         if correction is None:
             correction = 1 if unbiased is None or unbiased else 0
         options = {"keepdim": keepdim, "correction": correction, "root": name == "std"}
-        return apply(reduction.var, (x,), dims=axes(x, dim, name), **options)
+        return apply(reduction.var, (x,), dims=resolve_axes(x, dim, name), **options)
 
     options = f"unbiased: True is a correction of 1, as nothing is; False of 0. Also {name}(unbiased)."
     return as_method(method, name, f"{doc}. {options} Raises: DtypeError unless floating.")
@@ -178,7 +178,7 @@ def _truth(name: str, doc: str) -> Any:
     def method(self: TensorBase, dim: Dims = None, keepdim: bool = False) -> Tensor:
         array, xp = self.array, self._device.xp
         truth = array if array.dtype.kind == "b" else array != 0
-        out = xp.asarray(getattr(truth, name)(axis=axes(self, dim, name), keepdims=keepdim))
+        out = xp.asarray(getattr(truth, name)(axis=resolve_axes(self, dim, name), keepdims=keepdim))
         return wrap(out.astype(uint8) if array.dtype == uint8 else out, self._device)
 
     return as_method(method, name, f"{doc}: bool, of uint8 uint8.")
@@ -191,18 +191,18 @@ class Reductions(TensorBase):
 
     def sum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum; of integers and bool it is int64. dtype: to convert to before."""
-        return apply(reduction.sum, (to_dtype(self, dtype),), dims=axes(self, dim, "sum"), keepdim=keepdim)
+        return apply(reduction.sum, (to_dtype(self, dtype),), dims=resolve_axes(self, dim, "sum"), keepdim=keepdim)
 
     def nansum(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The sum of what is not nan."""
         x = to_dtype(self, dtype)
         op = reduction.nansum if is_float(x.array.dtype) else reduction.sum
-        return apply(op, (x,), dims=axes(self, dim, "nansum"), keepdim=keepdim)
+        return apply(op, (x,), dims=resolve_axes(self, dim, "nansum"), keepdim=keepdim)
 
     def mean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean. Raises: DtypeError unless floating."""
         x = required_float(to_dtype(self, dtype), "mean")
-        return apply(reduction.mean, (x,), dims=axes(self, dim, "mean"), keepdim=keepdim)
+        return apply(reduction.mean, (x,), dims=resolve_axes(self, dim, "mean"), keepdim=keepdim)
 
     def nanmean(self, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The mean of what is not nan. Raises: DtypeError unless floating."""
@@ -216,7 +216,7 @@ class Reductions(TensorBase):
     def prod(self, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         """The product; of integers and bool it is int64. The gradient is right beside zeros too."""
         x = to_dtype(self, dtype)
-        return apply(reduction.prod, (x,), dims=axes(x, dim, "prod"), keepdim=keepdim)
+        return apply(reduction.prod, (x,), dims=resolve_axes(x, dim, "prod"), keepdim=keepdim)
 
     def norm(self, p: float | str | None = "fro", dim: Dims = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
         """(sum |x|^p)^(1/p) over `dim`; "fro" and None are p = 2. p: any number, inf and -inf too, or 0 to count.
@@ -228,7 +228,7 @@ class Reductions(TensorBase):
         elif isinstance(p, str):
             raise ArgumentError(f"norm: p is a number or 'fro', not {p!r}")
         x = required_float(to_dtype(self, dtype), "norm")
-        dims = axes(x, dim, "norm")
+        dims = resolve_axes(x, dim, "norm")
         if p in (float("inf"), float("-inf")) or p < 0:
             check_not_empty(x, dims, "norm")
         return apply(reduction.vector_norm, (x,), p=p, dims=dims, keepdim=keepdim)
@@ -236,7 +236,7 @@ class Reductions(TensorBase):
     def logsumexp(self, dim: Dims, keepdim: bool = False) -> Tensor:
         """log(sum(exp(self))), without overflow."""
         x = floating(self)
-        return apply(softmax_ops.logsumexp, (x,), dims=axes(x, dim, "logsumexp"), keepdim=keepdim)
+        return apply(softmax_ops.logsumexp, (x,), dims=resolve_axes(x, dim, "logsumexp"), keepdim=keepdim)
 
     softmax = _softmax(softmax_ops.softmax, "exp(self) / sum(exp(self)) along `dim`.")
     log_softmax = _softmax(softmax_ops.log_softmax, "log(softmax(self)) along `dim`, without loss of small ones.")
@@ -246,7 +246,7 @@ class Reductions(TensorBase):
     def count_nonzero(self, dim: Dims = None) -> Tensor:
         """How many elements are not zero, int64."""
         xp = self._device.xp
-        return wrap(xp.asarray((self.array != 0).sum(axis=axes(self, dim, "count_nonzero"))), self._device)
+        return wrap(xp.asarray((self.array != 0).sum(axis=resolve_axes(self, dim, "count_nonzero"))), self._device)
 
     amax = _extreme(reduction.amax, "The largest element")
     amin = _extreme(reduction.amin, "The smallest element")
@@ -262,17 +262,17 @@ class Reductions(TensorBase):
     def median(self, dim: int | None = None, keepdim: bool = False) -> Any:
         """The element in the middle, the lower of two, or nan beside a nan; with `dim`, (values, indices) along it."""
         if dim is None:
-            return apply(reduction.median, (check_not_empty(self, axes(self, None, "median"), "median"),))
-        at = axis(self, dim, "median")
-        array, xp = upcast(check_not_empty(self, axes(self, at, "median"), "median").array), self._device.xp
+            return apply(reduction.median, (check_not_empty(self, resolve_axes(self, None, "median"), "median"),))
+        axis = resolve_axis(self, dim, "median")
+        array, xp = upcast(check_not_empty(self, resolve_axes(self, axis, "median"), "median").array), self._device.xp
         if not array.ndim:
             return results.median(*_values_at(self, "median", xp.zeros((), "int64"), dim, keepdim))
-        middle = (array.shape[at] - 1) // 2
-        found = xp.argsort(array, axis=at).take([middle], axis=at)
+        middle = (array.shape[axis] - 1) // 2
+        index = xp.argsort(array, axis=axis).take([middle], axis=axis)
         if array.dtype.kind == "f":
             nan = array != array
-            found = xp.where(nan.any(axis=at, keepdims=True), nan.argmax(axis=at, keepdims=True), found)
-        return results.median(*_values_at(self, "median", found, dim, keepdim))
+            index = xp.where(nan.any(axis=axis, keepdims=True), nan.argmax(axis=axis, keepdims=True), index)
+        return results.median(*_values_at(self, "median", index, dim, keepdim))
 
     cumsum = _cumulative(reduction.cumsum, "The sums of all up to each along `dim`; of integers and bool int64.")
     cumprod = _cumulative(reduction.cumprod, "The products of all up to each along `dim`; of integers and bool int64.")
@@ -293,18 +293,18 @@ class Reductions(TensorBase):
 
     def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> results.topk:
         """(values, indices) of the k largest, or smallest, along `dim`. Raises: RangeError if there are fewer."""
-        xp, x, at = _along(self, dim, "topk")
-        if not 0 <= k <= x.shape[at]:
-            raise RangeError(f"topk: k={k} of dimension {at} of shape {self.array.shape}")
-        return results.topk(*_gather(self, reduction.extremes(xp, x, k, at, largest, sorted), dim))
+        xp, x, axis = _along(self, dim, "topk")
+        if not 0 <= k <= x.shape[axis]:
+            raise RangeError(f"topk: k={k} of dimension {axis} of shape {self.array.shape}")
+        return results.topk(*_gather(self, reduction.extremes(xp, x, k, axis, largest, sorted), dim))
 
     def kthvalue(self, k: int, dim: int = -1, keepdim: bool = False) -> results.kthvalue:
         """(values, indices) of the k-th smallest, from 1, along `dim`. Raises: RangeError if there are fewer."""
-        xp, x, at = _along(self, dim, "kthvalue")
-        if not 1 <= k <= x.shape[at]:
-            raise RangeError(f"kthvalue: k={k} of dimension {at} of shape {self.array.shape}")
-        pair = _gather(self, reduction.ranked(xp, x, k, at), dim)
-        return results.kthvalue(*(pair if keepdim or not self.array.ndim else [each.squeeze(at) for each in pair]))
+        xp, x, axis = _along(self, dim, "kthvalue")
+        if not 1 <= k <= x.shape[axis]:
+            raise RangeError(f"kthvalue: k={k} of dimension {axis} of shape {self.array.shape}")
+        pair = _gather(self, reduction.ranked(xp, x, k, axis), dim)
+        return results.kthvalue(*(pair if keepdim or not self.array.ndim else [each.squeeze(axis) for each in pair]))
 
     def unique(
         self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
@@ -314,15 +314,15 @@ class Reductions(TensorBase):
         return_inverse: also, for each element its number among them. return_counts: also, how often each is there.
         sorted: accepted; they always are.
         """
-        at = None if dim is None or not self.array.ndim else axis(self, dim, "unique")
-        return _requested(self, reduction.unique(self._device.xp, self.array, at, return_inverse, return_counts))
+        axis = None if dim is None or not self.array.ndim else resolve_axis(self, dim, "unique")
+        return _requested(self, reduction.unique(self._device.xp, self.array, axis, return_inverse, return_counts))
 
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
         """As unique, but only what is next to its equal counts as one, and nothing is sorted."""
-        at = None if dim is None or not self.array.ndim else axis(self, dim, "unique_consecutive")
-        values, inverse, counts = reduction.runs(self._device.xp, self.array, at)
+        axis = None if dim is None or not self.array.ndim else resolve_axis(self, dim, "unique_consecutive")
+        values, inverse, counts = reduction.runs(self._device.xp, self.array, axis)
         return _requested(self, (values, inverse if return_inverse else None, counts if return_counts else None))
 
     def bincount(self, weights: TensorBase | None = None, minlength: int = 0) -> Tensor:
@@ -364,7 +364,7 @@ class Reductions(TensorBase):
 
 def _along(x: TensorBase, dim: int, name: str) -> tuple[Any, Any, int]:
     """The array module, the array with a dimension at least, and the non-negative dim."""
-    return x._device.xp, x.array if x.array.ndim else x.array.reshape(1), axis(x, dim, name)
+    return x._device.xp, x.array if x.array.ndim else x.array.reshape(1), resolve_axis(x, dim, name)
 
 
 def _wrap_indices(x: TensorBase, indices: Any) -> Tensor:
@@ -383,9 +383,9 @@ def _gather(x: TensorBase, places: Any, dim: int) -> tuple[Tensor, Tensor]:
     return apply(ops.gather, (x,), index=indices.array, dim=dim % x.array.ndim, distinct=True), indices
 
 
-def _requested(x: TensorBase, found: tuple[Any, Any, Any]) -> Any:
+def _requested(x: TensorBase, results: tuple[Any, Any, Any]) -> Any:
     """The values alone, or a tuple with the other results that were requested."""
-    chosen = tuple([wrap(each, x._device) for each in found if each is not None])
+    chosen = tuple([wrap(result, x._device) for result in results if result is not None])
     return chosen if len(chosen) > 1 else chosen[0]
 
 
@@ -420,8 +420,8 @@ def searchsorted(
         if sorter.array.shape != rows.shape:
             raise ShapeError(f"searchsorted: a sorter of shape {sorter.array.shape} for rows of shape {rows.shape}")
         rows = xp.take_along_axis(rows, to_device(sorter.array, where), axis=-1)
-    found = reduction.searchsorted(xp, rows, values, "right" if right or side == "right" else "left")
-    return wrap(found.astype("int32" if out_int32 else "int64", copy=False), where)
+    indices = reduction.searchsorted(xp, rows, values, "right" if right or side == "right" else "left")
+    return wrap(indices.astype("int32" if out_int32 else "int64", copy=False), where)
 
 
 @guarded_function

@@ -14,20 +14,20 @@ class Size(tuple[int, ...]):
 
     __slots__ = ()
 
-    def __getitem__(self, at: Any) -> Any:
-        found = tuple.__getitem__(self, at)
-        return Size(found) if type(at) is slice else found
+    def __getitem__(self, index: Any) -> Any:
+        part = tuple.__getitem__(self, index)
+        return Size(part) if type(index) is slice else part
 
     def __add__(self, other: Any) -> Any:
-        found = tuple.__add__(self, other)
-        return found if found is NotImplemented else Size(found)
+        joined = tuple.__add__(self, other)
+        return joined if joined is NotImplemented else Size(joined)
 
     def __radd__(self, other: Any) -> Any:
         return Size((*other, *self)) if isinstance(other, tuple) else NotImplemented
 
     def __mul__(self, times: Any) -> Any:
-        found = tuple.__mul__(self, times)
-        return found if found is NotImplemented else Size(found)
+        repeated = tuple.__mul__(self, times)
+        return repeated if repeated is NotImplemented else Size(repeated)
 
     __rmul__ = __mul__
 

@@ -184,7 +184,7 @@ def randint_like(input: TensorBase, low: int = 0, high: int | None = None, **opt
     return randint(low, high, input.array.shape, **options_like(input, options))
 
 
-Self = TypeVar("Self", bound="Drawing")
+Self = TypeVar("Self", bound="Sampling")
 
 
 @guarded_function
@@ -292,7 +292,7 @@ def _overwrite(x: Self, name: str, generator: BaseGenerator | None, sample: Call
     return x
 
 
-class Drawing(TensorBase):
+class Sampling(TensorBase):
     """Draws that take this tensor as their parameters, or write into it."""
 
     __slots__ = ()

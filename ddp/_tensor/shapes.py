@@ -13,7 +13,7 @@ from ddp._tensor.dtypes import parse
 from ddp._tensor.indexing import index_along
 from ddp._tensor.inplace import become_view, in_place
 from ddp._tensor.operands import parse_sizes
-from ddp._tensor.reductions import at_least_1d, axes, axis
+from ddp._tensor.reductions import at_least_1d, resolve_axes, resolve_axis
 from ddp.errors import ArgumentError, DtypeError, RangeError, ShapeError
 from ddp.ops import indexing, shape
 from ddp.ops.arrays import Ints
@@ -26,14 +26,14 @@ def infer_shape(old: Ints, new: Ints, name: str) -> Ints:
     """`new` with its -1 replaced by what is left of `old`'s elements. Raises: ShapeError if they do not fit."""
     total, count, sizes = math.prod(old), math.prod(new), new
     if -1 in new and count < 0 and total % count == 0:
-        at = new.index(-1)
-        sizes, count = (*new[:at], total // -count, *new[at + 1 :]), total
+        index = new.index(-1)
+        sizes, count = (*new[:index], total // -count, *new[index + 1 :]), total
     if count != total or min(sizes, default=0) < 0:
         raise ShapeError(f"{name}: shape {old} of {total} elements cannot become {new}")
     return sizes
 
 
-def new_axis(x: TensorBase, dim: int, name: str) -> int:
+def resolve_new_axis(x: TensorBase, dim: int, name: str) -> int:
     """`dim` as the non-negative place of a new dimension. Raises: RangeError."""
     ndim: int = x.array.ndim
     if not -ndim - 1 <= dim <= ndim:
@@ -90,7 +90,7 @@ class Shapes(TensorBase):
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         """Dimensions start_dim to end_dim (inclusive) joined into one."""
         old = self.array.shape or (1,)
-        first, last = axis(self, start_dim, "flatten"), axis(self, end_dim, "flatten")
+        first, last = resolve_axis(self, start_dim, "flatten"), resolve_axis(self, end_dim, "flatten")
         if first > last:
             raise ArgumentError(f"flatten: start_dim {start_dim} comes after end_dim {end_dim} in shape {old}")
         return _reshaped(self, (*old[:first], math.prod(old[first : last + 1]), *old[last + 1 :]))
@@ -102,13 +102,13 @@ class Shapes(TensorBase):
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Tensor:
         """Dimension `dim` cut into several of these sizes; one may be -1. Raises: ShapeError if they do not fit."""
         old = self.array.shape
-        at, n = _axis_and_size(self, dim, "unflatten")
-        return _reshaped(self, (*old[:at], *infer_shape((n,), tuple(sizes), "unflatten"), *old[at + 1 :]))
+        axis, n = _axis_and_size(self, dim, "unflatten")
+        return _reshaped(self, (*old[:axis], *infer_shape((n,), tuple(sizes), "unflatten"), *old[axis + 1 :]))
 
     def transpose(self, dim0: int, dim1: int) -> Tensor:
         """Two dimensions exchanged."""
         dims = list(range(self.array.ndim))
-        a, b = axis(self, dim0, "transpose"), axis(self, dim1, "transpose")
+        a, b = resolve_axis(self, dim0, "transpose"), resolve_axis(self, dim1, "transpose")
         if dims:
             dims[a], dims[b] = dims[b], dims[a]
         return _permuted(self, tuple(dims))
@@ -122,7 +122,7 @@ class Shapes(TensorBase):
     def permute(self, *order: Dims, dims: Sequence[int] | None = None) -> Tensor:
         """The dimensions in another order. Raises: ArgumentError unless each is named once."""
         wanted = parse_sizes(order, dims)
-        places = tuple([axis(self, d, "permute") for d in wanted])
+        places = tuple([resolve_axis(self, d, "permute") for d in wanted])
         if sorted(places) != list(range(self.array.ndim)):
             raise ArgumentError(f"permute: {wanted} does not name each dimension of {self.array.shape} once")
         return _permuted(self, places)
@@ -130,7 +130,7 @@ class Shapes(TensorBase):
     def movedim(self, source: Dims, destination: Dims) -> Tensor:
         """Dimensions moved to other places; the rest keep their order. Raises: RangeError, ArgumentError."""
         pairs = [(d,) if isinstance(d, int) else tuple(d) for d in (source, destination)]
-        taken, places = (tuple([axis(self, d, "movedim") for d in dims]) for dims in pairs)
+        taken, places = (tuple([resolve_axis(self, d, "movedim") for d in dims]) for dims in pairs)
         if len(taken) != len(places) or len(set(taken)) < len(taken) or len(set(places)) < len(places):
             raise ArgumentError(f"movedim: {source} to {destination}: expected as many of both, each named once")
         rest = iter(i for i in range(self.array.ndim) if i not in taken)
@@ -179,14 +179,14 @@ class Shapes(TensorBase):
     def squeeze(self, dim: Dims | None = None) -> Tensor:
         """Without dimensions of size 1: all of them, or those of `dim` that are."""
         old = self.array.shape
-        among = range(len(old)) if dim is None else () if dim == () else axes(self, dim, "squeeze")
+        among = range(len(old)) if dim is None else () if dim == () else resolve_axes(self, dim, "squeeze")
         return _reshaped(self, tuple([n for i, n in enumerate(old) if n != 1 or i not in among]))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """With a new dimension of size 1 at `dim`. Raises: RangeError."""
         old = self.array.shape
-        at = new_axis(self, dim, "unsqueeze")
-        return _reshaped(self, (*old[:at], 1, *old[at:]))
+        axis = resolve_new_axis(self, dim, "unsqueeze")
+        return _reshaped(self, (*old[:axis], 1, *old[axis:]))
 
     def split(self, split_size: Dims, dim: int = 0) -> Tensors:
         """Stretches of `split_size` along `dim`, the last one shorter if need be, or of the sizes given.
@@ -195,63 +195,63 @@ class Shapes(TensorBase):
         """
         if not isinstance(split_size, int):
             return self.split_with_sizes(split_size, dim)
-        at, n = _axis_and_size(self, dim, "split")
+        axis, n = _axis_and_size(self, dim, "split")
         if split_size < 0 or (split_size == 0 and n):
-            raise ArgumentError(f"split: pieces of {split_size} of shape {self.array.shape}, dimension {at}")
-        return _split(self, at, [min(split_size, n - i) for i in range(0, n, split_size)] if n else [0])
+            raise ArgumentError(f"split: pieces of {split_size} of shape {self.array.shape}, dimension {axis}")
+        return _split(self, axis, [min(split_size, n - i) for i in range(0, n, split_size)] if n else [0])
 
     def split_with_sizes(self, split_sizes: Sequence[int], dim: int = 0) -> Tensors:
         """Stretches of these sizes along `dim`. Raises: ShapeError if they do not add up to its size."""
-        at, n = _axis_and_size(self, dim, "split")
+        axis, n = _axis_and_size(self, dim, "split")
         if sum(split_sizes) != n or any(length < 0 for length in split_sizes):
-            raise ShapeError(f"split: sizes {split_sizes} do not add up to {n}, dimension {at} of {self.array.shape}")
-        return _split(self, at, split_sizes)
+            raise ShapeError(f"split: sizes {split_sizes} do not add up to {n}, dimension {axis} of {self.array.shape}")
+        return _split(self, axis, split_sizes)
 
     def chunk(self, chunks: int, dim: int = 0) -> Tensors:
         """At most `chunks` stretches of one size along `dim`; the last one may be shorter. Raises: ArgumentError."""
-        at, n = _axis_and_size(self, dim, "chunk")
+        axis, n = _axis_and_size(self, dim, "chunk")
         if chunks < 1:
             raise ArgumentError(f"chunk: expected at least 1 chunk, got {chunks}")
         if not n:
-            return _split(self, at, [0] * chunks)
-        return self.split(-(-n // chunks), at)
+            return _split(self, axis, [0] * chunks)
+        return self.split(-(-n // chunks), axis)
 
     def tensor_split(self, indices_or_sections: Dims, dim: int = 0) -> Tensors:
         """As many stretches as asked for, sizes differing by one at most; or cut before each of these indices."""
-        at, n = _axis_and_size(self, dim, "tensor_split")
+        axis, n = _axis_and_size(self, dim, "tensor_split")
         if isinstance(indices_or_sections, TensorBase):
             indices_or_sections = to_device(indices_or_sections.array, CPU).tolist()
         if isinstance(indices_or_sections, int):
             if indices_or_sections < 1:
                 raise ArgumentError(f"tensor_split: expected at least 1 section, got {indices_or_sections}")
             size, longer = divmod(n, indices_or_sections)
-            return _split(self, at, [size + 1] * longer + [size] * (indices_or_sections - longer))
+            return _split(self, axis, [size + 1] * longer + [size] * (indices_or_sections - longer))
         cuts = [None, *indices_or_sections, None]
-        return tuple([_slice_view(self, at, slice(*pair)) for pair in pairwise(cuts)])
+        return tuple([_slice_view(self, axis, slice(*pair)) for pair in pairwise(cuts)])
 
     def unbind(self, dim: int = 0) -> Tensors:
         """The slices along `dim`, which vanishes."""
-        at, _ = _axis_and_size(self, dim, "unbind")
-        return _share_versions(self, apply(shape.unbind, (self,), dim=at))
+        axis, _ = _axis_and_size(self, dim, "unbind")
+        return _share_versions(self, apply(shape.unbind, (self,), dim=axis))
 
     def narrow(self, dim: int, start: Any, length: int) -> Tensor:
         """`length` elements along `dim`, from `start` on. Raises: RangeError if they are not there."""
-        at, n = _axis_and_size(self, dim, "narrow")
+        axis, n = _axis_and_size(self, dim, "narrow")
         first = int(start) + (n if start < 0 else 0)
         if length < 0 or not 0 <= first <= n - length:
-            raise RangeError(f"narrow: {first} + {length} elements in dimension {at} of shape {self.array.shape}")
-        return _slice_view(self, at, slice(first, first + length))
+            raise RangeError(f"narrow: {first} + {length} elements in dimension {axis} of shape {self.array.shape}")
+        return _slice_view(self, axis, slice(first, first + length))
 
     def select(self, dim: int, index: int) -> Tensor:
         """The slice at `index` along `dim`, which vanishes. Raises: RangeError."""
-        at, n = _axis_and_size(self, dim, "select")
+        axis, n = _axis_and_size(self, dim, "select")
         if not -n <= index < n:
-            raise RangeError(f"select: index {index} in dimension {at} of shape {self.array.shape}")
-        return _slice_view(self, at, int(index))
+            raise RangeError(f"select: index {index} in dimension {axis} of shape {self.array.shape}")
+        return _slice_view(self, axis, int(index))
 
     def diagonal(self, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
         """The diagonal over two dimensions, as a last dimension; above the main one if offset > 0."""
-        a, b = axis(self, dim1, "diagonal"), axis(self, dim2, "diagonal")
+        a, b = resolve_axis(self, dim1, "diagonal"), resolve_axis(self, dim2, "diagonal")
         if a == b:
             raise ShapeError(f"diagonal: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
         return apply(shape.diagonal, (self,), offset=offset, dim0=a, dim1=b)
@@ -261,13 +261,15 @@ class Shapes(TensorBase):
 
         Raises: ShapeError if no window fits, or for a step below 1.
         """
-        at = axis(self, dimension, "unfold")
-        n = self.array.shape[at] if self.array.ndim else 1
+        axis = resolve_axis(self, dimension, "unfold")
+        n = self.array.shape[axis] if self.array.ndim else 1
         if step < 1 or not 0 <= size <= n:
-            raise ShapeError(f"unfold: windows of {size}, {step} apart, in dimension {at} of shape {self.array.shape}")
+            raise ShapeError(
+                f"unfold: windows of {size}, {step} apart, in dimension {axis} of shape {self.array.shape}"
+            )
         if not self.array.ndim:
             return at_least_1d(self)[:size]
-        return apply(shape.unfold, (self,), dim=at, size=size, step=step)
+        return apply(shape.unfold, (self,), dim=axis, size=size, step=step)
 
     def as_strided(self, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0) -> Tensor:
         """The elements of a contiguous tensor at these strides (in elements), as a view to read from.
@@ -321,25 +323,25 @@ class Shapes(TensorBase):
         x: Any = self
         if dim is None or not self.array.ndim:
             x, dim = x.reshape(-1), 0
-        at = axis(x, dim, "repeat_interleave")
-        n, xp = x.array.shape[at], self._device.xp
+        axis = resolve_axis(x, dim, "repeat_interleave")
+        n, xp = x.array.shape[axis], self._device.xp
         if isinstance(repeats, TensorBase):
             times = to_device(repeats.array, self._device)
             if times.dtype.kind not in "iu":
                 raise DtypeError(f"repeat_interleave: repeats are int64, not {times.dtype}")
             if times.ndim > 1 or (times.ndim and times.shape[0] not in (1, n)):
-                raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {at}")
+                raise ShapeError(f"repeat_interleave: repeats of shape {times.shape} for {n} in dimension {axis}")
             check_all(xp, times >= 0, ArgumentError, "repeat_interleave: a number of repeats is negative")
             # By search: CuPy's repeat takes no array.
             ends = xp.cumsum(xp.broadcast_to(times, (n,)))
             total = output_size if output_size is not None else int(ends[-1]) if n else 0
             where = xp.searchsorted(ends, xp.arange(total), side="right")
-            return apply(indexing.index, (x,), places=index_along(x, at, where))
+            return apply(indexing.index, (x,), places=index_along(x, axis, where))
         if repeats < 0:
             raise ArgumentError(f"repeat_interleave: expected no negative number of repeats, got {repeats}")
         shape = x.array.shape
-        wide = x.unsqueeze(at + 1).expand(*shape[: at + 1], repeats, *shape[at + 1 :])
-        return wide.reshape(*shape[:at], n * repeats, *shape[at + 1 :])
+        wide = x.unsqueeze(axis + 1).expand(*shape[: axis + 1], repeats, *shape[axis + 1 :])
+        return wide.reshape(*shape[:axis], n * repeats, *shape[axis + 1 :])
 
     squeeze_, unsqueeze_, t_, transpose_, swapaxes_ = (
         in_place(method, become_view) for method in (squeeze, unsqueeze, t, transpose, swapaxes)
@@ -349,7 +351,7 @@ class Shapes(TensorBase):
     def flip(self, *order: Dims, dims: Dims | None = None) -> Tensor:
         """The order along `dims` reversed. Raises: RangeError, ArgumentError if one is named twice."""
         wanted = parse_sizes(order, dims)
-        return apply(shape.flip, (self,), dims=axes(self, wanted, "flip") if wanted else ())
+        return apply(shape.flip, (self,), dims=resolve_axes(self, wanted, "flip") if wanted else ())
 
     def fliplr(self) -> Tensor:
         """The order of dimension 1 reversed. Raises: RangeError for fewer than two."""
@@ -361,7 +363,7 @@ class Shapes(TensorBase):
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
         """Turned k times by 90 degrees, from the first of two dimensions towards the second."""
-        first, second = axes(self, dims, "rot90")
+        first, second = resolve_axes(self, dims, "rot90")
         turned = self.flip(*((), (second,), (first, second), (first,))[k % 4])
         return turned.transpose(first, second) if k % 2 else turned
 
@@ -371,12 +373,12 @@ class Shapes(TensorBase):
         Raises: ArgumentError unless there are as many shifts as dims.
         """
         by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
-        at = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
-        if len(at or (0,)) != len(by):
-            raise ArgumentError(f"roll: {len(by)} shifts {by} for dims {at}: expected as many")
-        if not at:
+        along = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+        if len(along or (0,)) != len(by):
+            raise ArgumentError(f"roll: {len(by)} shifts {by} for dims {along}: expected as many")
+        if not along:
             return self.reshape(-1).roll(by, 0).reshape(self.array.shape)
-        return apply(shape.roll, (self,), shifts=by, dims=tuple([axis(self, d, "roll") for d in at]))
+        return apply(shape.roll, (self,), shifts=by, dims=tuple([resolve_axis(self, d, "roll") for d in along]))
 
     def tril(self, diagonal: int = 0) -> Tensor:
         """Zero above the diagonal of the last two dimensions. Raises: ShapeError for fewer than two."""
@@ -404,7 +406,7 @@ class Shapes(TensorBase):
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
         """The last dimension on the diagonal over two new ones, zero elsewhere. Raises: ShapeError, RangeError."""
         x = at_least_1d(self)
-        a, b = new_axis(x, dim1, "diag_embed"), new_axis(x, dim2, "diag_embed")
+        a, b = resolve_new_axis(x, dim1, "diag_embed"), resolve_new_axis(x, dim2, "diag_embed")
         if a == b:
             raise ShapeError(f"diag_embed: dimensions {dim1} and {dim2} of shape {self.array.shape} are one")
         return apply(shape.diag_embed, (x,), offset=offset, dim0=a, dim1=b)
@@ -420,14 +422,14 @@ def _permuted(x: TensorBase, dims: Ints) -> Tensor:
 
 def _axis_and_size(x: TensorBase, dim: int, name: str) -> tuple[int, int]:
     """The dimension, non-negative, and its size. Raises: RangeError; ShapeError for a 0-d tensor."""
-    at = axis(x, dim, name)
+    axis = resolve_axis(x, dim, name)
     if not x.array.ndim:
         raise ShapeError(f"{name}: a 0-d tensor has no dimension to cut")
-    return at, x.array.shape[at]
+    return axis, x.array.shape[axis]
 
 
-def _slice_view(x: TensorBase, at: int, part: int | slice) -> Tensor:
-    return apply(indexing.getitem, (x,), index=(*(slice(None),) * at, part, ...))
+def _slice_view(x: TensorBase, axis: int, part: int | slice) -> Tensor:
+    return apply(indexing.getitem, (x,), index=(*(slice(None),) * axis, part, ...))
 
 
 def _split(x: TensorBase, dim: int, lengths: Sequence[int]) -> Tensors:

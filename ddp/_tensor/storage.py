@@ -61,7 +61,7 @@ class Storage(TensorBase):
         if self.edge is not None and not is_float(new.dtype):
             raise DtypeError(f"data: a tensor that requires grad cannot become {new.dtype}")
         alike = new.shape == old.shape and new.dtype == old.dtype and value._device is self._device
-        full = self.maybe_leaf is not None and self.maybe_leaf.grad_buffer.full
+        full = self.accumulate_grad is not None and self.accumulate_grad.grad_buffer.full
         if (isinstance(self.edge, Node) and not alike) or (new.shape != old.shape and full):
             raise ShapeError(
                 f"data: {old.dtype} {old.shape} on {self._device} is the result of an op, or has a grad, and cannot "
@@ -205,11 +205,11 @@ def move_to_shared_memory(tensors: list[Any]) -> None:
         return
     alone = all(map(_is_only_reference, tensors))  # first: what follows holds references, too
     roots = {id(root): root for root in map(_root, (x.array for x in tensors))}
-    found: Any = tensors
+    moving: Any = tensors
     if not alone:
         # Not isinstance: that asks objects for their __class__, and lazy ones do things when asked.
-        found = [x for x in gc.get_objects() if issubclass(type(x), TensorBase) and _is_over(x, roots)]
-        found += [x for x in tensors if not any(x is each for each in found)]  # such as gc.freeze has hidden
+        moving = [x for x in gc.get_objects() if issubclass(type(x), TensorBase) and _is_over(x, roots)]
+        moving += [x for x in tensors if not any(x is y for y in moving)]  # such as gc.freeze has hidden
     places, nbytes = {}, 0
     for key, root in roots.items():
         low, high = byte_bounds(root)
@@ -219,7 +219,7 @@ def move_to_shared_memory(tensors: list[Any]) -> None:
     memory = block.array(np.uint8, nbytes)
     for key, root in roots.items():
         _moved(root, memory, *places[key])[...] = root
-    for x in found:
+    for x in moving:
         array = x.array
         after = _moved(array, memory, *places[id(_root(array))])
         after.flags.writeable = array.flags.writeable
@@ -240,8 +240,8 @@ def _is_over(x: TensorBase, roots: dict[int, Array]) -> bool:
 
 def _moved(array: Array, memory: Array, low: int, offset: int) -> Array:
     """What `array` is of the memory that began at address `low` and now lies at byte `offset` of `memory`."""
-    at = offset + array.__array_interface__["data"][0] - low if array.size else 0
-    return np.ndarray(array.shape, array.dtype, memory, at, array.strides)
+    start = offset + array.__array_interface__["data"][0] - low if array.size else 0
+    return np.ndarray(array.shape, array.dtype, memory, start, array.strides)
 
 
 def _references(x: Any) -> Ints:
@@ -300,16 +300,16 @@ class Conversion(TensorBase):
         it (`ddp.cuda.synchronize()`, or an event). Both may follow by position, in that order.
         Raises: DtypeError, DeviceError, CudaError; ShapeError for ddp.channels_last of anything but (N, C, H, W).
         """
-        flags = [each for each in target if isinstance(each, bool)]
-        for each in target:
-            if isinstance(each, TensorBase):
-                dtype, device = each.array.dtype, each._device
-            elif isinstance(each, bool) or each is None:
+        flags = [value for value in target if isinstance(value, bool)]
+        for value in target:
+            if isinstance(value, TensorBase):
+                dtype, device = value.array.dtype, value._device
+            elif isinstance(value, bool) or value is None:
                 continue
-            elif isinstance(each, _Device | int) or (isinstance(each, str) and each[:4] in ("cpu", "cpu:", "cuda")):
-                device = each
+            elif isinstance(value, _Device | int) or (isinstance(value, str) and value[:4] in ("cpu", "cpu:", "cuda")):
+                device = value
             else:
-                dtype = each
+                dtype = value
         x: Any = self
         if dtype is not None:
             x = convert(x, parse(dtype))

@@ -215,10 +215,10 @@ def _gradients(optimizer: ScalableOptimizer) -> dict[device, list[Any]]:
     """The existing gradients of each device, as arrays that are about to change."""
     found = defaultdict(list)
     for p in [p for group in optimizer.param_groups for p in group["params"]]:
-        if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full:
+        if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full:
             if p.grad_view is not None:
                 p.grad_view.version.count += 1
-            found[p.device].append(p.maybe_leaf.grad_buffer.array)
+            found[p.device].append(p.accumulate_grad.grad_buffer.array)
     return found
 
 

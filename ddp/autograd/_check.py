@@ -70,8 +70,8 @@ def gradgradcheck(
         given, seeds = tensors[: len(arguments)], tensors[len(arguments) :]
         with enable_grad():
             outputs = _differentiable(func(*given))
-            found = grad(outputs, _differentiable(given), seeds, create_graph=True, allow_unused=True)
-        return tuple([g for g in found if g is not None])
+            results = grad(outputs, _differentiable(given), seeds, create_graph=True, allow_unused=True)
+        return tuple([g for g in results if g is not None])
 
     return gradcheck(gradients, [*arguments, *weights], **options)
 
@@ -105,20 +105,20 @@ def _agree(fn: Callable[..., Any], inputs: Tensor | Sequence[Any], eps: float, a
             return sum(float((results[i].array * w).sum()) for i, w in weights.items())
 
     for (i, x), g in zip(checked, analytic, strict=True):
-        for at in np.ndindex(x.shape):
-            kept = x.array[at].copy()
+        for index in np.ndindex(x.shape):
+            kept = x.array[index].copy()
             try:
-                x.array[at] = kept + eps
+                x.array[index] = kept + eps
                 above = value()
-                x.array[at] = kept - eps
+                x.array[index] = kept - eps
                 below = value()
             finally:
-                x.array[at] = kept
+                x.array[index] = kept
             numeric = (above - below) / (2 * eps)
-            ours = 0.0 if g is None else float(g.array[at])
-            if not abs(ours - numeric) <= atol + rtol * abs(numeric):
+            analytic_value = 0.0 if g is None else float(g.array[index])
+            if not abs(analytic_value - numeric) <= atol + rtol * abs(numeric):
                 raise GradcheckError(
-                    f"gradcheck: input {i} of shape {x.shape}, element {list(at)}: "
-                    f"backward gives {ours:.9g}, differences give {numeric:.9g}"
+                    f"gradcheck: input {i} of shape {x.shape}, element {list(index)}: "
+                    f"backward gives {analytic_value:.9g}, differences give {numeric:.9g}"
                 )
     return True

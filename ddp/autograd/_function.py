@@ -178,7 +178,7 @@ class Function:
 
 
 def _is_in(x: Any, tensors: Sequence[Any]) -> bool:
-    return any(x is each for each in tensors)
+    return any(x is y for y in tensors)
 
 
 def _output(cls: type[Function], x: Any, inputs: Sequence[TensorBase], ctx: FunctionContext) -> Any:

@@ -26,7 +26,7 @@ class _Region:
         self.autocast = modes.state.autocast
         self.random = _device.random_state() if keep_random else None
         self.nodes: list[weakref.ref[Node]] = []
-        self.made: list[Node] = []
+        self.recomputed: list[Node] = []
 
     def empty(self, node: Node) -> None:
         """Sees a new node, and lets go of what it saved; its versions stay, to be compared in backward."""
@@ -36,12 +36,12 @@ class _Region:
 
     def collect(self, node: Node) -> None:
         """Sees a new node of the second run."""
-        self.made.append(node)
+        self.recomputed.append(node)
 
     def fill(self) -> None:
         """Runs the function again and hands each node what it saved. Raises: GraphError if it ran other ops."""
-        made: list[Node] = []
-        self.made = made
+        recomputed: list[Node] = []
+        self.recomputed = recomputed
         state = modes.state
         before = state.observers, state.autocast, state.inference
         random = _device.random_state()
@@ -56,22 +56,26 @@ class _Region:
                 )
         finally:
             state.observers, state.autocast, state.inference = before
-            self.made = []
+            self.recomputed = []
             _device.set_random_state(random)
         for i, ref in enumerate(self.nodes):
             node = ref()
             if node is None or node.metadata is None or node.metadata.recompute is None:
                 continue
-            if i >= len(made) or made[i].op.name != node.op.name:
-                ran = made[i].op.name if i < len(made) else "nothing"
+            if i >= len(recomputed) or recomputed[i].op.name != node.op.name:
+                ran = recomputed[i].op.name if i < len(recomputed) else "nothing"
                 raise GraphError(
                     f"checkpoint: the second run of {getattr(self.function, '__name__', self.function)} differs from "
                     f"the first: op {i} was {node.op.name}, now {ran}"
                 )
             node.metadata.recompute = None
             node.check_versions()
-            node.saved, node.residual, node.versions = made[i].saved, made[i].residual, made[i].versions
-            node.call = made[i].call
+            node.saved, node.residual, node.versions = (
+                recomputed[i].saved,
+                recomputed[i].residual,
+                recomputed[i].versions,
+            )
+            node.call = recomputed[i].call
 
 
 class _SavedArgument(NamedTuple):
@@ -92,8 +96,8 @@ def _detach(x: Any) -> Any:
 def _map_nested(function: Callable[[Any], Any], x: Any) -> Any:
     """`function` of what a list, tuple or dict holds, in another of its kind; anything else as it is."""
     if type(x) is list or type(x) is tuple:
-        return type(x)([function(each) for each in x])
-    return {name: function(each) for name, each in x.items()} if type(x) is dict else x
+        return type(x)([function(value) for value in x])
+    return {name: function(value) for name, value in x.items()} if type(x) is dict else x
 
 
 def _restore(kept: Any) -> Any:
@@ -123,7 +127,7 @@ def checkpoint(
     Raises, in backward: GraphError if the second run differs, or an argument was changed in place; VersionError if
     another value that the region read was.
     """
-    inside = any(isinstance(getattr(each, "__self__", None), _Region) for each in modes.state.observers)
+    inside = any(isinstance(getattr(observer, "__self__", None), _Region) for observer in modes.state.observers)
     if inside or not modes.state.enabled:
         return function(*args, **kwargs)
     region = _Region(function, args, kwargs, preserve_rng_state)

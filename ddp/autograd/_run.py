@@ -73,7 +73,7 @@ def grad(
         if x.edge is None:
             raise GraphError(f"grad: input {i} of shape {x.shape} does not require grad")
     tensors = as_list(outputs)
-    found: list[Tensor | None] = []
+    results: list[Tensor | None] = []
     gradients = sink_gradients(tensors, seeds_of(tensors, grad_outputs), retain_graph, create_graph, wanted)
     for i, (x, g) in enumerate(zip(wanted, gradients, strict=True)):
         if g is None and materialize_grads:
@@ -81,10 +81,10 @@ def grad(
         elif g is None and not allow_unused:
             raise GraphError(f"grad: no output depends on input {i} of shape {x.shape}; allow_unused=True gives None")
         if isinstance(g, Tensor):
-            found.append(g.clone() if any(g is each for each in found) else g)
+            results.append(g.clone() if any(g is result for result in results) else g)
         else:  # a copy: what the engine hands over may be shared, broadcast or read-only
-            found.append(None if g is None else wrap(x.device.xp.array(g, x.dtype), x.device))
-    return tuple(found)
+            results.append(None if g is None else wrap(x.device.xp.array(g, x.dtype), x.device))
+    return tuple(results)
 
 
 def Variable(data: Tensor, requires_grad: bool = False) -> Tensor:

@@ -121,8 +121,8 @@ class Call:
 
     def finish(self, tensors: Sequence[Tensor], like: Any) -> Any:
         """What is returned: a tuple where `like` is one, and without a graph unless one is wanted."""
-        found = tuple([x if self.create_graph else x.detach() for x in tensors])
-        return found if isinstance(like, tuple) else found[0]
+        results = tuple([x if self.create_graph else x.detach() for x in tensors])
+        return results if isinstance(like, tuple) else results[0]
 
 
 def differentiate(
@@ -131,17 +131,17 @@ def differentiate(
     """The gradients of the inputs, zeros for those that the outputs do not depend on. Raises: GraphError if strict."""
     seeds = seeds_of(outputs, v if v is None else _tensors(v))
     pairs = [(y, seed) for y, seed in zip(outputs, seeds, strict=True) if y.requires_grad]
-    found: Sequence[Any] = [None] * len(inputs)
+    gradients: Sequence[Any] = [None] * len(inputs)
     if pairs:
         ys, weights = map(list, zip(*pairs, strict=True))
-        found = grad(ys, inputs, weights, True, create_graph, allow_unused=True)
-    if strict and (len(pairs) < len(outputs) or any(g is None for g in found)):
+        gradients = grad(ys, inputs, weights, True, create_graph, allow_unused=True)
+    if strict and (len(pairs) < len(outputs) or any(g is None for g in gradients)):
         raise GraphError("strict=True: an output does not depend on an input")
-    return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)]
+    return [x.new_zeros(x.shape) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
 
 
-def _tensors(found: Any) -> list[Tensor]:
-    tensors = list(found) if isinstance(found, tuple | list) else [found]
+def _tensors(given: Any) -> list[Tensor]:
+    tensors = list(given) if isinstance(given, tuple | list) else [given]
     for x in tensors:
         if not isinstance(x, TensorBase):
             raise DtypeError(f"autograd.functional: expected a tensor or a tuple of them, got {type(x).__name__}")

@@ -481,7 +481,9 @@ class Checkpointer:
         """Whether there are gradients that belong to a step which is still to be made: they are in no checkpoint."""
         if any(model.accumulating for model in self._training.parallel):
             return True
-        leaves = (p.maybe_leaf for each in self._training.optimizers for g in each.param_groups for p in g["params"])
+        leaves = (
+            p.accumulate_grad for each in self._training.optimizers for g in each.param_groups for p in g["params"]
+        )
         buffers = (leaf.grad_buffer for leaf in leaves if leaf is not None)
         return not self._stepped and any(buffer.full and not buffer.zeroed for buffer in buffers)
 

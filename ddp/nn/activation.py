@@ -14,7 +14,7 @@ from ddp._tensor.dtypes import parse
 from ddp._tensor.functions import sigmoid, tanh
 from ddp._tensor.inplace import assign
 from ddp._tensor.operands import convert
-from ddp._tensor.reductions import axis, required_float
+from ddp._tensor.reductions import required_float, resolve_axis
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init as filling
 from ddp.nn.module import FunctionModule, Layer, Module
@@ -154,7 +154,7 @@ def glu(input: Tensor, dim: int = -1) -> Tensor:
 
     Raises: ShapeError for an odd size or a 0-d tensor; RangeError.
     """
-    at = axis(required_float(input, "glu"), dim, "glu")
+    at = resolve_axis(required_float(input, "glu"), dim, "glu")
     if not input.ndim or input.shape[at] % 2:
         raise ShapeError(f"glu: shape {tuple(input.shape)}: expected an even size in dimension {dim}")
     return apply(activation.glu, (input,), dim=at)

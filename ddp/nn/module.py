@@ -311,7 +311,7 @@ class Module(HasStateDict, HasHooks):
 
         tensors = (*self.parameters(), *self.buffers())
         for tensor in tensors:
-            leaf = tensor.maybe_leaf
+            leaf = tensor.accumulate_grad
             if leaf is not None and leaf.ready_hook is not None and converted(tensor) is not None:
                 tensor.check_replaceable()
         for tensor in tensors:  # one at a time, so that no second copy of the whole model is held

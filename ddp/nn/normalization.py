@@ -12,7 +12,7 @@ from ddp._engine import no_grad
 from ddp._tensor.base import apply, to_common_device, wrap
 from ddp._tensor.core import Tensor
 from ddp._tensor.creation import ones, zeros
-from ddp._tensor.reductions import axis, required_float
+from ddp._tensor.reductions import required_float, resolve_axis
 from ddp.errors import ArgumentError, ShapeError
 from ddp.nn import init
 from ddp.nn.module import Layer
@@ -71,7 +71,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
     Raises: RangeError, DtypeError.
     """
-    at = axis(required_float(input, "normalize"), dim, "normalize")
+    at = resolve_axis(required_float(input, "normalize"), dim, "normalize")
     if not input.ndim:
         return normalize(input.reshape(1), p, 0, eps).reshape(())
     if not p > 0:  # the op's formula for the gradient is that of a norm

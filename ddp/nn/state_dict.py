@@ -235,7 +235,9 @@ def _mismatches(entries: Mapping[str, _Entry], state: dict[str, Any], assign: bo
             yield f"no tensor: {path} is a {type(value).__name__} in the state dict"
         elif tuple(value.shape) != tuple(shape):
             yield f"size mismatch: {path} is {tuple(value.shape)} in the state dict, {tuple(shape)} in the module"
-        elif assign and entry.tensor.maybe_leaf is not None and entry.tensor.maybe_leaf.ready_hook is not None:
+        elif (
+            assign and entry.tensor.accumulate_grad is not None and entry.tensor.accumulate_grad.ready_hook is not None
+        ):
             yield f"assign: {path} is wrapped, as under DataParallel; load before wrapping, or without assign"
 
 

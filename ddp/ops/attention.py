@@ -15,7 +15,7 @@ from ddp.ops.arrays import Array, ForwardResult, Ints, array_function, compute_d
 from ddp.ops.op import Gradients, Needs, Op, Saved
 from ddp.ops.products import product
 
-At = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice of heads last
+Heads = tuple[Any, ...]  # an index into the leading axes: numbers, and a slice of heads last
 
 
 @array_function
@@ -47,7 +47,7 @@ class _Attention:
         q, k, v, mask = inputs
         self.xp, self.scale, self.dtype = xp, scale, compute_dtype(q)
         sizes = zip(q.shape[:-2], k.shape[:-2], v.shape[:-2], strict=True)
-        self.lead = tuple(0 if 0 in each else max(each) for each in sizes)
+        self.lead = tuple(0 if 0 in lengths else max(lengths) for lengths in sizes)
         self.q, self.k, self.v = (self.broadcast(x.astype(self.dtype, copy=False)) for x in (q, k, v))
         self.mask = None if mask is None else self.broadcast(mask)
         self.later = ~xp.tri(q.shape[-2], k.shape[-2], dtype=bool) if causal else None
@@ -63,7 +63,7 @@ class _Attention:
             return self.xp.empty((*self.lead, like.shape[-2], last), self.dtype)
         return self.xp.empty_like(like, self.dtype, shape=(*like.shape[:-1], last))
 
-    def heads(self) -> Iterator[At]:
+    def heads(self) -> Iterator[Heads]:
         """The indices of as many heads as there is room for scores."""
         room = score_bytes(self.xp)
         if math.prod(self.lead) * self.bytes_of_head <= room:
@@ -74,14 +74,14 @@ class _Attention:
             for start in range(0, self.lead[-1], step):
                 yield (*outer, slice(start, start + step))
 
-    def scores(self, at: At) -> Array:
+    def scores(self, heads: Heads) -> Array:
         """scale*q@k^T + mask: (heads, L, S)."""
         xp = self.xp
-        scores = product(xp, self.q[at] * self.scale, self.k[at].swapaxes(-1, -2))
+        scores = product(xp, self.q[heads] * self.scale, self.k[heads].swapaxes(-1, -2))
         if self.mask is not None and self.mask.dtype == bool:
-            xp.copyto(scores, -xp.inf, where=~self.mask[at])
+            xp.copyto(scores, -xp.inf, where=~self.mask[heads])
         elif self.mask is not None:
-            scores += self.mask[at]
+            scores += self.mask[heads]
         if self.later is not None:
             xp.copyto(scores, -xp.inf, where=self.later)
         return scores
@@ -100,19 +100,19 @@ def _attention(
         out[...] = 0
         return out.astype(q.dtype, copy=False), (sums, scale, causal, p, seed)
     keep = drawn_masks(xp, seed, p) if p else None
-    for at in work.heads():
-        scores = work.scores(at)
+    for heads in work.heads():
+        scores = work.scores(heads)
         top = scores.max(-1, keepdims=True)
         xp.copyto(top, 0, where=top == -xp.inf)  # a query that may see no key
         scores -= top
         xp.exp(scores, out=scores)
         added = scores.sum(-1, keepdims=True)
         added += added == 0  # no key seen: the result is 0/1
-        sums[at] = (xp.log(added) + top)[..., 0]
+        sums[heads] = (xp.log(added) + top)[..., 0]
         if keep is not None:
             scores *= keep(scores.shape)
             added *= 1 - p if p < 1 else 1
-        out[at] = product(xp, scores, work.v[at]) / added
+        out[heads] = product(xp, scores, work.v[heads]) / added
     return out.astype(q.dtype, copy=False), (sums, scale, causal, p, seed)
 
 
@@ -125,33 +125,36 @@ def _attention_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual:
     dq, dk, dv = (work.empty(x, x.shape[-1]) if need else None for x, need in zip((q, k, v), needs[:3], strict=True))
     dmask = xp.zeros(mask.shape, work.dtype) if needs[3] else None
     keep = drawn_masks(xp, seed, p) if p else None
-    for at in work.heads() if k.shape[-2] else ():
-        probabilities = work.scores(at)
-        probabilities -= sums[at][..., None]
+    for heads in work.heads() if k.shape[-2] else ():
+        probabilities = work.scores(heads)
+        probabilities -= sums[heads][..., None]
         xp.exp(probabilities, out=probabilities)
-        slopes = product(xp, g[at], work.v[at].swapaxes(-1, -2))
+        slopes = product(xp, g[heads], work.v[heads].swapaxes(-1, -2))
         kept: Any = None
         if keep is not None:
             kept = keep(probabilities.shape) * work.dtype.type(1 / (1 - p) if p < 1 else 1)
             slopes *= kept
-        slopes -= (g[at] * out[at]).sum(-1, keepdims=True)
+        slopes -= (g[heads] * out[heads]).sum(-1, keepdims=True)
         slopes *= probabilities
         if dq is not None:
-            dq[at] = product(xp, slopes, work.k[at]) * scale
+            dq[heads] = product(xp, slopes, work.k[heads]) * scale
         if dk is not None:
-            dk[at] = product(xp, slopes.swapaxes(-1, -2), work.q[at]) * scale
+            dk[heads] = product(xp, slopes.swapaxes(-1, -2), work.q[heads]) * scale
         if dv is not None:
-            dv[at] = product(xp, (probabilities if kept is None else probabilities * kept).swapaxes(-1, -2), g[at])
+            dv[heads] = product(
+                xp, (probabilities if kept is None else probabilities * kept).swapaxes(-1, -2), g[heads]
+            )
         if dmask is not None:
             index = [
-                i if n > 1 else slice(None) if isinstance(i, slice) else 0 for i, n in zip(at, mask.shape, strict=False)
+                i if n > 1 else slice(None) if isinstance(i, slice) else 0
+                for i, n in zip(heads, mask.shape, strict=False)
             ]
             part = dmask[tuple(index)]
             part += unbroadcast(slopes, part.shape)
     if not k.shape[-2] and dq is not None:
         dq[...] = 0
-    found = [None if d is None else unbroadcast(d, x.shape) for d, x in zip((dq, dk, dv), (q, k, v), strict=True)]
-    return [None if d is None else d.astype(q.dtype, copy=False) for d in (*found, dmask)]
+    summed = [None if d is None else unbroadcast(d, x.shape) for d, x in zip((dq, dk, dv), (q, k, v), strict=True)]
+    return [None if d is None else d.astype(q.dtype, copy=False) for d in (*summed, dmask)]
 
 
 attention = Op(

@@ -77,12 +77,12 @@ def _ctc_loss_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: 
     paths, last, skip, where, ends, input_lengths, slope = residual
     (x,) = as_float32(saved[0])
     ending = _depart(xp, ends.astype(x.dtype), last, -xp.inf)
-    at = 0
+    probability = 0
     passed = xp.empty(where.shape, x.dtype)
     for step in reversed(range(len(x))):
-        at = at + ending * (input_lengths == step + 1)[:, None]
-        passed[step] = at[:, 2:]
-        at = _depart(xp, at[:, 2:], paths[step], skip)
+        probability = probability + ending * (input_lengths == step + 1)[:, None]
+        passed[step] = probability[:, 2:]
+        probability = _depart(xp, probability[:, 2:], paths[step], skip)
     dx = xp.exp(x) - add_flat(xp, xp.zeros(x.size, x.dtype), where, passed).reshape(x.shape)
     dx *= (g * slope)[:, None]
     inside = xp.arange(len(x))[:, None] < input_lengths

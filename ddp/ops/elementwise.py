@@ -381,10 +381,10 @@ def _number_extreme(name: str, first: Callable[[Any, Array, Array], Array]) -> O
 
     def backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:
         x, y = saved
-        mine = first(xp, x, y) | xp.isnan(y)
+        to_x = first(xp, x, y) | xp.isnan(y)
         return (
-            unbroadcast(where_or_zero(xp, mine, g), shapes[0]) if needs[0] else None,
-            unbroadcast(where_or_zero(xp, ~mine, g), shapes[1]) if needs[1] else None,
+            unbroadcast(where_or_zero(xp, to_x, g), shapes[0]) if needs[0] else None,
+            unbroadcast(where_or_zero(xp, ~to_x, g), shapes[1]) if needs[1] else None,
         )
 
     return Op(name, forward, backward, inputs=("x", "y"), saves=("x", "y"))
@@ -410,7 +410,7 @@ clamp = formula_op("clamp", lambda xp, x, low, high: xp.clip(x, low, high), {"x"
 def _clamp_between(xp: Any, x: Array, low: Array | None, high: Array | None) -> ForwardResult:
     out = x if low is None else xp.maximum(x, low)
     out = out if high is None else xp.minimum(out, high)
-    return out, [None if each is None else each.shape for each in (x, low, high)]
+    return out, [None if array is None else array.shape for array in (x, low, high)]
 
 
 def _clamp_between_backward(xp: Any, g: Array, needs: Needs, saved: Saved, shapes: Any) -> Gradients:

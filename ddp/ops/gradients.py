@@ -40,26 +40,26 @@ def clamp_values(xp: Any, gradients: Sequence[Array], bound: float) -> None:
 
 
 @array_function
-def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found: Array) -> None:
-    """Divides the gradients by `scale`; `found` becomes 1 if one was not finite. Both: one float32 in an array."""
+def unscale(xp: Any, gradients: Sequence[Array], scale: Array, found_inf: Array) -> None:
+    """Divides the gradients by `scale`; `found_inf` becomes 1 if one was not finite. Both: one float32 in an array."""
     for g in gradients:
         if not xp.isfinite(g).all():
-            found[...] = 1
+            found_inf[...] = 1
         xp.multiply(g, 1 / scale.reshape(()), out=g, casting="same_kind")
 
 
 @array_function
 def update_scale(
-    xp: Any, scale: Array, good: Array, founds: Array, growth: float, backoff: float, interval: int
+    xp: Any, scale: Array, good: Array, found_inf: Array, growth: float, backoff: float, interval: int
 ) -> None:
-    """The loss scale after a step: it shrinks if one of `founds` is not 0, and grows after `interval` good steps.
+    """The loss scale after a step: it shrinks if one of `found_inf` is not 0, and grows after `interval` good steps.
 
-    `founds` is zero afterwards. scale: one float32; good: one int32, the steps since the last change
+    `found_inf` is zero afterwards. scale: one float32; good: one int32, the steps since the last change
     """
-    found = bool(founds.any())
-    founds[...] = 0
-    good[...] = 0 if found else good + 1
-    factor = backoff if found else growth if int(good.reshape(())) == interval else 1.0
+    overflowed = bool(found_inf.any())
+    found_inf[...] = 0
+    good[...] = 0 if overflowed else good + 1
+    factor = backoff if overflowed else growth if int(good.reshape(())) == interval else 1.0
     if math.isfinite(after := float(scale.reshape(())) * factor):
         scale[...] = after
     good[...] = good % interval

@@ -105,15 +105,15 @@ def positions(xp: Any, index: Array, dim: int, shape: Ints) -> Array:
 
     A new array of int64 in the shape of `index`, which is not negative and no larger than shape, except along `dim`.
     """
-    found = xp.multiply(index, math.prod(shape[dim + 1 :]), dtype="int64")
+    flat_index = xp.multiply(index, math.prod(shape[dim + 1 :]), dtype="int64")
     base: Any = None
     for i, n in enumerate(index.shape):
         if i != dim:
             axis = (xp.arange(n) * math.prod(shape[i + 1 :])).reshape([-1 if i == j else 1 for j in range(index.ndim)])
             base = axis if base is None else base + axis
     if base is not None:
-        found += base
-    return found
+        flat_index += base
+    return flat_index
 
 
 @array_function
@@ -129,11 +129,11 @@ def add_flat(xp: Any, x: Array, where: Array, g: Array) -> Array:
 
 def flat(places: Places, shape: Ints) -> Array:
     """The positions in a flattened array of `shape` that one array for each of its axes name; negative ones count."""
-    found: Any = 0
+    flat_index: Any = 0
     for i, (place, n) in enumerate(zip(places, shape, strict=True)):
         step = place.astype("int64", copy=False)
-        found = found + (step + (step < 0) * n) * math.prod(shape[i + 1 :])
-    return found
+        flat_index = flat_index + (step + (step < 0) * n) * math.prod(shape[i + 1 :])
+    return flat_index
 
 
 def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
@@ -153,8 +153,8 @@ def scatter_to_zeros(xp: Any, g: Array, shape: Ints, places: Places) -> Array:
     rows = g.transpose(order).reshape(arrays[0].size, math.prod(others))
     sums = add_rows(xp, math.prod(sizes), flat(arrays, sizes).reshape(-1), rows).reshape(sizes + others)
     back = [0] * len(shape)
-    for at, axis in enumerate((*axes, *rest)):
-        back[axis] = at
+    for position, axis in enumerate((*axes, *rest)):
+        back[axis] = position
     return sums.transpose(back)
 
 

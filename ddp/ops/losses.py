@@ -97,9 +97,9 @@ def _cross_entropy(
         losses = xp.where(keep, losses, 0)  # whatever the logits there are
     if smoothing:
         mass = rows.shape[1] if weight is None else weight.sum()
-        each = rows.astype(wide, copy=False)
-        each = each if weight is None else each * weight.reshape(-1, *[1] * (rows.ndim - 2))
-        even = logs * mass - each.sum(axis=1).reshape(where.shape)
+        weighted = rows.astype(wide, copy=False)
+        weighted = weighted if weight is None else weighted * weight.reshape(-1, *[1] * (rows.ndim - 2))
+        even = logs * mass - weighted.sum(axis=1).reshape(where.shape)
         if keep is not None:
             even = xp.where(keep, even, 0)
         losses = losses * (1 - smoothing) + even * (smoothing / rows.shape[1])

@@ -16,7 +16,7 @@ from ddp.ops.reduction import moments, standardize
 
 def kind_of(x: Array, *parameters: Array | None) -> Any:
     """The dtype of the gradients of weight and bias: theirs, which may be float32 beside a float16 x."""
-    return next((each.dtype for each in parameters if each is not None), x.dtype)
+    return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)
 
 
 # z = (x - m)*r*w + b, m = mean x, r = 1/sqrt(var x + eps), over rows of the last `axes` axes, which hold n elements;
@@ -179,7 +179,7 @@ class ChannelGroups:
 
     def collect(self, xp: Any, *sums: Array) -> Sequence[Array]:
         """The statistics of sums over positions, (N, C) each."""
-        return [each.reshape(self._view[0], self._view[1], self.members).sum(axis=(0, 2)) for each in sums]
+        return [array.reshape(self._view[0], self._view[1], self.members).sum(axis=(0, 2)) for array in sums]
 
     def broadcast(self, xp: Any, statistic: Array) -> Array:
         """A statistic as what broadcasts against `shape`."""
@@ -265,7 +265,7 @@ def _backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> G
     else:
         if w is not None:
             along, across = along * w, across * w
-        means = [each / layout.count for each in layout.collect(xp, along, across)]
+        means = [total / layout.count for total in layout.collect(xp, along, across)]
         if not needs[0]:
             return None, dw, db
         dx = channel_gradient(xp, g, x, layout, mean, rstd, w, *means)

@@ -28,28 +28,28 @@ def maxima(xp: Any, x: Array, window: Window) -> tuple[Array, Array]:
     """
     lowest = -xp.inf if x.dtype.kind == "f" else xp.iinfo(x.dtype).min
     top = xp.full((*x.shape[:2], *window.out), lowest, x.dtype)
-    at, places = xp.full(top.shape, -1, "int32"), _places(xp, window)
+    index, places = xp.full(top.shape, -1, "int32"), _places(xp, window)
     for where, seen in window.shifts():
         value = x[seen]
-        better = (value > top[where]) | (value != value) | (at[where] < 0)
+        better = (value > top[where]) | (value != value) | (index[where] < 0)
         top[where] = xp.where(better, value, top[where])
-        at[where] = xp.where(better, places[seen], at[where])
-    return top, at
+        index[where] = xp.where(better, places[seen], index[where])
+    return top, index
 
 
 @array_function
-def add_at_maxima(xp: Any, g: Array, at: Array, window: Window) -> Array:
+def add_at_maxima(xp: Any, g: Array, index: Array, window: Window) -> Array:
     """Each of g added up where the maximum lies."""
     dx, places = xp.zeros((*g.shape[:2], *window.image), compute_dtype(g)), _places(xp, window)
     for where, seen in window.shifts():
-        dx[seen] += where_or_zero(xp, at[where] == places[seen], g[where])
+        dx[seen] += where_or_zero(xp, index[where] == places[seen], g[where])
     return dx.astype(g.dtype, copy=False)
 
 
 # z = max of x under the window;  dx = g where it lies
 def _max_pool2d(xp: Any, x: Array, window: Window) -> ForwardResult:
-    top, at = maxima(xp, x, window)
-    return top, (at, window)
+    top, index = maxima(xp, x, window)
+    return top, (index, window)
 
 
 def _max_pool2d_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -61,8 +61,8 @@ max_pool2d = Op("max_pool2d", _max_pool2d, _max_pool2d_backward, inputs=("x",))
 
 # z = max of x under the window, and where in (H, W) it lies, as one number;  dx = g there
 def _max_pool2d_with_indices(xp: Any, x: Array, window: Window) -> tuple[tuple[Array, Array], Any]:
-    top, at = maxima(xp, x, window)
-    return (top, at.astype("int64")), (at, window)
+    top, index = maxima(xp, x, window)
+    return (top, index.astype("int64")), (index, window)
 
 
 def _max_pool2d_with_indices_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
@@ -131,8 +131,10 @@ def _patches(window: Window) -> Iterator[tuple[Any, Any]]:
     """Each position, and what it sees of the image; without dilation."""
     for p, q in np.ndindex(window.out):
         seen = []
-        for at, n, k, s, pad in zip((p, q), window.image, window.kernel, window.stride, window.padding, strict=True):
-            seen.append(slice(max(at * s - pad, 0), min(at * s - pad + k, n)))
+        for position, n, k, s, pad in zip(
+            (p, q), window.image, window.kernel, window.stride, window.padding, strict=True
+        ):
+            seen.append(slice(max(position * s - pad, 0), min(position * s - pad + k, n)))
         yield (..., slice(p, p + 1), slice(q, q + 1)), (..., *seen)
 
 
@@ -189,25 +191,25 @@ def taps(n: int, out: int, scale: float | None, mode: str, align_corners: bool, 
     if (mode != "nearest-exact" and out == n) or (mode == "nearest" and out == 2 * n):
         scale = None  # as PyTorch has it: such sizes are copied, whatever the factor was before it was rounded
     kind = np.float64 if dtype == np.float64 else np.float32  # an index at an edge depends on the rounding
-    at = np.arange(out, dtype=kind)
+    i = np.arange(out, dtype=kind)
     step = kind(1 / scale if scale else n / out)
     if mode == "nearest":
-        return [Tap(np.minimum(np.floor(at * step), n - 1).astype(np.intp), None)]
+        return [Tap(np.minimum(np.floor(i * step), n - 1).astype(np.intp), None)]
     if mode == "nearest-exact":
-        return [Tap(np.minimum(np.floor((at + kind(0.5)) * step), n - 1).astype(np.intp), None)]
+        return [Tap(np.minimum(np.floor((i + kind(0.5)) * step), n - 1).astype(np.intp), None)]
     if align_corners:
-        position = at * kind((n - 1) / (out - 1) if out > 1 else 0)
+        position = i * kind((n - 1) / (out - 1) if out > 1 else 0)
     else:
-        position = np.maximum((at + kind(0.5)) * step - kind(0.5), 0)
+        position = np.maximum((i + kind(0.5)) * step - kind(0.5), 0)
     below = np.minimum(position.astype(np.intp), n - 1)
     part = np.clip(position - below.astype(kind), 0, 1).astype(kind)
     return [Tap(below, 1 - part), Tap(np.minimum(below + 1, n - 1), part)]
 
 
-def _resample(xp: Any, x: Array, axis: int, found: list[Tap]) -> Array:
+def _resample(xp: Any, x: Array, axis: int, taps: list[Tap]) -> Array:
     """z[i] = sum over the taps of weight[i] * x[read[i]]."""
     out = None
-    for tap in found:
+    for tap in taps:
         part = x.take(xp.asarray(tap.read), axis=axis)
         if tap.weight is not None:
             part = part * _along(xp, tap.weight, axis, x)
@@ -215,10 +217,10 @@ def _resample(xp: Any, x: Array, axis: int, found: list[Tap]) -> Array:
     return out
 
 
-def _resample_backward(xp: Any, g: Array, axis: int, found: list[Tap], n: int) -> Array:
+def _resample_backward(xp: Any, g: Array, axis: int, taps: list[Tap], n: int) -> Array:
     """dx[j] = sum over the taps, and the outputs that read j through them, of weight * g."""
     dx = None
-    for read, weight in found:
+    for read, weight in taps:
         start, stop = np.searchsorted(read, np.arange(n)), np.searchsorted(read, np.arange(n), side="right")
         for k in range(max(int((stop - start).max(initial=0)), 1)):
             reader = np.minimum(start + k, len(read) - 1)
@@ -247,15 +249,15 @@ def _interpolate(
         if n != out or scale not in (None, 1):
             axes.append((axis, n, taps(n, out, scale, mode, align_corners, x.dtype)))
     (out,) = as_float32(x)
-    for axis, _, found in axes:
-        out = _resample(xp, out, axis, found)
+    for axis, _, axis_taps in axes:
+        out = _resample(xp, out, axis, axis_taps)
     return out.astype(x.dtype, copy=not axes), axes
 
 
 def _interpolate_backward(xp: Any, g: Array, needs: Needs, saved: Saved, axes: Any) -> Gradients:
     (dx,) = as_float32(g)
-    for axis, n, found in reversed(axes):
-        dx = _resample_backward(xp, dx, axis, found, n)
+    for axis, n, axis_taps in reversed(axes):
+        dx = _resample_backward(xp, dx, axis, axis_taps, n)
     return (dx.astype(g.dtype, copy=False),)
 
 

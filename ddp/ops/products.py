@@ -168,8 +168,8 @@ def contract(xp: Any, x: Array, of_x: Labels, y: Array, of_y: Labels, of_out: La
         return array.transpose(order).reshape([math.prod([size[k] for k in group]) for group in groups])
 
     out = product(xp, matrix(x, of_x, *stacks, rows, inner), matrix(y, of_y, *stacks, inner, across))
-    made = (*batch, *rows, *across)
-    return out.reshape([size[k] for k in made]).transpose([made.index(k) for k in of_out])
+    labels_of_product = (*batch, *rows, *across)
+    return out.reshape([size[k] for k in labels_of_product]).transpose([labels_of_product.index(k) for k in of_out])
 
 
 # z = sum x*y over the labels that z lacks;  dx = sum g*y over those that x lacks, dy = sum x*g over those that y lacks

@@ -47,8 +47,10 @@ def _results(dtype: Any, reverse: bool, hs: Array, *last: Array) -> tuple[Array,
 
 def _output_gradients(xp: Any, g: Sequence[Array | None], shape: Ints, reverse: bool) -> tuple[Any, Array]:
     """The gradient of each step's state, None for none, and that of the last one, in memory of its own."""
-    each, last = as_float32(*g[:2])
-    return None if each is None else _in_order(each, reverse), _gradient_or_zeros(xp, last, shape, g)
+    step_gradients, last = as_float32(*g[:2])
+    return None if step_gradients is None else _in_order(step_gradients, reverse), _gradient_or_zeros(
+        xp, last, shape, g
+    )
 
 
 def _gradient_or_zeros(xp: Any, g: Array | None, shape: Ints, like: Sequence[Array | None]) -> Array:
@@ -101,14 +103,14 @@ def _rnn(
 def _rnn_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     x, w_ih, w_hh = as_float32(*saved)
     hs, relu, reverse = residual
-    each, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
     slope = (hs[1:] > 0).astype(hs.dtype) if relu else 1 - hs[1:] * hs[1:]
     da = xp.empty_like(slope)
     turned = _in_order(da, reverse)
     back = xp.ascontiguousarray(w_hh)
     for t in reversed(range(len(x))):
-        if each is not None:
-            dh += each[t]
+        if step_gradients is not None:
+            dh += step_gradients[t]
         product(xp, xp.multiply(dh, slope[t], out=turned[t]), back, dh)
     wants = (needs[0], *needs[2:])
     dx, *dws = _weights(xp, wants, da, da, x, hs, w_ih, reverse)
@@ -190,7 +192,7 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     x, w_ih, w_hh, w_hr = as_float32(*saved)
     hs, cs, gates, reverse = residual
     size = cs.shape[2]
-    each, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
     dc = _gradient_or_zeros(xp, g[2], cs[0].shape, g)
     activations = _in_order(gates, reverse)
     i, f, u, o = (activations[..., n * size : (n + 1) * size] for n in range(4))
@@ -216,8 +218,8 @@ def _lstm_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) -
     to_cell = turned.reshape(steps, batch, 4, size)[:, :, :3]
     to_out = turned[..., 3 * size :]
     for t in reversed(range(steps)):
-        if each is not None:
-            dh += each[t]
+        if step_gradients is not None:
+            dh += step_gradients[t]
         if w_hr is not None:
             dhs[t] = dh
             dm = product(xp, dh, w_hr)
@@ -298,7 +300,7 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     x, w_ih, w_hh = as_float32(*saved)
     hs, gates, news, reverse = residual
     size = hs.shape[2]
-    each, dh = _output_gradients(xp, g, hs[0].shape, reverse)
+    step_gradients, dh = _output_gradients(xp, g, hs[0].shape, reverse)
     activations = _in_order(gates, reverse)
     r, z, n = (activations[..., k * size : (k + 1) * size] for k in range(3))
     # What da is a multiple of, for all steps at once: of da_n at r, of dh at z and n.
@@ -318,8 +320,8 @@ def _gru_backward(xp: Any, g: Any, needs: Needs, saved: Saved, residual: Any) ->
     new = _in_order(da_n, reverse)
     back, room = xp.ascontiguousarray(w_hh), xp.empty_like(dh)
     for t in reversed(range(len(x))):
-        if each is not None:
-            dh += each[t]
+        if step_gradients is not None:
+            dh += step_gradients[t]
         xp.multiply(at_n[t], dh, out=new[t])
         at_z[t] *= dh
         at_r[t] *= new[t]

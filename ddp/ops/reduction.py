@@ -113,19 +113,19 @@ median = Op("median", _median, _extreme_backward, inputs=("x",), saves=("x", "ou
 
 
 # z = x at index along `dim`, where it keeps the dimension and names one element of each line;  dx = g there
-def _pick(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> ForwardResult:
+def _select(xp: Any, x: Array, index: Array, dim: int, keepdim: bool) -> ForwardResult:
     out = xp.take_along_axis(x, index, axis=dim)
     return out if keepdim else out.squeeze(dim), (x.shape, index, dim)
 
 
-def _pick_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
+def _select_backward(xp: Any, g: Array, needs: Needs, saved: Saved, residual: Any) -> Gradients:
     shape, index, dim = residual
     dx = xp.zeros(shape, g.dtype)
     xp.put_along_axis(dx, index, g.reshape(index.shape), axis=dim)
     return (dx,)
 
 
-pick = Op("pick", _pick, _pick_backward, inputs=("x",))
+select = Op("select", _select, _select_backward, inputs=("x",))
 
 
 # z = product of x;  dx = g*(product of all others), which is right beside zeros too
@@ -199,7 +199,7 @@ def _var(xp: Any, x: Array, dims: Ints, keepdim: bool, correction: float, root: 
     else:
         columns = wide.transpose(*kept, *dims).reshape(1, count_of(x.shape, kept), count)
     ones = [1 if i in dims else n for i, n in enumerate(x.shape)]
-    middle, out = (each.reshape(ones) for each in moments(xp, columns))
+    middle, out = (moment.reshape(ones) for moment in moments(xp, columns))
     freedom = max(count - correction, 0)
     # No freedom is nan for one value and infinite for several, as in PyTorch.
     out = out * (count / freedom) if freedom else xp.where(out > 0, xp.inf, xp.nan)
@@ -314,7 +314,7 @@ def _cumprod_backward(xp: Any, g: Array, needs: Needs, saved: Saved, dim: Any) -
     x, out = saved
     if (x != 0).all():
         return ((_from_the_end(xp, g * out, dim) / x).astype(x.dtype, copy=False),)
-    x, out, g = (xp.moveaxis(each, dim, 0) for each in (x, out, g))
+    x, out, g = (xp.moveaxis(array, dim, 0) for array in (x, out, g))
     dx = xp.empty_like(x)
     dx[-1] = g[-1]
     for i in range(len(x) - 2, -1, -1):
@@ -342,8 +342,8 @@ def running(xp: Any, name: str, x: Array, dim: int) -> Array:
     hit = x == values
     hit |= x != x  # nan alone is unlike itself
     places = xp.arange(len(x)).reshape(-1, *[1] * (x.ndim - 1))
-    found = accumulate(xp, "maximum", xp.where(hit, places, 0))
-    return xp.ascontiguousarray(xp.moveaxis(found, 0, dim))
+    index = accumulate(xp, "maximum", xp.where(hit, places, 0))
+    return xp.ascontiguousarray(xp.moveaxis(index, 0, dim))
 
 
 # z_i = x at index_i along `dim`, where lines may name an element often;  dx = g, added up there
@@ -382,17 +382,17 @@ def extremes(xp: Any, x: Array, k: int, dim: int, largest: bool, ordered: bool) 
         order = argsort(xp, x, dim, largest)
         return order[along(dim, slice(0, k))]
     part = slice(n - k, n) if largest else slice(0, k)
-    found = xp.argpartition(x, n - k if largest else k - 1, axis=dim)[along(dim, part)]
+    index = xp.argpartition(x, n - k if largest else k - 1, axis=dim)[along(dim, part)]
     if ordered:
-        order = argsort(xp, xp.take_along_axis(x, found, axis=dim), dim, largest)
-        found = xp.take_along_axis(found, order, axis=dim)
-    return found
+        order = argsort(xp, xp.take_along_axis(x, index, axis=dim), dim, largest)
+        index = xp.take_along_axis(index, order, axis=dim)
+    return index
 
 
 def ranked(xp: Any, x: Array, k: int, dim: int) -> Array:
     """The index of the k-th smallest element (from 1) along `dim`, which stays with size 1."""
-    found = xp.argpartition(upcast(x), k - 1, axis=dim)
-    return found[along(dim, slice(k - 1, k))]
+    index = xp.argpartition(upcast(x), k - 1, axis=dim)
+    return index[along(dim, slice(k - 1, k))]
 
 
 def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> tuple[Array, Array | None, Array | None]:
@@ -400,8 +400,8 @@ def unique(xp: Any, x: Array, dim: int | None, inverse: bool, counts: bool) -> t
 
     The last two are None unless asked for. A nan is unlike every other.
     """
-    found = xp.unique(upcast(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
-    values, *rest = found if inverse or counts else (found,)
+    results = xp.unique(upcast(x), return_inverse=inverse, return_counts=counts, axis=dim, equal_nan=False)
+    values, *rest = results if inverse or counts else (results,)
     number = rest.pop(0).reshape(x.shape if dim is None else -1) if inverse else None
     return values.astype(x.dtype, copy=False), number, rest.pop(0) if counts else None
 
@@ -429,7 +429,7 @@ def searchsorted(xp: Any, rows: Array, x: Array, side: str) -> Array:
     out = xp.zeros(x.shape, "int64")
     if not rows.size or not x.size:
         return out
-    flat, values, places = (each.reshape(-1, each.shape[-1]) for each in (rows, x, out))
+    flat, values, places = (array.reshape(-1, array.shape[-1]) for array in (rows, x, out))
     for row, value, place in zip(flat, values, places, strict=True):
         place[...] = xp.searchsorted(row, value, side=side)
     return out

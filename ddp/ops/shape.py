@@ -61,11 +61,11 @@ def along(dim: int, *parts: Any) -> tuple[Any, ...]:
 
 def split_slices(dim: int, lengths: Ints) -> list[tuple[slice, ...]]:
     """The indices of consecutive stretches of these lengths along `dim`."""
-    start, found = 0, []
+    start, indices = 0, []
     for length in lengths:
-        found.append(along(dim, slice(start, start + length)))
+        indices.append(along(dim, slice(start, start + length)))
         start += length
-    return found
+    return indices
 
 
 # z0 | z1 | ... = x, cut along axis `dim`;  dx = [g0 | g1 | ...]

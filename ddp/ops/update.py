@@ -34,7 +34,7 @@ class UpdateRows:
     """
 
     def __init__(self, rows: Sequence[tuple[Array, ...]]) -> None:
-        self.arrays = [tuple([each.reshape(-1) for each in row]) for row in rows]
+        self.arrays = [tuple([array.reshape(-1) for array in row]) for row in rows]
         self.addresses: Any = None
 
 

@@ -56,7 +56,7 @@ class GroupUpdate:
 
     def step(self, params: Sequence[Tensor]) -> None:
         """Updates the parameters that have a gradient."""
-        buffers = [None if p.maybe_leaf is None else p.maybe_leaf.grad_buffer for p in params]
+        buffers = [None if p.accumulate_grad is None else p.accumulate_grad.grad_buffer for p in params]
         gradients = {index: buffer.array for index, buffer in enumerate(buffers) if buffer is not None and buffer.full}
         eager = self._optimizer.eager
         if not gradients and not (eager and buffers):

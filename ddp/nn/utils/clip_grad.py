@@ -49,7 +49,7 @@ def norm_order(norm_type: float) -> float:
 
 def _buffers(parameters: list[Tensor]) -> list[Any]:
     """The existing gradients, as arrays: their memory stays reserved for the next step."""
-    full = [p for p in parameters if p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full]
+    full = [p for p in parameters if p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full]
     for p in full:
         if p.grad_view is not None or p.leaf.grad_buffer.withheld is not None:
             assert p.grad is not None  # or it says why it cannot be seen
@@ -59,7 +59,7 @@ def _buffers(parameters: list[Tensor]) -> list[Any]:
 def _note_change(parameters: list[Tensor]) -> None:
     """Notes in the gradients that callers hold that these have changed."""
     for p in parameters:
-        if p.grad_view is not None and p.maybe_leaf is not None and p.maybe_leaf.grad_buffer.full:
+        if p.grad_view is not None and p.accumulate_grad is not None and p.accumulate_grad.grad_buffer.full:
             p.grad_view.version.count += 1
 
 

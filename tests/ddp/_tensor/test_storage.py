@@ -133,7 +133,7 @@ class TestCopies:
         x = Named.__new__(Named)
         plain = ddp.ones(2)
         x.array, x._device, x.version, x._epoch = plain.array, plain._device, plain.version, plain._epoch
-        x.edge = x.maybe_leaf = x.grad_view = None
+        x.edge = x.accumulate_grad = x.grad_view = None
         x.names = ["a"]
         assert copy.copy(x).names is x.names
         for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):

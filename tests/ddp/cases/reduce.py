@@ -73,8 +73,8 @@ def running() -> Iterator[Case]:
 def picked() -> Iterator[Case]:
     for name in ("max", "min", "median"):
         for dim in (0, -1):
-            yield Case("pick", f"{name} {dim}", values(name, dim=dim, keepdim=dim == 0), (draw(4, 5),))
-        yield Case("pick", f"{name} empty", values(name, dim=1), (draw(0, 3),))
+            yield Case("select", f"{name} {dim}", values(name, dim=dim, keepdim=dim == 0), (draw(4, 5),))
+        yield Case("select", f"{name} empty", values(name, dim=1), (draw(0, 3),))
     for shape in ((5,), (2, 3), ()):
         yield Case("median", str(shape), lambda t, x: t.median(x), (draw(*shape),))
     yield Case("median", "ties, and a slice which is empty", lambda t, x: t.median(x.round()[:3]), (draw(5) * 2,))
